@@ -1,0 +1,70 @@
+"""wdsplit: parquet tables as balanced WebDataset shards, streamed exactly once into distributed training.
+
+`import wdsplit` loads neither torch nor webdataset: `Dataset` and `Loader`, which need them, are imported when used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from wdsplit.errors import (
+    ConvertError,
+    CorruptDataError,
+    DatasetNotFoundError,
+    InputError,
+    OutputExistsError,
+    PipelineError,
+    StateError,
+    StorageError,
+    TopologyError,
+    WdsplitError,
+)
+
+if TYPE_CHECKING:
+    from wdsplit.convert import ConvertOptions, convert
+    from wdsplit.dataset import Dataset
+    from wdsplit.loader import Loader
+    from wdsplit.plan import PlanOptions
+
+__all__ = [
+    "ConvertError",
+    "ConvertOptions",
+    "CorruptDataError",
+    "Dataset",
+    "DatasetNotFoundError",
+    "InputError",
+    "Loader",
+    "OutputExistsError",
+    "PipelineError",
+    "PlanOptions",
+    "StateError",
+    "StorageError",
+    "TopologyError",
+    "WdsplitError",
+    "convert",
+]
+
+__version__ = version("wdsplit")
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+_LAZY = {
+    "ConvertOptions": "wdsplit.convert",
+    "Dataset": "wdsplit.dataset",
+    "Loader": "wdsplit.loader",
+    "PlanOptions": "wdsplit.plan",
+    "convert": "wdsplit.convert",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'wdsplit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

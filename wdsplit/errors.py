@@ -1,0 +1,112 @@
+"""The errors of wdsplit: each says cause, place, expected, found and remedy.
+
+Only exception classes live here. Each is also the builtin that a caller would expect, carries the same typed
+attributes, and survives pickling on its way out of a worker process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ConvertError",
+    "CorruptDataError",
+    "DatasetNotFoundError",
+    "InputError",
+    "OutputExistsError",
+    "PipelineError",
+    "StateError",
+    "StorageError",
+    "TopologyError",
+    "WdsplitError",
+]
+
+
+class WdsplitError(Exception):
+    """The root of all errors that wdsplit raises on purpose.
+
+    Args:
+        cause: What went wrong, one sentence without a full stop.
+        place: Where: a file, row, key or option.
+        expected: What should have been there.
+        found: What was there.
+        remedy: What the reader can do about it.
+        url: The file or shard concerned, if any.
+        key: The sample key concerned, if any.
+        offset: The byte offset in `url` concerned, or -1.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        place: str = "",
+        expected: str = "",
+        found: str = "",
+        remedy: str = "",
+        url: str = "",
+        key: str = "",
+        offset: int = -1,
+    ) -> None:
+        self.cause = cause
+        self.place = place
+        self.expected = expected
+        self.found = found
+        self.remedy = remedy
+        self.url = url
+        self.key = key
+        self.offset = offset
+        super().__init__(cause)
+
+    def __str__(self) -> str:
+        lines = [self.cause]
+        for name in ("place", "expected", "found", "remedy"):
+            value = getattr(self, name)
+            if value:
+                lines.append(f"  {name}: {value}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from the attributes, because the builtin bases would keep the cause alone."""
+        values = (self.cause, self.place, self.expected, self.found, self.remedy, self.url, self.key, self.offset)
+        return type(self), values
+
+    def at(self, place: str) -> WdsplitError:
+        """Return the same error with `place` put before its own place: the caller knows the file, the core the row."""
+        joined = f"{place}, {self.place}" if self.place else place
+        return type(self)(self.cause, joined, self.expected, self.found, self.remedy, self.url, self.key, self.offset)
+
+
+class InputError(WdsplitError, ValueError):
+    """An input table, an option or an argument cannot be used as it is."""
+
+
+class CorruptDataError(WdsplitError, ValueError):
+    """A shard, an index or a manifest does not hold what it must."""
+
+
+class DatasetNotFoundError(WdsplitError, FileNotFoundError):
+    """There is no finished dataset, or no such input, at the given path."""
+
+
+class OutputExistsError(WdsplitError, FileExistsError):
+    """The output exists already and neither overwriting nor resuming was asked for."""
+
+
+class StorageError(WdsplitError, OSError):
+    """The operating system or a remote store refused to read or write."""
+
+
+class TopologyError(WdsplitError, ValueError):
+    """Rank, world size, worker or number of workers contradict each other."""
+
+
+class StateError(WdsplitError, ValueError):
+    """A state dict does not belong to this dataset or these options."""
+
+
+class PipelineError(WdsplitError, RuntimeError):
+    """A stage of the pipeline did not give one sample for each sample it took."""
+
+
+class ConvertError(WdsplitError, RuntimeError):
+    """A conversion ended before it was complete."""

@@ -1,0 +1,54 @@
+"""The index of a shard: where each sample begins, as native little-endian uint64.
+
+Pure (no I/O). n + 1 entries: the offset of each sample's first header, then that of the first end-of-archive block.
+Megatron-Energon reads the same file (its `.tar.idx`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.errors import CorruptDataError
+from wdsplit.tar import BLOCK_BYTES
+
+__all__ = ["dump_index", "parse_index"]
+
+
+def dump_index(offsets: npt.NDArray[np.int64]) -> bytes:
+    """Return the bytes of an index: int64 offsets of shape (n + 1,) as little-endian uint64."""
+    return offsets.astype("<u8").tobytes()
+
+
+def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np.int64]:
+    """Parse an index and check it against what the manifest says of its shard.
+
+    Args:
+        data: The bytes of the index.
+        num_samples: Samples in the shard, pads included.
+        num_bytes: Size of the shard in bytes.
+
+    Returns:
+        int64 of shape (num_samples + 1,), strictly rising.
+
+    Raises:
+        CorruptDataError: The index has another length, or offsets that cannot be.
+    """
+    remedy = "the index does not belong to this shard: copy or convert both again"
+    if len(data) != 8 * (num_samples + 1):
+        raise CorruptDataError(
+            "an index has a wrong length",
+            expected=f"{8 * (num_samples + 1)} bytes ({num_samples} samples + 1 entries of 8)",
+            found=f"{len(data)} bytes",
+            remedy=remedy,
+        )
+    offsets = np.frombuffer(data, "<u8").astype(np.int64)
+    rising = bool((np.diff(offsets) > 0).all())
+    if offsets[0] != 0 or not rising or offsets[-1] > num_bytes or (offsets % BLOCK_BYTES).any():
+        raise CorruptDataError(
+            "an index holds offsets that cannot be",
+            expected=f"multiples of 512 that rise from 0 to at most {num_bytes}",
+            found=f"{offsets[0]} ... {offsets[-1]}",
+            remedy=remedy,
+        )
+    return offsets

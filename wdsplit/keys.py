@@ -1,0 +1,111 @@
+"""Keys by the column: numbering, escaping and hashing whole Arrow arrays.
+
+Pure (no I/O). What a single key may look like is said in `sample`; here the rule is applied to a batch at once, and
+only the rows that need an escape are touched one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wdsplit.errors import InputError
+from wdsplit.order import hash_stream
+from wdsplit.sample import KEY_PATTERN, MAX_NAME_BYTES, PAD_PREFIX, escape_key
+
+__all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width"]
+
+Where = Callable[[int], str]
+"""Tells a person where a row of the batch stands, such as `part-3.parquet, row 17`."""
+
+_MIN_NUMBER_WIDTH = 8
+_KEY_DOMAIN = 4
+_HASH_WORDS = -(-MAX_NAME_BYTES // 8)
+
+
+def number_width(num_rows: int) -> int:
+    """Return the digits of the keys that number `num_rows` rows."""
+    return max(_MIN_NUMBER_WIDTH, len(str(max(0, num_rows - 1))))
+
+
+def number_keys(first: int, count: int, width: int) -> pa.LargeStringArray:
+    """Return the row numbers first, first + 1, ... as keys, filled up with zeros so that they sort."""
+    numbers = pa.array(np.arange(first, first + count)).cast(pa.large_string())
+    return pc.utf8_lpad(numbers, width, "0")
+
+
+def is_key_type(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type can hold keys: strings and integers."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
+
+
+def escape_keys(column: pa.Array, where: Where) -> pa.LargeStringArray:
+    """Return the keys of a batch, escaped where they must be.
+
+    Args:
+        column: Strings or integers.
+        where: Names a row in an error.
+
+    Raises:
+        InputError: A key is null, empty or too long.
+    """
+    keys = column.cast(pa.large_string())
+    if keys.null_count:
+        row = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InputError(
+            "a key is null",
+            place=where(row),
+            expected="a key for each row",
+            remedy="fill the key column, or leave out --key to number the rows",
+        )
+    plain = pc.match_substring_regex(keys, KEY_PATTERN)
+    plain = pc.and_not(plain, pc.or_(pc.match_substring(keys, "_x"), pc.starts_with(keys, PAD_PREFIX)))
+    odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
+    if len(odd):
+        values = keys.to_pylist()
+        for row in odd.tolist():
+            try:
+                values[row] = escape_key(values[row])
+            except InputError as error:
+                raise error.at(where(row)) from error
+        keys = pa.array(values, pa.large_string())
+    _check_lengths(keys, where)
+    return keys
+
+
+def _check_lengths(keys: pa.LargeStringArray, where: Where) -> None:
+    lengths = np.asarray(pc.binary_length(keys), np.int64)
+    if len(lengths) and lengths.max() > MAX_NAME_BYTES - 2:
+        row = int(lengths.argmax())
+        raise InputError(
+            "a key is too long",
+            place=where(row),
+            expected=f"at most {MAX_NAME_BYTES} bytes for key, dot and field, escapes included",
+            found=f"{int(lengths[row])} bytes: {keys[row].as_py()}",
+            remedy="choose a shorter key column, or leave out --key to number the rows",
+            key=keys[row].as_py(),
+        )
+
+
+def hash_keys(keys: pa.LargeStringArray) -> npt.NDArray[np.uint64]:
+    """Return a 64-bit hash of each key, the same on every machine: uint64 of shape (n,)."""
+    lengths = np.asarray(pc.binary_length(keys), np.int64)
+    width = _HASH_WORDS * 8
+    fill = pa.array(["\0" * n for n in range(width + 1)], pa.large_string()).take(pa.array(width - lengths))
+    joined = pc.binary_join_element_wise(keys, fill, pa.scalar("", pa.large_string()))
+    flat = np.frombuffer(joined.buffers()[2] or b"", np.uint8)[: len(keys) * width]
+    words = flat.reshape(-1, width).view("<u8")
+    state = np.full(len(keys), hash_stream(_KEY_DOMAIN), np.uint64)
+    for column in range(_HASH_WORDS):
+        state ^= words[:, column]
+        state *= np.uint64(0x9E3779B97F4A7C15)
+        state ^= state >> np.uint64(32)
+        state *= np.uint64(0xD6E8FEB86659FD93)
+        state ^= state >> np.uint64(29)
+    return state

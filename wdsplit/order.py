@@ -1,0 +1,275 @@
+"""The order of an epoch: a pure function from position to sample.
+
+Pure (no I/O). Nothing here depends on ranks, workers or batches, nor on a library's random stream: permutations rank
+items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever.
+
+An epoch is woven from C lanes. Lane c holds the shards pi[c::C], one after another, where pi is the epoch's permutation
+of the shards; position g is the sample at offset g div C of lane g mod C. A shard's samples are visited window by
+window; windows, and the samples in a window, are permuted. A lane that has ended repeats itself, flagged as pads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.errors import InputError
+
+__all__ = [
+    "TAILS",
+    "EpochOrder",
+    "Int64",
+    "Located",
+    "OrderOptions",
+    "Tail",
+    "groups",
+    "hash_stream",
+    "permutation",
+    "visit_order",
+    "window_order",
+    "window_samples",
+]
+
+Tail = Literal["pad", "drop", "uneven"]
+TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
+
+Int64 = npt.NDArray[np.int64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_UNEVEN_PERCENT = 1
+_SHARDS, _WINDOWS, _SAMPLES = 1, 2, 3
+"""Domains of the hash: the same numbers never serve two purposes."""
+
+
+def _mix(value: int) -> int:
+    """Mix 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def hash_stream(*words: int) -> int:
+    """Return a 64-bit state that depends on each of the words and on their order."""
+    state = 0
+    for word in words:
+        state = _mix(state + _GOLDEN + _mix(word & _MASK) & _MASK)
+    return state
+
+
+def _mixed(state: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the splitmix64 values at the given places of the stream that begins at `state`; all differ."""
+    value: npt.NDArray[np.uint64] = index * np.uint64(_GOLDEN)
+    value += np.uint64(state)
+    value ^= value >> np.uint64(30)
+    value *= np.uint64(0xBF58476D1CE4E5B9)
+    value ^= value >> np.uint64(27)
+    value *= np.uint64(0x94D049BB133111EB)
+    value ^= value >> np.uint64(31)
+    return value
+
+
+def permutation(n: int, *words: int) -> Int64:
+    """Return the permutation of range(n) that the words name: int64 of shape (n,).
+
+    The items are ranked by a hash that has no ties, so no sorting algorithm can change the result.
+    """
+    return np.argsort(_mixed(hash_stream(*words), np.arange(1, n + 1, dtype=np.uint64)))
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """What the order depends on besides the manifest and the epoch.
+
+    Attributes:
+        seed: 0 <= seed < 2**63.
+        shuffle: Permute shards, windows and samples; else all stand as in the manifest.
+        lanes: Lanes (C), at least 1.
+        window: Samples of a window (Q), at least 1.
+        tail: What happens where lanes or steps do not come out even: pad, drop or uneven.
+    """
+
+    seed: int
+    shuffle: bool
+    lanes: int
+    window: int
+    tail: Tail
+
+    def __post_init__(self) -> None:
+        problems = []
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            problems.append(f"seed = {self.seed!r}: expected an integer from 0 to 2**63 - 1")
+        for name in ("lanes", "window"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                problems.append(f"{name} = {value!r}: expected an integer of at least 1")
+        if self.tail not in TAILS:
+            problems.append(f"tail = {self.tail!r}: expected one of {', '.join(TAILS)}")
+        if problems:
+            raise InputError("the order's options cannot be", found="; ".join(problems))
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where positions lead.
+
+    Attributes:
+        shard: int64, the shard of each position.
+        sample: int64, the sample's place in its shard's tar.
+        pad: bool, True where the sample is a repetition.
+    """
+
+    shard: Int64
+    sample: Int64
+    pad: npt.NDArray[np.bool_]
+
+
+def window_order(options: OrderOptions, epoch: int, shard: int, num_samples: int) -> Int64:
+    """Return the windows of a shard in the order of their visits: int64 of shape (windows,)."""
+    num_windows = -(-num_samples // options.window)
+    if not options.shuffle:
+        return np.arange(num_windows)
+    return permutation(num_windows, options.seed, epoch, _WINDOWS, shard)
+
+
+def window_samples(options: OrderOptions, epoch: int, shard: int, num_samples: int, window: int) -> Int64:
+    """Return the samples of a window in the order of their visits, as places in the shard."""
+    first = window * options.window
+    size = min(options.window, num_samples - first)
+    if not options.shuffle:
+        return np.arange(first, first + size)
+    return first + permutation(size, options.seed, epoch, _SAMPLES, shard, window)
+
+
+def visit_order(options: OrderOptions, epoch: int, shard: int, num_samples: int) -> Int64:
+    """Return all samples of a shard in the order of their visits: int64 of shape (num_samples,)."""
+    windows = window_order(options, epoch, shard, num_samples)
+    if not options.shuffle or not num_samples:
+        return np.arange(num_samples)
+    parts = [window_samples(options, epoch, shard, num_samples, int(window)) for window in windows]
+    return np.concatenate(parts)
+
+
+class EpochOrder:
+    """The order of one epoch.
+
+    Built in O(shards log shards); a position costs a binary search. Immutable once built.
+
+    Args:
+        counts: int64 of shape (shards,): samples of each shard, tar pads left out.
+        options: Seed, lanes, window, tail.
+        epoch: The epoch, at least 0.
+
+    Attributes:
+        sequence: int64 of shape (shards,): the shards in lane-major order, lane 0's first.
+        ends: int64 of shape (shards,): samples up to and with each shard of the sequence.
+        lane_begin: int64 of shape (lanes,): where each lane begins in the lane-major sequence of samples.
+        lane_length: int64 of shape (lanes,): samples of each lane, pads left out.
+        is_recut: Whether the lanes were cut at equal counts, inside shards if need be, because lanes of whole shards
+            could differ by more than 1 %.
+        num_samples: Samples of the dataset.
+        num_positions: Positions of the epoch before the last step is filled. The same in every epoch: the number of
+            samples if the lanes were cut, else C times the longest (`drop`: the shortest) that a lane can be.
+    """
+
+    def __init__(self, counts: Int64, options: OrderOptions, epoch: int) -> None:
+        if epoch < 0:
+            raise InputError("the epoch cannot be", expected="at least 0", found=str(epoch))
+        num_shards, lanes = len(counts), options.lanes
+        self.options = options
+        self.epoch = epoch
+        self.counts = counts
+        order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)
+        self.sequence = _lane_major(order, lanes)
+        self.ends = np.cumsum(counts[self.sequence])
+        self.num_samples = int(self.ends[-1]) if num_shards else 0
+        self.lane_begin, self.lane_length = self._whole_shard_lanes(num_shards)
+        shortest, longest = self._lane_bounds()
+        self.is_recut = options.tail != "uneven" and (longest - shortest) * 100 > longest * _UNEVEN_PERCENT
+        if self.is_recut:
+            self.lane_begin, self.lane_length = self._equal_lanes()
+            self.num_positions = self.num_samples
+        else:
+            self.num_positions = lanes * (shortest if options.tail == "drop" else longest)
+
+    def _lane_bounds(self) -> tuple[int, int]:
+        """Return how short and how long a lane of whole shards can be: the same in every epoch, so steps are too."""
+        if not self.options.shuffle or self.options.tail == "uneven":
+            return int(self.lane_length.min()), int(self.lane_length.max())
+        ordered = np.sort(self.counts)
+        fewest, rest = divmod(len(ordered), self.options.lanes)
+        most = fewest + (rest > 0)
+        return int(ordered[:fewest].sum()), int(ordered[len(ordered) - most :].sum())
+
+    def _whole_shard_lanes(self, num_shards: int) -> tuple[Int64, Int64]:
+        """Return begin and length of lanes of whole shards, in samples of the lane-major sequence."""
+        lanes = self.options.lanes
+        shards_in_lane = (num_shards - np.arange(lanes) + lanes - 1) // lanes
+        bounds = np.concatenate([[0], self.ends])[np.concatenate([[0], np.cumsum(shards_in_lane)])]
+        return bounds[:-1], np.diff(bounds)
+
+    def _equal_lanes(self) -> tuple[Int64, Int64]:
+        """Return begin and length of lanes of equal counts; the first take what is left over, so pads come last."""
+        lane = np.arange(self.options.lanes)
+        each, rest = divmod(self.num_samples, self.options.lanes)
+        return lane * each + np.minimum(lane, rest), each + (lane < rest).astype(np.int64)
+
+    def visits(self, positions: Int64) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+        """Return shard, number of the visit within the shard, and pad flag of each position.
+
+        Args:
+            positions: int64 of any length, each at least 0; past the end of a lane they lead to pads.
+        """
+        lanes = self.options.lanes
+        lane, offset = positions % lanes, positions // lanes
+        length = self.lane_length[lane]
+        pad = offset >= length
+        wrapped = np.where(length > 0, offset % np.maximum(length, 1), offset)
+        place = (self.lane_begin[lane] + wrapped) % max(self.num_samples, 1)
+        slot = np.searchsorted(self.ends, place, side="right")
+        shard = self.sequence[slot]
+        return shard, place - (self.ends[slot] - self.counts[shard]), pad
+
+    def locate(self, positions: Int64) -> Located:
+        """Return the shard and the sample of each position: `visits`, with the shards' own order applied."""
+        shard, visit, pad = self.visits(positions)
+        return Located(shard, self._samples(shard, visit), pad)
+
+    def is_real(self, positions: Int64) -> npt.NDArray[np.bool_]:
+        """Tell which positions hold a sample that is not a pad."""
+        lanes = self.options.lanes
+        real: npt.NDArray[np.bool_] = positions // lanes < self.lane_length[positions % lanes]
+        return real
+
+    def _samples(self, shard: Int64, visit: Int64) -> Int64:
+        """Turn visits of shards into places in their tars."""
+        if not self.options.shuffle:
+            return visit
+        samples = np.empty_like(visit)
+        for number, rows in groups(shard):
+            order = visit_order(self.options, self.epoch, number, int(self.counts[number]))
+            samples[rows] = order[visit[rows]]
+        return samples
+
+
+def _lane_major(order: Int64, lanes: int) -> Int64:
+    """Return order[0::lanes], order[1::lanes], ... one after another."""
+    rows = -(-len(order) // lanes)
+    grid = np.full(rows * lanes, -1, np.int64)
+    grid[: len(order)] = order
+    flat: Int64 = grid.reshape(rows, lanes).T.reshape(-1)
+    return flat[flat >= 0] if len(order) < len(grid) else flat
+
+
+def groups(values: Int64) -> Iterator[tuple[int, Int64]]:
+    """Give each distinct value with the places where it stands, rising."""
+    if not len(values):
+        return
+    order = np.argsort(values, kind="stable")
+    cuts = np.flatnonzero(np.diff(values[order])) + 1
+    for places in np.split(order, cuts):
+        yield int(values[places[0]]), places

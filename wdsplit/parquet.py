@@ -1,0 +1,236 @@
+"""Reading parquet: footers for the plan, rows by their number for the tasks.
+
+The only room that opens input tables. Rows are numbered through all inputs in the order given; a reader starts at
+any row and holds one batch.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import braceexpand
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from wdsplit.encode import media_bytes, needs_sniff
+from wdsplit.errors import InputError
+from wdsplit.plan import InputFile
+from wdsplit.storage import local_path
+
+__all__ = ["Rows", "find_inputs", "first_payloads", "open_inputs", "read_rows"]
+
+_BATCH_BYTES = 16 * 1024**2
+_MAX_BATCH_ROWS = 65_536
+_FOOTER_THREADS = 8
+_SNIFF_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch of rows of one file.
+
+    Attributes:
+        columns: Column name to array.
+        path: The file.
+        first: Number of the first row in the file.
+        first_row: Number of the first row over all inputs.
+    """
+
+    columns: Mapping[str, pa.Array]
+    path: str
+    first: int
+    first_row: int
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def where(self, row: int) -> str:
+        """Say where a row of the batch stands, for an error."""
+        return f"{self.path}, row {self.first + row}"
+
+
+def find_inputs(arguments: Sequence[str]) -> list[str]:
+    """Return the parquet files that paths, folders, globs and brace expressions name, in order.
+
+    A folder stands for all `*.parquet` files below it, sorted; so does a glob for what it matches.
+
+    Raises:
+        InputError: An argument names nothing, or a file is named twice.
+    """
+    paths: list[str] = []
+    for argument in arguments:
+        for pattern in braceexpand.braceexpand(local_path(argument)) if "{" in argument else [local_path(argument)]:
+            paths += _matches(pattern)
+    seen: set[str] = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise InputError(
+                "an input is named twice",
+                place=path,
+                remedy="name each file once: its rows would be written twice",
+                url=path,
+            )
+        seen.add(real)
+    return paths
+
+
+def _matches(pattern: str) -> list[str]:
+    if os.path.isdir(pattern):
+        found = sorted(glob.glob(os.path.join(glob.escape(pattern), "**", "*.parquet"), recursive=True))
+        expected = "a folder with *.parquet files"
+    elif os.path.exists(pattern):
+        return [pattern]
+    else:
+        found = sorted(glob.glob(pattern, recursive=True))
+        expected = "a file, a folder, or a pattern that matches files"
+    if not found:
+        raise InputError(
+            "there is no such input", place=pattern, expected=expected, remedy="check the path", url=pattern
+        )
+    return found
+
+
+def open_inputs(paths: Sequence[str]) -> tuple[tuple[InputFile, ...], pa.Schema]:
+    """Read the footers of all inputs, several at once.
+
+    Returns:
+        The files, and the schema that they share.
+
+    Raises:
+        InputError: A file is no parquet, or two files differ in their columns.
+    """
+    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+        opened = list(pool.map(_open_footer, paths))
+    schema = opened[0][1]
+    for path, (_, other) in zip(paths, opened, strict=True):
+        _check_same_columns(paths[0], schema, path, other)
+    return tuple(file for file, _ in opened), schema
+
+
+def _open_footer(path: str) -> tuple[InputFile, pa.Schema]:
+    with _readable(path):
+        with open(path, "rb") as raw:
+            size = raw.seek(0, os.SEEK_END)
+            raw.seek(max(0, size - 8))
+            length = int.from_bytes(raw.read(4), "little")
+            raw.seek(max(0, size - 8 - length))
+            footer = xxhash.xxh3_128_hexdigest(raw.read(length))
+        with pq.ParquetFile(path) as file:
+            metadata = file.metadata
+            groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+            data_bytes = sum(group.total_byte_size for group in groups)
+            rows = tuple(group.num_rows for group in groups)
+            return InputFile(path, size, metadata.num_rows, rows, data_bytes, footer), file.schema_arrow
+
+
+def _check_same_columns(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> None:
+    problems = []
+    for name in dict.fromkeys([*schema.names, *other.names]):
+        kinds = [str(s.field(name).type) if name in s.names else "missing" for s in (schema, other)]
+        if kinds[0] != kinds[1]:
+            problems.append(f"column {name!r} is {kinds[0]} in {first}, {kinds[1]} in {path}")
+    if problems:
+        raise InputError(
+            "two inputs differ in their columns",
+            place=path,
+            expected="the same columns and types in all inputs",
+            found="; ".join(problems),
+            remedy="cast the columns to one type, or convert the files as two datasets",
+            url=path,
+        )
+
+
+def first_payloads(inputs: Sequence[InputFile], schema: pa.Schema) -> dict[str, bytes | None]:
+    """Return the beginning of the first payload that is not null of each column whose field depends on it."""
+    found: dict[str, bytes | None] = {
+        name: None for name in schema.names if schema.names.count(name) == 1 and needs_sniff(schema.field(name).type)
+    }
+    for rows in read_rows(inputs, 0, sum(file.num_rows for file in inputs), list(found)) if found else ():
+        for name in [name for name, payload in found.items() if payload is None]:
+            column = rows.columns[name]
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            if pa.types.is_struct(column.type):
+                column = media_bytes(column)
+            valid = column.drop_null()
+            if len(valid):
+                found[name] = valid[0].as_buffer().slice(0, _SNIFF_BYTES).to_pybytes()
+        if None not in found.values():
+            break
+    return found
+
+
+def read_rows(inputs: Sequence[InputFile], first: int, stop: int, columns: Sequence[str]) -> Iterator[Rows]:
+    """Read the rows first, first + 1, ..., stop - 1, batch by batch, in order; a batch is of one file.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    begin = 0
+    for file in inputs:
+        end = begin + file.num_rows
+        if begin < stop and first < end and first < stop:
+            yield from _read_file(file, max(0, first - begin), min(stop, end) - begin, begin, columns)
+        begin = end
+
+
+def _read_file(file: InputFile, first: int, stop: int, begin: int, columns: Sequence[str]) -> Iterator[Rows]:
+    """Read rows of one file, from the row group that holds the first of them."""
+    groups: list[int] = []
+    row, skipped = 0, 0
+    for number, count in enumerate(file.row_groups):
+        if row < stop and first < row + count:
+            groups.append(number)
+        elif not groups:
+            skipped += count
+        row += count
+    row_bytes = max(1, file.data_bytes // max(1, file.num_rows))
+    batch_rows = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
+    with _readable(file.path), pq.ParquetFile(file.path, memory_map=True) as table:
+        if table.metadata.num_rows != file.num_rows:
+            raise InputError(
+                "an input has changed since it was planned",
+                place=file.path,
+                expected=f"{file.num_rows} rows",
+                found=f"{table.metadata.num_rows} rows",
+                remedy="leave the inputs alone while they are converted; start again with --overwrite",
+                url=file.path,
+            )
+        row = skipped
+        for batch in table.iter_batches(batch_rows, row_groups=groups, columns=list(columns), use_threads=False):
+            low, high = max(first - row, 0), min(stop - row, len(batch))
+            if low < high:
+                part = batch.slice(low, high - low)
+                arrays = dict(zip(part.schema.names, part.columns, strict=True))
+                yield Rows(arrays, file.path, row + low, begin + row + low)
+            row += len(batch)
+            if row >= stop:
+                break
+
+
+class _readable:  # noqa: N801 (used as a function)
+    """Turn what goes wrong while a parquet file is read into an error that names the file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        if isinstance(error, InputError) or not isinstance(error, (pa.ArrowException, OSError, ValueError)):
+            return
+        raise InputError(
+            "an input cannot be read as parquet",
+            place=self.path,
+            found=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            remedy="check permissions and that the file is whole; download or write it again",
+            url=self.path,
+        ) from error

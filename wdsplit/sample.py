@@ -1,0 +1,109 @@
+"""What a sample may be called: keys, field names, pad keys and member names.
+
+Pure (no I/O). A key is the part of a tar member's name before the first dot of its base name; the rest is the field.
+Keys hold `[A-Za-z0-9_/-]` only, so that every tar reader splits a name at the same place. Any other key is escaped
+reversibly: each foreign byte of its UTF-8 form becomes `_xHH`, as in OOXML names.
+"""
+
+from __future__ import annotations
+
+import re
+
+from wdsplit.errors import InputError
+
+__all__ = [
+    "KEY_PATTERN",
+    "MAX_NAME_BYTES",
+    "PAD_PREFIX",
+    "RESERVED_FIELDS",
+    "check_field",
+    "escape_key",
+    "is_pad_key",
+    "pad_key",
+    "split_name",
+    "unescape_key",
+]
+
+MAX_NAME_BYTES = 99
+"""Longest member name: ustar has 100 bytes, and some readers want a closing NUL."""
+
+PAD_PREFIX = "__pad__/"
+"""Every pad's key begins so, and no other key does: any reader can tell a pad by its key."""
+
+RESERVED_FIELDS = ("__key__", "__url__", "__position__", "__pad__")
+
+KEY_PATTERN = r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$"
+"""What a key looks like when it needs no escape (but for `_xHH` and the pad prefix)."""
+
+_SAFE = re.compile(KEY_PATTERN)
+_ESCAPE_LOOKALIKE = re.compile(r"_x[0-9A-F]{2}")
+_FIELD = re.compile(r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$")
+_LITERAL = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+def escape_key(raw: str) -> str:
+    """Return `raw` as a key, escaped where it holds anything but `[A-Za-z0-9_/-]`. Reversed by `unescape_key`.
+
+    A slash is kept where it parts two names, and escaped where extraction would lose it (first, last, doubled).
+
+    Raises:
+        InputError: The key is empty.
+    """
+    if not raw:
+        raise InputError("a key is empty", expected="at least one character", remedy="choose another key column")
+    if _SAFE.match(raw) and "_x" not in raw and not raw.startswith(PAD_PREFIX):
+        return raw
+    data = raw.encode("utf-8", "surrogateescape")
+    out: list[str] = []
+    for i, byte in enumerate(data):
+        if byte == 0x2F:
+            inner = 0 < i < len(data) - 1 and data[i - 1] != 0x2F
+            keep = inner and data[: i + 1] != PAD_PREFIX.encode()
+        elif byte == 0x5F:
+            keep = not _ESCAPE_LOOKALIKE.match(data[i : i + 4].decode("latin-1"))
+        else:
+            keep = byte in _LITERAL
+        out.append(chr(byte) if keep else f"_x{byte:02X}")
+    return "".join(out)
+
+
+def unescape_key(key: str) -> str:
+    """Return the original of an escaped key: the inverse of `escape_key`."""
+    if "_x" not in key:
+        return key
+    data = re.sub(rb"_x([0-9A-F]{2})", lambda m: bytes([int(m.group(1), 16)]), key.encode())
+    return data.decode("utf-8", "surrogateescape")
+
+
+def check_field(name: str) -> str:
+    """Return `name` if it can be a field's name (a member's extension).
+
+    Raises:
+        InputError: The name is reserved, empty or not `[a-z0-9_-]` parted by dots.
+    """
+    if name in RESERVED_FIELDS or not _FIELD.match(name):
+        raise InputError(
+            f"{name!r} cannot be a field name",
+            expected="lower-case letters, digits, '_' and '-', parted by dots, such as jpg, cls or seg.png",
+            remedy="name the field with --map EXT=COLUMN",
+        )
+    return name
+
+
+def pad_key(shard: int, number: int) -> str:
+    """Return the key of the pad `number` of a shard: fresh in the whole dataset, and told by its prefix."""
+    return f"{PAD_PREFIX}{shard:06d}-{number:06d}"
+
+
+def is_pad_key(key: str) -> bool:
+    """Tell whether a key is a pad's."""
+    return key.startswith(PAD_PREFIX)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split a member's name into key and field, at the first dot of its base name (webdataset's rule)."""
+    slash = name.rfind("/") + 1
+    dot = name.find(".", slash)
+    if dot < 0:
+        return name, ""
+    return name[:dot], name[dot + 1 :]

@@ -1,0 +1,244 @@
+"""Writing a shard and reading it back: the tar codec and the index, tied to a storage.
+
+A shard is published whole: its index first, then the tar, so that a tar under its final name is complete and has an
+index. Reading maps the file; a window's headers are parsed at once and its payloads are slices.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.index import dump_index, parse_index
+from wdsplit.manifest import Shards, checksum_of, index_path
+from wdsplit.order import Int64
+from wdsplit.sample import split_name
+from wdsplit.storage import Storage
+from wdsplit.tar import Body, Members, parse_members, trailer_bytes
+
+__all__ = ["OpenShard", "Window", "check_tail", "open_shard", "write_shard"]
+
+
+def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> dict[str, Any]:
+    """Write a shard and its index, and publish both.
+
+    Args:
+        storage: Where to.
+        path: The shard's path.
+        bodies: Its samples, pads last, batch by batch.
+        num_pads: How many of them are pads.
+
+    Returns:
+        The shard's row of the manifest.
+    """
+    digest = xxhash.xxh3_128()
+    sizes: list[Int64] = []
+    with storage.publish(path) as file:
+        for body in bodies:
+            data = body.join()
+            digest.update(data)
+            file.write([data])
+            sizes.append(body.sample_bytes)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
+        end = bytes(trailer_bytes(int(offsets[-1])))
+        digest.update(end)
+        file.write([end])
+        with storage.publish(index_path(path)) as index:
+            index.write([dump_index(offsets)])
+    return {
+        "path": path,
+        "num_samples": len(offsets) - 1,
+        "num_pads": num_pads,
+        "num_bytes": int(offsets[-1]) + len(end),
+        "checksum": checksum_of(digest),
+    }
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard that is open for reading.
+
+    Attributes:
+        url: What to call it.
+        data: Its bytes, mapped.
+        offsets: Its index: int64 of shape (num_samples + 1,), pads included.
+    """
+
+    url: str
+    data: mmap.mmap | bytes
+    offsets: Int64
+
+    def members(self, first: int, stop: int) -> Members:
+        """Parse the members of the samples first, first + 1, ..., stop - 1.
+
+        Raises:
+            CorruptDataError: They are not what the index says.
+        """
+        offsets = self.offsets[first : stop + 1]
+        base = int(offsets[0])
+        try:
+            return parse_members(memoryview(self.data)[base : int(offsets[-1])], offsets, base)
+        except WdsplitError as error:
+            error.url = self.url
+            raise error.at(self.url) from error
+
+    def window(self, first: int, stop: int) -> Window:
+        """Return the samples first, first + 1, ..., stop - 1, ready to be taken one by one."""
+        return Window(self, self.members(first, stop))
+
+
+def open_shard(storage: Storage, shards: Shards, shard: int) -> OpenShard:
+    """Open a shard and its index.
+
+    Raises:
+        DatasetNotFoundError: Either is not there.
+        CorruptDataError: The shard's size or its index is not what the manifest says.
+    """
+    path = shards.path(shard)
+    num_samples = int(shards.column("num_samples")[shard])
+    num_bytes = int(shards.column("num_bytes")[shard])
+    data = storage.map(path)
+    url = f"{storage.url}/{path}"
+    if len(data) != num_bytes:
+        raise CorruptDataError(
+            "a shard has another size than the manifest says",
+            place=url,
+            expected=f"{num_bytes} bytes",
+            found=f"{len(data)} bytes",
+            remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
+            url=url,
+        )
+    try:
+        offsets = parse_index(storage.read(index_path(path)), num_samples, num_bytes)
+    except CorruptDataError as error:
+        raise error.at(index_path(url)) from error
+    return OpenShard(url, data, offsets)
+
+
+class Window:
+    """Consecutive samples of a shard, parsed; payloads are sliced when a sample is taken.
+
+    Args:
+        shard: Where they are.
+        members: Their members.
+    """
+
+    def __init__(self, shard: OpenShard, members: Members) -> None:
+        self._data = shard.data
+        self._url = shard.url
+        self._members = members
+        self._columns = _uniform_columns(members)
+
+    def __len__(self) -> int:
+        return len(self._members.counts)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the samples."""
+        if self._columns is not None:
+            return self._columns[0]
+        return [split_name(name)[0] for name in self._first_names()]
+
+    def take(self, rows: Sequence[int], positions: Sequence[int], pads: Sequence[bool]) -> Iterator[dict[str, Any]]:
+        """Give samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and fields (bytes).
+
+        Args:
+            rows: Places in the window.
+            positions: Their positions in the epoch.
+            pads: Whether they are repetitions.
+        """
+        data, url = self._data, self._url
+        if self._columns is None:
+            for row, position, pad in zip(rows, positions, pads, strict=True):
+                yield self._ragged(row, position, pad)
+            return
+        keys, fields = self._columns
+        for row, position, pad in zip(rows, positions, pads, strict=True):
+            sample = {"__key__": keys[row], "__url__": url, "__position__": position, "__pad__": pad}
+            for field, starts, stops in fields:
+                sample[field] = data[starts[row] : stops[row]]
+            yield sample
+
+    def _ragged(self, row: int, position: int, pad: bool) -> dict[str, Any]:
+        """Take a sample of a window whose samples have not all the same fields."""
+        members = self._members
+        first = int(members.counts[:row].sum())
+        sample: dict[str, Any] = {}
+        for member in range(first, first + int(members.counts[row])):
+            key, field = split_name(_text(members.names[member]))
+            if sample and key != sample["__key__"]:
+                raise self._mixed(sample["__key__"], key)
+            sample = sample or {"__key__": key, "__url__": self._url, "__position__": position, "__pad__": pad}
+            start = int(members.starts[member])
+            sample[field] = self._data[start : start + int(members.sizes[member])]
+        return sample
+
+    def _first_names(self) -> list[str]:
+        firsts = np.cumsum(self._members.counts) - self._members.counts
+        return [_text(name) for name in self._members.names[firsts]]
+
+    def _mixed(self, first: str, second: str) -> CorruptDataError:
+        return CorruptDataError(
+            "members of two samples stand where the index has one",
+            place=self._url,
+            expected=f"members of {first!r} only",
+            found=f"a member of {second!r}",
+            remedy="the index does not belong to this shard: copy or convert both again",
+            url=self._url,
+            key=first,
+        )
+
+
+def _text(name: bytes) -> str:
+    return bytes(name).decode("utf-8", "surrogateescape")
+
+
+Columns = tuple[list[str], list[tuple[str, list[int], list[int]]]]
+
+
+def _uniform_columns(members: Members) -> Columns | None:
+    """Return keys and, for each field, where the payloads begin and end; None if the samples' fields differ."""
+    counts = members.counts
+    if not len(counts) or (counts != counts[0]).any():
+        return None
+    num_fields = int(counts[0])
+    first_key, _ = split_name(_text(members.names[0]))
+    suffixes = [bytes(name)[len(first_key.encode("utf-8", "surrogateescape")) :] for name in members.names[:num_fields]]
+    lead = [bytes(name) for name in members.names[::num_fields].tolist()]
+    cut = len(suffixes[0])
+    if not cut or not all(name.endswith(suffixes[0]) for name in lead):
+        return None
+    keys = [name[:-cut] for name in lead]
+    if any(b"." in key for key in keys):
+        return None
+    fields = []
+    for number, suffix in enumerate(suffixes):
+        if members.names[number::num_fields].tolist() != [key + suffix for key in keys]:
+            return None
+        starts = members.starts[number::num_fields]
+        stops = starts + members.sizes[number::num_fields]
+        fields.append((_text(suffix[1:]), starts.tolist(), stops.tolist()))
+    return [_text(key) for key in keys], fields
+
+
+def check_tail(shard: OpenShard) -> CorruptDataError | None:
+    """Return what is wrong with the end of a shard, if anything: only zeros may follow the last sample."""
+    begin = int(shard.offsets[-1])
+    tail = len(shard.data) - begin
+    if tail == trailer_bytes(begin) and not any(shard.data[begin:]):
+        return None
+    return CorruptDataError(
+        "a shard has no right end",
+        place=f"{shard.url}, byte {begin}",
+        expected=f"{trailer_bytes(begin)} zero bytes up to the end of the file",
+        found=f"{tail} bytes, not all zero" if any(shard.data[begin:]) else f"{tail} bytes",
+        remedy="the file was changed: copy it again, or convert again with --overwrite",
+        url=shard.url,
+        offset=begin,
+    )

@@ -1,0 +1,199 @@
+"""Who takes which position: ranks, workers and steps.
+
+Pure (no I/O). Rank r of W takes the positions g with g mod W = r; its worker w of N those of them with
+(g div W) mod N = w. Step t covers batch_size x W consecutive positions, so the global batch does not depend on how W
+and N came about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from wdsplit.errors import InputError, TopologyError
+from wdsplit.order import EpochOrder, Int64
+
+__all__ = [
+    "Step",
+    "Steps",
+    "World",
+    "assigned_lanes",
+    "assigned_shards",
+    "reader_positions",
+    "readers_per_lane",
+    "worker_of",
+]
+
+_SCAN_POSITIONS = 65_536
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of one reader among all readers.
+
+    Attributes:
+        rank: 0 <= rank < world_size.
+        world_size: Ranks (W), at least 1.
+        worker: 0 <= worker < num_workers.
+        num_workers: Readers of each rank (N), at least 1: a loader without worker processes is one reader.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, of in (("rank", "world_size"), ("worker", "num_workers")):
+            number, total = getattr(self, name), getattr(self, of)
+            if total < 1 or not 0 <= number < total:
+                raise TopologyError(
+                    f"{name} and {of} contradict each other",
+                    expected=f"0 <= {name} < {of}",
+                    found=f"{name} {number}, {of} {total}",
+                    remedy="pass both, or start the program with a launcher that sets both; counting begins at 0",
+                )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rank's part of one step.
+
+    Attributes:
+        positions: int64 of shape (batch,), rising.
+        end: The position from which a resumed epoch goes on after this step.
+    """
+
+    positions: Int64
+    end: int
+
+
+class Steps:
+    """The steps of one rank in one epoch, from a start on: sized and iterable.
+
+    With tail `pad` or `drop` all ranks have the same number of steps, each of batch_size positions. With `uneven` a
+    step takes the rank's next batch_size positions that hold a sample; the last may be smaller and ranks may differ.
+
+    Args:
+        order: The epoch's order.
+        world: Rank and world size; the worker is ignored.
+        batch_size: Samples a rank and step, at least 1.
+        start: The position to start from: 0, or that of a checkpoint.
+    """
+
+    def __init__(self, order: EpochOrder, world: World, batch_size: int, start: int = 0) -> None:
+        if batch_size < 1:
+            raise InputError("the batch size cannot be", expected="at least 1", found=str(batch_size))
+        self.order = order
+        self.world = world
+        self.batch_size = batch_size
+        self.start = start
+
+    def __len__(self) -> int:
+        tail = self.order.options.tail
+        if tail == "uneven":
+            return -(-self._count_real() // self.batch_size)
+        left = max(0, self.order.num_positions - self.start)
+        global_batch = self.batch_size * self.world.world_size
+        return left // global_batch if tail == "drop" else -(-left // global_batch)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._uneven_steps() if self.order.options.tail == "uneven" else self._even_steps()
+
+    @property
+    def end(self) -> int:
+        """The position after the last step of an even epoch."""
+        return self.start + len(self) * self.batch_size * self.world.world_size
+
+    def _even_steps(self) -> Iterator[Step]:
+        rank, world_size = self.world.rank, self.world.world_size
+        stride = np.arange(self.batch_size) * world_size
+        for step in range(len(self)):
+            begin = self.start + step * self.batch_size * world_size
+            first = begin + (rank - begin) % world_size
+            yield Step(first + stride, begin + self.batch_size * world_size)
+
+    def _uneven_steps(self) -> Iterator[Step]:
+        rank, world_size = self.world.rank, self.world.world_size
+        begin = self.start + (rank - self.start) % world_size
+        held = np.zeros(0, np.int64)
+        while begin < self.order.num_positions:
+            scanned = begin + np.arange(_SCAN_POSITIONS) * world_size
+            begin = int(scanned[-1]) + world_size
+            scanned = scanned[scanned < self.order.num_positions]
+            held = np.concatenate([held, scanned[self.order.is_real(scanned)]])
+            full = len(held) // self.batch_size * self.batch_size
+            for positions in held[:full].reshape(-1, self.batch_size):
+                yield Step(positions, int(positions[-1]) + 1)
+            held = held[full:]
+        if len(held):
+            yield Step(held, int(held[-1]) + 1)
+
+    def _count_real(self) -> int:
+        """Count the rank's samples from `start` on, in closed form."""
+        lanes = self.order.options.lanes
+        world_size, rank = self.world.world_size, self.world.rank
+        shared = math.gcd(lanes, world_size)
+        period = world_size // shared
+        inverse = pow(lanes // shared, -1, period) if period > 1 else 0
+        lane = np.arange(lanes)
+        first = (rank - lane) // shared * inverse % period
+        length = self.order.lane_length
+        skipped = np.clip(-(-(self.start - lane) // lanes), 0, length)
+
+        def below(bound: Int64) -> Int64:
+            count: Int64 = np.maximum(0, -(-(bound - first) // period))
+            return count
+
+        visited = (rank - lane) % shared == 0
+        return int((below(length) - below(skipped))[visited].sum())
+
+
+def worker_of(positions: Int64, world_size: int, num_workers: int) -> Int64:
+    """Return the worker that reads each of a rank's positions."""
+    return positions // world_size % num_workers
+
+
+def assigned_lanes(lanes: int, world: World) -> Int64:
+    """Return the lanes that a reader visits, rising."""
+    readers = world.world_size * world.num_workers
+    reader = world.rank + world.world_size * world.worker
+    shared = math.gcd(lanes, readers)
+    return np.arange(reader % shared, lanes, shared)
+
+
+def readers_per_lane(lanes: int, world_size: int, num_workers: int) -> int:
+    """Return how many readers share each lane: 1 if world_size x num_workers divides the lanes."""
+    readers = world_size * num_workers
+    return readers // math.gcd(lanes, readers)
+
+
+def assigned_shards(order: EpochOrder, world: World) -> list[int]:
+    """Return the shards that a reader reads from, lane by lane, in the order of its visits."""
+    shards: list[int] = []
+    for lane in assigned_lanes(order.options.lanes, world):
+        begin, length = int(order.lane_begin[lane]), int(order.lane_length[lane])
+        if length:
+            first = int(np.searchsorted(order.ends, begin, side="right"))
+            last = int(np.searchsorted(order.ends, begin + length - 1, side="right"))
+            slots = order.sequence[first : last + 1]
+            shards += slots[order.counts[slots] > 0].tolist()
+    return shards
+
+
+def reader_positions(order: EpochOrder, world: World, chunk: int) -> Iterator[Int64]:
+    """Give the positions of one reader over a whole epoch, at most `chunk` at a time: steps of one sample a rank.
+
+    With tail `pad` the end is filled, with `drop` cut, so that all ranks get the same number.
+    """
+    tail, total = order.options.tail, order.num_positions
+    if tail != "uneven":
+        total = len(Steps(order, world, 1)) * world.world_size
+    stride = world.world_size * world.num_workers
+    first = world.rank + world.world_size * world.worker
+    for begin in range(first, total, stride * chunk):
+        positions = np.arange(begin, min(total, begin + stride * chunk), stride)
+        yield positions[order.is_real(positions)] if tail == "uneven" else positions

@@ -1,0 +1,71 @@
+"""The state dict of a loader: one integer of progress, and what it is only valid for.
+
+Pure (no I/O). Plain JSON values, so that it can travel in any checkpoint. It says nothing of ranks, workers or batches:
+a run may resume on other numbers of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wdsplit.errors import StateError
+from wdsplit.order import OrderOptions
+
+__all__ = ["STATE_VERSION", "State", "dump_state", "parse_state"]
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """How far an epoch has got: every position below `position` was delivered, no other."""
+
+    epoch: int
+    position: int
+
+
+def dump_state(state: State, fingerprint: str, options: OrderOptions) -> dict[str, Any]:
+    """Return the state as a dict of plain JSON values.
+
+    Args:
+        state: Epoch and position.
+        fingerprint: The manifest's fingerprint.
+        options: The order's options; a state is only valid for the same ones.
+    """
+    return {
+        "version": STATE_VERSION,
+        "epoch": state.epoch,
+        "position": state.position,
+        "fingerprint": fingerprint,
+        **dataclasses.asdict(options),
+    }
+
+
+def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptions) -> State:
+    """Return the state that a dict holds, if it belongs to this dataset and these options.
+
+    Raises:
+        StateError: It does not; all differences are named.
+    """
+    if not isinstance(values, Mapping):
+        raise StateError("this is no state dict", expected="a dict", found=type(values).__name__)
+    expected = dump_state(State(0, 0), fingerprint, options)
+    differences = []
+    for name, here in expected.items():
+        there = values.get(name)
+        if name in ("epoch", "position"):
+            if isinstance(there, bool) or not isinstance(there, int) or there < 0:
+                differences.append(f"{name}: {there!r} in the state, expected an integer of at least 0")
+        elif there != here:
+            differences.append(f"{name}: {there!r} in the state, {here!r} here")
+    if differences:
+        raise StateError(
+            "the state does not belong to this dataset and these options",
+            found="; ".join(differences),
+            remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail), "
+            "or start the epoch anew without the state",
+        )
+    return State(values["epoch"], values["position"])

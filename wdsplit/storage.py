@@ -1,0 +1,238 @@
+"""Where bytes live: a small interface over a folder of named objects, and the local disk behind it.
+
+The only room that opens files of a dataset. Errors of the operating system are translated here. What is published
+appears whole or not at all: it is written under a temporary name, which no glob for shards finds, and then renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
+
+__all__ = ["LocalStorage", "PendingFile", "Storage", "local_path", "open_storage"]
+
+_IOV_MAX = 1024
+_TEMPORARY = re.compile(r"^\..+\.\d+-\d+\.tmp$")
+_attempts = itertools.count()
+
+
+class PendingFile(Protocol):
+    """A file that is being written and does not exist yet for anyone else."""
+
+    def write(self, pieces: Sequence[memoryview | bytes]) -> None:
+        """Append the pieces, one after another."""
+
+
+class Storage(Protocol):
+    """A folder of objects. Paths are relative to it and have forward slashes.
+
+    Every method raises StorageError where the system refuses, and DatasetNotFoundError for an object that is not there.
+    """
+
+    @property
+    def url(self) -> str:
+        """What to call this folder in a message."""
+
+    def read(self, path: str) -> bytes:
+        """Return the bytes of a small object."""
+
+    def map(self, path: str) -> mmap.mmap | bytes:
+        """Return the bytes of an object without reading them all, where the system can."""
+
+    def size(self, path: str) -> int | None:
+        """Return the size of an object in bytes, or None if it is not there."""
+
+    def list(self, path: str = "") -> list[str]:
+        """Return the names in a folder, sorted; none if it is not there."""
+
+    def publish(self, path: str, durable: bool = False) -> AbstractContextManager[PendingFile]:
+        """Give a PendingFile that appears under `path` whole when the block ends, or not at all if it raises.
+
+        A durable file has reached the disk by then; another one only survives the end of the process.
+        """
+
+    def remove(self, path: str) -> None:
+        """Remove an object, or a folder with all that is in it; nothing happens if it is not there."""
+
+    def remove_temporary(self, path: str = "") -> None:
+        """Remove what attempts that were killed have left in a folder."""
+
+    def lock(self, path: str) -> AbstractContextManager[None]:
+        """Hold a lock that goes with the process, however that ends; StorageError if another process holds it."""
+
+
+def local_path(url: str) -> str:
+    """Return the path of a local file or folder that a URL names.
+
+    Raises:
+        InputError: The URL is that of a remote store.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme == "file":
+        return rest
+    if separator:
+        raise InputError(
+            f"{scheme}:// is not supported by this version",
+            place=url,
+            expected="a local path",
+            remedy="copy the data to a local or network file system first",
+        )
+    return url
+
+
+def open_storage(url: str) -> Storage:
+    """Return the storage that a URL or a path names. Nothing is touched yet."""
+    return LocalStorage(local_path(url))
+
+
+class LocalStorage:
+    """A folder of the local disk or of a network file system."""
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root)
+
+    @property
+    def url(self) -> str:
+        """The folder's path."""
+        return str(self.root)
+
+    def read(self, path: str) -> bytes:
+        """Return the bytes of a file."""
+        with _translated(self.root / path):
+            return (self.root / path).read_bytes()
+
+    def map(self, path: str) -> mmap.mmap | bytes:
+        """Map a file into memory, read-only; an empty file cannot be mapped and comes as b''."""
+        with _translated(self.root / path), open(self.root / path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file in bytes, or None if it is not there."""
+        with _translated(self.root / path):
+            try:
+                return (self.root / path).stat().st_size
+            except FileNotFoundError:
+                return None
+
+    def list(self, path: str = "") -> list[str]:
+        """Return the names in a folder, sorted; none if it is not there."""
+        with _translated(self.root / path):
+            try:
+                return sorted(os.listdir(self.root / path))
+            except FileNotFoundError:
+                return []
+
+    @contextmanager
+    def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
+        """Write to a temporary name beside `path`; rename it if all went well, else remove it."""
+        final = self.root / path
+        temporary = final.with_name(f".{final.name}.{os.getpid()}-{next(_attempts)}.tmp")
+        with _translated(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            with _LocalFile(temporary) as file:
+                yield file
+                if durable:
+                    os.fsync(file.fd)
+                os.replace(temporary, final)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it."""
+        target = self.root / path
+        with _translated(target):
+            if target.is_dir() and not target.is_symlink():
+                for name in os.listdir(target):
+                    self.remove(f"{path}/{name}")
+                target.rmdir()
+            else:
+                target.unlink(missing_ok=True)
+
+    def remove_temporary(self, path: str = "") -> None:
+        """Remove what attempts that were killed have left under temporary names."""
+        for name in self.list(path):
+            if _TEMPORARY.match(name):
+                self.remove(f"{path}/{name}" if path else name)
+
+    @contextmanager
+    def lock(self, path: str) -> Iterator[None]:
+        """Hold a lock on a file of this folder; it goes with the process, however that ends.
+
+        Raises:
+            StorageError: Another process holds it.
+        """
+        target = self.root / path
+        with _translated(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = open(target, "ab")  # noqa: SIM115 (held for as long as the lock is)
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StorageError(
+                    "another process is writing to this output",
+                    place=str(self.root),
+                    remedy="wait until it has ended, or choose another output",
+                    url=str(self.root),
+                ) from error
+            yield
+
+
+class _LocalFile:
+    """A file under its temporary name; removed when left, unless it was renamed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> _LocalFile:
+        self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        os.close(self.fd)
+        self.path.unlink(missing_ok=True)
+
+    def write(self, pieces: Sequence[memoryview | bytes]) -> None:
+        """Append the pieces, however few bytes the system takes at a time."""
+        for first in range(0, len(pieces), _IOV_MAX):
+            left = [memoryview(piece) for piece in pieces[first : first + _IOV_MAX]]
+            while left:
+                written = os.writev(self.fd, left)
+                while left and written >= len(left[0]):
+                    written -= len(left[0])
+                    del left[0]
+                if left and written:
+                    left[0] = left[0][written:]
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into ours."""
+    try:
+        yield
+    except (StorageError, DatasetNotFoundError):
+        raise
+    except FileNotFoundError as error:
+        raise DatasetNotFoundError(
+            "there is no such file",
+            place=str(path),
+            remedy="check the path; a dataset may have been copied in part",
+            url=str(path),
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"the system refused: {error.strerror or error}",
+            place=str(path),
+            remedy="check permissions, free space and the mount",
+            url=str(path),
+        ) from error
