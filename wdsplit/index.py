@@ -42,8 +42,8 @@ def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np
             found=f"{len(data)} bytes",
             remedy=remedy,
         )
-    offsets = np.frombuffer(data, "<u8").astype(np.int64)
-    rising = bool((np.diff(offsets) > 0).all())
+    offsets = np.frombuffer(data, "<u8")
+    rising = bool((offsets[1:] > offsets[:-1]).all())
     if offsets[0] != 0 or not rising or offsets[-1] > num_bytes or (offsets % BLOCK_BYTES).any():
         raise CorruptDataError(
             "an index holds offsets that cannot be",
@@ -51,4 +51,4 @@ def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np
             found=f"{offsets[0]} ... {offsets[-1]}",
             remedy=remedy,
         )
-    return offsets
+    return offsets.astype(np.int64)

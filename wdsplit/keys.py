@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.order import hash_stream
-from wdsplit.sample import KEY_PATTERN, MAX_NAME_BYTES, PAD_PREFIX, escape_key
+from wdsplit.sample import KEY_PATTERN, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 
 __all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width"]
 
@@ -64,8 +64,8 @@ def escape_keys(column: pa.Array, where: Where) -> pa.LargeStringArray:
             expected="a key for each row",
             remedy="fill the key column, or leave out --key to number the rows",
         )
-    plain = pc.match_substring_regex(keys, KEY_PATTERN)
-    plain = pc.and_not(plain, pc.or_(pc.match_substring(keys, "_x"), pc.starts_with(keys, PAD_PREFIX)))
+    plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
+    plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
     odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
     if len(odd):
         values = keys.to_pylist()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from wdsplit.collate import collate, weave
 from wdsplit.dataset import Dataset, announce
-from wdsplit.errors import InputError, PipelineError, WdsplitError
+from wdsplit.errors import InputError, PipelineError, StateError, WdsplitError
 from wdsplit.order import Int64
 from wdsplit.split import Step, Steps, World, worker_of
 from wdsplit.state import State, dump_state, parse_state
@@ -105,7 +105,7 @@ class Loader:
         epoch it names the beginning of the next one. It resumes on any number of ranks, workers and any batch size
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
-        return dump_state(self._state(), self.dataset.manifest.fingerprint, self.dataset.options)
+        return dump_state(self._state(), self.dataset.manifest.fingerprint, self.dataset.options, self.dataset.world())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
@@ -113,7 +113,16 @@ class Loader:
         Raises:
             StateError: The state is of another dataset or other options.
         """
-        state = parse_state(state_dict, self.dataset.manifest.fingerprint, self.dataset.options)
+        dataset = self.dataset
+        state = parse_state(state_dict, dataset.manifest.fingerprint, dataset.options, dataset.world())
+        num_positions = dataset.order(state.epoch).num_positions
+        if state.position >= max(1, num_positions):
+            raise StateError(
+                "the state lies beyond the end of its epoch",
+                expected=f"a position below {num_positions}",
+                found=str(state.position),
+                remedy="the state is damaged: use an earlier checkpoint",
+            )
         self.dataset.set_epoch(state.epoch)
         self._loaded, self._progress = state, None
 

@@ -257,6 +257,7 @@ def _parse_shards(table: bytes) -> Shards:
     try:
         shards = pq.read_table(io.BytesIO(table))
         shards = shards.select(_SCHEMA.names).cast(_SCHEMA)
+        shards.validate(full=True)
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         raise CorruptDataError(
             f"{SHARDS_NAME} cannot be read",
@@ -278,6 +279,12 @@ def _parse_shards(table: bytes) -> Shards:
             remedy="do not use this dataset: it may have been tampered with",
         )
     result = Shards(shards)
+    if len(pc.unique(paths)) != len(paths):
+        raise CorruptDataError(
+            f"{SHARDS_NAME} names a shard twice",
+            expected="each path once",
+            remedy="copy the dataset again, or convert it again with --overwrite",
+        )
     counts = result.column("num_samples")
     pads = result.column("num_pads")
     if (pads < 0).any() or (pads > counts).any() or (result.column("num_bytes") < 0).any():

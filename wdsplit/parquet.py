@@ -161,7 +161,7 @@ def first_payloads(inputs: Sequence[InputFile], schema: pa.Schema) -> dict[str, 
                 column = media_bytes(column)
             valid = column.drop_null()
             if len(valid):
-                found[name] = valid[0].as_buffer().slice(0, _SNIFF_BYTES).to_pybytes()
+                found[name] = bytes(memoryview(valid[0].as_buffer())[:_SNIFF_BYTES])
         if None not in found.values():
             break
     return found

@@ -14,6 +14,7 @@ from wdsplit.errors import InputError
 __all__ = [
     "KEY_PATTERN",
     "MAX_NAME_BYTES",
+    "ODD_KEY_PATTERN",
     "PAD_PREFIX",
     "RESERVED_FIELDS",
     "check_field",
@@ -27,38 +28,48 @@ __all__ = [
 MAX_NAME_BYTES = 99
 """Longest member name: ustar has 100 bytes, and some readers want a closing NUL."""
 
-PAD_PREFIX = "__pad__/"
-"""Every pad's key begins so, and no other key does: any reader can tell a pad by its key."""
+PAD_PREFIX = "_pad_/"
+"""Every pad's key begins so, and no other key does: any reader can tell a pad by its key.
+
+Not `__pad__/`, because webdataset skips members in folders of that form.
+"""
 
 RESERVED_FIELDS = ("__key__", "__url__", "__position__", "__pad__")
 
-KEY_PATTERN = r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$"
-"""What a key looks like when it needs no escape (but for `_xHH` and the pad prefix)."""
+KEY_PATTERN = r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*"
+"""What a key looks like that needs no escape, unless it matches ODD_KEY_PATTERN too."""
+
+ODD_KEY_PATTERN = r"_x|^_pad_/|^__[^/]*__/"
+"""Where a key that is otherwise plain may need an escape: it looks escaped, or a pad, or webdataset would skip it."""
 
 _SAFE = re.compile(KEY_PATTERN)
+_ODD = re.compile(ODD_KEY_PATTERN)
+_SKIPPED_FOLDER = re.compile(rb"_pad_/|__[^/]*__/")
 _ESCAPE_LOOKALIKE = re.compile(r"_x[0-9A-F]{2}")
-_FIELD = re.compile(r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$")
+_FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _LITERAL = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
 def escape_key(raw: str) -> str:
     """Return `raw` as a key, escaped where it holds anything but `[A-Za-z0-9_/-]`. Reversed by `unescape_key`.
 
-    A slash is kept where it parts two names, and escaped where extraction would lose it (first, last, doubled).
+    A slash is kept where it parts two names, and escaped where extraction would lose it (first, last, doubled) or
+    where it ends a folder that readers treat specially (pads, and webdataset's `__name__/`).
 
     Raises:
         InputError: The key is empty.
     """
     if not raw:
         raise InputError("a key is empty", expected="at least one character", remedy="choose another key column")
-    if _SAFE.match(raw) and "_x" not in raw and not raw.startswith(PAD_PREFIX):
+    if _SAFE.fullmatch(raw) and not _ODD.search(raw):
         return raw
     data = raw.encode("utf-8", "surrogateescape")
+    skipped = _SKIPPED_FOLDER.match(data)
     out: list[str] = []
     for i, byte in enumerate(data):
         if byte == 0x2F:
             inner = 0 < i < len(data) - 1 and data[i - 1] != 0x2F
-            keep = inner and data[: i + 1] != PAD_PREFIX.encode()
+            keep = inner and (skipped is None or i != skipped.end() - 1)
         elif byte == 0x5F:
             keep = not _ESCAPE_LOOKALIKE.match(data[i : i + 4].decode("latin-1"))
         else:
@@ -81,7 +92,7 @@ def check_field(name: str) -> str:
     Raises:
         InputError: The name is reserved, empty or not `[a-z0-9_-]` parted by dots.
     """
-    if name in RESERVED_FIELDS or not _FIELD.match(name):
+    if name in RESERVED_FIELDS or name.endswith("__") or not _FIELD.fullmatch(name):
         raise InputError(
             f"{name!r} cannot be a field name",
             expected="lower-case letters, digits, '_' and '-', parted by dots, such as jpg, cls or seg.png",

@@ -18,7 +18,7 @@ from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.index import dump_index, parse_index
 from wdsplit.manifest import Shards, checksum_of, index_path
 from wdsplit.order import Int64
-from wdsplit.sample import split_name
+from wdsplit.sample import RESERVED_FIELDS, split_name
 from wdsplit.storage import Storage
 from wdsplit.tar import Body, Members, parse_members, trailer_bytes
 
@@ -144,6 +144,16 @@ class Window:
         if self._columns is not None:
             return self._columns[0]
         return [split_name(name)[0] for name in self._first_names()]
+
+    def field_names(self) -> Iterator[tuple[str, list[str]]]:
+        """Give the field names of each sample with its key; once for all if all samples have the same fields."""
+        if self._columns is not None:
+            keys, fields = self._columns
+            yield keys[0], [field for field, _, _ in fields]
+            return
+        for row in range(len(self)):
+            sample = self._ragged(row, 0, False)
+            yield sample["__key__"], [name for name in sample if name not in RESERVED_FIELDS]
 
     def take(self, rows: Sequence[int], positions: Sequence[int], pads: Sequence[bool]) -> Iterator[dict[str, Any]]:
         """Give samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and fields (bytes).

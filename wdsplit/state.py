@@ -13,6 +13,7 @@ from typing import Any
 
 from wdsplit.errors import StateError
 from wdsplit.order import OrderOptions
+from wdsplit.split import World
 
 __all__ = ["STATE_VERSION", "State", "dump_state", "parse_state"]
 
@@ -27,32 +28,36 @@ class State:
     position: int
 
 
-def dump_state(state: State, fingerprint: str, options: OrderOptions) -> dict[str, Any]:
+def dump_state(state: State, fingerprint: str, options: OrderOptions, world: World) -> dict[str, Any]:
     """Return the state as a dict of plain JSON values.
 
     Args:
         state: Epoch and position.
         fingerprint: The manifest's fingerprint.
         options: The order's options; a state is only valid for the same ones.
+        world: Rank and world size. They only matter, and are only written, where ranks advance unevenly.
     """
-    return {
+    values = {
         "version": STATE_VERSION,
         "epoch": state.epoch,
         "position": state.position,
         "fingerprint": fingerprint,
         **dataclasses.asdict(options),
     }
+    if options.tail == "uneven":
+        values |= {"rank": world.rank, "world_size": world.world_size}
+    return values
 
 
-def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptions) -> State:
-    """Return the state that a dict holds, if it belongs to this dataset and these options.
+def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptions, world: World) -> State:
+    """Return the state that a dict holds, if it belongs to this dataset, these options and, if need be, this rank.
 
     Raises:
         StateError: It does not; all differences are named.
     """
     if not isinstance(values, Mapping):
         raise StateError("this is no state dict", expected="a dict", found=type(values).__name__)
-    expected = dump_state(State(0, 0), fingerprint, options)
+    expected = dump_state(State(0, 0), fingerprint, options, world)
     differences = []
     for name, here in expected.items():
         there = values.get(name)
@@ -66,6 +71,6 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
             "the state does not belong to this dataset and these options",
             found="; ".join(differences),
             remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail), "
-            "or start the epoch anew without the state",
+            "and with tail `uneven` give each rank its own state; or start the epoch anew without the state",
         )
     return State(values["epoch"], values["position"])

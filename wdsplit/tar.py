@@ -252,6 +252,8 @@ def parse_members(data: memoryview, offsets: npt.NDArray[np.int64], base: int = 
     position = offsets[:-1].copy()
     columns: list[tuple[Any, ...]] = []
     while len(rows):
+        if (position >= ends[rows]).any():
+            raise _damaged(int(position[int((position >= ends[rows]).argmax())]))
         names, sizes, valid = parse_headers(blocks[(position - base) // BLOCK_BYTES])
         after = position + BLOCK_BYTES + sizes + padding_bytes(sizes)
         valid &= after <= ends[rows]

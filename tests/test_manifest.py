@@ -1,0 +1,319 @@
+import dataclasses
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.manifest import (
+    Field,
+    Manifest,
+    Shards,
+    checksum_of,
+    dump_manifest,
+    index_path,
+    parse_manifest,
+    shard_path,
+)
+
+FIELDS = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "text", "int64"))
+
+path_parts = st.from_regex(r"[A-Za-z0-9_ é.-]+", fullmatch=True).filter(lambda part: part not in (".", ".."))
+paths = st.lists(path_parts, min_size=1, max_size=3).map(lambda parts: "data/" + "/".join(parts))
+
+
+def shard_row(**changes):
+    row = {"path": "000000.tar", "num_samples": 10, "num_pads": 1, "num_bytes": 20_480, "checksum": "xxh3_128:00"}
+    return {**row, **changes}
+
+
+@st.composite
+def shard_rows(draw):
+    num_samples = draw(st.integers(0, 2**40))
+    return shard_row(
+        path=draw(paths),
+        num_samples=num_samples,
+        num_pads=draw(st.integers(0, num_samples)),
+        num_bytes=draw(st.integers(0, 2**50)),
+        checksum=f"xxh3_128:{draw(st.integers(0, 2**128 - 1)):032x}",
+    )
+
+
+manifests = st.builds(
+    Manifest,
+    shards=st.lists(shard_rows(), max_size=5, unique_by=lambda row: row["path"]).map(Shards.from_rows),
+    fields=st.lists(st.builds(Field, st.text(), st.text(), st.text(), st.text()), max_size=3).map(tuple),
+    lanes=st.integers(1, 2**20),
+    window=st.integers(1, 2**20),
+    pad=st.sampled_from(["repeat", "drop", "none"]),
+    provenance=st.dictionaries(st.text(), st.text() | st.integers(-(2**60), 2**60) | st.none(), max_size=3),
+)
+
+
+def manifest(*rows, **changes):
+    rows = rows or (shard_row(), shard_row(path="000001.tar", checksum="xxh3_128:01"))
+    whole = Manifest(Shards.from_rows(list(rows)), FIELDS, lanes=8, window=64, pad="repeat", provenance={"rows": 18})
+    return dataclasses.replace(whole, **changes)
+
+
+def with_header(changes):
+    """Return a manifest's two files, the header's values replaced (or left out where the change is `...`)."""
+    header, table = dump_manifest(manifest())
+    values = {**json.loads(header), **changes}
+    return json.dumps({name: value for name, value in values.items() if value is not ...}).encode(), table
+
+
+def with_table(table):
+    """Return a manifest's two files, the shard table replaced and its checksum put right."""
+    header, _ = with_header({"shards_checksum": checksum_of(xxhash.xxh3_128(table))})
+    return header, table
+
+
+def parquet(columns):
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def garbled(text_bytes):
+    """Return a text column of one value that is no UTF-8."""
+    offsets = pa.array([0, len(text_bytes)], pa.int32()).buffers()[1]
+    return pa.StringArray.from_buffers(1, offsets, pa.py_buffer(text_bytes))
+
+
+def refused(files, kind=CorruptDataError):
+    with pytest.raises(kind) as caught:
+        parse_manifest(*files)
+    assert type(caught.value) is kind
+    return caught.value
+
+
+# Forth and back
+
+
+@given(manifests)
+def test_parse_is_the_inverse_of_dump(whole):
+    parsed = parse_manifest(*dump_manifest(whole))
+    assert parsed == whole
+    assert parsed.fingerprint == whole.fingerprint
+    assert dump_manifest(parsed) == dump_manifest(whole)
+
+
+@given(manifests)
+def test_totals_are_those_of_the_rows(whole):
+    rows = whole.shards.table.to_pylist()
+    assert whole.num_samples == sum(row["num_samples"] - row["num_pads"] for row in rows)
+    assert whole.num_pads == sum(row["num_pads"] for row in rows)
+    assert whole.num_bytes == sum(row["num_bytes"] for row in rows)
+    assert len(whole.shards) == len(rows)
+    assert [whole.shards.path(shard) for shard in range(len(rows))] == [row["path"] for row in rows]
+    assert [whole.shards.checksum(shard) for shard in range(len(rows))] == [row["checksum"] for row in rows]
+
+
+def test_a_shard_and_its_index_have_stable_names():
+    assert (shard_path(0), shard_path(1_234_567), index_path(shard_path(7))) == (
+        "000000.tar",
+        "1234567.tar",
+        "000007.tar.idx",
+    )
+
+
+# The fingerprint
+
+
+@pytest.mark.parametrize("changes", [{"num_samples": 11}, {"num_pads": 0}, {"checksum": "xxh3_128:02"}])
+def test_the_fingerprint_changes_with_the_content_of_any_shard(changes):
+    assert manifest(shard_row(), shard_row(**changes)).fingerprint != manifest(shard_row(), shard_row()).fingerprint
+
+
+def test_the_fingerprint_changes_with_the_order_of_the_shards():
+    one, other = shard_row(checksum="xxh3_128:01"), shard_row(checksum="xxh3_128:02")
+    assert manifest(one, other).fingerprint != manifest(other, one).fingerprint
+
+
+def test_a_shard_that_is_named_twice_is_refused():
+    assert "twice" in refused(dump_manifest(manifest(shard_row(), shard_row()))).cause
+
+
+def test_the_fingerprint_does_not_depend_on_paths_or_provenance():
+    one, other = manifest(shard_row()), manifest(shard_row(path="moved/here.tar"), provenance={})
+    assert one.fingerprint == other.fingerprint
+
+
+# Damage
+
+
+def test_the_table_of_another_dataset_is_refused():
+    header, _ = dump_manifest(manifest())
+    _, other = dump_manifest(manifest(shard_row(num_samples=11)))
+    error = refused((header, other))
+    assert "shards.parquet is not the table" in error.cause
+    assert error.expected.startswith("xxh3_128:") and error.found.startswith("xxh3_128:")
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b"\xff", b'{"wdsplit": 1', b"[" * 5000, b"NaN"])
+def test_a_header_that_is_no_json_is_refused(header):
+    assert "no JSON" in refused((header, dump_manifest(manifest())[1])).found
+
+
+@pytest.mark.parametrize("header", [b"[]", b"1", b"null", b'"wdsplit"', b"{}"])
+def test_json_that_is_no_header_is_refused(header):
+    assert "no format version" in refused((header, dump_manifest(manifest())[1])).found
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, [1]])
+def test_another_format_version_is_an_input_error_that_names_both(version):
+    error = refused(with_header({"wdsplit": version}), InputError)
+    assert (error.expected, error.found) == ("1", str(version))
+
+
+@pytest.mark.parametrize("name", sorted(set(json.loads(dump_manifest(manifest())[0])) - {"wdsplit"}))
+@pytest.mark.parametrize("value", [..., None, 1.5, True])
+def test_a_header_value_that_is_missing_or_of_a_wrong_type_is_named(name, value):
+    error = refused(with_header({name: value}))
+    assert name in error.found and name in error.expected
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lanes": 0}, {"window": 0}, {"lanes": -4}, {"num_shards": 3}, {"num_samples": 19}, {"num_pads": 0}]
+)
+def test_header_values_that_cannot_be_are_refused(changes):
+    ((name, value),) = changes.items()
+    error = refused(with_header(changes))
+    assert name.removeprefix("num_") in error.found and str(value) in error.found
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "jpg",
+        {},
+        {"name": "jpg"},
+        {**dataclasses.asdict(FIELDS[0]), "type": 1},
+        {**dataclasses.asdict(FIELDS[0]), "more": ""},
+    ],
+)
+def test_a_field_that_is_not_four_texts_is_refused(field):
+    assert "column, encoding, name, type" in refused(with_header({"fields": [field]})).expected
+
+
+OUTWARD_PATHS = [
+    "../x.tar",
+    "a/../x.tar",
+    "a/..",
+    "..",
+    ".",
+    "./x.tar",
+    "/x.tar",
+    "//host/x.tar",
+    "C:x.tar",
+    "c:/x.tar",
+    "a\\x.tar",
+    "..\\x.tar",
+    "a//x.tar",
+    "a/",
+    "",
+    "x\n.tar",
+    "x.tar\n",
+    "x\0.tar",
+]
+
+
+@pytest.mark.parametrize("path", OUTWARD_PATHS)
+def test_a_path_that_leads_out_of_the_dataset_is_refused(path):
+    error = refused(dump_manifest(manifest(shard_row(), shard_row(path=path))))
+    assert "outside the dataset" in error.cause
+    assert error.found == repr(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_samples": -1, "num_pads": 0},
+        {"num_pads": -1},
+        {"num_pads": 11},
+        {"num_bytes": -1},
+    ],
+)
+def test_counts_that_cannot_be_are_refused(changes):
+    assert "counts that cannot be" in refused(dump_manifest(manifest(shard_row(**changes)))).cause
+
+
+COLUMNS = {name: [value] for name, value in shard_row().items()}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"",
+        b"PAR1",
+        dump_manifest(manifest())[1][:-1],
+        dump_manifest(manifest())[1][:100],
+        *(parquet({other: COLUMNS[other] for other in COLUMNS if other != name}) for name in COLUMNS),
+        *(parquet({**COLUMNS, name: pa.nulls(1, pa.array(COLUMNS[name]).type)}) for name in COLUMNS),
+        *(parquet({**COLUMNS, name: garbled(b"\xff.tar")}) for name in ("path", "checksum")),
+        parquet({**COLUMNS, "num_samples": ["many"]}),
+        parquet({**COLUMNS, "num_samples": [10.5]}),
+        parquet({**COLUMNS, "checksum": [["a"]]}),
+    ],
+)
+def test_a_table_that_is_not_the_shards_is_refused(table):
+    error = refused(with_table(table))
+    assert error.cause == "shards.parquet cannot be read"
+    assert "path, num_samples" in error.expected and error.found
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_random_bytes_are_refused(header, table):
+    refused((header, table))
+
+
+@given(st.data())
+def test_a_truncated_manifest_is_refused(data):
+    header, table = dump_manifest(manifest())
+    refused((header[: data.draw(st.integers(0, len(header) - 2))], table))
+    refused((header, table[: data.draw(st.integers(0, len(table) - 1))]))
+
+
+def flips(length):
+    return st.tuples(st.integers(0, length - 1), st.integers(1, 255))
+
+
+def flipped(whole, flip):
+    place, mask = flip
+    return whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :]
+
+
+@given(flips(len(dump_manifest(manifest())[1])))
+def test_any_changed_byte_of_the_table_is_found(flip):
+    header, table = dump_manifest(manifest())
+    assert "not the table" in refused((header, flipped(table, flip))).cause
+
+
+@settings(max_examples=1000)
+@given(flips(len(dump_manifest(manifest())[0])))
+def test_a_changed_byte_of_the_header_is_refused_or_leaves_the_shards_as_they_were(flip):
+    header, table = dump_manifest(manifest())
+    try:
+        parsed = parse_manifest(flipped(header, flip), table)
+    except (CorruptDataError, InputError):
+        return
+    assert parsed.shards == manifest().shards
+    assert parsed.fingerprint == manifest().fingerprint
+
+
+@settings(max_examples=500)
+@given(flips(len(dump_manifest(manifest())[1])))
+def test_a_forged_table_never_gives_a_foreign_error_nor_counts_that_cannot_be(flip):
+    """The checksum is right, so only what the table says can give it away."""
+    try:
+        parsed = parse_manifest(*with_table(flipped(dump_manifest(manifest())[1], flip)))
+    except (CorruptDataError, InputError):
+        return
+    assert len(parsed.shards) == 2
+    assert (parsed.num_samples, parsed.num_pads, parsed.num_bytes) == (18, 2, 40_960)

@@ -1,0 +1,180 @@
+import re
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
+
+from wdsplit.errors import InputError
+from wdsplit.sample import (
+    KEY_PATTERN,
+    PAD_PREFIX,
+    RESERVED_FIELDS,
+    check_field,
+    escape_key,
+    is_pad_key,
+    pad_key,
+    split_name,
+    unescape_key,
+)
+
+WEBDATASET_SKIPS = r"__[^/]*__($|/)"
+"""Names that webdataset takes for its own metadata and leaves out (tariterators.tar_file_iterator, `skip_meta`)."""
+
+TRICKY = [
+    "/",
+    "//",
+    "..",
+    ".",
+    "_",
+    "_x",
+    "_x2E",
+    "_x5F",
+    "_x2",
+    "x2E",
+    "_pad_/",
+    "__",
+    " ",
+    "\n",
+    "é",
+    "日本",
+    "a",
+    "\0",
+]
+
+keys = st.one_of(st.text(min_size=1), st.lists(st.sampled_from(TRICKY), min_size=1, max_size=8).map("".join))
+safe_keys = st.from_regex(KEY_PATTERN, fullmatch=True).map(lambda key: key.rstrip("\n"))
+fields = st.sampled_from(["jpg", "cls", "json", "seg.png", "left-eye.jpg", "a_b", "1"])
+
+with_tricky_keys = [
+    example(key)
+    for key in (
+        "_x2E",
+        "_pad_/x",
+        "/a",
+        "a/",
+        "a//b",
+        "..",
+        "../a",
+        "__x2E",
+        "_",
+        "a b",
+        "img.1",
+        "a\n",
+        "\n",
+        "é/_x",
+    )
+]
+
+
+def on_tricky_keys(test):
+    for decorate in with_tricky_keys:
+        test = decorate(test)
+    return given(keys)(test)
+
+
+@on_tricky_keys
+def test_unescape_is_the_inverse_of_escape(raw):
+    assert unescape_key(escape_key(raw)) == raw
+
+
+@on_tricky_keys
+def test_an_escaped_key_holds_only_what_every_tar_reader_splits_at_the_same_place(raw):
+    assert re.fullmatch(KEY_PATTERN.removeprefix("^").removesuffix("$"), escape_key(raw))
+
+
+@on_tricky_keys
+def test_no_escaped_key_looks_like_a_pad(raw):
+    assert not is_pad_key(escape_key(raw))
+
+
+@example("__train__/img_1")
+@example("__/a")
+@on_tricky_keys
+def test_no_escaped_key_is_taken_for_metadata_by_webdataset(raw):
+    assert not re.match(WEBDATASET_SKIPS, f"{escape_key(raw)}.jpg")
+
+
+@given(keys, keys)
+@example("_x2E", ".")
+@example("a/", "a")
+@example("img.1", "img_x2E1")
+def test_two_keys_are_never_merged(one, other):
+    assume(one != other)
+    assert escape_key(one) != escape_key(other)
+
+
+@given(safe_keys)
+@example("img_01")
+@example("train/n01440764/n01440764_10026")
+@example("A-b_C/0")
+def test_a_safe_key_stays_as_it_is(raw):
+    assume("_x" not in raw and not re.match(WEBDATASET_SKIPS, raw))
+    assert escape_key(raw) == raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [
+        ("img.1", "img_x2E1"),
+        ("a b", "a_x20b"),
+        ("é", "_xC3_xA9"),
+        ("_x2E", "_x5Fx2E"),
+        ("_xyz", "_xyz"),
+        ("/a", "_x2Fa"),
+        ("a/", "a_x2F"),
+        ("a//b", "a/_x2Fb"),
+        ("..", "_x2E_x2E"),
+        ("_pad_/x", "_pad__x2Fx"),
+    ],
+)
+def test_the_escape_is_part_of_the_format(raw, key):
+    assert escape_key(raw) == key
+
+
+def test_an_empty_key_is_refused():
+    with pytest.raises(InputError, match="empty"):
+        escape_key("")
+
+
+@given(keys, fields)
+def test_a_name_splits_into_its_key_and_field_as_webdataset_splits_it(raw, field):
+    key = escape_key(raw)
+    name = f"{key}.{field}"
+    assert split_name(name) == (key, field) == base_plus_ext(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("a.b/c", ("a.b/c", "")), ("a.b/c.jpg", ("a.b/c", "jpg")), ("a.seg.png", ("a", "seg.png")), ("a", ("a", ""))],
+)
+def test_only_a_dot_of_the_base_name_parts_key_and_field(name, parts):
+    assert split_name(name) == parts
+
+
+@given(st.integers(0, 10**7), st.integers(0, 10**7))
+def test_a_pad_key_is_told_by_its_prefix_and_splits_as_any_other(shard, number):
+    key = pad_key(shard, number)
+    assert is_pad_key(key)
+    assert key.startswith(PAD_PREFIX)
+    assert split_name(f"{key}.seg.png") == (key, "seg.png") == base_plus_ext(f"{key}.seg.png")
+
+
+@given(st.sets(st.tuples(st.integers(0, 2_000_000), st.integers(0, 2_000_000)), max_size=20))
+def test_pad_keys_are_unique_in_the_dataset(places):
+    assert len({pad_key(*place) for place in places}) == len(places)
+
+
+@given(fields)
+def test_a_field_name_is_returned_as_it_is(field):
+    assert check_field(field) == field
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "jpg.", ".jpg", "a..b", "JPG", "a b", "a/b", "é", "jpg\n", "\njpg", *RESERVED_FIELDS]
+)
+def test_a_name_that_cannot_be_a_field_is_refused_with_a_remedy(name):
+    with pytest.raises(InputError) as caught:
+        check_field(name)
+    assert repr(name) in caught.value.cause
+    assert "--map" in caught.value.remedy

@@ -1,0 +1,269 @@
+"""Auditing the order: that what was promised holds for a given topology, proved on this very dataset.
+
+Composition of the order and the split, or of real loaders. Each promise is a check over all positions of an epoch that
+a wrong order would fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from wdsplit.convert import read_manifest
+from wdsplit.errors import InputError
+from wdsplit.manifest import Manifest
+from wdsplit.order import EpochOrder, Int64, OrderOptions
+from wdsplit.split import Steps, World, worker_of
+from wdsplit.storage import open_storage
+
+__all__ = ["AuditOptions", "Finding", "audit"]
+
+_POSITIONS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What to audit.
+
+    Attributes:
+        world_size: Ranks (W).
+        num_workers: Worker processes of each rank (N); 0 reads in the rank's own process.
+        batch_size: Samples a batch and rank.
+        epochs: Epochs, counted from 0.
+        seed: As of the Dataset.
+        shuffle: As of the Dataset.
+        tail: As of the Dataset; `uneven` promises neither equal steps nor batches, and is checked for the rest.
+        read: Run the real loaders and compare what they read.
+    """
+
+    world_size: int = 1
+    num_workers: int = 0
+    batch_size: int = 1
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    tail: Any = "pad"
+    read: bool = False
+
+    def __post_init__(self) -> None:
+        lows = {"world_size": 1, "num_workers": 0, "batch_size": 1, "epochs": 1}
+        problems = [
+            f"{name} = {getattr(self, name)}: expected at least {low}"
+            for name, low in lows.items()
+            if getattr(self, name) < low
+        ]
+        if problems:
+            raise InputError("the options cannot be", found="; ".join(problems))
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step over all ranks (B)."""
+        return self.batch_size * self.world_size
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a promise held in an epoch, and the figures that say so."""
+
+    epoch: int
+    promise: str
+    held: bool
+    evidence: str
+
+
+def audit(url: str, options: AuditOptions) -> Iterator[Finding]:
+    """Check each promise in each epoch.
+
+    Args:
+        url: The dataset's folder.
+        options: Topology and order.
+
+    Raises:
+        WdsplitError: The dataset, or one of its shards, cannot be read.
+    """
+    manifest = read_manifest(open_storage(url))
+    order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
+    for epoch in range(options.epochs):
+        order = EpochOrder(manifest.shards.num_real, order_options, epoch)
+        yield from _audit_order(order, options)
+        if options.read:
+            yield from _audit_read(url, manifest, order, options)
+
+
+def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Steps]:
+    return [
+        Steps(order, World(rank, options.world_size), options.batch_size, start) for rank in range(options.world_size)
+    ]
+
+
+def _audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+    """Check the promises on the positions alone; no shard is touched."""
+    epoch, ranks = order.epoch, _ranks(order, options)
+    even = order.options.tail != "uneven"
+    steps = [len(rank) for rank in ranks]
+    if even:
+        yield Finding(epoch, "equal steps", len(set(steps)) == 1, f"batches of each rank: {_spread(steps)}")
+        same, count = _same_batches(order, options)
+        reference = f"as 1 rank without workers, batch {options.global_batch}"
+        yield Finding(epoch, "same batches", same, f"{count:,} positions are dealt to ranks and workers {reference}")
+    seen, pads = _count_seen(order, ranks)
+    once = bool((seen <= 1).all()) if order.options.tail == "drop" else bool((seen == 1).all())
+    yield Finding(epoch, "exactly once", once, _once_evidence(seen, pads, order.options.tail))
+    if even:
+        yield _audit_resume(order, options)
+
+
+def _spread(values: list[int]) -> str:
+    return f"{values[0]:,}" if len(set(values)) == 1 else f"{min(values):,} to {max(values):,}"
+
+
+def _once_evidence(seen: Int64, pads: int, tail: str) -> str:
+    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    left = "left out" if tail == "drop" else "missing"
+    return f"{len(seen):,} samples: {int(seen.sum()):,} seen, {repeated:,} repeated, {missing:,} {left}; {pads:,} pads"
+
+
+def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
+    """Weave each step from the parts of all workers of all ranks, and compare it with one reader's step."""
+    num_workers = max(1, options.num_workers)
+    alone = Steps(order, World(), options.global_batch)
+    count = 0
+    for whole, *parts in zip(alone, *_ranks(order, options), strict=True):
+        woven = np.full(options.global_batch, -1, np.int64)
+        for rank, part in enumerate(parts):
+            batch = np.full(options.batch_size, -1, np.int64)
+            owner = worker_of(part.positions, options.world_size, num_workers)
+            for worker in range(num_workers):
+                batch[owner == worker] = part.positions[owner == worker]
+            woven[(rank - whole.positions[0]) % options.world_size :: options.world_size] = batch
+        if not np.array_equal(woven, whole.positions):
+            return False, count
+        count += len(woven)
+    return True, count
+
+
+def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int]:
+    """Count how often each sample of the dataset is given, pads left out, and the pads."""
+    base = np.concatenate([[0], np.cumsum(order.counts)])
+    seen = np.zeros(order.num_samples, np.int64)
+    pads = 0
+    for rank in ranks:
+        for positions in _gathered(step.positions for step in rank):
+            located = order.locate(positions)
+            real = ~located.pad
+            pads += int(located.pad.sum())
+            np.add.at(seen, base[located.shard[real]] + located.sample[real], 1)
+    return seen, pads
+
+
+def _gathered(parts: Iterator[Int64]) -> Iterator[Int64]:
+    """Put arrays together to at least a million entries where there are as many."""
+    held: list[Int64] = []
+    for part in parts:
+        held.append(part)
+        if len(held) * len(part) >= _POSITIONS_AT_ONCE:
+            yield np.concatenate(held)
+            held = []
+    if held:
+        yield np.concatenate(held)
+
+
+def _resume_points(num_steps: int) -> list[int]:
+    """Return some steps to stop after: the first, one in the middle, the last but one."""
+    return sorted({step for step in (1, num_steps // 2, num_steps - 1) if 0 < step < num_steps})
+
+
+def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
+    """Stop after some steps, go on with one rank more, and compare with the epoch that was not stopped."""
+    other = replace(options, world_size=options.world_size + 1)
+    points = _resume_points(len(_ranks(order, options)[0]))
+    held = True
+    for point in points:
+        end = point * options.global_batch
+        rest = np.sort(np.concatenate([step.positions for rank in _ranks(order, other, end) for step in rank]))
+        expected = np.arange(end, end + len(rest))
+        last = order.num_positions - (other.global_batch - 1 if options.tail == "drop" else 0)
+        held = held and bool(np.array_equal(rest, expected)) and end + len(rest) >= last
+    where = ", ".join(f"{point:,}" for point in points) or "no"
+    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = the whole"
+    return Finding(order.epoch, "resume", held, evidence)
+
+
+def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+    """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
+    from wdsplit.dataset import Dataset
+    from wdsplit.loader import Loader
+
+    def loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
+        dataset = Dataset(
+            url,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            tail=options.tail,
+            rank=rank,
+            world_size=world_size,
+        ).to_tuple("__position__", "__pad__", "__key__")
+        made = Loader(dataset, batch_size, num_workers=num_workers)
+        made.set_epoch(order.epoch)
+        return made
+
+    alone = _read_keys(loader(0, 1, 0, options.global_batch))
+    ranks = [
+        _read_keys(loader(rank, options.world_size, options.num_workers, options.batch_size))
+        for rank in range(options.world_size)
+    ]
+    merged = {position: entry for rank in ranks for position, entry in rank.items()}
+    real = [key for key, pad in merged.values() if not pad]
+    distinct = sum(map(len, ranks)) == len(merged) and len(set(real)) == len(real)
+    if options.tail != "uneven":
+        yield Finding(
+            order.epoch,
+            "same batches, read",
+            merged == alone,
+            f"{len(merged):,} samples read by {options.world_size} ranks x {options.num_workers} workers",
+        )
+    whole = distinct and (len(real) == manifest.num_samples or options.tail == "drop")
+    evidence = f"{len(real):,} of {manifest.num_samples:,} keys read, each once; {len(merged) - len(real):,} pads"
+    yield Finding(order.epoch, "exactly once, read", whole, evidence)
+    if options.tail != "uneven":
+        yield _audit_read_resume(loader, order, alone, options)
+
+
+def _read_keys(batches: Any) -> dict[int, tuple[str, bool]]:
+    """Return key and pad flag of each position that was read."""
+    found: dict[int, tuple[str, bool]] = {}
+    for positions, pads, keys in batches:
+        entries = zip(keys, pads.tolist(), strict=True)
+        for position, entry in zip(positions.tolist(), entries, strict=True):
+            found[position] = entry
+    return found
+
+
+def _audit_read_resume(
+    loader: Callable[[int, int, int, int], Any],
+    order: EpochOrder,
+    alone: dict[int, tuple[str, bool]],
+    options: AuditOptions,
+) -> Finding:
+    """Stop one loader in the middle, hand its state to one more rank, and compare what is read from there."""
+    first = loader(0, options.world_size, options.num_workers, options.batch_size)
+    stop = len(first) // 2
+    for _, _ in zip(range(stop), first, strict=False):
+        state = first.state_dict()
+    if not stop:
+        return Finding(order.epoch, "resume, read", True, "one step only: nothing to resume")
+    rest: dict[int, tuple[str, bool]] = {}
+    for rank in range(options.world_size + 1):
+        resumed = loader(rank, options.world_size + 1, 0, options.batch_size)
+        resumed.load_state_dict(state)
+        rest.update(_read_keys(resumed))
+    expected = {position: entry for position, entry in alone.items() if position >= state["position"]}
+    common = expected.keys() & rest.keys()
+    held = all(expected[position] == rest[position] for position in common)
+    beyond = [pad for position, (_, pad) in (expected | rest).items() if position not in common]
+    held = held and (all(beyond) or options.tail == "drop")
+    evidence = f"stopped after {stop:,} of {len(first):,} steps, resumed on {options.world_size + 1} ranks"
+    return Finding(order.epoch, "resume, read", held, f"{evidence}: {len(rest):,} samples as before")

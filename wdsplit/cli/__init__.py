@@ -1,0 +1,66 @@
+"""The command line: `wdsplit COMMAND`.
+
+Only commands live here: they read arguments, call the library and show what it returns. Errors of ours end with a
+message and an exit code, never with a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import click
+
+from wdsplit.cli.check import audit_command, verify_command
+from wdsplit.cli.convert import convert_command, plan_command
+from wdsplit.cli.inspect import assign_command, inspect_command
+from wdsplit.cli.terminal import FAILED, INTERRUPTED, UNUSABLE, stderr
+from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, TopologyError, WdsplitError
+
+__all__ = ["cli", "main"]
+
+_UNUSABLE = (DatasetNotFoundError, InputError, OutputExistsError, TopologyError)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done; 1 the work failed or a check found problems; 2 the command line, the input or the "
+    "output cannot be used as they are; 130 interrupted.",
+)
+@click.version_option(package_name="wdsplit", prog_name="wdsplit")
+@click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
+def cli(verbose: bool) -> None:
+    """Rewrite parquet tables into balanced WebDataset shards, and check what training will read from them."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
+
+
+for _command in (
+    convert_command,
+    plan_command,
+    inspect_command,
+    verify_command,
+    assign_command,
+    audit_command,
+):
+    cli.add_command(_command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    try:
+        code = cli.main(arguments, prog_name="wdsplit", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = UNUSABLE
+    except WdsplitError as error:
+        stderr(f"error: {error}")
+        code = UNUSABLE if isinstance(error, _UNUSABLE) else FAILED
+    except (KeyboardInterrupt, click.Abort):
+        stderr("interrupted")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    sys.exit(code)

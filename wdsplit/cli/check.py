@@ -1,0 +1,80 @@
+"""`wdsplit verify` (is the dataset whole) and `wdsplit audit` (do the promises hold for a topology)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from wdsplit.audit import AuditOptions, audit
+from wdsplit.cli.terminal import FAILED, available_cpus, echo_json, human_bytes, progress_bar, stderr
+from wdsplit.order import TAILS
+from wdsplit.verify import verify
+
+__all__ = ["audit_command", "verify_command"]
+
+
+@click.command("verify", epilog="Example: wdsplit verify data/train --jobs 8")
+@click.argument("dataset")
+@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@click.option("--json", "as_json", is_flag=True, help="Print the problems as JSON.")
+def verify_command(dataset: str, jobs: int | None, as_json: bool) -> None:
+    """Check that every byte of DATASET is what its manifest says.
+
+    Sizes, checksums, indexes, tar structure, end markers, fields, pads, and that no key stands twice.
+    """
+    with progress_bar("verifying") as bar:
+        report = verify(dataset, jobs or available_cpus(), bar.update)
+    manifest = report.manifest
+    if as_json:
+        names = ("cause", "place", "expected", "found", "remedy")
+        problems = [{name: getattr(problem, name) for name in names} for problem in report.problems]
+        echo_json({"dataset": dataset, "shards": len(manifest.shards), "problems": problems})
+    else:
+        for problem in report.problems:
+            stderr(f"problem: {problem}")
+        counts = (
+            f"{len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
+            f"{human_bytes(manifest.num_bytes)}"
+        )
+        verdict = f"{len(report.problems):,} problems in" if report.problems else "all is well:"
+        click.echo(f"{dataset}: {verdict} {counts}")
+    if report.problems:
+        sys.exit(FAILED)
+
+
+@click.command(
+    "audit",
+    epilog="""Examples:
+
+\b
+  wdsplit audit data/train --world-size 8 --workers 4 --batch-size 256 --epochs 3
+  wdsplit audit data/train --world-size 2 --workers 2 --batch-size 64 --read""",
+)
+@click.argument("dataset")
+@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
+@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank.")
+@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Samples a batch and rank.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs, counted from 0.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
+@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Whether the order is shuffled.")
+@click.option("--tail", type=click.Choice(TAILS), default="pad", show_default=True, help="How an epoch ends.")
+@click.option("--read", is_flag=True, help="Run the real loaders too, and compare what they read.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -> None:
+    """Prove the loading promises for DATASET and a topology.
+
+    Same batches on any topology, equal steps, each sample exactly once, resume anywhere: checked over all positions
+    of each epoch. Nothing is read but the manifest, unless --read is given.
+    """
+    findings = []
+    for finding in audit(dataset, AuditOptions(num_workers=workers, **arguments)):
+        findings.append(finding)
+        if not as_json:
+            mark = "held" if finding.held else "BROKEN"
+            click.echo(f"epoch {finding.epoch}  {finding.promise:<20} {mark:<6}  {finding.evidence}")
+    if as_json:
+        echo_json([vars(finding) for finding in findings])
+    if not all(finding.held for finding in findings):
+        sys.exit(FAILED)

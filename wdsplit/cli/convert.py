@@ -1,0 +1,175 @@
+"""`wdsplit convert` and `wdsplit plan`, its dry run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from wdsplit.cli.terminal import available_cpus, byte_size, echo_json, human_bytes, progress_bar, stderr, table
+from wdsplit.convert import ConvertOptions, Progress, convert, plan_conversion
+from wdsplit.encode import NULLS
+from wdsplit.manifest import Manifest
+from wdsplit.plan import PADS, Plan, PlanOptions
+
+__all__ = ["convert_command", "plan_command"]
+
+_OPTIONS = (
+    click.option(
+        "--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks to make shards for."
+    ),
+    click.option(
+        "--workers", type=click.IntRange(0), default=1, show_default=True, help="Worker processes of each rank."
+    ),
+    click.option("--shards", type=click.IntRange(1), help="Number of shards; a multiple of world size x workers."),
+    click.option("--samples-per-shard", type=click.IntRange(1), help="Samples of a shard, at most."),
+    click.option("--shard-size", type=byte_size, metavar="SIZE", help="Bytes of a shard, about.  [default: 256MB]"),
+    click.option(
+        "--map",
+        "mapping",
+        multiple=True,
+        metavar="EXT=COLUMN",
+        help="Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
+    ),
+    click.option("--key", metavar="COLUMN", help="Column that holds the keys.  [default: number the rows]"),
+    click.option(
+        "--pad",
+        type=click.Choice(PADS),
+        default="repeat",
+        show_default=True,
+        help="Make shards equal by repeating samples, flagged; drop what is over; or leave +-1.",
+    ),
+    click.option(
+        "--null",
+        type=click.Choice(NULLS),
+        default="error",
+        show_default=True,
+        help="Refuse null values, leave the member out, or write it with no bytes.",
+    ),
+    click.option(
+        "--lanes",
+        type=click.IntRange(1),
+        help="Lanes that the loader's order is woven from.  [default: world size x workers, multiplied to at least 16]",
+    ),
+    click.option(
+        "--window",
+        type=click.IntRange(1),
+        help="Samples that the loader reads and shuffles together.  [default: about 8 MiB]",
+    ),
+)
+
+
+def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
+    """Build the options from a command's arguments."""
+    mapping: dict[str, str] = {}
+    for entry in arguments.pop("mapping"):
+        name, separator, column = entry.partition("=")
+        if not (name and separator and column) or name in mapping:
+            problem = "is given twice" if name in mapping else "is not of the form EXT=COLUMN, such as jpg=image"
+            raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
+        mapping[name] = column
+    key = arguments.pop("key")
+    return ConvertOptions(plan=PlanOptions(**arguments), mapping=mapping, key=key, **more)
+
+
+@click.command(
+    "plan",
+    epilog="Example: wdsplit plan 'raw/train-*.parquet' --world-size 8 --workers 4",
+)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@_plan_options
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
+    """Say what convert would do with the same options, from the files' footers alone.
+
+    INPUT is a parquet file, a folder of them, a glob or a brace expression.
+    """
+    plan = plan_conversion(inputs, _options(arguments))
+    if as_json:
+        echo_json(plan.summary())
+    else:
+        click.echo(_plan_text(plan))
+
+
+@click.command(
+    "convert",
+    epilog="""Examples:
+
+\b
+  wdsplit convert raw/ data/train --world-size 8 --workers 4
+  wdsplit convert 'raw/train-*.parquet' data/train --map jpg=image --map cls=label
+  wdsplit convert raw/ data/train --resume""",
+)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.argument("output")
+@_plan_options
+@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@click.option("--overwrite", is_flag=True, help="Replace the dataset, or the unfinished run, that is in OUTPUT.")
+@click.option("--resume", is_flag=True, help="Continue the unfinished run that is in OUTPUT.")
+def convert_command(
+    inputs: tuple[str, ...], output: str, jobs: int | None, overwrite: bool, resume: bool, **arguments: Any
+) -> None:
+    """Rewrite parquet tables into a dataset of balanced WebDataset shards.
+
+    INPUT is a parquet file, a folder of them, a glob or a brace expression; OUTPUT is a folder. The number of shards
+    is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes of the shards do not
+    depend on --jobs. A run that was interrupted is continued with --resume.
+    """
+    options = _options(arguments, jobs=jobs or available_cpus(), overwrite=overwrite, resume=resume)
+    started = time.monotonic()
+    last: list[Progress] = []
+    with progress_bar("converting") as bar:
+
+        def report(plan: Plan, progress: Progress) -> None:
+            last[:] = [progress]
+            bar.update(progress.shards, plan.num_shards, samples=progress.samples, bytes=progress.num_bytes)
+
+        try:
+            manifest = convert(inputs, output, options, report)
+        except KeyboardInterrupt:
+            if last:
+                stderr(f"{last[0].shards} shards are published; continue with the same command and --resume")
+            raise
+    click.echo(_summary(manifest, output, last[0], time.monotonic() - started))
+
+
+def _plan_text(plan: Plan) -> str:
+    fields = table(
+        ("field", "column", "type", "encoding"),
+        [(field.name, field.column, field.type, field.encoding) for field in plan.fields],
+    )
+    first, stop = plan.rows(0)
+    lines = [
+        f"{plan.num_rows:,} rows in {len(plan.inputs):,} files "
+        f"-> {plan.num_shards:,} shards of {stop - first:,} samples",
+        f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, lanes {plan.lanes}, "
+        f"keys {'from column ' + repr(plan.key) if plan.key else 'number the rows'}",
+        f"plan {plan.hash}",
+        "",
+        fields,
+    ]
+    return "\n".join(lines)
+
+
+def _summary(manifest: Manifest, output: str, progress: Progress, elapsed_s: float) -> str:
+    num_dropped = manifest.provenance["num_dropped"]
+    lines = [
+        f"{output}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
+        f"{human_bytes(manifest.num_bytes)}",
+        f"fields: {', '.join(f'{field.name} (from {field.column})' for field in manifest.fields)}",
+    ]
+    if num_dropped:
+        lines.append(f"left out: the last {num_dropped:,} rows, to make the shards equal (--pad drop)")
+    if progress.skipped:
+        lines.append(f"resumed: {progress.skipped:,} shards were there already")
+    rates = f"{manifest.num_samples / elapsed_s:,.0f} samples/s, {human_bytes(manifest.num_bytes / elapsed_s)}/s"
+    lines.append(f"took {elapsed_s:.1f} s" + ("" if progress.skipped else f" ({rates})"))
+    return "\n".join(lines)

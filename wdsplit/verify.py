@@ -1,0 +1,181 @@
+"""Verifying a dataset: that every byte of it is what the manifest says, and that every sample is whole.
+
+Composition of the manifest, the open shards and an engine. Each shard is checked by itself: size, checksum, index, tar
+structure, end marker, fields and pads; then the keys of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from wdsplit.convert import read_manifest
+from wdsplit.engine import run_tasks
+from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.keys import hash_keys
+from wdsplit.manifest import Manifest, checksum_of
+from wdsplit.sample import is_pad_key
+from wdsplit.shards import OpenShard, Window, check_tail, open_shard
+from wdsplit.storage import open_storage
+
+__all__ = ["Report", "verify"]
+
+_SAMPLES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verification found.
+
+    Attributes:
+        manifest: The dataset's manifest.
+        problems: What is wrong, in the order of the shards; empty if all is well.
+    """
+
+    manifest: Manifest
+    problems: tuple[WdsplitError, ...]
+
+
+@dataclass(frozen=True)
+class _Task:
+    url: str
+    manifest: Manifest
+    shard: int
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What is wrong with a shard, and the hashes of its keys."""
+
+    shard: int
+    problems: tuple[WdsplitError, ...]
+    hashes: npt.NDArray[np.uint64]
+
+
+def verify(url: str, jobs: int = 1, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Check a whole dataset; holds eight bytes a sample, to find keys that stand twice.
+
+    Args:
+        url: The dataset's folder.
+        jobs: Processes.
+        progress: Called with the number of shards that were checked and the number of all.
+
+    Raises:
+        WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
+    """
+    manifest = read_manifest(open_storage(url))
+    tasks = [_Task(url, manifest, shard) for shard in range(len(manifest.shards))]
+    findings: dict[int, _Finding] = {}
+    for finding in run_tasks(_check_shard, tasks, jobs):
+        findings[finding.shard] = finding
+        if progress is not None:
+            progress(len(findings), len(tasks))
+    problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
+    problems += _keys_that_stand_twice(tasks, findings)
+    return Report(manifest, tuple(problems))
+
+
+def _check_shard(task: _Task) -> _Finding:
+    none = np.zeros(0, np.uint64)
+    shards = task.manifest.shards
+    try:
+        shard = open_shard(open_storage(task.url), shards, task.shard)
+    except WdsplitError as error:
+        return _Finding(task.shard, (error,), none)
+    problems: list[WdsplitError] = []
+    checksum = checksum_of(xxhash.xxh3_128(shard.data))
+    if checksum != shards.checksum(task.shard):
+        problems.append(
+            CorruptDataError(
+                "a shard was changed",
+                place=shard.url,
+                expected=shards.checksum(task.shard),
+                found=checksum,
+                remedy="copy it again, or convert again with --overwrite",
+                url=shard.url,
+            )
+        )
+    tail = check_tail(shard)
+    if tail is not None:
+        problems.append(tail)
+    try:
+        keys = list(_checked_keys(task, shard))
+    except WdsplitError as error:
+        return _Finding(task.shard, (*problems, error), none)
+    return _Finding(task.shard, tuple(problems), np.concatenate([_hashes(part) for part in keys] or [none]))
+
+
+def _hashes(keys: list[str]) -> npt.NDArray[np.uint64]:
+    return hash_keys(pa.array(keys, pa.large_string()))
+
+
+def _checked_keys(task: _Task, shard: OpenShard) -> Iterator[list[str]]:
+    """Give the keys of a shard, part by part, each sample checked."""
+    num_samples = len(shard.offsets) - 1
+    num_real = num_samples - int(task.manifest.shards.column("num_pads")[task.shard])
+    fields = {field.name for field in task.manifest.fields}
+    for first in range(0, num_samples, _SAMPLES_AT_ONCE):
+        window = shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE))
+        _check_fields(window, fields, shard.url)
+        keys = window.keys
+        for place, key in enumerate(keys, first):
+            if is_pad_key(key) != (place >= num_real):
+                raise CorruptDataError(
+                    "the pads of a shard are not those of the manifest",
+                    place=f"{shard.url}, sample {place}",
+                    expected=f"{num_real} samples, then pads",
+                    found=f"key {key!r}",
+                    remedy="convert again with --overwrite",
+                    url=shard.url,
+                    key=key,
+                )
+        yield keys
+
+
+def _check_fields(window: Window, fields: set[str], url: str) -> None:
+    for key, names in window.field_names():
+        if not fields.issuperset(names):
+            raise CorruptDataError(
+                "a sample has a field that the manifest does not know",
+                place=f"{url}, key {key!r}",
+                expected=", ".join(sorted(fields)),
+                found=", ".join(sorted(set(names) - fields)),
+                remedy="convert again with --overwrite",
+                url=url,
+                key=key,
+            )
+
+
+def _keys_that_stand_twice(tasks: list[_Task], findings: dict[int, _Finding]) -> list[WdsplitError]:
+    ordered = np.sort(np.concatenate([finding.hashes for finding in findings.values()] or [np.zeros(0, np.uint64)]))
+    suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    problems: list[WdsplitError] = []
+    seen: dict[str, str] = {}
+    for shard, finding in sorted(findings.items()) if len(suspects) else ():
+        if not np.isin(finding.hashes, suspects).any():
+            continue
+        task = tasks[shard]
+        opened = open_shard(open_storage(task.url), task.manifest.shards, shard)
+        for keys in _checked_keys(task, opened):
+            for row in np.flatnonzero(np.isin(_hashes(keys), suspects)).tolist():
+                if keys[row] in seen:
+                    problems.append(_stands_twice(keys[row], seen[keys[row]], opened.url))
+                seen[keys[row]] = opened.url
+    return problems
+
+
+def _stands_twice(key: str, first: str, second: str) -> CorruptDataError:
+    return CorruptDataError(
+        "a key stands twice",
+        place=second,
+        expected="each key once in the whole dataset",
+        found=f"{key!r}, which also stands in {first}",
+        remedy="convert again with --overwrite",
+        url=second,
+        key=key,
+    )
