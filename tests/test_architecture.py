@@ -26,7 +26,7 @@ LAYERS = {
         "tar",
     },
     "edge": {"engine", "parquet", "shards", "storage", "world"},
-    "composition": {"audit", "collate", "convert", "dataset", "inspect", "loader", "reader", "verify"},
+    "composition": {"audit", "collate", "convert", "dataset", "loader", "reader", "task", "unique", "verify"},
     "adapters": {"", "__main__", "cli", "integrations"},
 }
 """The layers, lowest first, by the first name below `wdsplit`; imports go up this list only (ARCHITECTURE.md)."""

@@ -13,6 +13,7 @@ from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.manifest import (
     Field,
     Manifest,
+    Shard,
     Shards,
     checksum_of,
     dump_manifest,
@@ -28,8 +29,7 @@ paths = st.lists(path_parts, min_size=1, max_size=3).map(lambda parts: "data/" +
 
 
 def shard_row(**changes):
-    row = {"path": "000000.tar", "num_samples": 10, "num_pads": 1, "num_bytes": 20_480, "checksum": "xxh3_128:00"}
-    return {**row, **changes}
+    return dataclasses.replace(Shard("000000.tar", 10, 1, 20_480, "xxh3_128:00"), **changes)
 
 
 @st.composite
@@ -46,7 +46,7 @@ def shard_rows(draw):
 
 manifests = st.builds(
     Manifest,
-    shards=st.lists(shard_rows(), max_size=5, unique_by=lambda row: row["path"]).map(Shards.from_rows),
+    shards=st.lists(shard_rows(), max_size=5, unique_by=lambda row: row.path).map(Shards.of),
     fields=st.lists(st.builds(Field, st.text(), st.text(), st.text(), st.text()), max_size=3).map(tuple),
     lanes=st.integers(1, 2**20),
     window=st.integers(1, 2**20),
@@ -57,7 +57,7 @@ manifests = st.builds(
 
 def manifest(*rows, **changes):
     rows = rows or (shard_row(), shard_row(path="000001.tar", checksum="xxh3_128:01"))
-    whole = Manifest(Shards.from_rows(list(rows)), FIELDS, lanes=8, window=64, pad="repeat", provenance={"rows": 18})
+    whole = Manifest(Shards.of(rows), FIELDS, lanes=8, window=64, pad="repeat", provenance={"rows": 18})
     return dataclasses.replace(whole, **changes)
 
 
@@ -111,8 +111,7 @@ def test_totals_are_those_of_the_rows(whole):
     assert whole.num_pads == sum(row["num_pads"] for row in rows)
     assert whole.num_bytes == sum(row["num_bytes"] for row in rows)
     assert len(whole.shards) == len(rows)
-    assert [whole.shards.path(shard) for shard in range(len(rows))] == [row["path"] for row in rows]
-    assert [whole.shards.checksum(shard) for shard in range(len(rows))] == [row["checksum"] for row in rows]
+    assert [whole.shards[shard] for shard in range(len(rows))] == list(rows)
 
 
 def test_a_shard_and_its_index_have_stable_names():

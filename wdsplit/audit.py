@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.convert import read_manifest
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, OrderOptions
+from wdsplit.shards import read_manifest
 from wdsplit.split import Steps, World, worker_of
 from wdsplit.storage import open_storage
 

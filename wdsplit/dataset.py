@@ -16,11 +16,11 @@ import torch
 from webdataset.compat import FluidInterface
 from webdataset.pipeline import DataPipeline
 
-from wdsplit.convert import read_manifest
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
 from wdsplit.reader import SampleReader
+from wdsplit.shards import read_manifest
 from wdsplit.split import World, assigned_lanes, reader_positions, readers_per_lane
 from wdsplit.storage import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "SHARDS_NAME",
     "Field",
     "Manifest",
+    "Shard",
     "Shards",
     "checksum_of",
     "dump_manifest",
@@ -63,6 +65,25 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A shard, as the manifest has it.
+
+    Attributes:
+        path: Where it is, relative to the dataset.
+        num_samples: Its samples, pads included.
+        num_pads: How many of them are pads; they stand last.
+        num_bytes: Its size.
+        checksum: Of its bytes, as `checksum_of` writes it.
+    """
+
+    path: str
+    num_samples: int
+    num_pads: int
+    num_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
 class Shards:
     """The shards of a dataset, a row each, in their order.
 
@@ -75,18 +96,13 @@ class Shards:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
+    def __getitem__(self, shard: int) -> Shard:
+        return Shard(**{name: self.table.column(name)[shard].as_py() for name in _SCHEMA.names})
+
     @classmethod
-    def from_rows(cls, rows: list[dict[str, Any]]) -> Shards:
-        """Build the table from a dict a shard."""
-        return cls(pa.Table.from_pylist(rows, schema=_SCHEMA))
-
-    def path(self, shard: int) -> str:
-        """Return the path of a shard, relative to the dataset."""
-        return str(self.table.column("path")[shard].as_py())
-
-    def checksum(self, shard: int) -> str:
-        """Return the checksum of a shard's bytes, as `checksum_of` writes it."""
-        return str(self.table.column("checksum")[shard].as_py())
+    def of(cls, shards: Sequence[Shard]) -> Shards:
+        """Build the table."""
+        return cls(pa.Table.from_pylist([dataclasses.asdict(shard) for shard in shards], schema=_SCHEMA))
 
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """Return one of the numeric columns as int64 of shape (shards,)."""

@@ -1,4 +1,4 @@
-"""Writing a shard and reading it back: the tar codec and the index, tied to a storage.
+"""The files of a dataset: shards, their indexes and the manifest, written to a storage and read back.
 
 A shard is published whole: its index first, then the tar, so that a tar under its final name is complete and has an
 index. Reading maps the file; a window's headers are parsed at once and its payloads are slices.
@@ -14,18 +14,27 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.index import dump_index, parse_index
-from wdsplit.manifest import Shards, checksum_of, index_path
+from wdsplit.manifest import (
+    HEADER_NAME,
+    SHARDS_NAME,
+    Manifest,
+    Shard,
+    checksum_of,
+    dump_manifest,
+    index_path,
+    parse_manifest,
+)
 from wdsplit.order import Int64
 from wdsplit.sample import RESERVED_FIELDS, split_name
 from wdsplit.storage import Storage
 from wdsplit.tar import Body, Members, parse_members, trailer_bytes
 
-__all__ = ["OpenShard", "Window", "check_tail", "open_shard", "write_shard"]
+__all__ = ["OpenShard", "Window", "check_tail", "open_shard", "read_manifest", "write_manifest", "write_shard"]
 
 
-def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> dict[str, Any]:
+def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> Shard:
     """Write a shard and its index, and publish both.
 
     Args:
@@ -35,7 +44,7 @@ def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: i
         num_pads: How many of them are pads.
 
     Returns:
-        The shard's row of the manifest.
+        The shard, as the manifest has it.
     """
     digest = xxhash.xxh3_128()
     sizes: list[Int64] = []
@@ -51,13 +60,7 @@ def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: i
         file.write([end])
         with storage.publish(index_path(path)) as index:
             index.write([dump_index(offsets)])
-    return {
-        "path": path,
-        "num_samples": len(offsets) - 1,
-        "num_pads": num_pads,
-        "num_bytes": int(offsets[-1]) + len(end),
-        "checksum": checksum_of(digest),
-    }
+    return Shard(path, len(offsets) - 1, num_pads, int(offsets[-1]) + len(end), checksum_of(digest))
 
 
 @dataclass(frozen=True)
@@ -93,32 +96,51 @@ class OpenShard:
         return Window(self, self.members(first, stop))
 
 
-def open_shard(storage: Storage, shards: Shards, shard: int) -> OpenShard:
+def open_shard(storage: Storage, shard: Shard) -> OpenShard:
     """Open a shard and its index.
 
     Raises:
         DatasetNotFoundError: Either is not there.
         CorruptDataError: The shard's size or its index is not what the manifest says.
     """
-    path = shards.path(shard)
-    num_samples = int(shards.column("num_samples")[shard])
-    num_bytes = int(shards.column("num_bytes")[shard])
-    data = storage.map(path)
-    url = f"{storage.url}/{path}"
-    if len(data) != num_bytes:
+    data = storage.map(shard.path)
+    url = f"{storage.url}/{shard.path}"
+    if len(data) != shard.num_bytes:
         raise CorruptDataError(
             "a shard has another size than the manifest says",
             place=url,
-            expected=f"{num_bytes} bytes",
+            expected=f"{shard.num_bytes} bytes",
             found=f"{len(data)} bytes",
             remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
             url=url,
         )
     try:
-        offsets = parse_index(storage.read(index_path(path)), num_samples, num_bytes)
+        offsets = parse_index(storage.read(index_path(shard.path)), shard.num_samples, shard.num_bytes)
     except CorruptDataError as error:
         raise error.at(index_path(url)) from error
     return OpenShard(url, data, offsets)
+
+
+def read_manifest(storage: Storage) -> Manifest:
+    """Read the manifest of a dataset.
+
+    Raises:
+        DatasetNotFoundError: There is none, so there is no dataset.
+        CorruptDataError: It is damaged.
+        InputError: It is of another version.
+    """
+    try:
+        return parse_manifest(storage.read(HEADER_NAME), storage.read(SHARDS_NAME))
+    except (CorruptDataError, InputError) as error:
+        raise error.at(storage.url) from error
+
+
+def write_manifest(storage: Storage, manifest: Manifest) -> None:
+    """Write the manifest, the header last: from then on the dataset exists."""
+    header, table = dump_manifest(manifest)
+    for path, data in ((SHARDS_NAME, table), (HEADER_NAME, header)):
+        with storage.publish(path, durable=True) as file:
+            file.write([data])
 
 
 class Window:

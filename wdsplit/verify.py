@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from wdsplit.convert import read_manifest
 from wdsplit.engine import run_tasks
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import Manifest, checksum_of
 from wdsplit.sample import is_pad_key
-from wdsplit.shards import OpenShard, Window, check_tail, open_shard
+from wdsplit.shards import OpenShard, Window, check_tail, open_shard, read_manifest
 from wdsplit.storage import open_storage
+from wdsplit.unique import repeated
 
 __all__ = ["Report", "verify"]
 
@@ -82,19 +82,19 @@ def verify(url: str, jobs: int = 1, progress: Callable[[int, int], None] | None 
 
 def _check_shard(task: _Task) -> _Finding:
     none = np.zeros(0, np.uint64)
-    shards = task.manifest.shards
     try:
-        shard = open_shard(open_storage(task.url), shards, task.shard)
+        shard = open_shard(open_storage(task.url), task.manifest.shards[task.shard])
     except WdsplitError as error:
         return _Finding(task.shard, (error,), none)
     problems: list[WdsplitError] = []
     checksum = checksum_of(xxhash.xxh3_128(shard.data))
-    if checksum != shards.checksum(task.shard):
+    expected = task.manifest.shards[task.shard].checksum
+    if checksum != expected:
         problems.append(
             CorruptDataError(
                 "a shard was changed",
                 place=shard.url,
-                expected=shards.checksum(task.shard),
+                expected=expected,
                 found=checksum,
                 remedy="copy it again, or convert again with --overwrite",
                 url=shard.url,
@@ -117,7 +117,7 @@ def _hashes(keys: list[str]) -> npt.NDArray[np.uint64]:
 def _checked_keys(task: _Task, shard: OpenShard) -> Iterator[list[str]]:
     """Give the keys of a shard, part by part, each sample checked."""
     num_samples = len(shard.offsets) - 1
-    num_real = num_samples - int(task.manifest.shards.column("num_pads")[task.shard])
+    num_real = num_samples - task.manifest.shards[task.shard].num_pads
     fields = {field.name for field in task.manifest.fields}
     for first in range(0, num_samples, _SAMPLES_AT_ONCE):
         window = shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE))
@@ -152,15 +152,14 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
 
 
 def _keys_that_stand_twice(tasks: list[_Task], findings: dict[int, _Finding]) -> list[WdsplitError]:
-    ordered = np.sort(np.concatenate([finding.hashes for finding in findings.values()] or [np.zeros(0, np.uint64)]))
-    suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    suspects = repeated(np.concatenate([np.zeros(0, np.uint64)] + [finding.hashes for finding in findings.values()]))
     problems: list[WdsplitError] = []
     seen: dict[str, str] = {}
     for shard, finding in sorted(findings.items()) if len(suspects) else ():
         if not np.isin(finding.hashes, suspects).any():
             continue
         task = tasks[shard]
-        opened = open_shard(open_storage(task.url), task.manifest.shards, shard)
+        opened = open_shard(open_storage(task.url), task.manifest.shards[shard])
         for keys in _checked_keys(task, opened):
             for row in np.flatnonzero(np.isin(_hashes(keys), suspects)).tolist():
                 if keys[row] in seen:

@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from wdsplit.cli.terminal import echo_json, human_bytes, table
-from wdsplit.convert import read_manifest
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
 from wdsplit.order import TAILS, EpochOrder, OrderOptions
 from wdsplit.sample import RESERVED_FIELDS
-from wdsplit.shards import open_shard
+from wdsplit.shards import open_shard, read_manifest
 from wdsplit.split import World, assigned_shards, reader_positions, readers_per_lane
 from wdsplit.storage import Storage, open_storage
 
@@ -68,7 +67,7 @@ def _first_samples(storage: Storage, manifest: Manifest, count: int) -> Iterator
             return
         taken = min(count, num_real)
         if taken:
-            window = open_shard(storage, manifest.shards, shard).window(0, taken)
+            window = open_shard(storage, manifest.shards[shard]).window(0, taken)
             yield from window.take(range(taken), [0] * taken, [False] * taken)
         count -= taken
 
