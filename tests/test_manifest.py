@@ -243,7 +243,7 @@ def test_counts_that_cannot_be_are_refused(changes):
     assert "counts that cannot be" in refused(dump_manifest(manifest(shard_row(**changes)))).cause
 
 
-COLUMNS = {name: [value] for name, value in shard_row().items()}
+COLUMNS = {name: [value] for name, value in dataclasses.asdict(shard_row()).items()}
 
 
 @pytest.mark.parametrize(
