@@ -111,7 +111,7 @@ def test_totals_are_those_of_the_rows(whole):
     assert whole.num_pads == sum(row["num_pads"] for row in rows)
     assert whole.num_bytes == sum(row["num_bytes"] for row in rows)
     assert len(whole.shards) == len(rows)
-    assert [whole.shards[shard] for shard in range(len(rows))] == list(rows)
+    assert [whole.shards[shard] for shard in range(len(rows))] == [Shard(**row) for row in rows]
 
 
 def test_a_shard_and_its_index_have_stable_names():

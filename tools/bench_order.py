@@ -48,6 +48,7 @@ def measure(counts: Int64, options: OrderOptions, repeats: int) -> tuple[float, 
     order = EpochOrder(counts, options, repeats)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    del order
     return milliseconds(builds), milliseconds(lookups), peak / 1e6, kept / 1e6
 
 

@@ -15,6 +15,7 @@ from wdsplit.errors import (
     CorruptDataError,
     DatasetNotFoundError,
     InputError,
+    MissingDependencyError,
     OutputExistsError,
     PipelineError,
     StateError,
@@ -37,6 +38,7 @@ __all__ = [
     "DatasetNotFoundError",
     "InputError",
     "Loader",
+    "MissingDependencyError",
     "OutputExistsError",
     "PipelineError",
     "PlanOptions",
@@ -61,9 +63,14 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'wdsplit' has no attribute {name!r}")
+    try:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'wdsplit' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependencyError.for_extra("torch") from error
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, OrderOptions
 from wdsplit.shards import read_manifest
@@ -194,8 +194,11 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
 
 def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
-    from wdsplit.dataset import Dataset
-    from wdsplit.loader import Loader
+    try:
+        from wdsplit.dataset import Dataset
+        from wdsplit.loader import Loader
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.for_extra("torch") from error
 
     def loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
         dataset = Dataset(

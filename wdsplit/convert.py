@@ -92,17 +92,17 @@ class Progress:
     skipped: int
 
 
-def plan_conversion(inputs: Sequence[str], options: ConvertOptions) -> Plan:
+def plan_conversion(inputs: str | Sequence[str], options: ConvertOptions) -> Plan:
     """Decide a conversion: read the footers of the inputs, infer the fields, cut the rows into shards.
 
     Args:
-        inputs: Parquet files, folders of them, globs or brace expressions.
+        inputs: One or several of: a parquet file, a folder of them, a glob, a brace expression.
         options: What is wanted.
 
     Raises:
         InputError: The inputs cannot be read, or cannot be converted so.
     """
-    files, schema = open_inputs(find_inputs(inputs))
+    files, schema = open_inputs(find_inputs([inputs] if isinstance(inputs, str) else inputs))
     if options.key in schema.names and not is_key_type(schema.field(options.key).type):
         raise InputError(
             f"column {options.key!r} cannot hold keys",
@@ -118,7 +118,7 @@ def plan_conversion(inputs: Sequence[str], options: ConvertOptions) -> Plan:
 
 
 def convert(
-    inputs: Sequence[str],
+    inputs: str | Sequence[str],
     output: str,
     options: ConvertOptions | None = None,
     progress: Callable[[Plan, Progress], None] | None = None,
@@ -129,7 +129,7 @@ def convert(
     continued with `resume`.
 
     Args:
-        inputs: Parquet files, folders of them, globs or brace expressions.
+        inputs: One or several of: a parquet file, a folder of them, a glob, a brace expression.
         output: The dataset's folder.
         options: What is wanted.
         progress: Called with the plan and the progress so far, at the beginning and after each task.

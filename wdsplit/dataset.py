@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.context
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
 from wdsplit.reader import SampleReader
 from wdsplit.shards import read_manifest
-from wdsplit.split import World, assigned_lanes, reader_positions, readers_per_lane
+from wdsplit.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane
 from wdsplit.storage import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
@@ -165,9 +166,9 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         Raises:
             InputError: The epoch is negative or no integer.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or operator.index(epoch) < 0:
             raise InputError("the epoch cannot be", expected="an integer of at least 0", found=repr(epoch))
-        self._epoch.value = epoch
+        self._epoch.value = operator.index(epoch)
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -186,8 +187,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
 
         Stages that change the number (select, batched) are not known here.
         """
-        order, world = self.order(), self.world()
-        return sum(len(positions) for positions in reader_positions(order, world, max(1, order.num_positions)))
+        return len(Steps(self.order(), self.world(), batch_size=1))
 
     def __iter__(self) -> Iterator[Any]:
         """Give this rank's and worker's part of the epoch, through all stages."""

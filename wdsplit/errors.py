@@ -13,6 +13,7 @@ __all__ = [
     "CorruptDataError",
     "DatasetNotFoundError",
     "InputError",
+    "MissingDependencyError",
     "OutputExistsError",
     "PipelineError",
     "StateError",
@@ -86,6 +87,15 @@ class CorruptDataError(WdsplitError, ValueError):
 
 class DatasetNotFoundError(WdsplitError, FileNotFoundError):
     """There is no finished dataset, or no such input, at the given path."""
+
+
+class MissingDependencyError(WdsplitError, ImportError):
+    """A library that this part of wdsplit needs, and the rest does not, is not installed."""
+
+    @classmethod
+    def for_extra(cls, extra: str) -> MissingDependencyError:
+        """Return the error that tells which extra of wdsplit brings what is missing."""
+        return cls(f"{extra} is not installed", remedy=f"install it, or wdsplit with it: pip install 'wdsplit[{extra}]'")
 
 
 class OutputExistsError(WdsplitError, FileExistsError):

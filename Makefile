@@ -1,0 +1,66 @@
+# From a fresh clone, with Python 3.10 or newer: `make demo` and `make test` do all the set-up. `make help` lists the rest.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+RANKS ?= 2
+EPOCHS ?= 2
+# More of pytest's options, such as ARGS="-k resume".
+ARGS ?=
+
+BIN := $(VENV)/bin
+DEMO_INSTALLED := $(VENV)/.installed-demo
+TESTS_INSTALLED := $(VENV)/.installed-tests
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check format clean
+
+help: ## List the targets
+	@echo "Targets:"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables:"
+	@echo "  PYTHON=$(PYTHON)  TORCH=$(TORCH)  VENV=$(VENV)  RANKS=$(RANKS)  EPOCHS=$(EPOCHS)  ARGS=$(ARGS)"
+
+demo: $(DEMO_INSTALLED) ## Convert a real table, verify it, train on it with torchrun and audit what arrived
+	rm -rf demo
+	$(BIN)/python examples/make_digits.py demo/parquet
+	$(BIN)/wdsplit convert 'demo/parquet/train-*.parquet' demo/train --world-size $(RANKS) --workers 2
+	$(BIN)/wdsplit convert 'demo/parquet/test-*.parquet' demo/test --world-size $(RANKS) --workers 2
+	$(BIN)/wdsplit verify demo/train
+	$(BIN)/wdsplit verify demo/test
+	$(BIN)/wdsplit inspect demo/train
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) \
+		examples/train_images.py demo/train demo/test --epochs $(EPOCHS)
+
+test: $(TESTS_INSTALLED) ## Run the whole test suite
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 $(ARGS)
+
+check: $(TESTS_INSTALLED) ## Lint, check the format and the types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(TESTS_INSTALLED) ## Put the code into its format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## Remove the demo's data and all caches; the virtual environment stays
+	rm -rf demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find examples tests tools wdsplit -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Torch comes first and by itself, so that the version above is the one that all extras find in place.
+$(DEMO_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install -e '.[demo]'
+	touch $@
+
+$(TESTS_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install -e '.[tests,check]'
+	touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "wdsplit needs Python 3.10 or newer: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
