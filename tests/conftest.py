@@ -1,5 +1,7 @@
 """How the tests run: hypothesis draws the same examples every time, and takes as long as a slow machine needs."""
 
+import pytest
+from datasets import numbers_dataset
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,3 +13,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("wdsplit")
+
+
+@pytest.fixture(scope="session")
+def numbers(tmp_path_factory):
+    """Return a dataset of 101 samples whose 7 shards do not go into its 4 lanes, with pads in the tars."""
+    return numbers_dataset(tmp_path_factory.mktemp("numbers"), 101, shards=7, lanes=4, window=4)
+
+
+@pytest.fixture(scope="session")
+def whole_lanes(tmp_path_factory):
+    """Return a dataset of 96 samples with 2 whole shards in each of 12 lanes."""
+    return numbers_dataset(tmp_path_factory.mktemp("whole_lanes"), 96, shards=24, lanes=12, window=3)

@@ -25,7 +25,7 @@ from wdsplit.errors import (
 )
 
 if TYPE_CHECKING:
-    from wdsplit.convert import ConvertOptions, convert
+    from wdsplit.converter import ConvertOptions, convert
     from wdsplit.dataset import Dataset
     from wdsplit.loader import Loader
     from wdsplit.plan import PlanOptions
@@ -54,11 +54,11 @@ __version__ = version("wdsplit")
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
-    "ConvertOptions": "wdsplit.convert",
+    "ConvertOptions": "wdsplit.converter",
     "Dataset": "wdsplit.dataset",
     "Loader": "wdsplit.loader",
     "PlanOptions": "wdsplit.plan",
-    "convert": "wdsplit.convert",
+    "convert": "wdsplit.converter",
 }
 
 

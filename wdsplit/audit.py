@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -109,21 +110,37 @@ def _audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
         same, count = _same_batches(order, options)
         reference = f"as 1 rank without workers, batch {options.global_batch}"
         yield Finding(epoch, "same batches", same, f"{count:,} positions are dealt to ranks and workers {reference}")
-    seen, pads = _count_seen(order, ranks)
-    once = bool((seen <= 1).all()) if order.options.tail == "drop" else bool((seen == 1).all())
-    yield Finding(epoch, "exactly once", once, _once_evidence(seen, pads, order.options.tail))
+    yield _audit_once(order, ranks, options)
     if even:
         yield _audit_resume(order, options)
 
 
+def _audit_once(order: EpochOrder, ranks: list[Steps], options: AuditOptions) -> Finding:
+    """Check that each sample is given once, that only what the tail allows is left out, and the rest are pads."""
+    seen, pads = _count_seen(order, ranks)
+    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    given = _positions_left(order, options.global_batch)
+    allowed = max(0, order.num_samples - given)
+    expected_pads = max(0, given - order.num_samples)
+    if order.options.tail == "uneven":
+        allowed = expected_pads = 0
+    held = repeated == 0 and missing == allowed and pads == expected_pads
+    left = "left out" if order.options.tail == "drop" else "missing"
+    evidence = (
+        f"{len(seen):,} samples: {int(seen.sum()):,} seen, {repeated:,} repeated, {missing:,} {left}; {pads:,} pads"
+    )
+    return Finding(order.epoch, "exactly once", held, evidence)
+
+
+def _positions_left(order: EpochOrder, global_batch: int, start: int = 0) -> int:
+    """Return how many positions the steps from `start` on must cover: whole steps, filled or dropped."""
+    left = max(0, order.num_positions - start)
+    steps = left // global_batch if order.options.tail == "drop" else -(-left // global_batch)
+    return steps * global_batch
+
+
 def _spread(values: list[int]) -> str:
     return f"{values[0]:,}" if len(set(values)) == 1 else f"{min(values):,} to {max(values):,}"
-
-
-def _once_evidence(seen: Int64, pads: int, tail: str) -> str:
-    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
-    left = "left out" if tail == "drop" else "missing"
-    return f"{len(seen):,} samples: {int(seen.sum()):,} seen, {repeated:,} repeated, {missing:,} {left}; {pads:,} pads"
 
 
 def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
@@ -131,14 +148,19 @@ def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
     num_workers = max(1, options.num_workers)
     alone = Steps(order, World(), options.global_batch)
     count = 0
-    for whole, *parts in zip(alone, *_ranks(order, options), strict=True):
+    for whole, *parts in zip_longest(alone, *_ranks(order, options)):
+        if whole is None or not all(parts):
+            return False, count
         woven = np.full(options.global_batch, -1, np.int64)
         for rank, part in enumerate(parts):
-            batch = np.full(options.batch_size, -1, np.int64)
+            batch = np.full(len(part.positions), -1, np.int64)
             owner = worker_of(part.positions, options.world_size, num_workers)
             for worker in range(num_workers):
                 batch[owner == worker] = part.positions[owner == worker]
-            woven[(rank - whole.positions[0]) % options.world_size :: options.world_size] = batch
+            places = np.arange((rank - whole.positions[0]) % options.world_size, len(woven), options.world_size)
+            if len(places) != len(batch):
+                return False, count
+            woven[places] = batch
         if not np.array_equal(woven, whole.positions):
             return False, count
         count += len(woven)
@@ -183,10 +205,9 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
     held = True
     for point in points:
         end = point * options.global_batch
-        rest = np.sort(np.concatenate([step.positions for rank in _ranks(order, other, end) for step in rank]))
-        expected = np.arange(end, end + len(rest))
-        last = order.num_positions - (other.global_batch - 1 if options.tail == "drop" else 0)
-        held = held and bool(np.array_equal(rest, expected)) and end + len(rest) >= last
+        parts = [step.positions for rank in _ranks(order, other, end) for step in rank]
+        rest = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+        held = held and np.array_equal(rest, np.arange(end, end + _positions_left(order, other.global_batch, end)))
     where = ", ".join(f"{point:,}" for point in points) or "no"
     evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = the whole"
     return Finding(order.epoch, "resume", held, evidence)
@@ -213,14 +234,14 @@ def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditO
         made.set_epoch(order.epoch)
         return made
 
-    alone = _read_keys(loader(0, 1, 0, options.global_batch))
-    ranks = [
-        _read_keys(loader(rank, options.world_size, options.num_workers, options.batch_size))
-        for rank in range(options.world_size)
-    ]
-    merged = {position: entry for rank in ranks for position, entry in rank.items()}
+    alone, _ = _read_keys(loader(0, 1, 0, options.global_batch))
+    merged: dict[int, tuple[str, bool]] = {}
+    delivered = 0
+    for rank in range(options.world_size):
+        entries, count = _read_keys(loader(rank, options.world_size, options.num_workers, options.batch_size))
+        merged |= entries
+        delivered += count
     real = [key for key, pad in merged.values() if not pad]
-    distinct = sum(map(len, ranks)) == len(merged) and len(set(real)) == len(real)
     if options.tail != "uneven":
         yield Finding(
             order.epoch,
@@ -228,21 +249,27 @@ def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditO
             merged == alone,
             f"{len(merged):,} samples read by {options.world_size} ranks x {options.num_workers} workers",
         )
-    whole = distinct and (len(real) == manifest.num_samples or options.tail == "drop")
-    evidence = f"{len(real):,} of {manifest.num_samples:,} keys read, each once; {len(merged) - len(real):,} pads"
-    yield Finding(order.epoch, "exactly once, read", whole, evidence)
+    expected = manifest.num_samples
+    if options.tail == "drop":
+        expected = min(expected, _positions_left(order, options.global_batch))
+    held = delivered == len(merged) and len(set(real)) == len(real) == expected
+    once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
+    evidence = f"{len(real):,} of {manifest.num_samples:,} keys read, {once}; {delivered - len(real):,} pads"
+    yield Finding(order.epoch, "exactly once, read", held, evidence)
     if options.tail != "uneven":
         yield _audit_read_resume(loader, order, alone, options)
 
 
-def _read_keys(batches: Any) -> dict[int, tuple[str, bool]]:
-    """Return key and pad flag of each position that was read."""
+def _read_keys(batches: Any) -> tuple[dict[int, tuple[str, bool]], int]:
+    """Return key and pad flag of each position that was read, and how many samples that took."""
     found: dict[int, tuple[str, bool]] = {}
+    count = 0
     for positions, pads, keys in batches:
         entries = zip(keys, pads.tolist(), strict=True)
         for position, entry in zip(positions.tolist(), entries, strict=True):
             found[position] = entry
-    return found
+            count += 1
+    return found, count
 
 
 def _audit_read_resume(
@@ -262,7 +289,7 @@ def _audit_read_resume(
     for rank in range(options.world_size + 1):
         resumed = loader(rank, options.world_size + 1, 0, options.batch_size)
         resumed.load_state_dict(state)
-        rest.update(_read_keys(resumed))
+        rest |= _read_keys(resumed)[0]
     expected = {position: entry for position, entry in alone.items() if position >= state["position"]}
     common = expected.keys() & rest.keys()
     held = all(expected[position] == rest[position] for position in common)

@@ -74,7 +74,8 @@ def _is_media(kind: pa.DataType) -> bool:
 def _is_json(kind: pa.DataType) -> bool:
     """Tell whether JSON can carry every value of a type and bring it back."""
     if pa.types.is_struct(kind):
-        return all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
+        names = {kind.field(i).name for i in range(kind.num_fields)}
+        return len(names) == kind.num_fields and all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
     if _is_list(kind):
         return _is_json(kind.value_type)
     scalar = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or _is_text(kind)
@@ -149,7 +150,10 @@ def infer_fields(
     fields = []
     for name, column in zip(names, columns, strict=True):
         kind = schema.field(column).type
-        check_field(name)
+        try:
+            check_field(name)
+        except InputError as error:
+            problems.append(f"{error.cause} (expected {error.expected})")
         encoding = _encoding_for(name, kind)
         if encoding is None:
             problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
@@ -229,27 +233,22 @@ def encode_batch(
 
         payload = _ENCODERS[field.encoding](column, locate)
         if payload.null_count:
-            payload = _treat_nulls(payload, column, null, locate)
+            payload = _treat_nulls(payload, null, locate)
         encoded[field.name] = payload
     _check_not_bare(encoded, where)
     return encoded
 
 
-def _treat_nulls(payload: pa.LargeBinaryArray, column: pa.Array, null: Null, where: Where) -> pa.LargeBinaryArray:
+def _treat_nulls(payload: pa.LargeBinaryArray, null: Null, where: Where) -> pa.LargeBinaryArray:
     if null == "omit":
         return payload
     if null == "empty":
         return pc.fill_null(payload, b"")
-    row = _first_null(payload)
-    inner = column.is_valid()[row].as_py()
     raise InputError(
-        "a value is null" if not inner else "an image or audio value has a path but no bytes",
-        place=where(row),
+        "a value is null",
+        place=where(_first_null(payload)),
         expected="a value",
-        found=str(column[row].as_py()),
-        remedy="embed the files in the table"
-        if inner
-        else "--null omit leaves the member out, --null empty writes it with no bytes; or filter the table",
+        remedy="--null omit leaves the member out, --null empty writes it with no bytes; or filter the table",
     )
 
 
@@ -277,7 +276,18 @@ def _encode_bytes(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
 
 
 def _encode_media(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
-    return media_bytes(column).cast(pa.large_binary())
+    payload = media_bytes(column).cast(pa.large_binary())
+    hollow = pc.and_(payload.is_null(), column.is_valid()).to_numpy(zero_copy_only=False)
+    if hollow.any():
+        row = int(hollow.argmax())
+        raise InputError(
+            "an image or audio value has a path but no bytes",
+            place=where(row),
+            expected="the bytes of the file",
+            found=str(column[row].as_py()),
+            remedy="embed the files in the table",
+        )
+    return payload
 
 
 def _encode_text(column: pa.Array, where: Where) -> pa.LargeBinaryArray:

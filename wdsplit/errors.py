@@ -95,7 +95,9 @@ class MissingDependencyError(WdsplitError, ImportError):
     @classmethod
     def for_extra(cls, extra: str) -> MissingDependencyError:
         """Return the error that tells which extra of wdsplit brings what is missing."""
-        return cls(f"{extra} is not installed", remedy=f"install it, or wdsplit with it: pip install 'wdsplit[{extra}]'")
+        return cls(
+            f"{extra} is not installed", remedy=f"install it, or wdsplit with it: pip install 'wdsplit[{extra}]'"
+        )
 
 
 class OutputExistsError(WdsplitError, FileExistsError):

@@ -271,7 +271,7 @@ def _parse_header(header: bytes) -> dict[str, Any]:
 
 def _parse_shards(table: bytes) -> Shards:
     try:
-        shards = pq.read_table(io.BytesIO(table))
+        shards = pq.ParquetFile(io.BytesIO(table)).read(use_threads=False)
         shards = shards.select(_SCHEMA.names).cast(_SCHEMA)
         shards.validate(full=True)
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:

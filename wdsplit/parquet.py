@@ -63,10 +63,9 @@ def find_inputs(arguments: Sequence[str]) -> list[str]:
     Raises:
         InputError: An argument names nothing, or a file is named twice.
     """
-    paths: list[str] = []
-    for argument in arguments:
-        for pattern in braceexpand.braceexpand(local_path(argument)) if "{" in argument else [local_path(argument)]:
-            paths += _matches(pattern)
+    paths = [path for argument in arguments for pattern in _patterns(argument) for path in _matches(pattern)]
+    if not paths:
+        raise InputError("no input is given", expected="at least one parquet file, folder, glob or brace expression")
     seen: set[str] = set()
     for path in paths:
         real = os.path.realpath(path)
@@ -81,20 +80,43 @@ def find_inputs(arguments: Sequence[str]) -> list[str]:
     return paths
 
 
+def _patterns(argument: str) -> list[str]:
+    """Return what a brace expression stands for; a file whose own name has braces stands for itself."""
+    path = local_path(argument)
+    if "{" not in path or os.path.exists(path):
+        return [path]
+    try:
+        return list(braceexpand.braceexpand(path))
+    except ValueError as error:
+        raise InputError(
+            "braces do not close",
+            place=path,
+            expected="as in part-{000..127}.parquet",
+            remedy="check the path",
+            url=path,
+        ) from error
+
+
 def _matches(pattern: str) -> list[str]:
-    if os.path.isdir(pattern):
-        found = sorted(glob.glob(os.path.join(glob.escape(pattern), "**", "*.parquet"), recursive=True))
-        expected = "a folder with *.parquet files"
-    elif os.path.exists(pattern):
+    if os.path.isfile(pattern):
         return [pattern]
+    if os.path.isdir(pattern):
+        found = _tables_below(pattern)
+        expected = "a folder with *.parquet files"
     else:
-        found = sorted(glob.glob(pattern, recursive=True))
+        matched = sorted(glob.glob(pattern, recursive=True))
+        found = [path for match in matched for path in (_tables_below(match) if os.path.isdir(match) else [match])]
         expected = "a file, a folder, or a pattern that matches files"
     if not found:
         raise InputError(
             "there is no such input", place=pattern, expected=expected, remedy="check the path", url=pattern
         )
     return found
+
+
+def _tables_below(folder: str) -> list[str]:
+    found = glob.glob(os.path.join(glob.escape(folder), "**", "*.parquet"), recursive=True)
+    return sorted(path for path in found if os.path.isfile(path))
 
 
 def open_inputs(paths: Sequence[str]) -> tuple[tuple[InputFile, ...], pa.Schema]:
@@ -116,18 +138,23 @@ def open_inputs(paths: Sequence[str]) -> tuple[tuple[InputFile, ...], pa.Schema]
 
 def _open_footer(path: str) -> tuple[InputFile, pa.Schema]:
     with _readable(path):
-        with open(path, "rb") as raw:
-            size = raw.seek(0, os.SEEK_END)
-            raw.seek(max(0, size - 8))
-            length = int.from_bytes(raw.read(4), "little")
-            raw.seek(max(0, size - 8 - length))
-            footer = xxhash.xxh3_128_hexdigest(raw.read(length))
+        size, footer = _footer_of(path)
         with pq.ParquetFile(path) as file:
             metadata = file.metadata
             groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
             data_bytes = sum(group.total_byte_size for group in groups)
             rows = tuple(group.num_rows for group in groups)
             return InputFile(path, size, metadata.num_rows, rows, data_bytes, footer), file.schema_arrow
+
+
+def _footer_of(path: str) -> tuple[int, str]:
+    """Return the size of a parquet file and the checksum of its footer, which its last eight bytes measure."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 8))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - 8 - length))
+        return size, xxhash.xxh3_128_hexdigest(file.read(length))
 
 
 def _check_same_columns(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> None:
@@ -194,12 +221,12 @@ def _read_file(file: InputFile, first: int, stop: int, begin: int, columns: Sequ
     row_bytes = max(1, file.data_bytes // max(1, file.num_rows))
     batch_rows = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
     with _readable(file.path), pq.ParquetFile(file.path, memory_map=True) as table:
-        if table.metadata.num_rows != file.num_rows:
+        if _footer_of(file.path) != (file.num_bytes, file.footer):
             raise InputError(
                 "an input has changed since it was planned",
                 place=file.path,
-                expected=f"{file.num_rows} rows",
-                found=f"{table.metadata.num_rows} rows",
+                expected=f"the file of {file.num_bytes} bytes and {file.num_rows} rows",
+                found=f"another one, with {table.metadata.num_rows} rows",
                 remedy="leave the inputs alone while they are converted; start again with --overwrite",
                 url=file.path,
             )

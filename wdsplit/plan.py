@@ -7,6 +7,7 @@ a resumed run finds in place is only kept if it was written by the same plan.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,6 +42,8 @@ _MIN_WINDOW, _MAX_WINDOW = 16, 1024
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
+_MAX_OPTION = 2**53
+"""What JSON numbers hold exactly."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,13 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         problems = []
-        for name, low in (("world_size", 1), ("workers", 0)):
-            if getattr(self, name) < low:
-                problems.append(f"{name} = {getattr(self, name)}: expected at least {low}")
-        for name in ("shards", "samples_per_shard", "shard_size", "lanes", "window"):
+        lows = {"world_size": 1, "workers": 0, "shards": 1, "samples_per_shard": 1, "shard_size": 1}
+        lows |= {"lanes": 1, "window": 1}
+        for name, low in lows.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{name} = {value}: expected at least 1")
+            if value is not None and not low <= value <= _MAX_OPTION:
+                bound = f"at least {low}" if value < low else f"at most {_MAX_OPTION}"
+                problems.append(f"{name} = {value}: expected {bound}")
         sizings = [name for name in ("shards", "samples_per_shard", "shard_size") if getattr(self, name) is not None]
         if len(sizings) > 1:
             problems.append(f"{' and '.join(sizings)} contradict each other: give one")
@@ -277,7 +280,7 @@ def _derived_shards(inputs: Sequence[InputFile], num_fields: int, options: PlanO
         return _round_up(-(-num_rows // options.samples_per_shard), options.readers)
     data_bytes = sum(file.data_bytes for file in inputs) + num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
     shards = -(-data_bytes // (options.shard_size or DEFAULT_SHARD_BYTES))
-    return _round_up(shards, lanes if options.shard_size is None else options.readers)
+    return _round_up(shards, math.lcm(lanes, options.readers) if options.shard_size is None else options.readers)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -117,7 +117,8 @@ def open_shard(storage: Storage, shard: Shard) -> OpenShard:
     try:
         offsets = parse_index(storage.read(index_path(shard.path)), shard.num_samples, shard.num_bytes)
     except CorruptDataError as error:
-        raise error.at(index_path(url)) from error
+        error.url = index_path(url)
+        raise error.at(error.url) from error
     return OpenShard(url, data, offsets)
 
 
@@ -207,6 +208,8 @@ class Window:
             if sample and key != sample["__key__"]:
                 raise self._mixed(sample["__key__"], key)
             sample = sample or {"__key__": key, "__url__": self._url, "__position__": position, "__pad__": pad}
+            if field in sample:
+                raise self._twice(key, field)
             start = int(members.starts[member])
             sample[field] = self._data[start : start + int(members.sizes[member])]
         return sample
@@ -214,6 +217,17 @@ class Window:
     def _first_names(self) -> list[str]:
         firsts = np.cumsum(self._members.counts) - self._members.counts
         return [_text(name) for name in self._members.names[firsts]]
+
+    def _twice(self, key: str, field: str) -> CorruptDataError:
+        return CorruptDataError(
+            "a sample has a field twice",
+            place=self._url,
+            expected=f"one member {key}.{field}",
+            found="two of them",
+            remedy="the shard was not written by wdsplit, or was changed: convert again with --overwrite",
+            url=self._url,
+            key=key,
+        )
 
     def _mixed(self, first: str, second: str) -> CorruptDataError:
         return CorruptDataError(
@@ -244,7 +258,7 @@ def _uniform_columns(members: Members) -> Columns | None:
     suffixes = [bytes(name)[len(first_key.encode("utf-8", "surrogateescape")) :] for name in members.names[:num_fields]]
     lead = [bytes(name) for name in members.names[::num_fields].tolist()]
     cut = len(suffixes[0])
-    if not cut or not all(name.endswith(suffixes[0]) for name in lead):
+    if not cut or len(set(suffixes)) < num_fields or not all(name.endswith(suffixes[0]) for name in lead):
         return None
     keys = [name[:-cut] for name in lead]
     if any(b"." in key for key in keys):

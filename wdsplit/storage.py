@@ -11,6 +11,7 @@ import itertools
 import mmap
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Protocol
 
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
 
-__all__ = ["LocalStorage", "PendingFile", "Storage", "local_path", "open_storage"]
+__all__ = ["LocalStorage", "PendingFile", "Storage", "is_temporary", "local_path", "open_storage"]
 
 _IOV_MAX = 1024
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+\.tmp$")
@@ -50,7 +51,7 @@ class Storage(Protocol):
         """Return the bytes of an object without reading them all, where the system can."""
 
     def size(self, path: str) -> int | None:
-        """Return the size of an object in bytes, or None if it is not there."""
+        """Return the size of an object in bytes, or None if there is no such object (but a folder, say)."""
 
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""
@@ -69,6 +70,11 @@ class Storage(Protocol):
 
     def lock(self, path: str) -> AbstractContextManager[None]:
         """Hold a lock that goes with the process, however that ends; StorageError if another process holds it."""
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name is that of a file which was never published."""
+    return _TEMPORARY.match(name) is not None
 
 
 def local_path(url: str) -> str:
@@ -119,12 +125,13 @@ class LocalStorage:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def size(self, path: str) -> int | None:
-        """Return the size of a file in bytes, or None if it is not there."""
+        """Return the size of a file in bytes, or None if there is no such file."""
         with _translated(self.root / path):
             try:
-                return (self.root / path).stat().st_size
+                found = (self.root / path).stat()
             except FileNotFoundError:
                 return None
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""
@@ -139,7 +146,7 @@ class LocalStorage:
         """Write to a temporary name beside `path`; rename it if all went well, else remove it."""
         final = self.root / path
         temporary = final.with_name(f".{final.name}.{os.getpid()}-{next(_attempts)}.tmp")
-        with _translated(final):
+        with _translated(final, writing=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             with _LocalFile(temporary) as file:
                 yield file
@@ -153,7 +160,7 @@ class LocalStorage:
         with _translated(target):
             if target.is_dir() and not target.is_symlink():
                 for name in os.listdir(target):
-                    self.remove(f"{path}/{name}")
+                    self.remove(_join(path, name))
                 target.rmdir()
             else:
                 target.unlink(missing_ok=True)
@@ -161,8 +168,8 @@ class LocalStorage:
     def remove_temporary(self, path: str = "") -> None:
         """Remove what attempts that were killed have left under temporary names."""
         for name in self.list(path):
-            if _TEMPORARY.match(name):
-                self.remove(f"{path}/{name}" if path else name)
+            if is_temporary(name):
+                self.remove(_join(path, name))
 
     @contextmanager
     def lock(self, path: str) -> Iterator[None]:
@@ -172,7 +179,7 @@ class LocalStorage:
             StorageError: Another process holds it.
         """
         target = self.root / path
-        with _translated(target):
+        with _translated(target, writing=True):
             target.parent.mkdir(parents=True, exist_ok=True)
             file = open(target, "ab")  # noqa: SIM115 (held for as long as the lock is)
         with file:
@@ -186,6 +193,10 @@ class LocalStorage:
                     url=str(self.root),
                 ) from error
             yield
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 class _LocalFile:
@@ -216,20 +227,20 @@ class _LocalFile:
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system into ours."""
+def _translated(path: Path, writing: bool = False) -> Iterator[None]:
+    """Turn errors of the operating system into ours; who writes misses no file, but is refused."""
     try:
         yield
     except (StorageError, DatasetNotFoundError):
         raise
-    except FileNotFoundError as error:
-        raise DatasetNotFoundError(
-            "there is no such file",
-            place=str(path),
-            remedy="check the path; a dataset may have been copied in part",
-            url=str(path),
-        ) from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not writing:
+            raise DatasetNotFoundError(
+                "there is no such file",
+                place=str(path),
+                remedy="check the path; a dataset may have been copied in part",
+                url=str(path),
+            ) from error
         raise StorageError(
             f"the system refused: {error.strerror or error}",
             place=str(path),

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from wdsplit.audit import AuditOptions, audit
+from wdsplit.cli.options import json_option, order_options
 from wdsplit.cli.terminal import FAILED, available_cpus, echo_json, human_bytes, progress_bar, stderr
-from wdsplit.order import TAILS
 from wdsplit.verify import verify
 
 __all__ = ["audit_command", "verify_command"]
@@ -18,7 +18,7 @@ __all__ = ["audit_command", "verify_command"]
 @click.command("verify", epilog="Example: wdsplit verify data/train --jobs 8")
 @click.argument("dataset")
 @click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
-@click.option("--json", "as_json", is_flag=True, help="Print the problems as JSON.")
+@json_option
 def verify_command(dataset: str, jobs: int | None, as_json: bool) -> None:
     """Check that every byte of DATASET is what its manifest says.
 
@@ -53,15 +53,11 @@ def verify_command(dataset: str, jobs: int | None, as_json: bool) -> None:
   wdsplit audit data/train --world-size 2 --workers 2 --batch-size 64 --read""",
 )
 @click.argument("dataset")
-@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
-@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank.")
+@order_options
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Samples a batch and rank.")
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs, counted from 0.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
-@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Whether the order is shuffled.")
-@click.option("--tail", type=click.Choice(TAILS), default="pad", show_default=True, help="How an epoch ends.")
 @click.option("--read", is_flag=True, help="Run the real loaders too, and compare what they read.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@json_option
 def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -> None:
     """Prove the loading promises for DATASET and a topology.
 

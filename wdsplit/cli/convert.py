@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from wdsplit.cli.options import json_option, with_options
 from wdsplit.cli.terminal import available_cpus, byte_size, echo_json, human_bytes, progress_bar, stderr, table
-from wdsplit.convert import ConvertOptions, Progress, convert, plan_conversion
+from wdsplit.converter import ConvertOptions, Progress, convert, plan_conversion
 from wdsplit.encode import NULLS
 from wdsplit.manifest import Manifest
 from wdsplit.plan import PADS, Plan, PlanOptions
@@ -61,10 +61,7 @@ _OPTIONS = (
 )
 
 
-def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+_plan_options = with_options(_OPTIONS)
 
 
 def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
@@ -86,7 +83,7 @@ def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @_plan_options
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@json_option
 def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
     """Say what convert would do with the same options, from the files' footers alone.
 

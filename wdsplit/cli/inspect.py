@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from wdsplit.cli.options import json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, table
-from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
-from wdsplit.order import TAILS, EpochOrder, OrderOptions
+from wdsplit.order import EpochOrder, OrderOptions
 from wdsplit.sample import RESERVED_FIELDS
 from wdsplit.shards import open_shard, read_manifest
 from wdsplit.split import World, assigned_shards, reader_positions, readers_per_lane
@@ -26,7 +27,7 @@ _POSITIONS_AT_ONCE = 1 << 20
 @click.command("inspect", epilog="Example: wdsplit inspect data/train --samples 5")
 @click.argument("dataset")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="First samples to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
+@json_option
 def inspect_command(dataset: str, samples: int, as_json: bool) -> None:
     """Say what is in DATASET: totals, fields, the first samples."""
     storage = open_storage(dataset)
@@ -56,8 +57,9 @@ def inspect_command(dataset: str, samples: int, as_json: bool) -> None:
     click.echo(table(("field", "column", "type", "encoding"), rows))
     for sample in first:
         click.echo(f"\n{sample['__key__']}  ({sample['__url__']})")
-        for name in sample.keys() - set(RESERVED_FIELDS):
-            click.echo(f"  {name}: {_preview(sample[name])}")
+        for name, value in sample.items():
+            if name not in RESERVED_FIELDS:
+                click.echo(f"  {name}: {_preview(value)}")
 
 
 def _first_samples(storage: Storage, manifest: Manifest, count: int) -> Iterator[dict[str, Any]]:
@@ -87,14 +89,10 @@ def _preview(value: Any) -> str:
 
 @click.command("assign", epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3")
 @click.argument("dataset")
-@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
-@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank.")
+@order_options
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
-@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Whether the order is shuffled.")
-@click.option("--tail", type=click.Choice(TAILS), default="pad", show_default=True, help="How an epoch ends.")
 @click.option("--lanes", type=click.IntRange(1), help="Lanes.  [default: the dataset's]")
-@click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
+@json_option
 def assign_command(
     dataset: str,
     world_size: int,
@@ -112,27 +110,39 @@ def assign_command(
     order = EpochOrder(manifest.shards.num_real, options, epoch)
     readers = max(1, workers)
     worlds = [World(rank, world_size, worker, readers) for rank in range(world_size) for worker in range(readers)]
-    entries = [
-        {
-            "rank": world.rank,
-            "worker": world.worker,
-            "samples": sum(map(len, reader_positions(order, world, _POSITIONS_AT_ONCE))),
-            "shards": assigned_shards(order, world),
-        }
-        for world in worlds
-    ]
+    entries = [_Assignment.of(order, world) for world in worlds]
     shared = readers_per_lane(options.lanes, world_size, readers)
     if as_json:
-        echo_json({"lanes": options.lanes, "readers_per_lane": shared, "recut": order.is_recut, "readers": entries})
+        echo_json(
+            {
+                "lanes": options.lanes,
+                "readers_per_lane": shared,
+                "recut": order.is_recut,
+                "readers": list(map(vars, entries)),
+            }
+        )
         return
-    rows = [(e["rank"], e["worker"], f"{e['samples']:,}", _shard_list(e["shards"])) for e in entries]
+    rows = [(entry.rank, entry.worker, f"{entry.samples:,}", _shard_list(entry.shards)) for entry in entries]
     click.echo(table(("rank", "worker", "samples", "shards"), rows))
     click.echo(f"\n{options.lanes} lanes; each window is read by {shared} of the readers")
     if order.is_recut:
         click.echo("shards differ, so lanes were cut at equal counts: neighbours share the shards at their borders")
 
 
-def _shard_list(shards: Any) -> str:
-    if not isinstance(shards, list):
-        raise InputError("an entry has no shards", found=repr(shards))
+@dataclass(frozen=True)
+class _Assignment:
+    """What one reader reads."""
+
+    rank: int
+    worker: int
+    samples: int
+    shards: list[int]
+
+    @classmethod
+    def of(cls, order: EpochOrder, world: World) -> _Assignment:
+        samples = sum(map(len, reader_positions(order, world, _POSITIONS_AT_ONCE)))
+        return cls(world.rank, world.worker, samples, assigned_shards(order, world))
+
+
+def _shard_list(shards: list[int]) -> str:
     return ", ".join(map(str, shards[:12])) + (f", ... ({len(shards):,} in all)" if len(shards) > 12 else "")

@@ -36,7 +36,7 @@ from wdsplit.manifest import (
 from wdsplit.parquet import find_inputs, first_payloads, open_inputs
 from wdsplit.plan import Plan, PlanOptions, default_window, make_plan, task_spans
 from wdsplit.shards import write_manifest
-from wdsplit.storage import Storage, local_path, open_storage
+from wdsplit.storage import Storage, is_temporary, local_path, open_storage
 from wdsplit.task import DONE_FOLDER, RUN_FOLDER, Task, run_task
 from wdsplit.unique import check_unique_keys
 
@@ -142,9 +142,10 @@ def convert(
     """
     options = options or ConvertOptions()
     storage = open_storage(output)
+    paths = find_inputs([inputs] if isinstance(inputs, str) else inputs)
+    _refuse_inside(paths, output)
     _refuse_existing(storage, options)
-    plan = plan_conversion(inputs, options)
-    _refuse_inside(plan, output)
+    plan = plan_conversion(paths, options)
     if plan.key is not None and not options.resume:
         check_unique_keys(plan)
     with storage.lock(_LOCK_NAME):
@@ -165,12 +166,14 @@ def _no_progress(plan: Plan, progress: Progress) -> None:
 
 
 def _refuse_existing(storage: Storage, options: ConvertOptions) -> None:
-    """Refuse an output that holds anything, unless it may be overwritten or continued."""
+    """Refuse an output that holds anything, unless it is ours and may be overwritten or continued."""
     names = [name for name in storage.list() if name != RUN_FOLDER]
     finished, started = HEADER_NAME in names, storage.size(_PLAN_NAME) is not None
-    if options.overwrite or not (names or started or options.resume):
+    if options.overwrite:
+        ours = _is_ours if finished or started else lambda name: False
+        _refuse_foreign(storage, [name for name in names if not ours(name) or storage.size(name) is None])
         return
-    if options.resume and started and not finished:
+    if not (names or started or options.resume) or (options.resume and started and not finished):
         return
     if finished:
         cause, remedy = "the output is a finished dataset already", "use --overwrite to replace it"
@@ -184,23 +187,40 @@ def _refuse_existing(storage: Storage, options: ConvertOptions) -> None:
         cause,
         place=storage.url,
         expected="an unfinished run" if options.resume else "no such folder, or an empty one",
-        found=", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing",
+        found=_some(names) or "nothing",
         remedy=remedy,
         url=storage.url,
     )
 
 
-def _refuse_inside(plan: Plan, output: str) -> None:
+def _refuse_foreign(storage: Storage, foreign: Sequence[str]) -> None:
+    """Refuse to overwrite files that wdsplit did not write."""
+    if foreign:
+        raise OutputExistsError(
+            "the output holds files that wdsplit did not write",
+            place=storage.url,
+            expected="a dataset, an unfinished run, or nothing",
+            found=_some(foreign),
+            remedy="choose another folder, or remove them yourself",
+            url=storage.url,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _refuse_inside(paths: Sequence[str], output: str) -> None:
     """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
     folder = Path(local_path(output)).resolve()
-    for file in plan.inputs:
-        if folder in Path(file.path).resolve().parents:
+    for path in paths:
+        if folder in Path(path).resolve().parents:
             raise InputError(
                 "an input lies inside the output",
-                place=file.path,
+                place=path,
                 expected=f"inputs outside {output}",
                 remedy="choose another output folder",
-                url=file.path,
+                url=path,
             )
 
 
@@ -209,16 +229,6 @@ def _prepare(storage: Storage, plan: Plan, options: ConvertOptions) -> dict[int,
     names = storage.list()
     if options.resume:
         return _published(storage, plan)
-    foreign = [name for name in names if not _is_ours(name)]
-    if foreign:
-        raise OutputExistsError(
-            "the output holds files that wdsplit did not write",
-            place=storage.url,
-            expected="a dataset, an unfinished run, or nothing",
-            found=", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else ""),
-            remedy="choose another folder, or remove them yourself",
-            url=storage.url,
-        )
     for name in sorted(names, key=lambda name: name != HEADER_NAME):
         if name != RUN_FOLDER:
             storage.remove(name)
@@ -230,17 +240,16 @@ def _prepare(storage: Storage, plan: Plan, options: ConvertOptions) -> dict[int,
 
 
 def _leave_resumable(storage: Storage) -> None:
-    """Clear up after an error: no temporary files, and nothing at all if no shard was published."""
+    """Clear up after an error: no temporary files, and nothing at all if nothing was published."""
     storage.remove_temporary()
-    if not storage.list(DONE_FOLDER):
+    if storage.list() == [RUN_FOLDER]:
         storage.remove(RUN_FOLDER)
 
 
 def _is_ours(name: str) -> bool:
     """Tell whether wdsplit may have written a file of this name into its output."""
     stem = name.removesuffix(".idx").removesuffix(".tar")
-    temporary = name.startswith(".") and name.endswith(".tmp")
-    return name in (HEADER_NAME, SHARDS_NAME, RUN_FOLDER) or temporary or (stem != name and stem.isdigit())
+    return name in (HEADER_NAME, SHARDS_NAME) or is_temporary(name) or (stem != name and stem.isdigit())
 
 
 def _published(storage: Storage, plan: Plan) -> dict[int, Shard]:

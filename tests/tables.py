@@ -1,0 +1,154 @@
+"""Small parquet tables for the tests, and what a finished dataset must hold for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wdsplit.converter import ConvertOptions, convert
+from wdsplit.plan import InputFile, PlanOptions
+from wdsplit.sample import is_pad_key
+
+DEADLINE_S = 60
+
+
+def write_table(path, columns, rows_per_group=None) -> str:
+    """Write a table (or a dict of columns) as one parquet file and return its path."""
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=rows_per_group)
+    return str(path)
+
+
+def write_files(folder, table, rows_per_file, rows_per_group=None) -> list[str]:
+    """Cut a table into files of the given numbers of rows, repeated until the table ends; 0 makes an empty file."""
+    paths, first = [], 0
+    while first < len(table):
+        for count in rows_per_file:
+            path = Path(folder) / f"part-{len(paths):05d}.parquet"
+            paths.append(write_table(path, table.slice(first, count), rows_per_group))
+            first += count
+    return paths
+
+
+def mixed_table(num_rows, first=0) -> pa.Table:
+    """Return a table with a column of each encoding but media; every row is different."""
+    numbers = range(first, first + num_rows)
+    return pa.table(
+        {
+            "image": pa.array([b"\xff\xd8\xff" + bytes([i % 251]) * (i * 37 % 1100) for i in numbers], pa.binary()),
+            "caption": [f"caption {i} é" for i in numbers],
+            "label": pa.array(numbers, pa.int64()),
+            "vector": pa.array([np.arange(i % 5, dtype=np.float32) + i for i in numbers], pa.list_(pa.float32())),
+            "meta": [{"x": i / 7, "tags": [str(i)] * (i % 3)} for i in numbers],
+        }
+    )
+
+
+def input_file(num_rows, num_groups=1, path="part.parquet", data_bytes=1000, footer="00") -> InputFile:
+    each, rest = divmod(num_rows, num_groups)
+    groups = tuple(each + (number < rest) for number in range(num_groups))
+    return InputFile(path, data_bytes + 100, num_rows, groups, data_bytes, footer)
+
+
+def options(jobs=1, key=None, mapping=None, overwrite=False, resume=False, **plan) -> ConvertOptions:
+    return ConvertOptions(PlanOptions(**plan), mapping or {}, key, jobs, overwrite, resume)
+
+
+def converted(inputs, output, **changes):
+    """Convert and return the manifest."""
+    return convert([inputs] if isinstance(inputs, str) else inputs, str(output), options(**changes))
+
+
+def tar_samples(path) -> list[tuple[str, dict[str, bytes]]]:
+    """Read a tar with the standard library: its samples in order, each a key and its fields."""
+    samples: list[tuple[str, dict[str, bytes]]] = []
+    with tarfile.open(path) as tar:
+        for member in tar:
+            folder, _, base = member.name.rpartition("/")
+            stem, _, field = base.partition(".")
+            key = f"{folder}/{stem}" if folder else stem
+            if not samples or samples[-1][0] != key:
+                samples.append((key, {}))
+            assert field not in samples[-1][1], f"{member.name} stands twice"
+            samples[-1][1][field] = tar.extractfile(member).read()
+    return samples
+
+
+def sample_offsets(path) -> list[int]:
+    """Find with the standard library where each sample begins, and where the last one ends."""
+    offsets, last, end = [], None, 0
+    with tarfile.open(path) as tar:
+        for member in tar:
+            key = member.name.rpartition("/")[0], member.name.rpartition("/")[2].partition(".")[0]
+            if key != last:
+                offsets.append(member.offset)
+            last = key
+            end = member.offset_data + -(-member.size // 512) * 512
+    return [*offsets, end]
+
+
+def shard_files(folder) -> dict[str, bytes]:
+    """Return the bytes of all shards and indexes."""
+    paths = sorted(Path(folder).glob("*.tar*"))
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def all_samples(folder) -> list[tuple[str, dict[str, bytes]]]:
+    """Return the samples of all shards, in order."""
+    return [sample for path in sorted(Path(folder).glob("*.tar")) for sample in tar_samples(path)]
+
+
+def real_samples(folder) -> list[tuple[str, dict[str, bytes]]]:
+    """Return the samples of all shards that are no pads, in order."""
+    return [(key, fields) for key, fields in all_samples(folder) if not is_pad_key(key)]
+
+
+def labels(folder, field="cls") -> list[int]:
+    """Return what the real samples' field holds as numbers, in order."""
+    return [int(fields[field]) for _, fields in real_samples(folder)]
+
+
+def files_below(folder) -> list[str]:
+    """Return the relative paths of all files below a folder, sorted."""
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if not path.is_dir())
+
+
+def start_script(code, *arguments) -> subprocess.Popen:
+    """Run a script in a session of its own, so that what it leaves behind can be found."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def session_processes(session) -> list[int]:
+    """Return the processes of a session that live, zombies left out."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, _, _, its_session = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_session) == session and state not in "ZX":
+            found.append(int(name))
+    return found
+
+
+def wait_until(condition, what) -> None:
+    """Poll until a condition holds; fail when it takes longer than a slow machine may need."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"still not, after {DEADLINE_S} s: {what}"
+        time.sleep(0.005)

@@ -1,0 +1,510 @@
+import datetime
+import io
+import json
+import math
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsplit.encode import encode_batch, infer_fields, needs_sniff, sniff
+from wdsplit.errors import InputError
+from wdsplit.manifest import Field
+from wdsplit.sample import check_field
+
+JPG = b"\xff\xd8\xff\xe0"
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+MAGIC = {
+    "jpg": JPG,
+    "png": b"\x89PNG\r\n\x1a\n",
+    "webp": b"RIFF\x10\0\0\nWEBPVP8 ",
+    "gif": b"GIF89a",
+    "tiff": b"II*\0",
+    "flac": b"fLaC",
+    "wav": b"RIFF\x10\0\0\nWAVEfmt ",
+    "ogg": b"OggS",
+    "mp3": b"ID3\x04",
+    "mp4": b"\0\0\0\x18ftypmp42",
+    "npy": b"\x93NUMPY\x01\0",
+    "pdf": b"%PDF-1.7",
+}
+MORE_MAGIC = [("gif", b"GIF87a"), ("tiff", b"MM\0*"), ("mp3", b"\xff\xfb\x90"), ("mp3", b"\xff\xf3\x90")]
+
+INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+NUMBERS = [*INTEGERS, pa.float16(), pa.float32(), pa.float64()]
+
+REFUSED = [
+    pa.decimal128(10, 2),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.timestamp("us", "UTC"),
+    pa.time64("us"),
+    pa.duration("s"),
+    pa.map_(pa.string(), pa.int64()),
+    pa.struct([("x", pa.date32())]),
+    pa.struct([("x", pa.binary())]),
+    pa.list_(pa.binary()),
+    pa.list_(pa.timestamp("us")),
+    pa.null(),
+    pa.dictionary(pa.int8(), pa.date32()),
+]
+
+
+def where(row):
+    return f"part-3.parquet, row {row}"
+
+
+def limits(kind):
+    bits, signed = kind.bit_width, not str(kind).startswith("u")
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+
+
+def infer(columns, mapping=None, key=None, first_bytes=None):
+    return infer_fields(pa.schema(list(columns.items())), mapping or {}, key, first_bytes or {})
+
+
+def names_of(columns, **more):
+    return [field.name for field in infer(columns, **more)]
+
+
+def encode(column, name=None, null="error"):
+    """Encode one column under the field that it takes by itself, or under `name`."""
+    mapping = {name: "c"} if name else {}
+    (field,) = infer({"c": column.type}, mapping)
+    return encode_batch({"c": column}, [field], null, where)[field.name].to_pylist()
+
+
+def load(payload):
+    return np.load(io.BytesIO(payload), allow_pickle=False)
+
+
+# What a column becomes
+
+
+@pytest.mark.parametrize(("name", "payload"), [*MAGIC.items(), *MORE_MAGIC])
+def test_binary_columns_are_named_by_their_first_bytes(name, payload):
+    assert sniff(payload) == name
+    assert names_of({"c": pa.binary()}, first_bytes={"c": payload + bytes(60)}) == [name]
+
+
+@pytest.mark.parametrize("payload", [None, b"", b"\0", b"RIFF\x10\0\0\nAVI ", b"hello world", b"\xff\xd8"])
+def test_binary_columns_with_other_first_bytes_are_bin(payload):
+    assert names_of({"c": pa.binary()}, first_bytes={"c": payload}) == ["bin"]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(16), pa.dictionary(pa.int8(), pa.binary())])
+def test_every_binary_type_is_sniffed(kind):
+    assert needs_sniff(kind)
+    assert names_of({"c": kind}, first_bytes={"c": MAGIC["png"]}) == ["png"]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.list_(pa.int8()), pa.struct([("path", pa.string())])])
+def test_other_types_are_not_sniffed(kind):
+    assert not needs_sniff(kind)
+
+
+@pytest.mark.parametrize("features", [None, {"info": {"features": {"image": {"_type": "Image"}}}}])
+@pytest.mark.parametrize("kind", [IMAGE, pa.struct([("path", pa.large_string()), ("bytes", pa.large_binary())])])
+def test_a_hugging_face_image_is_known_with_and_without_its_metadata(features, kind):
+    metadata = {"huggingface": json.dumps(features)} if features else None
+    schema = pa.schema([("image", kind)], metadata)
+    assert infer_fields(schema, {}, None, {"image": JPG}) == (Field("jpg", "image", "media", str(kind)),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (pa.string(), "txt"),
+        (pa.large_string(), "txt"),
+        (pa.bool_(), "cls"),
+        *[(kind, "cls") for kind in INTEGERS],
+        *[(pa.list_(kind), "npy") for kind in NUMBERS],
+        (pa.large_list(pa.float32()), "npy"),
+        (pa.list_(pa.float32(), 4), "npy"),
+        (pa.float32(), "json"),
+        (pa.float64(), "json"),
+        (pa.list_(pa.string()), "json"),
+        (pa.list_(pa.bool_()), "json"),
+        (pa.list_(pa.list_(pa.float32())), "json"),
+        (pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("z", pa.string())])))]), "json"),
+        (pa.struct([("bytes", pa.string()), ("path", pa.string())]), "json"),
+        (pa.dictionary(pa.int32(), pa.string()), "txt"),
+        (pa.dictionary(pa.int32(), pa.int64()), "cls"),
+    ],
+)
+def test_the_type_of_a_column_decides_its_field(kind, name):
+    assert infer({"c": kind})[0].name == name
+    assert infer({"c": kind})[0].type == str(kind)
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=str)
+def test_a_type_without_an_encoding_is_refused_by_name(kind):
+    with pytest.raises(InputError) as caught:
+        infer({"good": pa.int64(), "bad": kind})
+    assert f"column 'bad' has the type {kind}, which no encoding can carry" in caught.value.found
+    assert "good" not in caught.value.found
+    assert "--map" in caught.value.remedy
+
+
+def test_all_columns_without_an_encoding_are_named_together():
+    with pytest.raises(InputError) as caught:
+        infer({"a": pa.date32(), "b": pa.int64(), "c": pa.duration("s")})
+    assert "'a'" in caught.value.found
+    assert "'c'" in caught.value.found
+
+
+def test_a_column_without_an_encoding_can_be_left_out_by_a_mapping():
+    assert [field.column for field in infer({"a": pa.date32(), "b": pa.int64()}, {"cls": "b"})] == ["b"]
+
+
+def test_every_column_but_the_key_becomes_a_field_in_the_order_of_the_columns():
+    columns = {"id": pa.string(), "image": IMAGE, "label": pa.int64(), "text": pa.string()}
+    assert names_of(columns, key="id", first_bytes={"image": JPG}) == ["jpg", "cls", "txt"]
+    assert names_of(columns, first_bytes={"image": JPG}) == ["id.txt", "jpg", "cls", "text.txt"]
+
+
+def test_two_columns_of_one_kind_are_named_by_column_and_extension():
+    columns = {"Left Eye": pa.binary(), "right": pa.binary(), "label": pa.int64()}
+    assert names_of(columns, first_bytes={"Left Eye": JPG, "right": JPG}) == ["left_eye.jpg", "right.jpg", "cls"]
+
+
+@pytest.mark.parametrize("names", [("a b", "a_b"), ("A", "a"), ("é", "ü")])
+def test_columns_whose_names_would_become_one_are_refused(names):
+    with pytest.raises(InputError) as caught:
+        infer(dict.fromkeys(names, pa.int64()))
+    assert "would be written 2 times" in caught.value.found
+
+
+def test_columns_that_begin_with_an_underscore_do_not_vanish():
+    columns = {"_id": pa.int64(), "__key__": pa.int64(), "_text": pa.string()}
+    fields = infer(columns)
+    assert [field.column for field in fields] == list(columns)
+    assert [field.name for field in fields] == ["_id.cls", "__key__.cls", "txt"]
+
+
+@given(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=6, unique=True))
+def test_whatever_the_columns_are_called_every_one_is_written_or_the_table_is_refused(columns):
+    try:
+        fields = infer(dict.fromkeys(columns, pa.int64()))
+    except InputError:
+        return
+    assert [field.column for field in fields] == columns
+    assert len({check_field(field.name) for field in fields}) == len(columns)
+
+
+# What a mapping may ask for
+
+
+def test_a_mapping_decides_names_and_order_and_leaves_out_the_rest():
+    columns = {"image": pa.binary(), "label": pa.int64(), "other": pa.string()}
+    fields = infer(columns, {"cls": "label", "seg.png": "image", "label.txt": "label"})
+    assert [(field.name, field.column) for field in fields] == [
+        ("cls", "label"),
+        ("seg.png", "image"),
+        ("label.txt", "label"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "encoding"),
+    [
+        ("json", pa.int64(), "json"),
+        ("json", pa.list_(pa.float32()), "json"),
+        ("json", pa.string(), "text"),
+        ("cls", pa.string(), "text"),
+        ("cls", pa.binary(), "bytes"),
+        ("npy", pa.binary(), "bytes"),
+        ("x.npy", pa.list_(pa.int8()), "npy"),
+    ],
+)
+def test_a_mapping_may_ask_for_another_encoding_where_the_two_fit(name, kind, encoding):
+    assert infer({"c": kind}, {name: "c"})[0].encoding == encoding
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cls", pa.float32()),
+        ("cls", pa.list_(pa.int64())),
+        ("cls", IMAGE),
+        ("a.cls", pa.float32()),
+        ("npy", pa.string()),
+        ("npy", pa.int64()),
+        ("npy", pa.list_(pa.string())),
+    ],
+)
+def test_a_mapping_that_does_not_fit_the_column_is_refused(name, kind):
+    with pytest.raises(InputError) as caught:
+        infer({"c": kind}, {name: "c"})
+    assert f"column 'c' of type {kind} cannot be written as a field {name!r}" in caught.value.found
+
+
+def test_all_missing_columns_of_a_mapping_and_the_key_are_named_together_with_what_there_is():
+    with pytest.raises(InputError) as caught:
+        infer({"a": pa.int64(), "b": pa.int64()}, {"cls": "x", "txt": "y", "json": "a"}, key="z")
+    assert all(f"column {name!r} is not in the table (it has: a, b)" in caught.value.found for name in "xyz")
+
+
+def test_all_fields_that_do_not_fit_or_cannot_be_named_so_are_named_together():
+    with pytest.raises(InputError) as caught:
+        infer({"f": pa.float32(), "i": pa.int64()}, {"JPG": "i", "cls": "f", "npy": "i", "__key__": "i"})
+    message = str(caught.value)
+    assert all(name in message for name in ("JPG", "'cls'", "'npy'", "__key__"))
+
+
+@pytest.mark.parametrize("name", ["JPG", "__key__", "__pad__", "a..b", "", "a/b"])
+def test_a_mapping_to_a_name_that_no_field_can_have_is_refused(name):
+    with pytest.raises(InputError) as caught:
+        infer({"c": pa.int64()}, {name: "c"})
+    assert repr(name) in str(caught.value)
+
+
+def test_a_column_name_that_stands_twice_is_refused():
+    schema = pa.schema([("a", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
+    with pytest.raises(InputError) as caught:
+        infer_fields(schema, {}, None, {})
+    assert "column 'a' stands 2 times" in caught.value.found
+
+
+def test_a_table_with_nothing_but_the_key_is_refused():
+    with pytest.raises(InputError) as caught:
+        infer({"id": pa.string()}, key="id")
+    assert "no column but the key" in caught.value.found
+
+
+# What comes back
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_bytes_stay_as_they_are(kind):
+    values = [b"", b"\0", JPG * 1000, bytes(range(256))]
+    assert encode(pa.array(values, kind)) == values
+
+
+def test_bytes_of_a_fixed_size_stay_as_they_are():
+    assert encode(pa.array([b"abcd", b"\0\0\0\0"], pa.binary(4))) == [b"abcd", b"\0\0\0\0"]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_text_is_written_as_utf_8(kind):
+    values = ["", "é", "日本語", "🙂\n\0", "a" * 5000]
+    assert [payload.decode() for payload in encode(pa.array(values, pa.string()).cast(kind))] == values
+
+
+@pytest.mark.parametrize("kind", INTEGERS, ids=str)
+def test_integers_are_written_in_decimal_to_the_ends_of_their_range(kind):
+    values = [*limits(kind), 0, 7]
+    assert [int(payload) for payload in encode(pa.array(values, kind))] == values
+
+
+def test_booleans_are_written_as_0_and_1():
+    assert encode(pa.array([True, False])) == [b"1", b"0"]
+
+
+def test_a_dictionary_of_numbers_is_written_by_its_values():
+    assert encode(pa.array([7, 9, 7]).dictionary_encode()) == [b"7", b"9", b"7"]
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_floats_come_back_to_the_last_bit_and_so_do_nan_and_the_infinities(kind):
+    values = pa.array(np.array([0.1, -0.0, 1e-7, 65504, math.inf, -math.inf, math.nan], kind.to_pandas_dtype()))
+    back = np.array([json.loads(payload) for payload in encode(values)], kind.to_pandas_dtype())
+    assert back.tobytes() == values.to_numpy().tobytes()
+
+
+json_kinds = st.recursive(
+    st.sampled_from([(pa.int64(), st.integers(-(2**63), 2**63 - 1)), (pa.uint64(), st.integers(0, 2**64 - 1))])
+    | st.just((pa.float64(), st.floats(allow_nan=False)))
+    | st.just((pa.bool_(), st.booleans()))
+    | st.just((pa.string(), st.text())),
+    lambda inner: (
+        inner.map(lambda pair: (pa.list_(pair[0]), st.lists(pair[1] | st.none(), max_size=3)))
+        | st.lists(inner, min_size=1, max_size=3).map(
+            lambda pairs: (
+                pa.struct([(f"f{i}", kind) for i, (kind, _) in enumerate(pairs)]),
+                st.fixed_dictionaries({f"f{i}": values | st.none() for i, (_, values) in enumerate(pairs)}),
+            )
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+def test_whatever_json_can_carry_comes_back_equal(data):
+    kind, values = data.draw(json_kinds)
+    kind, values = pa.struct([("x", kind)]), st.fixed_dictionaries({"x": values | st.none()})
+    rows = data.draw(st.lists(values, min_size=1, max_size=4))
+    assert [json.loads(payload) for payload in encode(pa.array(rows, kind))] == rows
+
+
+def test_json_is_utf_8_without_spaces():
+    assert encode(pa.array([{"é": "日", "b": [1, 2]}])) == ['{"é":"日","b":[1,2]}'.encode()]
+
+
+def test_a_struct_whose_fields_share_a_name_is_refused_by_name():
+    kind = pa.struct([pa.field("x", pa.int64()), pa.field("x", pa.string())])
+    with pytest.raises(InputError, match="columns cannot be used"):
+        infer({"c": kind})
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=str)
+@pytest.mark.parametrize("shape", ["list", "large", "fixed"])
+def test_lists_of_numbers_are_npy_and_numpy_loads_what_went_in(kind, shape):
+    ends = [0, 1, 1, 0] if kind in NUMBERS[-3:] else [*limits(kind), 0, 1]
+    rows = [ends, [1, 2, 3, 4], ends[::-1]] + ([] if shape == "fixed" else [[], [5], [1] * 300])
+    list_of = {"list": pa.list_, "large": pa.large_list, "fixed": lambda of: pa.list_(of, 4)}[shape](kind)
+    dtype = np.dtype(kind.to_pandas_dtype())
+    for payload, row in zip(encode(pa.array([np.array(row, dtype) for row in rows], list_of)), rows, strict=True):
+        array = load(payload)
+        assert array.dtype == dtype
+        assert array.tolist() == row
+        assert array.shape == (len(row),)
+
+
+def test_nan_and_the_infinities_of_a_list_come_back_to_the_last_bit():
+    values = np.array([math.nan, math.inf, -math.inf, -0.0], np.float32)
+    (payload,) = encode(pa.array([values], pa.list_(pa.float32())))
+    assert load(payload).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 10, 99, 100, 12_345])
+def test_an_npy_payload_is_the_bytes_that_numpy_writes(length):
+    values = np.arange(length, dtype=np.float32)
+    sink = io.BytesIO()
+    np.lib.format.write_array(sink, values, version=(1, 0))
+    (payload,) = encode(pa.array([values], pa.list_(pa.float32())))
+    assert payload == sink.getvalue()
+
+
+COLUMNS = {
+    "bytes": pa.array([b"a", b"", None, b"bcd", b"e"], pa.binary()),
+    "fixed bytes": pa.array([b"ab", b"cd", None, b"ef", b"gh"], pa.binary(2)),
+    "text": pa.array(["a", "é", None, "", "z"]),
+    "integers": pa.array([1, 2, None, -4, 5], pa.int8()),
+    "booleans": pa.array([True, None, False, True, True]),
+    "floats": pa.array([1.5, None, -2.25, 1e300, 0.0]),
+    "lists": pa.array([[1], [], None, [2, 3], [4, 5, 6]], pa.list_(pa.int16())),
+    "large lists": pa.array([[1.5], [], None, [2, 3], [4, 5, 6]], pa.large_list(pa.float32())),
+    "fixed lists": pa.array([[1, 2], [3, 4], None, [5, 6], [7, 8]], pa.list_(pa.int64(), 2)),
+    "structs": pa.array([{"x": 1}, {"x": None}, None, {"x": 4}, {"x": 5}]),
+    "images": pa.array(
+        [{"bytes": JPG, "path": "a"}, {"bytes": b"", "path": None}, None, *[{"bytes": b"x"}] * 2], IMAGE
+    ),
+    "dictionary": pa.array(["a", "b", None, "a", "c"]).dictionary_encode(),
+}
+
+
+def encode_in_company(column, null):
+    """Encode a column beside one that has no nulls."""
+    (field,) = infer({"c": column.type})
+    columns = {"c": column, "t": pa.array(["text"] * len(column), pa.string())}
+    encoded = encode_batch(columns, [field, Field("t.txt", "t", "text", "string")], null, where)
+    assert encoded["t.txt"].to_pylist() == [b"text"] * len(column)
+    return encoded[field.name].to_pylist()
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_slice_is_encoded_as_the_rows_it_holds(name):
+    column = COLUMNS[name]
+    whole = encode_in_company(column, "omit")
+    assert whole.count(None) == 1
+    for first in range(6):
+        for stop in range(first, 6):
+            assert encode_in_company(column.slice(first, stop - first), "omit") == whole[first:stop]
+
+
+# Nulls
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_null_is_an_error_by_its_row_and_column(name):
+    column = COLUMNS[name]
+    with pytest.raises(InputError, match="is null") as caught:
+        encode(column)
+    assert caught.value.place == f"{where(column.is_null().to_pylist().index(True))}, column 'c'"
+    assert "--null omit" in caught.value.remedy
+    assert "--null empty" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_null_can_be_a_member_of_no_bytes(name):
+    column = COLUMNS[name]
+    payloads = encode(column, null="empty")
+    row = column.is_null().to_pylist().index(True)
+    assert payloads[row] == b""
+    assert None not in payloads
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_null_can_be_left_out(name):
+    column = COLUMNS[name]
+    assert [payload is None for payload in encode_in_company(column, "omit")] == column.is_null().to_pylist()
+
+
+def test_a_null_in_cls_never_becomes_the_text_none():
+    labels = pa.array([1, None], pa.int64())
+    assert encode_in_company(labels, "omit") == [b"1", None]
+    assert encode_in_company(labels, "empty") == [b"1", b""]
+
+
+def test_a_row_that_is_all_null_is_refused_even_where_nulls_are_left_out():
+    columns = {"a": pa.array([1, None, None]), "b": pa.array(["x", "y", None])}
+    fields = infer({name: column.type for name, column in columns.items()})
+    with pytest.raises(InputError, match="every value of a row is null") as caught:
+        encode_batch(columns, fields, "omit", where)
+    assert caught.value.place == where(2)
+    payloads = encode_batch(columns, fields, "empty", where)
+    assert payloads["cls"].to_pylist() == [b"1", b"", b""]
+
+
+@pytest.mark.parametrize("null", ["error", "omit", "empty"])
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 2)], ids=str)
+def test_a_null_within_a_list_of_numbers_is_refused_by_its_row(null, kind):
+    column = pa.array([[1, 2], None if null != "error" else [3, 4], [5, None]], kind)
+    with pytest.raises(InputError, match="list of numbers holds a null") as caught:
+        encode(column, null=null)
+    assert caught.value.place == f"{where(2)}, column 'c'"
+    with pytest.raises(InputError) as caught:
+        encode(column.slice(2), null=null)
+    assert caught.value.place == f"{where(0)}, column 'c'"
+
+
+@pytest.mark.parametrize("null", ["error", "omit", "empty"])
+def test_an_image_that_is_only_a_path_is_refused_however_nulls_are_treated(null):
+    column = pa.array([{"bytes": JPG, "path": None}, {"bytes": None, "path": "cat.jpg"}], IMAGE)
+    with pytest.raises(InputError, match="a path but no bytes") as caught:
+        encode_in_company(column, null)
+    assert caught.value.place == f"{where(1)}, column 'c'"
+    assert "cat.jpg" in caught.value.found
+    assert "embed" in caught.value.remedy
+
+
+def test_the_bytes_of_a_null_image_are_not_brought_back_from_below_the_null():
+    bytes_below = pa.array([JPG, JPG], pa.binary())
+    column = pa.StructArray.from_arrays(
+        [bytes_below, pa.array(["a", "b"])], ["bytes", "path"], mask=pa.array([False, True])
+    )
+    assert encode(column, null="empty") == [JPG, b""]
+
+
+def test_values_below_the_nulls_of_a_fixed_size_list_are_not_written():
+    column = pa.FixedSizeListArray.from_arrays(pa.array([1, 2, 3, 4, 5, 6]), 2, mask=pa.array([False, True, False]))
+    payloads = encode(column, null="empty")
+    assert [load(payload).tolist() if payload else None for payload in payloads] == [[1, 2], None, [5, 6]]
+
+
+def test_a_date_is_refused_before_its_values_are_looked_at():
+    column = pa.array([datetime.date(2024, 1, 1)])
+    with pytest.raises(InputError, match="columns cannot be used"):
+        encode(column)
+
+
+def test_the_header_of_an_npy_payload_is_aligned_to_64_bytes():
+    (payload,) = encode(pa.array([[1.0]], pa.list_(pa.float64())))
+    (length,) = struct.unpack("<H", payload[8:10])
+    assert (10 + length) % 64 == 0

@@ -1,0 +1,177 @@
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from wdsplit.errors import InputError
+from wdsplit.keys import escape_keys, hash_keys, is_key_type, number_keys, number_width
+from wdsplit.sample import MAX_NAME_BYTES, PAD_PREFIX, escape_key, unescape_key
+
+TRICKY = [
+    "a",
+    "a.b",
+    "a/b.c",
+    "/a",
+    "a/",
+    "a//b",
+    "a b",
+    "a\n",
+    "\n",
+    "é",
+    "日本語/ü.jpg",
+    "_x2E",
+    "_xyz",
+    f"{PAD_PREFIX}0",
+    "__pad__/0",
+    "__a__/b",
+    "..",
+    "../../etc/passwd",
+    "a\0b",
+    "🙂",
+    "A-b_C/0",
+]
+
+raw_keys = st.one_of(st.text(min_size=1, max_size=6), st.sampled_from(TRICKY))
+columns = st.lists(raw_keys, max_size=20)
+text_types = st.sampled_from([pa.string(), pa.large_string()])
+
+
+def where(row):
+    return f"part-3.parquet, row {row}"
+
+
+def keys_of(values, kind=None):
+    return escape_keys(pa.array(values, kind or pa.string()), where)
+
+
+@given(columns, text_types)
+@example(TRICKY, pa.string())
+def test_a_column_is_escaped_as_each_of_its_rows(values, kind):
+    keys = keys_of(values, kind)
+    assert keys.type == pa.large_string()
+    assert keys.to_pylist() == [escape_key(value) for value in values]
+
+
+@given(columns, st.integers(0, 20), st.integers(0, 20))
+def test_a_slice_of_a_column_is_escaped_as_the_rows_it_holds(values, first, count):
+    column = pa.array(values, pa.string()).slice(min(first, len(values)), count)
+    assert escape_keys(column, where).to_pylist() == [escape_key(value) for value in column.to_pylist()]
+
+
+@given(columns)
+@example(TRICKY)
+def test_the_original_of_every_key_can_be_told(values):
+    assert [unescape_key(key) for key in keys_of(values).to_pylist()] == values
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64()])
+def test_integers_are_keys_in_decimal(kind):
+    top = 2 ** (kind.bit_width - (not str(kind).startswith("u"))) - 1
+    low = 0 if str(kind).startswith("u") else -top - 1
+    assert keys_of([0, 7, top, low], kind).to_pylist() == ["0", "7", str(top), str(low)]
+
+
+@pytest.mark.parametrize("values", [["a", None, "b", None], [None], ["a", None]])
+def test_a_null_key_is_refused_by_its_row(values):
+    with pytest.raises(InputError, match="key is null") as caught:
+        keys_of(values)
+    assert caught.value.place == where(values.index(None))
+
+
+def test_a_null_among_integers_is_refused_by_its_row():
+    with pytest.raises(InputError, match="key is null") as caught:
+        keys_of([1, 2, None], pa.int64())
+    assert caught.value.place == where(2)
+
+
+def test_an_empty_key_is_refused_by_its_row():
+    with pytest.raises(InputError, match="key is empty") as caught:
+        keys_of(["a", "b.c", "", ""])
+    assert caught.value.place == where(2)
+
+
+@pytest.mark.parametrize("letter", ["a", ".", "é"])
+def test_a_key_is_refused_by_its_row_when_it_is_too_long_escapes_included(letter):
+    fits = (MAX_NAME_BYTES - 2) // len(escape_key(letter))
+    assert keys_of([letter * fits]).to_pylist() == [escape_key(letter * fits)]
+    with pytest.raises(InputError, match="too long") as caught:
+        keys_of(["a", letter * (fits + 1), "b"])
+    assert caught.value.place == where(1)
+    assert f"{len(escape_key(letter * (fits + 1)))} bytes" in caught.value.found
+    assert caught.value.key == escape_key(letter * (fits + 1))
+
+
+def test_no_rows_have_no_keys():
+    assert keys_of([]).to_pylist() == []
+    assert hash_keys(keys_of([])).tolist() == []
+
+
+@given(columns, st.lists(st.integers(0, 20), max_size=4))
+def test_a_hash_does_not_depend_on_the_batches_in_which_the_keys_come(values, cuts):
+    keys = keys_of(values)
+    bounds = sorted({0, len(keys), *(cut for cut in cuts if cut < len(keys))})
+    parts = [hash_keys(keys.slice(first, stop - first)) for first, stop in itertools.pairwise(bounds)]
+    assert hash_keys(keys).tolist() == np.concatenate([np.zeros(0, np.uint64), *parts]).tolist()
+
+
+@given(raw_keys, raw_keys)
+@example("0", "00")
+@example("a", "a_")
+@example("12345678", "123456780")
+def test_different_keys_have_different_hashes(one, other):
+    assume(one != other)
+    first, second = hash_keys(keys_of([one, other]))
+    assert first != second
+
+
+def test_100_000_numbers_have_100_000_hashes_in_all_bits():
+    hashes = hash_keys(number_keys(0, 100_000, 8))
+    assert len(np.unique(hashes)) == 100_000
+    ones = [(hashes >> np.uint64(bit) & np.uint64(1)).mean() for bit in range(64)]
+    assert 0.48 < min(ones) <= max(ones) < 0.52
+
+
+def test_the_longest_keys_are_hashed_to_their_last_letter():
+    longest = MAX_NAME_BYTES - 2
+    one, other = hash_keys(keys_of(["a" * longest, "a" * (longest - 1) + "b"]))
+    assert one != other
+
+
+@given(st.integers(0, 10**12), st.integers(0, 300))
+def test_numbers_are_keys_that_sort_are_unique_and_need_no_escape(first, count):
+    width = number_width(first + count)
+    keys = number_keys(first, count, width).to_pylist()
+    assert keys == sorted(set(keys))
+    assert [int(key) for key in keys] == list(range(first, first + count))
+    assert {len(key) for key in keys} <= {width}
+    assert keys == [escape_key(key) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width"), [(0, 8), (1, 8), (10**8, 8), (10**8 + 1, 9), (10**9, 9), (10**12 + 1, 13)]
+)
+def test_the_width_is_8_digits_and_grows_when_the_last_row_needs_more(num_rows, width):
+    assert number_width(num_rows) == width
+
+
+@pytest.mark.parametrize(
+    ("kind", "can"),
+    [
+        (pa.string(), True),
+        (pa.large_string(), True),
+        (pa.int8(), True),
+        (pa.uint64(), True),
+        (pa.dictionary(pa.int32(), pa.string()), True),
+        (pa.float64(), False),
+        (pa.bool_(), False),
+        (pa.binary(), False),
+        (pa.list_(pa.string()), False),
+        (pa.dictionary(pa.int32(), pa.float64()), False),
+        (pa.date32(), False),
+    ],
+)
+def test_strings_and_integers_can_be_keys_and_nothing_else(kind, can):
+    assert is_key_type(kind) is can

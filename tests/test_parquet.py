@@ -1,0 +1,340 @@
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import mixed_table, write_files, write_table
+
+from wdsplit import parquet
+from wdsplit.errors import InputError
+from wdsplit.parquet import find_inputs, first_payloads, open_inputs, read_rows
+
+TABLE = mixed_table(60)
+
+
+def rows_of(inputs, first, stop, columns):
+    """Read rows and put them together again; check on the way that each batch knows where it stands."""
+    begins, total = {}, 0
+    for file in inputs:
+        begins[file.path] = total
+        total += file.num_rows
+    parts, row = [], first
+    for rows in read_rows(inputs, first, stop, columns):
+        assert rows.first_row == row == begins[rows.path] + rows.first
+        assert rows.where(3) == f"{rows.path}, row {rows.first + 3}"
+        assert {len(array) for array in rows.columns.values()} == {len(rows)} != {0}
+        assert set(rows.columns) == set(columns)
+        parts.append(pa.table([rows.columns[name] for name in columns], names=list(columns)))
+        row += len(rows)
+    return pa.concat_tables(parts) if parts else TABLE.select(columns).slice(0, 0)
+
+
+# Rows by their number
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """Return the same table in files and row groups of many kinds, empty ones among them."""
+    folder = tmp_path_factory.mktemp("layouts")
+    cuts = {
+        "one": ([60], None),
+        "groups": ([60], 7),
+        "files": ([13, 1, 20], 6),
+        "empty": ([0, 9, 0, 0, 30, 0], 4),
+        "rows": ([1], None),
+    }
+    return {name: open_inputs(write_files(folder / name, TABLE, *cut))[0] for name, cut in cuts.items()}
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from(["one", "groups", "files", "empty", "rows"]),
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.lists(st.sampled_from(TABLE.column_names), min_size=1, unique=True),
+    st.sampled_from([1, 300, 2000, 16 * 1024**2]),
+)
+def test_any_rows_of_any_layout_read_in_any_batches_are_the_slice_of_the_table(
+    layouts, layout, first, stop, columns, batch_bytes
+):
+    first, stop = sorted((first, stop))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "_BATCH_BYTES", batch_bytes)
+        read = rows_of(layouts[layout], first, stop, columns)
+    assert read.equals(TABLE.slice(first, stop - first).select(columns))
+
+
+def test_a_batch_does_not_hold_more_than_its_bytes_of_rows(layouts, monkeypatch):
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", layouts["one"][0].data_bytes // 60 * 5)
+    assert {len(rows) for rows in read_rows(layouts["one"], 0, 60, ["label"])} == {5}
+
+
+def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_path):
+    path = write_table(tmp_path / "a.parquet", TABLE, 10)
+    files, _ = open_inputs([path])
+    data = bytearray(Path(path).read_bytes())
+    metadata = pq.read_metadata(path)
+    for group in (0, 1, 4, 5):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            start = column.dictionary_page_offset or column.data_page_offset
+            data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    Path(path).write_bytes(data)
+    assert rows_of(files, 25, 38, TABLE.column_names).equals(TABLE.slice(25, 13))
+
+
+def test_columns_in_another_order_are_read_by_their_names(tmp_path):
+    table = mixed_table(5)
+    one = write_table(tmp_path / "a.parquet", table)
+    other = write_table(tmp_path / "b.parquet", table.select(table.column_names[::-1]))
+    files, _ = open_inputs([one, other])
+    assert rows_of(files, 0, 10, table.column_names).equals(pa.concat_tables([table, table]))
+
+
+def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path):
+    table = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "b": [5, 6]})
+    files, _ = open_inputs([write_table(tmp_path / "a.parquet", table)])
+    (rows,) = read_rows(files, 0, 2, ["a.b"])
+    assert rows.columns["a.b"].to_pylist() == [1, 2]
+    (rows,) = read_rows(files, 0, 2, ["a"])
+    assert rows.columns["a"].to_pylist() == [{"b": 3}, {"b": 4}]
+
+
+def test_the_footers_tell_rows_row_groups_and_sizes(tmp_path):
+    paths = write_files(tmp_path, TABLE, [25, 0, 35], 10)
+    files, schema = open_inputs(paths)
+    assert [file.path for file in files] == paths
+    assert [file.row_groups for file in files] == [(10, 10, 5), files[1].row_groups, (10, 10, 10, 5)]
+    assert [file.num_rows for file in files] == [25, 0, 35]
+    assert [file.num_bytes for file in files] == [os.path.getsize(path) for path in paths]
+    assert schema.equals(TABLE.schema)
+
+
+def test_the_checksum_of_the_footer_tells_files_of_one_size_apart(tmp_path):
+    paths = [write_table(tmp_path / f"{value}.parquet", {"a": [value] * 3}) for value in (1, 2)]
+    one, other = open_inputs(paths)[0]
+    assert one.num_bytes == other.num_bytes
+    assert one.footer != other.footer
+    assert open_inputs(paths)[0][0] == one
+
+
+# What the arguments name
+
+
+def names(folder, paths):
+    return [os.path.relpath(path, folder) for path in paths]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("b.parquet", "a.parquet", "10.parquet", "9.parquet", "sub/c.parquet", "sub/deep/d.parquet"):
+        write_table(tmp_path / name, {"a": [1]})
+    (tmp_path / "notes.txt").write_text("no table")
+    return tmp_path
+
+
+def test_files_stay_in_the_order_in_which_they_are_named(tree):
+    paths = [str(tree / "b.parquet"), str(tree / "a.parquet")]
+    assert find_inputs(paths) == paths
+
+
+def test_a_folder_stands_for_all_parquet_files_below_it_sorted(tree):
+    found = names(tree, find_inputs([str(tree)]))
+    assert found == sorted(["10.parquet", "9.parquet", "a.parquet", "b.parquet", "sub/c.parquet", "sub/deep/d.parquet"])
+    assert names(tree, find_inputs([f"{tree}/sub/"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
+
+
+def test_a_folder_that_is_named_as_a_table_is_looked_into(tree):
+    write_table(tree / "spark.parquet" / "part-0.parquet", {"a": [1]})
+    assert names(tree, find_inputs([str(tree / "spark.parquet")])) == ["spark.parquet/part-0.parquet"]
+    found = find_inputs([str(tree)])
+    assert "spark.parquet/part-0.parquet" in names(tree, found)
+    assert all(os.path.isfile(path) for path in found)
+
+
+def test_a_glob_stands_for_what_it_matches_sorted(tree):
+    assert names(tree, find_inputs([f"{tree}/[ab].parquet"])) == ["a.parquet", "b.parquet"]
+    assert names(tree, find_inputs([f"{tree}/sub/**/*.parquet"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
+
+
+def test_braces_stand_for_each_of_their_parts_in_their_order(tree):
+    assert names(tree, find_inputs([f"{tree}/{{b,a}}.parquet"])) == ["b.parquet", "a.parquet"]
+    assert names(tree, find_inputs([f"{tree}/{{9..10}}.parquet"])) == ["9.parquet", "10.parquet"]
+
+
+def test_a_file_url_is_a_path(tree):
+    assert find_inputs([f"file://{tree}/a.parquet"]) == [f"{tree}/a.parquet"]
+
+
+@pytest.mark.parametrize(
+    "name", ["é ü.parquet", "日本.parquet", "a*b.parquet", "[x].parquet", "a?.parquet", "a'b\".parquet", "no-extension"]
+)
+def test_a_file_with_an_odd_name_is_found_by_its_name_and_in_its_folder(tmp_path, name):
+    path = write_table(tmp_path / name, {"a": [1, 2]})
+    assert find_inputs([path]) == [path]
+    files, _ = open_inputs([path])
+    assert rows_of(files, 0, 2, ["a"]).to_pydict() == {"a": [1, 2]}
+    if name.endswith(".parquet"):
+        assert find_inputs([str(tmp_path)]) == [path]
+
+
+@pytest.mark.parametrize("name", ["a{b.parquet", "a}b.parquet", "a{1,2}.parquet", "a{b}.parquet"])
+def test_a_file_with_braces_in_its_name_is_found_by_its_name(tmp_path, name):
+    path = write_table(tmp_path / name, {"a": [1]})
+    assert find_inputs([path]) == [path]
+
+
+def test_a_folder_with_an_odd_name_is_looked_into(tmp_path):
+    path = write_table(tmp_path / "run [1] é*" / "a.parquet", {"a": [1]})
+    assert find_inputs([os.path.dirname(path)]) == [path]
+
+
+@pytest.mark.parametrize("again", ["a.parquet", "./a.parquet", "link.parquet", "linked/a.parquet", "", "a*"])
+def test_a_file_that_is_named_twice_is_refused_by_any_of_its_names(tmp_path, again):
+    write_table(tmp_path / "a.parquet", {"a": [1]})
+    (tmp_path / "link.parquet").symlink_to(tmp_path / "a.parquet")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="named twice") as caught:
+        find_inputs([f"{tmp_path}/a.parquet", f"{tmp_path}/{again}"])
+    assert caught.value.place == caught.value.url
+    assert str(tmp_path) in caught.value.place
+
+
+@pytest.mark.parametrize(
+    "argument", ["missing.parquet", "*.parquet", "empty", "none/*.parquet", "{x,y}.parquet", "no\nsuch"]
+)
+def test_an_argument_that_names_nothing_is_refused_by_name(tmp_path, argument):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    with pytest.raises(InputError, match="no such input") as caught:
+        find_inputs([f"{tmp_path}/{argument}"])
+    assert str(tmp_path) in caught.value.place
+    assert caught.value.expected
+
+
+def test_braces_that_do_not_close_are_refused_by_name(tmp_path):
+    with pytest.raises(InputError) as caught:
+        find_inputs([f"{tmp_path}/a{{1,2.parquet"])
+    assert "a{1,2.parquet" in str(caught.value)
+
+
+def test_no_argument_at_all_is_refused():
+    with pytest.raises(InputError):
+        open_inputs(find_inputs([]))
+
+
+def test_remote_inputs_are_refused_with_a_remedy():
+    with pytest.raises(InputError, match="s3:// is not supported") as caught:
+        find_inputs(["s3://bucket/a.parquet"])
+    assert caught.value.place == "s3://bucket/a.parquet"
+
+
+# Files that cannot be read
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1PAR1", b"\xff" * 5000, b"PAR1" + b"\xff" * 100 + b"PAR1"])
+def test_what_is_no_parquet_is_refused_by_name(tmp_path, content):
+    good = write_table(tmp_path / "a.parquet", {"a": [1]})
+    bad = tmp_path / "b.parquet"
+    bad.write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        open_inputs([good, str(bad)])
+    assert caught.value.place == caught.value.url == str(bad)
+    assert caught.value.found
+    assert "\n" not in caught.value.found
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused_by_name(tmp_path, kept):
+    path = write_table(tmp_path / "a.parquet", TABLE)
+    os.truncate(path, int(os.path.getsize(path) * kept))
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        open_inputs([path])
+    assert caught.value.place == path
+
+
+def test_damaged_pages_are_refused_by_the_name_of_their_file_when_they_are_read(tmp_path):
+    paths = write_files(tmp_path, TABLE, [30])
+    files, _ = open_inputs(paths)
+    data = bytearray(Path(paths[1]).read_bytes())
+    data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
+    Path(paths[1]).write_bytes(data)
+    assert rows_of(files, 0, 30, ["image"]).equals(TABLE.select(["image"]).slice(0, 30))
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        rows_of(files, 0, 60, ["image"])
+    assert caught.value.place == paths[1]
+
+
+def test_a_file_that_vanished_is_refused_by_name(tmp_path):
+    path = write_table(tmp_path / "a.parquet", TABLE)
+    files, _ = open_inputs([path])
+    os.remove(path)
+    with pytest.raises(InputError) as caught:
+        rows_of(files, 0, 60, ["label"])
+    assert caught.value.place == path
+
+
+@pytest.mark.parametrize(
+    ("other", "rows_per_group"),
+    [(TABLE.slice(0, 59), None), (mixed_table(60, first=100), 20), (TABLE, 7), (TABLE.select(["label"]), 20)],
+    ids=["fewer rows", "other rows", "other row groups", "other columns"],
+)
+def test_an_input_that_changed_after_it_was_planned_is_refused_by_name(tmp_path, other, rows_per_group):
+    path = write_table(tmp_path / "a.parquet", TABLE, 20)
+    files, _ = open_inputs([path])
+    write_table(path, other, rows_per_group)
+    with pytest.raises(InputError, match="changed since it was planned") as caught:
+        rows_of(files, 0, 60, ["label"])
+    assert caught.value.place == path
+
+
+def test_inputs_whose_columns_differ_are_refused_by_column_types_and_files(tmp_path):
+    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int64()), "y": ["a"], "z": [1]})
+    same = write_table(tmp_path / "b.parquet", {"x": pa.array([2], pa.int64()), "y": ["b"], "z": [2]})
+    other = write_table(tmp_path / "c.parquet", {"x": pa.array([1.5]), "z": [1], "w": [True]})
+    with pytest.raises(InputError, match="differ in their columns") as caught:
+        open_inputs([one, same, other])
+    assert caught.value.place == other
+    for text in (
+        f"column 'x' is int64 in {one}, double in {other}",
+        f"column 'y' is string in {one}, missing in {other}",
+        f"column 'w' is missing in {one}, bool in {other}",
+    ):
+        assert text in caught.value.found
+    assert "'z'" not in caught.value.found
+
+
+def test_an_empty_file_must_have_the_same_columns_too(tmp_path):
+    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int64())})
+    other = write_table(tmp_path / "b.parquet", {"x": pa.array([], pa.string())})
+    with pytest.raises(InputError, match="differ in their columns"):
+        open_inputs([one, other])
+
+
+# The first bytes
+
+
+def test_the_first_payload_that_is_not_null_is_found_past_nulls_empty_files_and_groups(tmp_path):
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table(
+        {
+            "a": pa.array([None] * 8 + [b"\xff\xd8\xff" * 50], pa.binary()),
+            "b": pa.array([None, {"bytes": None, "path": "x"}, *[{"bytes": b"GIF89a", "path": None}] * 7], image),
+            "c": pa.array([None] * 9, pa.binary()),
+            "d": pa.array([None] * 4 + [b"fLaC"] * 5, pa.binary()).dictionary_encode(),
+            "e": ["text"] * 9,
+        }
+    )
+    files, schema = open_inputs(write_files(tmp_path, table, [0, 3, 0, 6], 2))
+    found = first_payloads(files, schema)
+    assert found == {"a": (b"\xff\xd8\xff" * 50)[:64], "b": b"GIF89a", "c": None, "d": b"fLaC"}
+
+
+def test_tables_without_binary_columns_are_not_read_for_their_first_bytes(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"a": [1], "b": ["x"]})
+    files, schema = open_inputs([path])
+    os.remove(path)
+    assert first_payloads(files, schema) == {}
