@@ -1,8 +1,8 @@
 """How the tests run: hypothesis draws the same examples every time, and takes as long as a slow machine needs."""
 
 import pytest
-from datasets import numbers_dataset
 from hypothesis import HealthCheck, settings
+from made_datasets import numbers_dataset
 
 settings.register_profile(
     "wdsplit",

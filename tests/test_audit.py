@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import numbers_dataset
+from made_datasets import numbers_dataset
 
 import wdsplit.audit
 import wdsplit.loader

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -38,9 +39,13 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
+from wdsplit.manifest import HEADER_NAME, SHARDS_NAME
+from wdsplit.plan import PlanOptions, Span
+from wdsplit.run import Run
 from wdsplit.sample import is_pad_key, unescape_key
 from wdsplit.shards import read_manifest
 from wdsplit.storage import open_storage
+from wdsplit.task import RUN_FOLDER, Task, run_task
 
 NUM_ROWS = 103
 TABLE = mixed_table(NUM_ROWS)
@@ -640,11 +645,45 @@ def test_there_must_be_something_to_resume(table_path, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_finished_dataset_is_not_resumed(table_path, tmp_path):
-    converted(table_path, tmp_path / "out", shards=2)
-    with pytest.raises(OutputExistsError, match="finished dataset"):
-        converted(table_path, tmp_path / "out", shards=2, resume=True)
-    assert_whole(tmp_path / "out")
+def test_resuming_what_is_finished_leaves_it_as_it_is_if_the_plan_is_the_same(table_path, tmp_path):
+    out = tmp_path / "out"
+    manifest = converted(table_path, out, shards=2)
+    before = {path: path.stat().st_mtime_ns for path in sorted(out.iterdir())}
+    (out / RUN_FOLDER).mkdir()
+    assert converted(table_path, out, shards=2, resume=True) == manifest
+    assert {path: path.stat().st_mtime_ns for path in sorted(out.iterdir())} == before
+    with pytest.raises(OutputExistsError, match="another plan"):
+        converted(table_path, out, shards=4, resume=True)
+    assert_whole(out)
+
+
+def test_an_overwrite_that_was_killed_before_it_wrote_anything_can_be_repeated(table_path, tmp_path):
+    out = tmp_path / "out"
+    plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=4)))
+    for names in ([], [HEADER_NAME], [HEADER_NAME, SHARDS_NAME, "000000.tar"]):
+        converted(table_path, out, shards=2, overwrite=True)
+        (out / RUN_FOLDER).mkdir()
+        (out / RUN_FOLDER / "plan.json").write_bytes(orjson.dumps(plan.summary()))
+        for name in names:
+            (out / name).unlink()
+        converted(table_path, out, shards=4, overwrite=True)
+        assert_whole(out)
+        assert not (out / RUN_FOLDER).exists()
+
+
+@pytest.mark.parametrize("damaged", ["plan.json", "shards/000000.json"])
+def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
+    out = tmp_path / "out"
+    plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=2)))
+    Run(open_storage(str(out))).start(plan)
+    run_task(Task(str(out), plan, Span(0, 1)))
+    (out / RUN_FOLDER / damaged).write_bytes(b"")
+    if damaged == "plan.json":
+        with pytest.raises(OutputExistsError, match="another plan"):
+            converted(table_path, out, shards=2, resume=True)
+    else:
+        assert converted(table_path, out, shards=2, resume=True).num_samples == plan.num_rows
+        assert_whole(out)
 
 
 def test_resuming_and_overwriting_contradict_each_other():

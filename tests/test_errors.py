@@ -21,6 +21,7 @@ BUILTINS = {
     "CorruptDataError": ValueError,
     "DatasetNotFoundError": FileNotFoundError,
     "InputError": ValueError,
+    "MissingDependencyError": ImportError,
     "OutputExistsError": FileExistsError,
     "PipelineError": RuntimeError,
     "StateError": ValueError,

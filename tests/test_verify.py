@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from datasets import numbers_dataset, numbers_table, sized_dataset
+from made_datasets import numbers_dataset, numbers_table, sized_dataset
 from tables import converted, write_table
 from tars import archive
 
@@ -438,3 +438,10 @@ def test_a_dataset_whose_manifest_is_damaged_is_an_error_and_no_report(dataset, 
     flip(dataset / name, 20)
     with pytest.raises(WdsplitError, match=name):
         verify(str(dataset))
+
+
+def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
+    (dataset / "000099.tar").write_bytes((dataset / SHARD).read_bytes())
+    assert [(problem.cause, problem.url) for problem in verify(str(dataset)).problems] == [
+        ("a tar stands beside the shards that the manifest does not list", f"{dataset}/000099.tar")
+    ]

@@ -106,7 +106,12 @@ def _audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     even = order.options.tail != "uneven"
     steps = [len(rank) for rank in ranks]
     if even:
-        yield Finding(epoch, "equal steps", len(set(steps)) == 1, f"batches of each rank: {_spread(steps)}")
+        yield Finding(
+            epoch,
+            "equal steps",
+            len(set(steps)) == 1,
+            f"batches of each rank: {_spread(steps)}" + ("" if any(steps) else ", so there is nothing to train on"),
+        )
         same, count = _same_batches(order, options)
         reference = f"as 1 rank without workers, batch {options.global_batch}"
         yield Finding(epoch, "same batches", same, f"{count:,} positions are dealt to ranks and workers {reference}")

@@ -1,12 +1,13 @@
 """Batches: samples into columns, and the workers' columns woven into one.
 
-Numbers, arrays and tensors are stacked; strings, bytes and all else come as lists. The result does not depend on how
-many parts a batch was made of.
+Numbers, arrays and tensors are stacked; strings, bytes and all else come as lists. A column knows what it was made of,
+so that what a batch looks like, or why it cannot be, does not depend on how many parts it was made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,72 +16,144 @@ import torch
 from wdsplit.errors import PipelineError
 from wdsplit.order import Int64
 
-__all__ = ["collate", "weave"]
+__all__ = ["Column", "collate", "weave"]
+
+_MAX_INT = 2**63
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values of one field or element over some samples.
+
+    Attributes:
+        kind: What the values are: tensor, array, number or other.
+        data: A tensor with one more dimension in front; a list for `other`.
+    """
+
+    kind: str
+    data: Any
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Turn samples into columns.
+    """Turn samples into columns, for `weave`.
 
     Args:
         samples: At least one; all dicts of the same keys, all tuples (or lists) of the same length, or all bare values.
 
     Returns:
-        A dict or a tuple of columns, or one column. A column is a tensor with one more dimension in front, or a list.
+        A dict or a tuple of columns, or one column.
 
     Raises:
-        PipelineError: The samples differ in keys or length, or a column's values cannot be stacked.
+        PipelineError: The samples differ in kind, keys or length, or a column's values cannot be stacked.
     """
+    layout = _layout(samples[0])
+    for sample in samples:
+        if _layout(sample) != layout:
+            raise _differ(layout, _layout(sample))
     first = samples[0]
     if isinstance(first, dict):
-        for sample in samples:
-            if not isinstance(sample, dict) or sample.keys() != first.keys():
-                raise _differ("fields", list(first), list(sample) if isinstance(sample, dict) else type(sample))
         return {name: _column([sample[name] for sample in samples], repr(name)) for name in first}
     if isinstance(first, (tuple, list)):
-        for sample in samples:
-            if not isinstance(sample, (tuple, list)) or len(sample) != len(first):
-                raise _differ("lengths", len(first), len(sample) if isinstance(sample, (tuple, list)) else type(sample))
         return tuple(_column(list(values), f"element {i}") for i, values in enumerate(zip(*samples, strict=True)))
-    return _column(list(samples), "value")
+    return _column(list(samples), "the value")
 
 
-def _differ(what: str, expected: Any, found: Any) -> PipelineError:
+def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool) -> Any:
+    """Put the columns of parts together.
+
+    Args:
+        parts: At least one; for each the places of its samples in the batch (int64), and what `collate` made of them.
+        size: Samples of the batch.
+        pin: Whether tensors shall lie in pinned memory.
+
+    Returns:
+        A dict or a tuple of tensors and lists, or one of them.
+
+    Raises:
+        PipelineError: The parts do not go together, as `collate` would have said of their samples.
+    """
+    first = parts[0][1]
+    layout = _layout(first)
+    for _, part in parts:
+        if _layout(part) != layout:
+            raise _differ(layout, _layout(part))
+
+    def woven(of: Callable[[Any], Column], name: str) -> Any:
+        return _weave_column([(places, of(part)) for places, part in parts], size, pin, name)
+
+    if isinstance(first, dict):
+        return {name: woven(lambda part, name=name: part[name], repr(name)) for name in first}  # type: ignore[misc]
+    if isinstance(first, tuple):
+        return tuple(woven(lambda part, i=i: part[i], f"element {i}") for i in range(len(first)))  # type: ignore[misc]
+    return woven(lambda part: part, "the value")
+
+
+def _layout(sample: Any) -> str:
+    """Describe what samples of one batch must have in common."""
+    if isinstance(sample, dict):
+        return f"dicts of {', '.join(sorted(map(repr, sample)))}"
+    if isinstance(sample, (tuple, list)):
+        return f"tuples of {len(sample)}"
+    return "bare values"
+
+
+def _differ(expected: str, found: str) -> PipelineError:
     return PipelineError(
-        f"the samples of a batch differ in their {what}",
-        expected=str(expected),
-        found=str(found),
+        "the samples of a batch differ in their fields",
+        expected=expected,
+        found=found,
         remedy="make them alike with to_tuple or map, or pass a collate_fn to the Loader",
     )
 
 
-def _column(values: list[Any], name: str) -> Any:
-    if all(isinstance(value, torch.Tensor) for value in values):
-        _check_shapes([tuple(value.shape) for value in values], name)
-        return torch.stack(values)
-    if all(_is_numeric_array(value) for value in values):
-        _check_shapes([value.shape for value in values], name)
-        return torch.from_numpy(np.stack(values))
-    if all(_is_number(value) for value in values):
-        column = np.asarray(values)
-        if column.dtype == object:
-            raise _unlike(name, "numbers of at most 64 bits", f"such as {max(values)}")
-        return torch.from_numpy(column)
-    if any(_is_stacked(value) for value in values):
-        kinds = sorted({type(value).__name__ for value in values})
-        raise _unlike(name, "all numbers, all arrays or all tensors", ", ".join(kinds))
-    return values
+def _column(values: list[Any], name: str) -> Column:
+    kinds = {_kind(value) for value in values}
+    if len(kinds) > 1:
+        raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
+    kind = kinds.pop()
+    if kind == "other":
+        return Column(kind, values)
+    if kind == "number":
+        return Column(kind, _numbers(values, name))
+    _check_same([(str(value.dtype), tuple(value.shape)) for value in values], name)
+    return Column(kind, torch.stack(values) if kind == "tensor" else _stacked(values, name))
 
 
-def _is_numeric_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        return "array"
+    if isinstance(value, (int, float)):
+        return "number"
+    return "other"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number, np.bool_))
+def _numbers(values: list[Any], name: str) -> torch.Tensor:
+    """Return Python numbers as bool if all are, else int64 if all are whole, else float64."""
+    if all(isinstance(value, bool) for value in values):
+        return torch.tensor(values, dtype=torch.bool)
+    if any(isinstance(value, float) for value in values):
+        return torch.tensor(values, dtype=torch.float64)
+    for value in values:
+        if not -_MAX_INT <= value < _MAX_INT:
+            raise _unlike(name, "integers of at most 64 bits", str(value))
+    return torch.tensor(values, dtype=torch.int64)
 
 
-def _is_stacked(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or _is_numeric_array(value) or _is_number(value)
+def _stacked(values: list[Any], name: str) -> torch.Tensor:
+    array = np.stack(values)
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError as error:
+        raise _unlike(name, "arrays of a dtype that torch has", str(array.dtype)) from error
+
+
+def _check_same(values: Sequence[tuple[str, tuple[int, ...]]], name: str) -> None:
+    for dtype, shape in values:
+        if (dtype, shape) != values[0]:
+            expected = f"{values[0][0]} of shape {values[0][1]} in the whole batch"
+            raise _unlike(name, expected, f"{dtype} of shape {shape}")
 
 
 def _unlike(name: str, expected: str, found: str) -> PipelineError:
@@ -92,58 +165,26 @@ def _unlike(name: str, expected: str, found: str) -> PipelineError:
     )
 
 
-def _check_shapes(shapes: Sequence[tuple[int, ...]], name: str) -> None:
-    for shape in shapes:
-        if shape != shapes[0]:
-            raise _unlike(name, f"shape {shapes[0]} in the whole batch", f"shape {shape}")
-
-
-def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool) -> Any:
-    """Put the columns of parts together.
-
-    Args:
-        parts: For each part the places of its samples in the batch (int64), and what `collate` made of them.
-        size: Samples of the batch.
-        pin: Whether tensors shall lie in pinned memory.
-
-    Returns:
-        What `collate` would have made of all samples at once.
-
-    Raises:
-        PipelineError: The parts do not go together, as `collate` would have said of their samples.
-    """
-    first = parts[0][1]
-    if len(parts) == 1 and not pin:
-        return first
-    if isinstance(first, dict):
-        for _, part in parts:
-            if not isinstance(part, dict) or part.keys() != first.keys():
-                raise _differ("fields", list(first), list(part) if isinstance(part, dict) else type(part))
-        return {name: _weave_column([(at, part[name]) for at, part in parts], size, pin, repr(name)) for name in first}
-    if isinstance(first, tuple):
-        for _, part in parts:
-            if not isinstance(part, tuple) or len(part) != len(first):
-                raise _differ("lengths", len(first), len(part) if isinstance(part, tuple) else type(part))
-        columns = range(len(first))
-        return tuple(_weave_column([(at, part[i]) for at, part in parts], size, pin, f"element {i}") for i in columns)
-    return _weave_column(parts, size, pin, "value")
-
-
-def _weave_column(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, name: str) -> Any:
-    kinds = {type(part) for _, part in parts}
-    if kinds == {list}:
+def _weave_column(parts: Sequence[tuple[Int64, Column]], size: int, pin: bool, name: str) -> Any:
+    kinds = {column.kind for _, column in parts}
+    if len(kinds) > 1:
+        raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
+    if kinds == {"other"}:
         values: list[Any] = [None] * size
-        for places, part in parts:
-            for place, value in zip(places.tolist(), part, strict=True):
+        for places, column in parts:
+            for place, value in zip(places.tolist(), column.data, strict=True):
                 values[place] = value
         return values
-    if kinds != {torch.Tensor}:
-        raise _unlike(name, "all numbers, all arrays or all tensors", "some of them, and values of other kinds")
-    _check_shapes([tuple(part.shape[1:]) for _, part in parts], name)
-    dtype = parts[0][1].dtype
-    for _, part in parts[1:]:
-        dtype = torch.promote_types(dtype, part.dtype)
-    out = torch.empty((size, *parts[0][1].shape[1:]), dtype=dtype, pin_memory=pin)
-    for places, part in parts:
-        out[torch.from_numpy(places)] = part.to(dtype)
+    first = parts[0][1].data
+    if len(parts) == 1 and not pin:
+        return first
+    dtype = first.dtype
+    if kinds == {"number"}:
+        for _, column in parts:
+            dtype = torch.promote_types(dtype, column.data.dtype)
+    else:
+        _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in parts], name)
+    out = torch.empty((size, *first.shape[1:]), dtype=dtype, pin_memory=pin)
+    for places, column in parts:
+        out[torch.from_numpy(places)] = column.data.to(dtype)
     return out

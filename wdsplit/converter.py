@@ -1,8 +1,7 @@
 """Converting: plan, write the shards, commit.
 
-Composition of the planner, the encoder, the tar codec and the storage. Each task writes its shards and says what it
-wrote; the driver alone commits. A run keeps its plan and what it has published in a folder of the output, so that it
-can be continued; the folder goes when the manifest is there.
+Composition of the planner, the tasks and an engine. Each task writes its shards and says what it wrote; the driver
+alone commits. What a run needs to be continued is the matter of `run`.
 """
 
 from __future__ import annotations
@@ -13,39 +12,27 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from wdsplit.encode import infer_fields
 from wdsplit.engine import run_tasks
-from wdsplit.errors import InputError, OutputExistsError, WdsplitError
+from wdsplit.errors import InputError, WdsplitError
 from wdsplit.keys import is_key_type
-from wdsplit.manifest import (
-    HEADER_NAME,
-    SHARDS_NAME,
-    Manifest,
-    Shard,
-    Shards,
-    index_path,
-    shard_path,
-)
+from wdsplit.manifest import Manifest, Shard, Shards, shard_path
 from wdsplit.parquet import find_inputs, first_payloads, open_inputs
 from wdsplit.plan import Plan, PlanOptions, default_window, make_plan, task_spans
+from wdsplit.run import Run
 from wdsplit.shards import write_manifest
-from wdsplit.storage import Storage, is_temporary, local_path, open_storage
-from wdsplit.task import DONE_FOLDER, RUN_FOLDER, Task, run_task
+from wdsplit.storage import Storage, open_storage
+from wdsplit.task import Task, run_task
 from wdsplit.unique import check_unique_keys
 
 __all__ = ["ConvertOptions", "Progress", "convert", "plan_conversion"]
 
 logger = logging.getLogger(__name__)
-
-_PLAN_NAME = f"{RUN_FOLDER}/plan.json"
-_LOCK_NAME = f"{RUN_FOLDER}/lock"
 
 
 @dataclass(frozen=True)
@@ -58,7 +45,7 @@ class ConvertOptions:
         key: The column that holds the keys; None numbers the rows.
         jobs: Processes.
         overwrite: Remove a dataset, or an unfinished run, that is in the output already.
-        resume: Continue an unfinished run of the same plan.
+        resume: Continue an unfinished run of the same plan; one that is finished is left as it is.
     """
 
     plan: PlanOptions = field(default_factory=PlanOptions)
@@ -141,138 +128,39 @@ def convert(
         WdsplitError: The inputs cannot be read or converted, or the output exists or cannot be written.
     """
     options = options or ConvertOptions()
-    storage = open_storage(output)
+    progress = progress or _no_progress
     paths = find_inputs([inputs] if isinstance(inputs, str) else inputs)
-    _refuse_inside(paths, output)
-    _refuse_existing(storage, options)
+    run = Run(open_storage(output))
+    run.refuse_inputs_inside(paths)
+    run.refuse_output(options.overwrite, options.resume)
     plan = plan_conversion(paths, options)
     if plan.key is not None and not options.resume:
         check_unique_keys(plan)
-    with storage.lock(_LOCK_NAME):
-        _refuse_existing(storage, options)
-        done = _prepare(storage, plan, options)
+    with run.locked():
+        run.refuse_output(options.overwrite, options.resume)
+        finished = run.finished(plan) if options.resume else None
+        if finished is not None:
+            return _nothing_to_do(plan, finished, progress)
+        done = run.resume(plan) if options.resume else run.start(plan)
         try:
-            shards = _write(storage, plan, options, done, progress or _no_progress)
-            manifest = _commit(storage, plan, shards)
+            shards = _write(run.storage, plan, options, done, progress)
+            manifest = _commit(run.storage, plan, shards)
         except BaseException:
-            _leave_resumable(storage)
+            run.leave_resumable()
             raise
-        storage.remove(RUN_FOLDER)
+        run.end()
+    return manifest
+
+
+def _nothing_to_do(plan: Plan, manifest: Manifest, progress: Callable[[Plan, Progress], None]) -> Manifest:
+    """Resume a run that was finished."""
+    num_samples = manifest.num_samples + manifest.num_pads
+    progress(plan, Progress(plan.num_shards, num_samples, manifest.num_bytes, plan.num_shards))
     return manifest
 
 
 def _no_progress(plan: Plan, progress: Progress) -> None:
     """Show nothing."""
-
-
-def _refuse_existing(storage: Storage, options: ConvertOptions) -> None:
-    """Refuse an output that holds anything, unless it is ours and may be overwritten or continued."""
-    names = [name for name in storage.list() if name != RUN_FOLDER]
-    finished, started = HEADER_NAME in names, storage.size(_PLAN_NAME) is not None
-    if options.overwrite:
-        ours = _is_ours if finished or started else lambda name: False
-        _refuse_foreign(storage, [name for name in names if not ours(name) or storage.size(name) is None])
-        return
-    if not (names or started or options.resume) or (options.resume and started and not finished):
-        return
-    if finished:
-        cause, remedy = "the output is a finished dataset already", "use --overwrite to replace it"
-    elif started:
-        cause, remedy = "the output is an unfinished run", "use --resume to continue it, or --overwrite to start anew"
-    elif names:
-        cause, remedy = "the output is not empty", "choose a folder that is empty or does not exist yet"
-    else:
-        cause, remedy = "there is no unfinished run to resume", "leave out --resume"
-    raise OutputExistsError(
-        cause,
-        place=storage.url,
-        expected="an unfinished run" if options.resume else "no such folder, or an empty one",
-        found=_some(names) or "nothing",
-        remedy=remedy,
-        url=storage.url,
-    )
-
-
-def _refuse_foreign(storage: Storage, foreign: Sequence[str]) -> None:
-    """Refuse to overwrite files that wdsplit did not write."""
-    if foreign:
-        raise OutputExistsError(
-            "the output holds files that wdsplit did not write",
-            place=storage.url,
-            expected="a dataset, an unfinished run, or nothing",
-            found=_some(foreign),
-            remedy="choose another folder, or remove them yourself",
-            url=storage.url,
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def _refuse_inside(paths: Sequence[str], output: str) -> None:
-    """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
-    folder = Path(local_path(output)).resolve()
-    for path in paths:
-        if folder in Path(path).resolve().parents:
-            raise InputError(
-                "an input lies inside the output",
-                place=path,
-                expected=f"inputs outside {output}",
-                remedy="choose another output folder",
-                url=path,
-            )
-
-
-def _prepare(storage: Storage, plan: Plan, options: ConvertOptions) -> dict[int, Shard]:
-    """Bring the output into the state from which shards are written; return the shards that are there."""
-    names = storage.list()
-    if options.resume:
-        return _published(storage, plan)
-    for name in sorted(names, key=lambda name: name != HEADER_NAME):
-        if name != RUN_FOLDER:
-            storage.remove(name)
-    for name in (DONE_FOLDER, _PLAN_NAME):
-        storage.remove(name)
-    with storage.publish(_PLAN_NAME) as file:
-        file.write([orjson.dumps(plan.summary(), option=orjson.OPT_INDENT_2)])
-    return {}
-
-
-def _leave_resumable(storage: Storage) -> None:
-    """Clear up after an error: no temporary files, and nothing at all if nothing was published."""
-    storage.remove_temporary()
-    if storage.list() == [RUN_FOLDER]:
-        storage.remove(RUN_FOLDER)
-
-
-def _is_ours(name: str) -> bool:
-    """Tell whether wdsplit may have written a file of this name into its output."""
-    stem = name.removesuffix(".idx").removesuffix(".tar")
-    return name in (HEADER_NAME, SHARDS_NAME) or is_temporary(name) or (stem != name and stem.isdigit())
-
-
-def _published(storage: Storage, plan: Plan) -> dict[int, Shard]:
-    """Return the shards that an earlier run of the same plan has published."""
-    found = str(orjson.loads(storage.read(_PLAN_NAME)).get("plan"))
-    if found != plan.hash:
-        raise OutputExistsError(
-            "the unfinished run was made by another plan",
-            place=storage.url,
-            expected=f"plan {plan.hash}",
-            found=found,
-            remedy="use the inputs and options of that run, or --overwrite to start anew",
-            url=storage.url,
-        )
-    storage.remove_temporary()
-    storage.remove_temporary(DONE_FOLDER)
-    done = {}
-    for name in storage.list(DONE_FOLDER):
-        shard = Shard(**orjson.loads(storage.read(f"{DONE_FOLDER}/{name}")))
-        if storage.size(shard.path) == shard.num_bytes and storage.size(index_path(shard.path)) is not None:
-            done[int(name.removesuffix(".json"))] = shard
-    logger.info("resuming: %d of %d shards are there already", len(done), plan.num_shards)
-    return done
 
 
 def _write(

@@ -191,19 +191,23 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         """Give this rank's and worker's part of the epoch, through all stages."""
-        if self.repetitions != 1:
-            raise InputError(
-                "repeat and with_epoch do not go with a Dataset",
-                expected="one epoch an iteration",
-                remedy="iterate again with set_epoch(epoch + 1)",
-            )
         order, world = self.order(), with_worker(self.world())
         announce(self, world)
         chunks = reader_positions(order, world, self.manifest.window)
         return self.through_stages(self.source.read(order, world, chunks))
 
     def through_stages(self, samples: Iterator[dict[str, Any]]) -> Iterator[Any]:
-        """Give what the stages after the source make of samples."""
+        """Give what the stages after the source make of samples.
+
+        Raises:
+            InputError: The dataset was told to repeat.
+        """
+        if self.repetitions != 1:
+            raise InputError(
+                "repeat and with_epoch do not go with a Dataset",
+                expected="one epoch an iteration",
+                remedy="iterate again with set_epoch(epoch + 1)",
+            )
         stream: Any = samples
         for stage in self.pipeline[1:]:
             stream = self.invoke(stage, stream)

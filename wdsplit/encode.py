@@ -101,9 +101,13 @@ def _encoding_of(kind: pa.DataType) -> str | None:
 
 _FIELD_OF = {"text": "txt", "integer": "cls", "npy": "npy", "json": "json"}
 _ENCODINGS_FOR = {
-    "npy": ("npy", "bytes"),
     "cls": ("integer", "text", "bytes"),
+    "json": ("json", "text", "bytes"),
+    "npy": ("npy", "bytes"),
+    "txt": ("text", "integer", "json", "bytes"),
+    **{name: ("bytes", "media") for _, name in _MAGIC if name != "npy"},
 }
+"""What a field of a known name may hold; any other field may hold anything."""
 
 
 def needs_sniff(kind: pa.DataType) -> bool:
@@ -168,7 +172,8 @@ def _unusable(problems: Sequence[str]) -> InputError:
     return InputError(
         "the table's columns cannot be used as they are",
         found="; ".join(problems),
-        remedy="choose columns and names with --map EXT=COLUMN (repeatable), such as --map jpg=image --map cls=label",
+        remedy="choose the key with --key COLUMN, and columns and their names with --map EXT=COLUMN (repeatable), "
+        "such as --map jpg=image --map cls=label",
     )
 
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from wdsplit.errors import ConvertError
@@ -69,7 +70,8 @@ def _bounded(
     todo = iter(tasks)
     while True:
         for task in todo:
-            running.add(pool.submit(function, task))
+            with _interrupts_held():
+                running.add(pool.submit(function, task))
             if len(running) >= limit:
                 break
         if not running:
@@ -77,6 +79,24 @@ def _bounded(
         done, running = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             yield future.result()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while processes are started: they inherit the mask, and none is left half-made."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if received:
+            raise KeyboardInterrupt
 
 
 def _stop(pool: ProcessPoolExecutor, finished: bool) -> None:

@@ -6,22 +6,19 @@ process weaves the parts of a step into the batch, so the number of workers does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from wdsplit.collate import collate, weave
+from wdsplit.collate import weave
 from wdsplit.dataset import Dataset, announce
-from wdsplit.errors import InputError, PipelineError, StateError, WdsplitError
-from wdsplit.order import Int64
+from wdsplit.errors import InputError, PipelineError, StateError
+from wdsplit.parts import Failure, Parts
 from wdsplit.split import Step, Steps, World, worker_of
 from wdsplit.state import State, dump_state, parse_state
-from wdsplit.world import with_worker
 
 __all__ = ["Loader"]
 
@@ -83,7 +80,10 @@ class Loader:
         self.multiprocessing_context = multiprocessing_context
         self._loaded: State | None = None
         self._progress: State | None = None
-        self._workers: DataLoader[Any] | None = None
+        self._iterated = -1
+        self._parts: Parts | None = None
+        self._workers: Iterable[Any] | None = None
+        self._running: _Running | None = None
 
     @property
     def epoch(self) -> int:
@@ -93,6 +93,8 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch."""
         self.dataset.set_epoch(epoch)
+        if self._progress is not None and self._progress.epoch != self.dataset.epoch:
+            self._progress = None
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch."""
@@ -127,44 +129,51 @@ class Loader:
         self._loaded, self._progress = state, None
 
     def _state(self) -> State:
-        for state in (self._progress, self._loaded):
-            if state is not None and state.epoch == self.dataset.epoch:
-                return state
+        if self._progress is not None and self.dataset.epoch in (self._progress.epoch, self._iterated):
+            return self._progress
+        if self._loaded is not None and self._loaded.epoch == self.dataset.epoch:
+            return self._loaded
         return State(self.dataset.epoch, 0)
 
     def __iter__(self) -> Iterator[Any]:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
         epoch = self.dataset.epoch
         start = self._loaded.position if self._loaded is not None and self._loaded.epoch == epoch else 0
-        self._loaded, self._progress = None, State(epoch, start)
+        self._loaded, self._progress, self._iterated = None, State(epoch, start), epoch
         world = self.dataset.world()
         steps = Steps(self.dataset.order(epoch), world, self.batch_size, start)
         announce(self.dataset, World(world.rank, world.world_size, 0, max(1, self.num_workers)))
-        parts = self._parts(epoch, start, world)
-        return self._batches(epoch, steps, parts)
+        self._running = self._begin(epoch, start, world)
+        return self._batches(epoch, steps, self._running)
 
-    def _batches(self, epoch: int, steps: Steps, parts: Iterator[Any]) -> Iterator[Any]:
+    def _batches(self, epoch: int, steps: Steps, parts: _Running) -> Iterator[Any]:
         left = len(steps)
-        for step in steps:
-            batch = self._batch(step, steps.world.world_size, parts)
-            left -= 1
-            self._progress = State(epoch, step.end) if left else State(epoch + 1, 0)
+        failed = True
+        try:
+            for step in steps:
+                batch = self._batch(step, steps.world.world_size, parts)
+                left -= 1
+                self._progress = State(epoch, step.end) if left else State(epoch + 1, 0)
+                yield batch
+            failed = False
+        except GeneratorExit:
+            failed = False
+            raise
+        finally:
+            parts.close(failed)
+            if failed:
+                self._workers = None
             if not left and self.dataset.epoch == epoch:
                 self.dataset.set_epoch(epoch + 1)
-            yield batch
-        if not len(steps) and self.dataset.epoch == epoch:
-            self._progress = State(epoch + 1, 0)
-            self.dataset.set_epoch(epoch + 1)
+                self._progress = State(epoch + 1, 0)
 
-    def _batch(self, step: Step, world_size: int, parts: Iterator[Any]) -> Any:
+    def _batch(self, step: Step, world_size: int, parts: _Running) -> Any:
         """Take each worker's part of a step and put them together."""
         num_workers = max(1, self.num_workers)
         owner = worker_of(step.positions, world_size, num_workers)
         taken = []
         for worker in range(num_workers):
-            part = next(parts)
-            if isinstance(part, _Failure):
-                raise part.error
+            part = parts.take()
             places = np.flatnonzero(owner == worker)
             if len(places):
                 taken.append((places, part))
@@ -176,125 +185,69 @@ class Loader:
                 samples[place] = sample
         return self.collate_fn(samples)
 
-    def _parts(self, epoch: int, start: int, world: World) -> Iterator[Any]:
-        """Give the workers' parts: step by step, worker by worker."""
+    def _begin(self, epoch: int, start: int, world: World) -> _Running:
+        """Begin to make the workers' parts: step by step, worker by worker."""
+        if self._running is not None and self.persistent_workers:
+            self._running.supersede()
+        if self._parts is None or self._workers is None or not self.persistent_workers or self._parts.world != world:
+            self._parts = Parts(self.dataset, self.batch_size, world, self.collate_fn is None)
+            self._workers = self._start(self._parts)
+        self._parts.begin(epoch, start)
+        return _Running(iter(self._workers), self.persistent_workers)
+
+    def _start(self, parts: Parts) -> Iterable[Any]:
+        """Return the parts of all workers in turn; worker processes start when it is iterated."""
         if not self.num_workers:
-            parts = _Parts(self.dataset, self.batch_size, world, self.collate_fn is None)
-            parts.begin(epoch, start)
-            return iter(parts)
-        if self._workers is None or not self.persistent_workers:
-            self._workers = DataLoader(
-                _Parts(self.dataset, self.batch_size, world, self.collate_fn is None),
-                batch_size=None,
-                num_workers=self.num_workers,
-                collate_fn=_unchanged,
-                prefetch_factor=self.prefetch_factor,
-                persistent_workers=self.persistent_workers,
-                multiprocessing_context=self.multiprocessing_context,
-                generator=torch.Generator(),
+            return parts
+        return DataLoader(
+            parts,
+            batch_size=None,
+            num_workers=self.num_workers,
+            collate_fn=_unchanged,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=torch.Generator(),
+        )
+
+
+class _Running:
+    """An iteration under way: the parts that are still to come."""
+
+    def __init__(self, parts: Iterator[Any], persistent: bool) -> None:
+        self._parts: Iterator[Any] | None = parts
+        self._persistent = persistent
+        self._superseded = False
+
+    def take(self) -> Any:
+        """Return the next part.
+
+        Raises:
+            WdsplitError: A worker failed so, or its processes serve another iteration by now.
+        """
+        if self._superseded or self._parts is None:
+            raise PipelineError(
+                "another iteration of this Loader has begun",
+                expected="one iteration at a time, because its workers are persistent",
+                remedy="end the first, or make a Loader for each",
             )
-        shared = self._workers.dataset
-        if not isinstance(shared, _Parts) or shared.world != world:
-            raise InputError(
-                "the rank has changed while persistent workers are running",
-                found=f"{world}",
-                remedy="make a new Loader after the process group has changed",
-            )
-        shared.begin(epoch, start)
-        return iter(self._workers)
+        part = next(self._parts)
+        if isinstance(part, Failure):
+            raise part.error
+        return part
 
+    def supersede(self) -> None:
+        """Give no more parts: the workers serve another iteration."""
+        self._superseded = True
 
-@dataclass(frozen=True)
-class _Failure:
-    """An error of ours on its way from a worker to the caller, without torch's wrapping."""
-
-    error: WdsplitError
+    def close(self, failed: bool) -> None:
+        """Let go of the parts. Workers end now, not when they are collected, unless they stay and all is well."""
+        parts, self._parts = self._parts, None
+        if parts is not None and not self._superseded and (failed or not self._persistent):
+            end = getattr(parts, "_shutdown_workers", None) or getattr(parts, "close", None)
+            if end is not None:
+                end()
 
 
 def _unchanged(part: Any) -> Any:
     return part
-
-
-class _Parts(IterableDataset[Any]):
-    """The sub-batches of one worker, one a step; None for a step in which it has no sample.
-
-    Where to begin lies in shared memory, so that persistent workers see it too.
-    """
-
-    def __init__(self, dataset: Dataset, batch_size: int, world: World, collated: bool) -> None:
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.world = world
-        self.collated = collated
-        self._begin = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-
-    def begin(self, epoch: int, start: int) -> None:
-        """Say where the next iteration begins."""
-        self._begin[0], self._begin[1] = epoch, start
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch, start = self._begin.tolist()
-        world = with_worker(self.world)
-        steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-        return self._guarded(steps, world)
-
-    def _guarded(self, steps: Steps, world: World) -> Iterator[Any]:
-        try:
-            yield from self._sub_batches(steps, world)
-        except WdsplitError as error:
-            yield _Failure(error)
-
-    def _sub_batches(self, steps: Steps, world: World) -> Iterator[Any]:
-        counter = _Counter()
-        chunks = _chunks(steps, world, self.dataset.manifest.window)
-        samples = counter.count(self.dataset.source.read(steps.order, world, chunks))
-        stream = self.dataset.through_stages(samples)
-        expected = 0
-        for step in steps:
-            size = len(_own(step, world))
-            expected += size
-            part = list(islice(stream, size))
-            if len(part) != size or counter.given != expected:
-                raise _not_one_to_one(expected - size + len(part), counter.given)
-            yield (collate(part) if self.collated else part) if size else None
-
-
-class _Counter:
-    """Counts the samples that the stages have taken."""
-
-    def __init__(self) -> None:
-        self.given = 0
-
-    def count(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for sample in samples:
-            self.given += 1
-            yield sample
-
-
-def _own(step: Step, world: World) -> Int64:
-    """Return the positions of a step that are this worker's."""
-    mine = worker_of(step.positions, world.world_size, world.num_workers) == world.worker
-    own: Int64 = step.positions[mine]
-    return own
-
-
-def _chunks(steps: Steps, world: World, size: int) -> Iterator[Int64]:
-    """Give a worker's positions of all steps, put together to at least `size` at a time where there are as many."""
-    held: list[Int64] = []
-    for step in steps:
-        held.append(_own(step, world))
-        if sum(map(len, held)) >= size:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
-
-
-def _not_one_to_one(given: int, taken: int) -> PipelineError:
-    return PipelineError(
-        "a stage did not give one sample for each sample it took",
-        expected="as many samples out as in, so that every rank has the same steps",
-        found=f"{taken} samples in, {given} out",
-        remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage "
-        "(select, a map that returns None, a handler that skips): filter the table before it is converted",
-    )

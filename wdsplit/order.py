@@ -20,6 +20,8 @@ import numpy.typing as npt
 from wdsplit.errors import InputError
 
 __all__ = [
+    "MAX_LANES",
+    "MAX_WINDOW",
     "TAILS",
     "EpochOrder",
     "Int64",
@@ -38,6 +40,9 @@ Tail = Literal["pad", "drop", "uneven"]
 TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
 
 Int64 = npt.NDArray[np.int64]
+
+MAX_LANES = 2**20
+MAX_WINDOW = 2**40
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -103,10 +108,10 @@ class OrderOptions:
         problems = []
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             problems.append(f"seed = {self.seed!r}: expected an integer from 0 to 2**63 - 1")
-        for name in ("lanes", "window"):
+        for name, most in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                problems.append(f"{name} = {value!r}: expected an integer of at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                problems.append(f"{name} = {value!r}: expected an integer from 1 to {most}")
         if self.tail not in TAILS:
             problems.append(f"tail = {self.tail!r}: expected one of {', '.join(TAILS)}")
         if problems:

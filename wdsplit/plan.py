@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import orjson
@@ -18,6 +19,7 @@ import xxhash
 from wdsplit.encode import NULLS, Null
 from wdsplit.errors import InputError
 from wdsplit.manifest import FORMAT_VERSION, Field
+from wdsplit.order import MAX_LANES, MAX_WINDOW
 
 __all__ = [
     "PADS",
@@ -42,7 +44,7 @@ _MIN_WINDOW, _MAX_WINDOW = 16, 1024
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
-_MAX_OPTION = 2**53
+_MAX_COUNT = 2**53
 """What JSON numbers hold exactly."""
 
 
@@ -95,12 +97,19 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         problems = []
-        lows = {"world_size": 1, "workers": 0, "shards": 1, "samples_per_shard": 1, "shard_size": 1}
-        lows |= {"lanes": 1, "window": 1}
-        for name, low in lows.items():
+        bounds = {
+            "world_size": (1, MAX_LANES),
+            "workers": (0, MAX_LANES),
+            "shards": (1, _MAX_COUNT),
+            "samples_per_shard": (1, _MAX_COUNT),
+            "shard_size": (1, _MAX_COUNT),
+            "lanes": (1, MAX_LANES),
+            "window": (1, MAX_WINDOW),
+        }
+        for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if value is not None and not low <= value <= _MAX_OPTION:
-                bound = f"at least {low}" if value < low else f"at most {_MAX_OPTION}"
+            if value is not None and not low <= value <= high:
+                bound = f"at least {low}" if value < low else f"at most {high}"
                 problems.append(f"{name} = {value}: expected {bound}")
         sizings = [name for name in ("shards", "samples_per_shard", "shard_size") if getattr(self, name) is not None]
         if len(sizings) > 1:
@@ -146,12 +155,12 @@ class Plan:
     num_shards: int
     lanes: int
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Rows of all inputs."""
         return sum(file.num_rows for file in self.inputs)
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         """Samples that will be written, pads left out."""
         if self.options.pad == "drop":
@@ -198,7 +207,7 @@ class Plan:
             "fields": [dataclasses.asdict(field) for field in self.fields],
         }
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """What names the run: a hash of all that decides the bytes of the shards.
 

@@ -183,15 +183,16 @@ class LocalStorage:
             target.parent.mkdir(parents=True, exist_ok=True)
             file = open(target, "ab")  # noqa: SIM115 (held for as long as the lock is)
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise StorageError(
-                    "another process is writing to this output",
-                    place=str(self.root),
-                    remedy="wait until it has ended, or choose another output",
-                    url=str(self.root),
-                ) from error
+            with _translated(target, writing=True):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise StorageError(
+                        "another process is writing to this output",
+                        place=str(self.root),
+                        remedy="wait until it has ended, or choose another output",
+                        url=str(self.root),
+                    ) from error
             yield
 
 

@@ -77,6 +77,7 @@ def verify(url: str, jobs: int = 1, progress: Callable[[int, int], None] | None 
             progress(len(findings), len(tasks))
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
     problems += _keys_that_stand_twice(tasks, findings)
+    problems += _tars_not_listed(url, manifest)
     return Report(manifest, tuple(problems))
 
 
@@ -166,6 +167,23 @@ def _keys_that_stand_twice(tasks: list[_Task], findings: dict[int, _Finding]) ->
                     problems.append(_stands_twice(keys[row], seen[keys[row]], opened.url))
                 seen[keys[row]] = opened.url
     return problems
+
+
+def _tars_not_listed(url: str, manifest: Manifest) -> list[WdsplitError]:
+    """Return a problem for each tar beside the shards that the manifest does not list: a glob would read it."""
+    listed = set(manifest.shards.table.column("path").to_pylist())
+    return [
+        CorruptDataError(
+            "a tar stands beside the shards that the manifest does not list",
+            place=f"{url}/{name}",
+            expected=f"{len(listed)} shards",
+            found="a tar more, which other readers may read",
+            remedy="remove it, or move it out of the dataset",
+            url=f"{url}/{name}",
+        )
+        for name in open_storage(url).list()
+        if name.endswith(".tar") and name not in listed
+    ]
 
 
 def _stands_twice(key: str, first: str, second: str) -> CorruptDataError:

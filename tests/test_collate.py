@@ -1,0 +1,222 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from wdsplit.collate import collate, weave
+from wdsplit.errors import PipelineError
+
+
+def woven(samples, owners, pin=False):
+    """Do as the loader does: collate the samples of each owner, and weave."""
+    parts = []
+    for owner in sorted(set(owners)):
+        places = np.array([place for place, of in enumerate(owners) if of == owner])
+        parts.append((places, collate([samples[place] for place in places])))
+    return weave(parts, len(samples), pin)
+
+
+def batch_of(samples):
+    return woven(samples, [0] * len(samples))
+
+
+# What is stacked
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, -2, 3], torch.int64),
+        ([1.5, 2.0], torch.float64),
+        ([True, False], torch.bool),
+        ([1, 2.5], torch.float64),
+        ([np.int32(1), np.int32(2)], torch.int32),
+        ([np.float32(1), np.float32(2)], torch.float32),
+        ([np.bool_(True)], torch.bool),
+    ],
+)
+def test_numbers_become_a_tensor(values, dtype):
+    column = batch_of(values)
+    assert column.dtype == dtype
+    assert column.tolist() == values
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float32", "bool", "complex64"])
+def test_arrays_are_stacked_and_keep_their_type(dtype):
+    arrays = [np.full((2, 3), value, dtype) for value in range(4)]
+    column = batch_of(arrays)
+    assert column.shape == (4, 2, 3)
+    assert column.numpy().dtype == dtype
+    assert (column.numpy() == np.stack(arrays)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.int64])
+def test_tensors_are_stacked_and_keep_their_type(dtype):
+    tensors = [torch.full((2, 3), value, dtype=dtype) for value in range(4)]
+    column = batch_of(tensors)
+    assert column.dtype == dtype
+    assert torch.equal(column, torch.stack(tensors))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "b"],
+        [b"a", b"b"],
+        [{"a": 1}, {"b": 2}],
+        [[1], [2, 3]],
+        [None, None],
+        ["a", b"b", None],
+        [np.array(["a"]), np.array(["b"])],
+        [Image.new("RGB", (2, 2)), Image.new("RGB", (4, 4))],
+    ],
+    ids=["str", "bytes", "dict", "list", "None", "mixed", "array of text", "image"],
+)
+def test_all_else_comes_as_a_list_of_the_same_objects(values):
+    column = batch_of([(value,) for value in values])[0]
+    assert type(column) is list
+    assert all(found is value for found, value in zip(column, values, strict=True))
+
+
+def test_samples_become_columns_of_their_kind():
+    assert batch_of([{"a": "x", "b": "y"}, {"b": "w", "a": "z"}]) == {"a": ["x", "z"], "b": ["y", "w"]}
+    assert batch_of([("x", "y"), ("z", "w")]) == (["x", "z"], ["y", "w"])
+    assert batch_of([["x", "y"], ("z", "w")]) == (["x", "z"], ["y", "w"])
+    assert batch_of(["x", "z"]) == ["x", "z"]
+
+
+# What is refused
+
+REFUSED = {
+    "other keys": [{"a": 1, "b": 1}, {"a": 1, "c": 1}],
+    "a key too many": [{"a": 1}, {"a": 1, "b": 1}],
+    "other lengths": [(1, 2), (1, 2, 3)],
+    "a dict and a tuple": [{"a": 1}, (1,)],
+    "a tuple and a dict": [(1,), {"a": 1}],
+    "a tuple and a number": [(1,), 1],
+    "None and a tuple": [None, (1,)],
+    "a text and a dict": ["a", {"a": 1}],
+    "ragged arrays": [np.zeros(2), np.zeros(3)],
+    "arrays of other ranks": [np.zeros(2), np.zeros((2, 1))],
+    "ragged tensors": [torch.zeros(2), torch.zeros(3)],
+    "a number and a text": [1, "a"],
+    "a text and a number": ["a", 1],
+    "a number and None": [1, None],
+    "an array and bytes": [np.zeros(2), b"ab"],
+    "an array and a tensor": [np.zeros(2), torch.zeros(2)],
+    "a tensor and an array": [torch.zeros(2), np.zeros(2)],
+    "a number and a tensor": [1.0, torch.tensor(1.0)],
+    "a number and an array": [1.0, np.array(1.0)],
+    "an integer of more than 64 bits": [2**70, 1],
+}
+
+
+@pytest.mark.parametrize("samples", REFUSED.values(), ids=REFUSED.keys())
+def test_samples_that_do_not_go_together_are_refused_with_a_remedy(samples):
+    with pytest.raises(PipelineError) as caught:
+        batch_of(samples)
+    for text in (caught.value.expected, caught.value.found, caught.value.remedy):
+        assert text
+
+
+@pytest.mark.parametrize("samples", REFUSED.values(), ids=REFUSED.keys())
+def test_samples_that_do_not_go_together_are_refused_in_two_parts_as_in_one(samples):
+    with pytest.raises(PipelineError):
+        woven(samples, [0, 1])
+
+
+# Parts
+
+scalars = {
+    "ints": st.integers(-(2**63), 2**63 - 1),
+    "floats": st.floats(allow_nan=False),
+    "bools": st.booleans(),
+    "numbers": st.integers(-(2**50), 2**50) | st.floats(allow_nan=False) | st.booleans(),
+    "text": st.text(max_size=3),
+    "bytes": st.binary(max_size=3),
+    "anything": st.none() | st.text(max_size=3) | st.sets(st.integers(), max_size=2),
+}
+arrays = st.integers(-100, 100).map(lambda value: np.full((2, 2), value, np.int16))
+tensors = st.integers(-100, 100).map(lambda value: torch.full((3,), value, dtype=torch.float32))
+columns = [*scalars.values(), arrays, tensors]
+
+DTYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64"]
+mixed_numbers = st.builds(lambda dtype, value: np.dtype(dtype).type(value), st.sampled_from(DTYPES), st.integers(0, 99))
+mixed_arrays = mixed_numbers.map(lambda value: np.full(2, value))
+mixed_tensors = mixed_arrays.map(torch.from_numpy)
+"""The same shapes, but dtypes that differ within a batch."""
+
+
+@st.composite
+def batches(draw, columns):
+    """Draw samples, dicts or tuples or bare values, and the worker that each of them comes from."""
+    size = draw(st.integers(1, 8))
+    kinds = draw(st.lists(st.sampled_from(columns), min_size=1, max_size=3))
+    drawn = [draw(st.lists(kind, min_size=size, max_size=size)) for kind in kinds]
+    rows = list(zip(*drawn, strict=True))
+    shape = draw(st.sampled_from(["dict", "tuple", "bare"]))
+    if shape == "dict":
+        rows = [{f"f{i}": value for i, value in enumerate(row)} for row in rows]
+    elif shape == "bare":
+        rows = drawn[0]
+    return rows, draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+
+
+def outcome(make, *arguments):
+    """Return what a function gives, in values that compare; an error as its kind."""
+    try:
+        return comparable(make(*arguments))
+    except PipelineError as error:
+        return type(error)
+
+
+def comparable(value):
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.tolist()
+    if isinstance(value, dict):
+        return {name: comparable(column) for name, column in value.items()}
+    return tuple(map(comparable, value)) if isinstance(value, tuple) else value
+
+
+@given(batches(columns))
+def test_a_batch_is_the_same_however_many_parts_it_was_made_of(batch):
+    samples, owners = batch
+    assert outcome(woven, samples, owners) == outcome(batch_of, samples)
+
+
+@given(batches([mixed_numbers, mixed_arrays, mixed_tensors]))
+def test_types_that_differ_within_a_batch_give_the_same_in_parts_as_in_one(batch):
+    samples, owners = batch
+    assert outcome(woven, samples, owners) == outcome(batch_of, samples)
+
+
+@given(batches([st.one_of(st.integers(0, 9), st.text(max_size=1), arrays, tensors)]))
+def test_kinds_that_differ_within_a_batch_give_the_same_in_parts_as_in_one(batch):
+    samples, owners = batch
+    assert outcome(woven, samples, owners) == outcome(batch_of, samples)
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
+def test_integers_that_only_fit_unsigned_are_exact_or_refused(value):
+    """[2**63, -1] must not become two floats."""
+    for samples, owners in itertools.product([[value, 1], [value, -1]], [[0, 0], [0, 1]]):
+        result = outcome(woven, samples, owners)
+        assert result is PipelineError or result[2] == samples
+
+
+def test_an_array_that_torch_does_not_know_is_refused_as_one_of_ours():
+    with pytest.raises(PipelineError, match="cannot be stacked"):
+        batch_of([np.zeros(2, "longdouble")])
+
+
+def test_an_array_of_the_other_byte_order_keeps_its_values():
+    assert batch_of([np.array([1, 2], ">f4")]).tolist() == [[1, 2]]
+
+
+def test_one_part_is_passed_on_without_a_copy():
+    column = collate([1, 2, 3])
+    assert weave([(np.arange(3), column)], 3, pin=False) is column.data

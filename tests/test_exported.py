@@ -1,0 +1,90 @@
+import importlib.metadata
+import importlib.resources
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import wdsplit
+
+PUBLIC = [
+    "ConvertError",
+    "ConvertOptions",
+    "CorruptDataError",
+    "Dataset",
+    "DatasetNotFoundError",
+    "InputError",
+    "Loader",
+    "MissingDependencyError",
+    "OutputExistsError",
+    "PipelineError",
+    "PlanOptions",
+    "StateError",
+    "StorageError",
+    "TopologyError",
+    "WdsplitError",
+    "convert",
+]
+"""What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
+
+
+def output_of(script):
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_the_public_names_are_these_and_sorted():
+    assert wdsplit.__all__ == PUBLIC
+    assert sorted(wdsplit.__all__) == wdsplit.__all__
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_can_be_imported_and_is_listed(name):
+    assert getattr(wdsplit, name).__name__ == name
+    assert name in dir(wdsplit)
+
+
+def test_no_module_takes_the_place_of_a_public_name_whatever_was_imported():
+    script = """
+import importlib, inspect, pkgutil
+import wdsplit
+for module in pkgutil.iter_modules(wdsplit.__path__):
+    importlib.import_module(f"wdsplit.{module.name}")
+print(*[name for name in wdsplit.__all__ if inspect.ismodule(getattr(wdsplit, name))])
+"""
+    assert output_of(script) == []
+
+
+def test_a_star_import_brings_the_public_names_and_no_others():
+    names = output_of("from wdsplit import *\nprint(*sorted(name for name in vars() if not name.startswith('__')))")
+    assert names == PUBLIC
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it():
+    with pytest.raises(AttributeError, match="'wdsplit' has no attribute 'WebDataset'"):
+        _ = wdsplit.WebDataset
+
+
+def test_every_public_error_can_be_caught_by_the_one_root():
+    errors = [getattr(wdsplit, name) for name in PUBLIC if name.endswith("Error")]
+    assert len(errors) == 11
+    assert all(issubclass(error, wdsplit.WdsplitError) for error in errors)
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert wdsplit.__version__ == importlib.metadata.version("wdsplit")
+
+
+def test_type_checkers_find_the_marker_that_the_package_is_typed():
+    assert (importlib.resources.files(wdsplit) / "py.typed").is_file()
+
+
+def test_importing_leaves_logging_to_the_program():
+    script = """
+import logging, wdsplit
+ours = logging.getLogger("wdsplit")
+print(*[type(handler).__name__ for handler in ours.handlers], ours.level, ours.propagate, logging.root.handlers)
+"""
+    assert output_of(script) == ["NullHandler", str(logging.NOTSET), "True", "[]"]

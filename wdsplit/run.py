@@ -1,0 +1,200 @@
+"""A run and its output: what may be overwritten, what can be continued, and what is left behind.
+
+While a conversion is unfinished, the output has a folder with its plan and a note on each shard that is published. The
+folder is there before anything of the output is touched, and goes when the manifest is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from wdsplit.errors import InputError, OutputExistsError
+from wdsplit.manifest import HEADER_NAME, SHARDS_NAME, Manifest, Shard, index_path
+from wdsplit.plan import Plan
+from wdsplit.shards import read_manifest
+from wdsplit.storage import Storage, is_temporary, local_path
+from wdsplit.task import DONE_FOLDER, RUN_FOLDER
+
+__all__ = ["Run"]
+
+logger = logging.getLogger(__name__)
+
+_PLAN_NAME = f"{RUN_FOLDER}/plan.json"
+_LOCK_NAME = f"{RUN_FOLDER}/lock"
+
+
+class Run:
+    """The conversion that writes, or wrote, into an output.
+
+    Args:
+        storage: The output.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other run out of the output; the folder that takes goes with the block, unless a plan is in it.
+
+        Raises:
+            StorageError: Another one is at work.
+        """
+        with self.storage.lock(_LOCK_NAME):
+            try:
+                yield
+            finally:
+                if self.storage.size(_PLAN_NAME) is None:
+                    self.end()
+
+    def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
+        """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
+        folder = Path(local_path(self.storage.url)).resolve()
+        for path in paths:
+            if folder in Path(path).resolve().parents:
+                raise InputError(
+                    "an input lies inside the output",
+                    place=path,
+                    expected=f"inputs outside {self.storage.url}",
+                    remedy="choose another output folder",
+                    url=path,
+                )
+
+    def refuse_output(self, overwrite: bool, resume: bool) -> None:
+        """Refuse an output that holds anything, unless it is ours and may be overwritten or continued.
+
+        Raises:
+            OutputExistsError: It holds something else than was asked for.
+        """
+        names = [name for name in self.storage.list() if name != RUN_FOLDER]
+        finished, started = HEADER_NAME in names, self.storage.size(_PLAN_NAME) is not None
+        if overwrite:
+            self._refuse_foreign([name for name in names if not (finished or started) or not self._is_ours(name)])
+            return
+        if not (names or started or resume) or (resume and (started or finished)):
+            return
+        if finished:
+            cause, remedy = "the output is a finished dataset already", "use --overwrite to replace it"
+        elif started:
+            cause = "the output is an unfinished run"
+            remedy = "use --resume to continue it, or --overwrite to start anew"
+        elif names:
+            cause, remedy = "the output is not empty", "choose a folder that is empty or does not exist yet"
+        else:
+            cause, remedy = "there is no unfinished run to resume", "leave out --resume"
+        raise OutputExistsError(
+            cause,
+            place=self.storage.url,
+            expected="an unfinished run" if resume else "no such folder, or an empty one",
+            found=_some(names) or "nothing",
+            remedy=remedy,
+            url=self.storage.url,
+        )
+
+    def _refuse_foreign(self, foreign: Sequence[str]) -> None:
+        if foreign:
+            raise OutputExistsError(
+                "the output holds files that wdsplit did not write",
+                place=self.storage.url,
+                expected="a dataset, an unfinished run, or nothing",
+                found=_some(foreign),
+                remedy="choose another folder, or remove them yourself",
+                url=self.storage.url,
+            )
+
+    def _is_ours(self, name: str) -> bool:
+        """Tell whether wdsplit may have written a file of this name into its output."""
+        stem = name.removesuffix(".idx").removesuffix(".tar")
+        known = name in (HEADER_NAME, SHARDS_NAME) or is_temporary(name) or (stem != name and stem.isdigit())
+        return known and self.storage.size(name) is not None
+
+    def start(self, plan: Plan) -> dict[int, Shard]:
+        """Begin anew; what the output held is removed, its header first. Return the shards that are there: none."""
+        self.storage.remove(DONE_FOLDER)
+        self.storage.remove_temporary(RUN_FOLDER)
+        with self.storage.publish(_PLAN_NAME, durable=True) as file:
+            file.write([orjson.dumps(plan.summary(), option=orjson.OPT_INDENT_2)])
+        names = [name for name in self.storage.list() if name != RUN_FOLDER]
+        for name in sorted(names, key=lambda name: name != HEADER_NAME):
+            self.storage.remove(name)
+        return {}
+
+    def resume(self, plan: Plan) -> dict[int, Shard]:
+        """Return the shards that an earlier run of the same plan has published.
+
+        Raises:
+            OutputExistsError: The run that is there was made by another plan.
+        """
+        self._refuse_other_plan(plan, str(self._note(_PLAN_NAME).get("plan")))
+        for folder in ("", RUN_FOLDER, DONE_FOLDER):
+            self.storage.remove_temporary(folder)
+        done: dict[int, Shard] = {}
+        for name in self.storage.list(DONE_FOLDER):
+            shard = self._published(f"{DONE_FOLDER}/{name}")
+            if shard is not None:
+                done[int(name.removesuffix(".json"))] = shard
+        logger.info("resuming: %d of %d shards are there already", len(done), plan.num_shards)
+        return done
+
+    def finished(self, plan: Plan) -> Manifest | None:
+        """Return the manifest if the run is finished; what it should have cleared up is cleared up.
+
+        Raises:
+            OutputExistsError: The dataset that is there was made by another plan.
+        """
+        if self.storage.size(HEADER_NAME) is None:
+            return None
+        manifest = read_manifest(self.storage)
+        self._refuse_other_plan(plan, str(manifest.provenance.get("plan")))
+        self.end()
+        return manifest
+
+    def leave_resumable(self) -> None:
+        """Clear up after an error: no temporary files, and nothing at all if nothing was published."""
+        self.storage.remove_temporary()
+        if self.storage.list() == [RUN_FOLDER]:
+            self.end()
+
+    def end(self) -> None:
+        """Remove what only an unfinished run needs."""
+        self.storage.remove(RUN_FOLDER)
+
+    def _refuse_other_plan(self, plan: Plan, found: str) -> None:
+        if found != plan.hash:
+            raise OutputExistsError(
+                "the run that is there was made by another plan",
+                place=self.storage.url,
+                expected=f"plan {plan.hash}",
+                found=found,
+                remedy="use the inputs and options of that run, or --overwrite to start anew",
+                url=self.storage.url,
+            )
+
+    def _note(self, path: str) -> dict[str, Any]:
+        """Return a note of the run; an empty one if it was damaged, as by a power failure."""
+        try:
+            note = orjson.loads(self.storage.read(path))
+        except orjson.JSONDecodeError:
+            return {}
+        return note if isinstance(note, dict) else {}
+
+    def _published(self, path: str) -> Shard | None:
+        """Return the shard that a note tells of, if it is there whole."""
+        note = self._note(path)
+        if not note:
+            return None
+        shard = Shard(**note)
+        whole = (
+            self.storage.size(shard.path) == shard.num_bytes and self.storage.size(index_path(shard.path)) is not None
+        )
+        return shard if whole else None
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
