@@ -234,8 +234,8 @@ def train_epoch(training: Training, epoch: int, args: argparse.Namespace, device
         total_loss += loss.detach()
         num_trained += 1
         training.audit.add(keys, positions.tolist(), pads.tolist())
-        is_last = loader.epoch != epoch
-        if args.checkpoint and args.checkpoint_steps and not is_last and (step + 1) % args.checkpoint_steps == 0:
+        due = args.checkpoint_steps and (step + 1) % args.checkpoint_steps == 0 and step + 1 < num_steps
+        if args.checkpoint and due:
             training.save(args.checkpoint)
     dist.all_reduce(total_loss)
     mean_loss = float(total_loss) / (num_trained * dist.get_world_size())
@@ -276,14 +276,13 @@ def normalise(images: Tensor, augment: bool = False) -> Tensor:
 
 
 def shift(images: Tensor) -> Tensor:
-    """Shift each image at random, by up to an eighth of its size; what comes in is black."""
+    """Shift each image at random, by up to an eighth of its size; what comes in repeats the edge."""
     count, height, width, _ = images.shape
-    low, wide = height // 8, width // 8
-    padded = F.pad(images, (0, 0, wide, wide, low, low))
-    image = torch.arange(count, device=images.device).view(-1, 1, 1)
-    row = torch.randint(2 * low + 1, (count, 1), device=images.device) + torch.arange(height, device=images.device)
-    column = torch.randint(2 * wide + 1, (count, 1), device=images.device) + torch.arange(width, device=images.device)
-    return padded[image, row.unsqueeze(2), column.unsqueeze(1)]
+    row, column = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+    down = torch.randint(-(height // 8), height // 8 + 1, (count, 1), device=images.device)
+    right = torch.randint(-(width // 8), width // 8 + 1, (count, 1), device=images.device)
+    rows, columns = (row - down).clamp(0, height - 1), (column - right).clamp(0, width - 1)
+    return images[torch.arange(count, device=images.device).view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, highest: float, done: float) -> None:

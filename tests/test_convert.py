@@ -676,7 +676,7 @@ def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
     out = tmp_path / "out"
     plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=2)))
     Run(open_storage(str(out))).start(plan)
-    run_task(Task(str(out), plan, Span(0, 1)))
+    run_task(Task(str(out), plan, Span(0, 1), 2**20))
     (out / RUN_FOLDER / damaged).write_bytes(b"")
     if damaged == "plan.json":
         with pytest.raises(OutputExistsError, match="another plan"):

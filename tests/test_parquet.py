@@ -17,14 +17,11 @@ TABLE = mixed_table(60)
 
 def rows_of(inputs, first, stop, columns):
     """Read rows and put them together again; check on the way that each batch knows where it stands."""
-    begins, total = {}, 0
-    for file in inputs:
-        begins[file.path] = total
-        total += file.num_rows
+    places = [f"{file.path}, row {row}" for file in inputs for row in range(file.num_rows)]
     parts, row = [], first
     for rows in read_rows(inputs, first, stop, columns):
-        assert rows.first_row == row == begins[rows.path] + rows.first
-        assert rows.where(3) == f"{rows.path}, row {rows.first + 3}"
+        assert rows.numbers.tolist() == list(range(row, row + len(rows)))
+        assert [rows.where(number) for number in range(len(rows))] == places[row : row + len(rows)]
         assert {len(array) for array in rows.columns.values()} == {len(rows)} != {0}
         assert set(rows.columns) == set(columns)
         parts.append(pa.table([rows.columns[name] for name in columns], names=list(columns)))

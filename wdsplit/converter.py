@@ -26,6 +26,7 @@ from wdsplit.parquet import find_inputs, first_payloads, open_inputs
 from wdsplit.plan import Plan, PlanOptions, default_window, make_plan, task_spans
 from wdsplit.run import Run
 from wdsplit.shards import write_manifest
+from wdsplit.shuffle import scatter, scatter_tasks, task_bytes
 from wdsplit.storage import Storage, open_storage
 from wdsplit.task import Task, run_task
 from wdsplit.unique import check_unique_keys
@@ -46,6 +47,7 @@ class ConvertOptions:
         jobs: Processes.
         overwrite: Remove a dataset, or an unfinished run, that is in the output already.
         resume: Continue an unfinished run of the same plan; one that is finished is left as it is.
+        memory: Bytes that all processes together may hold while they shuffle.
     """
 
     plan: PlanOptions = field(default_factory=PlanOptions)
@@ -54,6 +56,7 @@ class ConvertOptions:
     jobs: int = 1
     overwrite: bool = False
     resume: bool = False
+    memory: int = 1024**3
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -71,12 +74,14 @@ class Progress:
         samples: Samples in them, pads included.
         num_bytes: Bytes of them.
         skipped: How many of the shards were there already when the run was resumed.
+        scattered: Rows that were put where the shuffle wants them; None once that is done, or if there is none.
     """
 
     shards: int
     samples: int
     num_bytes: int
     skipped: int
+    scattered: int | None = None
 
 
 def plan_conversion(inputs: str | Sequence[str], options: ConvertOptions) -> Plan:
@@ -175,7 +180,13 @@ def _write(
     samples = sum(shard.num_samples for shard in done.values())
     num_bytes = sum(shard.num_bytes for shard in done.values())
     left = [shard for shard in range(plan.num_shards) if shard not in published]
-    tasks = [Task(storage.url, plan, span) for span in task_spans(plan, options.jobs, left)]
+    held_bytes = task_bytes(options.memory, options.jobs)
+    if plan.options.shuffle and left:
+        scattered = 0
+        for rows in run_tasks(scatter, scatter_tasks(storage.url, plan, held_bytes), options.jobs):
+            scattered += rows
+            progress(plan, Progress(len(published), samples, num_bytes, len(done), scattered))
+    tasks = [Task(storage.url, plan, span, held_bytes) for span in task_spans(plan, options.jobs, left)]
 
     progress(plan, Progress(len(published), samples, num_bytes, len(done)))
     for written in run_tasks(run_task, tasks, options.jobs):

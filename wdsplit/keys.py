@@ -32,10 +32,9 @@ def number_width(num_rows: int) -> int:
     return max(_MIN_NUMBER_WIDTH, len(str(max(0, num_rows - 1))))
 
 
-def number_keys(first: int, count: int, width: int) -> pa.LargeStringArray:
-    """Return the row numbers first, first + 1, ... as keys, filled up with zeros so that they sort."""
-    numbers = pa.array(np.arange(first, first + count)).cast(pa.large_string())
-    return pc.utf8_lpad(numbers, width, "0")
+def number_keys(numbers: npt.NDArray[np.int64], width: int) -> pa.LargeStringArray:
+    """Return row numbers as keys, filled up with zeros so that they sort."""
+    return pc.utf8_lpad(pa.array(numbers).cast(pa.large_string()), width, "0")
 
 
 def is_key_type(kind: pa.DataType) -> bool:

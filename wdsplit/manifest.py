@@ -25,6 +25,7 @@ from wdsplit.errors import CorruptDataError, InputError
 __all__ = [
     "FORMAT_VERSION",
     "HEADER_NAME",
+    "RUN_FOLDER",
     "SHARDS_NAME",
     "Field",
     "Manifest",
@@ -40,6 +41,8 @@ __all__ = [
 FORMAT_VERSION = 1
 HEADER_NAME = "wdsplit.json"
 SHARDS_NAME = "shards.parquet"
+RUN_FOLDER = ".wdsplit-run"
+"""In the output while a conversion is unfinished: what it needs to be continued."""
 
 _SCHEMA = pa.schema(
     [

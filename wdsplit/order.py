@@ -21,6 +21,7 @@ from wdsplit.errors import InputError
 
 __all__ = [
     "MAX_LANES",
+    "MAX_SEED",
     "MAX_WINDOW",
     "TAILS",
     "EpochOrder",
@@ -41,6 +42,7 @@ TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
 
 Int64 = npt.NDArray[np.int64]
 
+MAX_SEED = 2**63 - 1
 MAX_LANES = 2**20
 MAX_WINDOW = 2**40
 
@@ -106,7 +108,7 @@ class OrderOptions:
 
     def __post_init__(self) -> None:
         problems = []
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
             problems.append(f"seed = {self.seed!r}: expected an integer from 0 to 2**63 - 1")
         for name, most in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
             value = getattr(self, name)

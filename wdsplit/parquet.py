@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import braceexpand
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
 from wdsplit.encode import media_bytes, needs_sniff
 from wdsplit.errors import InputError
+from wdsplit.order import Int64
 from wdsplit.plan import InputFile
 from wdsplit.storage import local_path
 
@@ -33,26 +35,34 @@ _SNIFF_BYTES = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch of rows of one file.
+    """A batch of rows.
 
     Attributes:
         columns: Column name to array.
-        path: The file.
-        first: Number of the first row in the file.
-        first_row: Number of the first row over all inputs.
+        numbers: int64 of shape (n,): each row's number over all inputs.
+        inputs: The inputs.
     """
 
     columns: Mapping[str, pa.Array]
-    path: str
-    first: int
-    first_row: int
+    numbers: Int64
+    inputs: Sequence[InputFile]
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(self.numbers)
+
+    def slice(self, low: int, high: int) -> Rows:
+        """Return the rows low, ..., high - 1 of the batch; nothing is copied."""
+        columns = {name: array.slice(low, high - low) for name, array in self.columns.items()}
+        return Rows(columns, self.numbers[low:high], self.inputs)
 
     def where(self, row: int) -> str:
         """Say where a row of the batch stands, for an error."""
-        return f"{self.path}, row {self.first + row}"
+        number = int(self.numbers[row])
+        for file in self.inputs:
+            if number < file.num_rows:
+                return f"{file.path}, row {number}"
+            number -= file.num_rows
+        return f"row {number} beyond the inputs"
 
 
 def find_inputs(arguments: Sequence[str]) -> list[str]:
@@ -204,12 +214,16 @@ def read_rows(inputs: Sequence[InputFile], first: int, stop: int, columns: Seque
     for file in inputs:
         end = begin + file.num_rows
         if begin < stop and first < end and first < stop:
-            yield from _read_file(file, max(0, first - begin), min(stop, end) - begin, begin, columns)
+            for row, arrays in _read_file(file, max(0, first - begin), min(stop, end) - begin, columns):
+                count = len(next(iter(arrays.values())))
+                yield Rows(arrays, np.arange(begin + row, begin + row + count), inputs)
         begin = end
 
 
-def _read_file(file: InputFile, first: int, stop: int, begin: int, columns: Sequence[str]) -> Iterator[Rows]:
-    """Read rows of one file, from the row group that holds the first of them."""
+def _read_file(
+    file: InputFile, first: int, stop: int, columns: Sequence[str]
+) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """Read rows of one file, from the row group that holds the first of them: batches, each with its first row."""
     groups: list[int] = []
     row, skipped = 0, 0
     for number, count in enumerate(file.row_groups):
@@ -235,8 +249,7 @@ def _read_file(file: InputFile, first: int, stop: int, begin: int, columns: Sequ
             low, high = max(first - row, 0), min(stop - row, len(batch))
             if low < high:
                 part = batch.slice(low, high - low)
-                arrays = dict(zip(part.schema.names, part.columns, strict=True))
-                yield Rows(arrays, file.path, row + low, begin + row + low)
+                yield row + low, dict(zip(part.schema.names, part.columns, strict=True))
             row += len(batch)
             if row >= stop:
                 break

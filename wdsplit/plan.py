@@ -19,7 +19,7 @@ import xxhash
 from wdsplit.encode import NULLS, Null
 from wdsplit.errors import InputError
 from wdsplit.manifest import FORMAT_VERSION, Field
-from wdsplit.order import MAX_LANES, MAX_WINDOW
+from wdsplit.order import MAX_LANES, MAX_SEED, MAX_WINDOW
 
 __all__ = [
     "PADS",
@@ -83,6 +83,8 @@ class PlanOptions:
         window: Samples of a window (Q), or None for those that make about 8 MiB.
         pad: repeat makes all shards equal by repeating samples, drop by leaving out what is over, none leaves +-1.
         null: What a null value becomes: error, omit (no member) or empty (a member of no bytes).
+        shuffle: Put the rows of the whole table into a random order.
+        seed: What that order depends on.
     """
 
     world_size: int = 1
@@ -94,6 +96,8 @@ class PlanOptions:
     window: int | None = None
     pad: Pad = "repeat"
     null: Null = "error"
+    shuffle: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
         problems = []
@@ -105,6 +109,7 @@ class PlanOptions:
             "shard_size": (1, _MAX_COUNT),
             "lanes": (1, MAX_LANES),
             "window": (1, MAX_WINDOW),
+            "seed": (0, MAX_SEED),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -155,6 +160,11 @@ class Plan:
     num_shards: int
     lanes: int
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read, each once."""
+        return list(dict.fromkeys([field.column for field in self.fields] + ([self.key] if self.key else [])))
+
     @cached_property
     def num_rows(self) -> int:
         """Rows of all inputs."""
@@ -178,7 +188,10 @@ class Plan:
         return -self.num_samples % self.num_shards if self.options.pad == "repeat" else 0
 
     def rows(self, shard: int) -> tuple[int, int]:
-        """Return the first row of a shard and the row after its last; the first shards are those with one more."""
+        """Return the first row of a shard and the row after its last; the first shards are those with one more.
+
+        With `shuffle` these are places in the shuffled table.
+        """
         each, rest = divmod(self.num_samples, self.num_shards)
         first = shard * each + min(shard, rest)
         return first, first + each + (shard < rest)
@@ -224,6 +237,7 @@ class Plan:
             "null": self.options.null,
             "pad": self.options.pad,
             "shards": self.num_shards,
+            "shuffle": self.options.seed if self.options.shuffle else None,
         }
         return xxhash.xxh3_128_hexdigest(orjson.dumps(content))
 

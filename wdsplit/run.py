@@ -15,11 +15,11 @@ from typing import Any
 import orjson
 
 from wdsplit.errors import InputError, OutputExistsError
-from wdsplit.manifest import HEADER_NAME, SHARDS_NAME, Manifest, Shard, index_path
+from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.plan import Plan
 from wdsplit.shards import read_manifest
 from wdsplit.storage import Storage, is_temporary, local_path
-from wdsplit.task import DONE_FOLDER, RUN_FOLDER
+from wdsplit.task import DONE_FOLDER
 
 __all__ = ["Run"]
 

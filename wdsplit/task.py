@@ -6,7 +6,7 @@ it holds is noted in the run's folder, so that a later run can skip it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -14,82 +14,90 @@ import pyarrow as pa
 
 from wdsplit.encode import encode_batch
 from wdsplit.keys import escape_keys, number_keys, number_width
-from wdsplit.manifest import Shard, shard_path
+from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.parquet import Rows, read_rows
 from wdsplit.plan import Plan, Span
 from wdsplit.sample import pad_key
 from wdsplit.shards import write_shard
+from wdsplit.shuffle import SpilledRows
 from wdsplit.storage import open_storage
 from wdsplit.tar import Body, build_body
 
-__all__ = ["DONE_FOLDER", "RUN_FOLDER", "Task", "keys_of", "run_task"]
+__all__ = ["DONE_FOLDER", "Task", "keys_of", "run_task"]
 
-RUN_FOLDER = ".wdsplit-run"
 DONE_FOLDER = f"{RUN_FOLDER}/shards"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker process needs to write some shards."""
+    """What a worker process needs to write some shards.
+
+    Attributes:
+        output: The dataset's folder.
+        plan: The plan.
+        span: The shards.
+        held_bytes: Bytes of rows that may be held at a time, if they are shuffled.
+    """
 
     output: str
     plan: Plan
     span: Span
+    held_bytes: int
 
 
 def run_task(task: Task) -> dict[int, Shard]:
     """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
     storage, plan = open_storage(task.output), task.plan
+    read = _reader(task)
     written: dict[int, Shard] = {}
-    stream = _Stream(plan, plan.rows(task.span.first)[0], plan.rows(task.span.stop - 1)[1])
+    stream = _Stream(read(plan.rows(task.span.first)[0], plan.rows(task.span.stop - 1)[1]))
     for shard in range(task.span.first, task.span.stop):
         pad = plan.pad_row(shard)
-        written[shard] = write_shard(storage, shard_path(shard), _bodies(plan, shard, stream), int(pad is not None))
+        bodies = _bodies(plan, shard, stream, None if pad is None else next(read(pad, pad + 1)))
+        written[shard] = write_shard(storage, shard_path(shard), bodies, int(pad is not None))
         with storage.publish(f"{DONE_FOLDER}/{shard:06d}.json") as file:
             file.write([orjson.dumps(written[shard])])
     return written
 
 
-class _Stream:
-    """The rows of a span, handed out in consecutive parts."""
+def _reader(task: Task) -> Callable[[int, int], Iterator[Rows]]:
+    """Return what reads rows by their places: as they stand in the inputs, or as they were shuffled."""
+    plan = task.plan
+    if plan.options.shuffle:
+        return SpilledRows(task.output, plan, task.held_bytes).read
+    return lambda first, stop: read_rows(plan.inputs, first, stop, plan.columns)
 
-    def __init__(self, plan: Plan, first: int, stop: int) -> None:
-        self._batches = read_rows(plan.inputs, first, stop, _columns(plan))
+
+class _Stream:
+    """Rows, handed out in consecutive parts."""
+
+    def __init__(self, batches: Iterator[Rows]) -> None:
+        self._batches = batches
         self._held: Rows | None = None
 
-    def take(self, first: int, stop: int) -> Iterator[Rows]:
-        """Give the rows first, ..., stop - 1: those that follow what was taken before."""
-        while first < stop:
+    def take(self, count: int) -> Iterator[Rows]:
+        """Give the next `count` rows."""
+        while count:
             rows = self._held or next(self._batches)
-            cut = min(len(rows), stop - rows.first_row)
-            self._held = _slice(rows, cut, len(rows)) if cut < len(rows) else None
-            yield _slice(rows, 0, cut) if cut < len(rows) else rows
-            first += cut
+            cut = min(len(rows), count)
+            self._held = rows.slice(cut, len(rows)) if cut < len(rows) else None
+            yield rows.slice(0, cut) if cut < len(rows) else rows
+            count -= cut
 
 
-def _slice(rows: Rows, low: int, high: int) -> Rows:
-    columns = {name: array.slice(low, high - low) for name, array in rows.columns.items()}
-    return Rows(columns, rows.path, rows.first + low, rows.first_row + low)
-
-
-def _columns(plan: Plan) -> list[str]:
-    return list(dict.fromkeys([field.column for field in plan.fields] + ([plan.key] if plan.key else [])))
-
-
-def _bodies(plan: Plan, shard: int, stream: _Stream) -> Iterator[Body]:
+def _bodies(plan: Plan, shard: int, stream: _Stream, pad: Rows | None) -> Iterator[Body]:
     """Give the samples of a shard, batch by batch, its pad at the end."""
-    for rows in stream.take(*plan.rows(shard)):
+    first, stop = plan.rows(shard)
+    for rows in stream.take(stop - first):
         yield build_body(keys_of(plan, rows), _encoded(plan, rows))
-    pad = plan.pad_row(shard)
     if pad is not None:
-        rows = next(read_rows(plan.inputs, pad, pad + 1, _columns(plan)))
-        yield build_body(pa.array([pad_key(shard, 0)], pa.large_string()), _encoded(plan, rows))
+        yield build_body(pa.array([pad_key(shard, 0)], pa.large_string()), _encoded(plan, pad))
 
 
 def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
     """Return the keys of a batch of rows, escaped; they must come with the plan's key column, if it has one."""
     if plan.key is None:
-        return number_keys(rows.first_row, len(rows), number_width(plan.num_rows))
+        return number_keys(rows.numbers, number_width(plan.num_rows))
     column = rows.columns[plan.key]
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()

@@ -48,6 +48,8 @@ _OPTIONS = (
         show_default=True,
         help="Refuse null values, leave the member out, or write it with no bytes.",
     ),
+    click.option("--shuffle", is_flag=True, help="Put the rows of the whole table into a random order."),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What that order depends on."),
     click.option(
         "--lanes",
         type=click.IntRange(1),
@@ -109,10 +111,24 @@ def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> No
 @click.argument("output")
 @_plan_options
 @click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@click.option(
+    "--memory",
+    type=byte_size,
+    default="1GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory that --shuffle keeps to, in all processes together.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the dataset, or the unfinished run, that is in OUTPUT.")
 @click.option("--resume", is_flag=True, help="Continue the unfinished run that is in OUTPUT.")
 def convert_command(
-    inputs: tuple[str, ...], output: str, jobs: int | None, overwrite: bool, resume: bool, **arguments: Any
+    inputs: tuple[str, ...],
+    output: str,
+    jobs: int | None,
+    memory: int,
+    overwrite: bool,
+    resume: bool,
+    **arguments: Any,
 ) -> None:
     """Rewrite parquet tables into a dataset of balanced WebDataset shards.
 
@@ -120,14 +136,18 @@ def convert_command(
     is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes of the shards do not
     depend on --jobs. A run that was interrupted is continued with --resume.
     """
-    options = _options(arguments, jobs=jobs or available_cpus(), overwrite=overwrite, resume=resume)
+    options = _options(arguments, jobs=jobs or available_cpus(), memory=memory, overwrite=overwrite, resume=resume)
     started = time.monotonic()
     last: list[Progress] = []
     with progress_bar("converting") as bar:
 
         def report(plan: Plan, progress: Progress) -> None:
             last[:] = [progress]
-            bar.update(progress.shards, plan.num_shards, samples=progress.samples, bytes=progress.num_bytes)
+            if progress.scattered is not None:
+                bar.update(progress.scattered, plan.num_rows, "shuffling", rows=progress.scattered)
+            else:
+                amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
+                bar.update(progress.shards, plan.num_shards, "writing", **amounts)
 
         try:
             manifest = convert(inputs, output, options, report)
@@ -164,7 +184,8 @@ def _summary(manifest: Manifest, output: str, progress: Progress, elapsed_s: flo
         f"fields: {', '.join(f'{field.name} (from {field.column})' for field in manifest.fields)}",
     ]
     if num_dropped:
-        lines.append(f"left out: the last {num_dropped:,} rows, to make the shards equal (--pad drop)")
+        which = "" if manifest.provenance["options"]["shuffle"] else "the last "
+        lines.append(f"left out: {which}{num_dropped:,} rows, to make the shards equal (--pad drop)")
     if progress.skipped:
         lines.append(f"resumed: {progress.skipped:,} shards were there already")
     rates = f"{manifest.num_samples / elapsed_s:,.0f} samples/s, {human_bytes(manifest.num_bytes / elapsed_s)}/s"

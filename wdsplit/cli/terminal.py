@@ -99,9 +99,9 @@ class Bar:
         self._progress = progress
         self._task = progress.add_task(what, total=None, amounts={})
 
-    def update(self, done: int, total: int, **amounts: float) -> None:
+    def update(self, done: int, total: int, what: str | None = None, **amounts: float) -> None:
         """Show how many of all units are done, and amounts (such as samples, bytes) whose rates are of interest."""
-        self._progress.update(self._task, completed=done, total=total, amounts=amounts)
+        self._progress.update(self._task, description=what, completed=done, total=total, amounts=amounts)
 
 
 @contextmanager
