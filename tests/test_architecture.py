@@ -13,20 +13,26 @@ ROOT = Path(wdsplit.__file__).parent
 
 LAYERS = {
     "pure": {
+        "arrowtype",
+        "decode",
         "encode",
         "errors",
+        "fields",
         "index",
         "keys",
         "manifest",
         "order",
         "permute",
         "plan",
+        "rules",
         "sample",
+        "sidecars",
         "split",
         "state",
         "tar",
+        "values",
     },
-    "edge": {"engine", "parquet", "shards", "shuffle", "storage", "world"},
+    "edge": {"emit", "engine", "parquet", "shards", "shuffle", "storage", "world"},
     "composition": {
         "audit",
         "collate",

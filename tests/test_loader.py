@@ -700,3 +700,89 @@ def test_worker_0_of_4_on_rank_0_of_8_reads_every_32nd_of_100_shards(tmp_path):
     assert len(samples) == 2 * 13
     read = [(shard, row) for shard, row, worker in samples if worker == 0]
     assert read == [(f"{shard:06d}", 2 * shard + sample) for shard in (0, 32, 64, 96) for sample in (0, 1)]
+
+
+# Loaders that share a dataset, and iterators that are held
+
+
+def test_two_loaders_of_one_dataset_do_not_move_each_others_epoch_or_state(numbers):
+    dataset = delivering(Dataset(numbers, rank=0, world_size=1))
+    train, probe = Loader(dataset, 12), Loader(dataset, 30)
+    batches = iter(train)
+    first = next(batches)
+    list(probe)
+    state = train.state_dict()
+    assert (train.epoch, state["epoch"], state["position"]) == (0, 0, 12)
+    rest = all_deliveries(batches)
+    assert deliveries(first) + rest == all_deliveries(loader_of(numbers))
+    assert (train.epoch, probe.epoch) == (1, 1)
+
+
+def test_epochs_that_are_driven_by_next_follow_one_another(numbers):
+    loader, expected = loader_of(numbers), loader_of(numbers)
+    for epoch in range(3):
+        batches = iter(loader)
+        taken = []
+        for step in range(len(loader)):
+            taken.append(next(batches))
+            last = step + 1 == len(loader)
+            assert loader.state_dict()["epoch"] == epoch + last
+        expected.set_epoch(epoch)
+        assert all_deliveries(taken) == all_deliveries(expected)
+
+
+def test_an_iterator_that_another_has_followed_does_not_speak_for_the_loader(numbers):
+    loader = loader_of(numbers)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    next(new)
+    next(old)
+    next(old)
+    assert loader.state_dict()["position"] == 12
+
+
+def test_set_epoch_on_the_dataset_is_followed(numbers):
+    loader = loader_of(numbers)
+    loader.dataset.set_epoch(3)
+    assert (loader.epoch, loader.state_dict()["epoch"]) == (3, 3)
+    expected = loader_of(numbers)
+    expected.set_epoch(3)
+    assert all_deliveries(loader) == all_deliveries(expected)
+
+
+def test_an_iterator_that_was_never_used_leaves_no_process(numbers):
+    iterator = iter(loader_of(numbers, num_workers=2))
+    assert len(multiprocessing.active_children()) == 2
+    del iterator
+    assert multiprocessing.active_children() == []
+
+
+def two_tensors(sample):
+    return torch.zeros(3), torch.full((1,), sample["__position__"])
+
+
+@pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate], ids=["wdsplit", "torch"])
+def test_samples_of_many_tensors_need_no_file_each(numbers, collate_fn):
+    """A process may hold so many files; torch sends each tensor of a list through one."""
+    script = f"""
+import resource
+import torch
+from test_loader import two_tensors
+from wdsplit import Dataset, Loader
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150))
+    nested = lambda sample: ((two_tensors(sample),), sample["__key__"])
+    collate_fn = {"None" if collate_fn is None else "torch.utils.data.default_collate"}
+    loader = Loader(Dataset({numbers!r}, lanes=2).map(nested), 101, num_workers=2, collate_fn=collate_fn)
+    print(sum(1 for _ in loader))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_a_tail_that_drops_everything_is_warned_of(numbers, caplog):
+    assert list(loader_of(numbers, batch_size=500, tail="drop")) == []
+    assert "there are no batches" in caplog.text

@@ -2,6 +2,7 @@ import dataclasses
 import io
 import json
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -47,7 +48,7 @@ def shard_rows(draw):
 manifests = st.builds(
     Manifest,
     shards=st.lists(shard_rows(), max_size=5, unique_by=lambda row: row.path).map(Shards.of),
-    fields=st.lists(st.builds(Field, st.text(), st.text(), st.text(), st.text()), max_size=3).map(tuple),
+    fields=st.lists(st.builds(Field, *[st.text()] * 4, st.lists(st.text()).map(tuple)), max_size=3).map(tuple),
     lanes=st.integers(1, 2**20),
     window=st.integers(1, 2**20),
     pad=st.sampled_from(["repeat", "drop", "none"]),
@@ -195,10 +196,19 @@ def test_header_values_that_cannot_be_are_refused(changes):
         {"name": "jpg"},
         {**dataclasses.asdict(FIELDS[0]), "type": 1},
         {**dataclasses.asdict(FIELDS[0]), "more": ""},
+        {**dataclasses.asdict(FIELDS[0]), "names": "a"},
+        {**dataclasses.asdict(FIELDS[0]), "names": ["a", 1]},
     ],
 )
 def test_a_field_that_is_not_four_texts_is_refused(field):
     assert "column, encoding, name, type" in refused(with_header({"fields": [field]})).expected
+
+
+def test_a_field_without_names_of_classes_is_one_that_has_none():
+    field = {"name": "cls", "column": "label", "encoding": "integer", "type": "int64"}
+    header, table = dump_manifest(manifest())
+    changed = orjson.dumps({**orjson.loads(header), "fields": [field]})
+    assert parse_manifest(changed, table).fields == (Field(**field),)
 
 
 OUTWARD_PATHS = [

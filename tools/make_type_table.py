@@ -1,7 +1,7 @@
 """Write the table of types into README.md, from the rules that the code itself goes by.
 
-    python tools/make_type_table.py            # write it
-    python tools/make_type_table.py --check    # only say whether it is up to date
+python tools/make_type_table.py            # write it
+python tools/make_type_table.py --check    # only say whether it is up to date
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from wdsplit.order import Int64
 __all__ = ["Column", "collate", "weave"]
 
 _MAX_INT = 2**63
+_PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other", torch.Tensor: "tensor"}
+"""Types whose kind needs no closer look, for columns of one type."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,10 @@ def collate(samples: Sequence[Any]) -> Any:
     Raises:
         PipelineError: The samples differ in kind, keys or length, or a column's values cannot be stacked.
     """
-    layout = _layout(samples[0])
-    for sample in samples:
-        if _layout(sample) != layout:
-            raise _differ(layout, _layout(sample))
     first = samples[0]
+    for sample in samples:
+        if not _alike(sample, first):
+            raise _differ(_layout(first), _layout(sample))
     if isinstance(first, dict):
         return {name: _column([sample[name] for sample in samples], repr(name)) for name in first}
     if isinstance(first, (tuple, list)):
@@ -73,10 +74,9 @@ def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool) -> Any:
         PipelineError: The parts do not go together, as `collate` would have said of their samples.
     """
     first = parts[0][1]
-    layout = _layout(first)
     for _, part in parts:
-        if _layout(part) != layout:
-            raise _differ(layout, _layout(part))
+        if not _alike(part, first):
+            raise _differ(_layout(first), _layout(part))
 
     def woven(of: Callable[[Any], Column], name: str) -> Any:
         return _weave_column([(places, of(part)) for places, part in parts], size, pin, name)
@@ -86,6 +86,15 @@ def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool) -> Any:
     if isinstance(first, tuple):
         return tuple(woven(lambda part, i=i: part[i], f"element {i}") for i in range(len(first)))  # type: ignore[misc]
     return woven(lambda part: part, "the value")
+
+
+def _alike(sample: Any, first: Any) -> bool:
+    """Tell whether two samples can stand in one batch, by their keys or length."""
+    if isinstance(first, dict):
+        return isinstance(sample, dict) and sample.keys() == first.keys()
+    if isinstance(first, (tuple, list)):
+        return isinstance(sample, (tuple, list)) and len(sample) == len(first)
+    return not isinstance(sample, (dict, tuple, list))
 
 
 def _layout(sample: Any) -> str:
@@ -107,7 +116,8 @@ def _differ(expected: str, found: str) -> PipelineError:
 
 
 def _column(values: list[Any], name: str) -> Column:
-    kinds = {_kind(value) for value in values}
+    plain = _PLAIN_KINDS.get(type(values[0]), "")
+    kinds = {plain} if plain and len(set(map(type, values))) == 1 else {_kind(value) for value in values}
     if len(kinds) > 1:
         raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
     kind = kinds.pop()
@@ -131,11 +141,12 @@ def _kind(value: Any) -> str:
 
 def _numbers(values: list[Any], name: str) -> torch.Tensor:
     """Return Python numbers as bool if all are, else int64 if all are whole, else float64."""
-    if all(isinstance(value, bool) for value in values):
+    types = set(map(type, values))
+    if types == {bool}:
         return torch.tensor(values, dtype=torch.bool)
-    if any(isinstance(value, float) for value in values):
+    if any(issubclass(kind, float) for kind in types):
         return torch.tensor(values, dtype=torch.float64)
-    for value in values:
+    for value in (min(values), max(values)):
         if not -_MAX_INT <= value < _MAX_INT:
             raise _unlike(name, "integers of at most 64 bits", str(value))
     return torch.tensor(values, dtype=torch.int64)

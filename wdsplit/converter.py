@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.encode import infer_fields
+from wdsplit.emit import write_sidecars
 from wdsplit.engine import run_tasks
 from wdsplit.errors import InputError, WdsplitError
+from wdsplit.fields import infer_fields
 from wdsplit.keys import is_key_type
 from wdsplit.manifest import Manifest, Shard, Shards, shard_path
 from wdsplit.parquet import find_inputs, first_payloads, open_inputs
@@ -27,6 +29,7 @@ from wdsplit.plan import Plan, PlanOptions, default_window, make_plan, task_span
 from wdsplit.run import Run
 from wdsplit.shards import write_manifest
 from wdsplit.shuffle import scatter, scatter_tasks, task_bytes
+from wdsplit.sidecars import check_emit
 from wdsplit.storage import Storage, open_storage
 from wdsplit.task import Task, run_task
 from wdsplit.unique import check_unique_keys
@@ -34,6 +37,8 @@ from wdsplit.unique import check_unique_keys
 __all__ = ["ConvertOptions", "Progress", "convert", "plan_conversion"]
 
 logger = logging.getLogger(__name__)
+
+PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class ConvertOptions:
         overwrite: Remove a dataset, or an unfinished run, that is in the output already.
         resume: Continue an unfinished run of the same plan; one that is finished is left as it is.
         memory: Bytes that all processes together may hold while they shuffle.
+        emit: What to write for other readers beside the shards: some of dali, energon and wids.
+        class_names: Write the names of classes beside their numbers, where the table has them.
     """
 
     plan: PlanOptions = field(default_factory=PlanOptions)
@@ -57,12 +64,15 @@ class ConvertOptions:
     overwrite: bool = False
     resume: bool = False
     memory: int = 1024**3
+    emit: tuple[str, ...] = ()
+    class_names: bool = False
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise InputError("the number of jobs cannot be", expected="at least 1", found=str(self.jobs))
         if self.overwrite and self.resume:
             raise InputError("overwrite and resume contradict each other", remedy="give one of the two")
+        object.__setattr__(self, "emit", check_emit(self.emit))
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class Progress:
     scattered: int | None = None
 
 
-def plan_conversion(inputs: str | Sequence[str], options: ConvertOptions) -> Plan:
+def plan_conversion(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) -> Plan:
     """Decide a conversion: read the footers of the inputs, infer the fields, cut the rows into shards.
 
     Args:
@@ -94,7 +104,7 @@ def plan_conversion(inputs: str | Sequence[str], options: ConvertOptions) -> Pla
     Raises:
         InputError: The inputs cannot be read, or cannot be converted so.
     """
-    files, schema = open_inputs(find_inputs([inputs] if isinstance(inputs, str) else inputs))
+    files, schema = open_inputs(find_inputs(_paths(inputs)))
     if options.key in schema.names and not is_key_type(schema.field(options.key).type):
         raise InputError(
             f"column {options.key!r} cannot hold keys",
@@ -102,7 +112,7 @@ def plan_conversion(inputs: str | Sequence[str], options: ConvertOptions) -> Pla
             found=str(schema.field(options.key).type),
             remedy="choose another --key column, or leave it out to number the rows",
         )
-    fields = infer_fields(schema, options.mapping, options.key, first_payloads(files, schema))
+    fields = infer_fields(schema, options.mapping, options.key, first_payloads(files, schema), options.class_names)
     unused = [name for name in schema.names if name not in {field.column for field in fields} | {options.key}]
     if unused:
         logger.info("columns that are not written: %s", ", ".join(unused))
@@ -110,8 +120,8 @@ def plan_conversion(inputs: str | Sequence[str], options: ConvertOptions) -> Pla
 
 
 def convert(
-    inputs: str | Sequence[str],
-    output: str,
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
     options: ConvertOptions | None = None,
     progress: Callable[[Plan, Progress], None] | None = None,
 ) -> Manifest:
@@ -134,8 +144,8 @@ def convert(
     """
     options = options or ConvertOptions()
     progress = progress or _no_progress
-    paths = find_inputs([inputs] if isinstance(inputs, str) else inputs)
-    run = Run(open_storage(output))
+    paths = find_inputs(_paths(inputs))
+    run = Run(open_storage(os.fspath(output)), options.emit)
     run.refuse_inputs_inside(paths)
     run.refuse_output(options.overwrite, options.resume)
     plan = plan_conversion(paths, options)
@@ -149,12 +159,17 @@ def convert(
         done = run.resume(plan) if options.resume else run.start(plan)
         try:
             shards = _write(run.storage, plan, options, done, progress)
-            manifest = _commit(run.storage, plan, shards)
+            manifest = _commit(run.storage, plan, options.emit, shards)
         except BaseException:
             run.leave_resumable()
             raise
         run.end()
     return manifest
+
+
+def _paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
+    several = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    return [os.fspath(path) for path in several]
 
 
 def _nothing_to_do(plan: Plan, manifest: Manifest, progress: Callable[[Plan, Progress], None]) -> Manifest:
@@ -186,7 +201,7 @@ def _write(
         for rows in run_tasks(scatter, scatter_tasks(storage.url, plan, held_bytes), options.jobs):
             scattered += rows
             progress(plan, Progress(len(published), samples, num_bytes, len(done), scattered))
-    tasks = [Task(storage.url, plan, span, held_bytes) for span in task_spans(plan, options.jobs, left)]
+    tasks = [Task(storage.url, plan, span, held_bytes, options.emit) for span in task_spans(plan, options.jobs, left)]
 
     progress(plan, Progress(len(published), samples, num_bytes, len(done)))
     for written in run_tasks(run_task, tasks, options.jobs):
@@ -197,8 +212,8 @@ def _write(
     return published
 
 
-def _commit(storage: Storage, plan: Plan, written: Mapping[int, Shard]) -> Manifest:
-    """Check that every shard is there and write the manifest, the header last."""
+def _commit(storage: Storage, plan: Plan, emit: tuple[str, ...], written: Mapping[int, Shard]) -> Manifest:
+    """Check that every shard is there and write the sidecars and the manifest, the header last."""
     for shard in range(plan.num_shards):
         found, path = written[shard], shard_path(shard)
         first, stop = plan.rows(shard)
@@ -219,19 +234,21 @@ def _commit(storage: Storage, plan: Plan, written: Mapping[int, Shard]) -> Manif
         plan.lanes,
         plan.options.window or window,
         plan.options.pad,
-        _provenance(plan),
+        _provenance(plan, emit),
     )
+    write_sidecars(storage, manifest, emit)
     write_manifest(storage, manifest)
     return manifest
 
 
-def _provenance(plan: Plan) -> dict[str, Any]:
+def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
     return {
         "plan": plan.hash,
         "inputs": [{"path": file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows} for file in plan.inputs],
         "num_dropped": plan.num_dropped,
         "key": plan.key,
         "options": dataclasses.asdict(plan.options),
+        "emit": list(emit),
         "versions": {
             "wdsplit": version("wdsplit"),
             "pyarrow": pa.__version__,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing.context
 import operator
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,15 +21,27 @@ from webdataset.pipeline import DataPipeline
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
+from wdsplit.plan import default_window
 from wdsplit.reader import SampleReader
 from wdsplit.shards import read_manifest
 from wdsplit.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane
 from wdsplit.storage import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "announce", "checked_epoch"]
 
 logger = logging.getLogger(__name__)
+
+
+def checked_epoch(epoch: int) -> int:
+    """Return an epoch as a plain integer.
+
+    Raises:
+        InputError: It is negative, too large or no integer.
+    """
+    if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or not 0 <= operator.index(epoch) < 2**62:
+        raise InputError("the epoch cannot be", expected="an integer of at least 0", found=repr(epoch))
+    return operator.index(epoch)
 
 
 class SharedEpoch:
@@ -64,6 +77,11 @@ class Source:
         self.url = url
         self.manifest = manifest
         self.options = options
+
+    @property
+    def chunk(self) -> int:
+        """Samples that are read at a time: those that make about 8 MiB, whatever the window."""
+        return default_window(self.manifest.num_bytes, self.manifest.num_samples + self.manifest.num_pads)
 
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
@@ -115,7 +133,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -166,9 +184,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         Raises:
             InputError: The epoch is negative or no integer.
         """
-        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or operator.index(epoch) < 0:
-            raise InputError("the epoch cannot be", expected="an integer of at least 0", found=repr(epoch))
-        self._epoch.value = operator.index(epoch)
+        self._epoch.value = checked_epoch(epoch)
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -193,7 +209,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """Give this rank's and worker's part of the epoch, through all stages."""
         order, world = self.order(), with_worker(self.world())
         announce(self, world)
-        chunks = reader_positions(order, world, self.manifest.window)
+        chunks = reader_positions(order, world, self.source.chunk)
         return self.through_stages(self.source.read(order, world, chunks))
 
     def through_stages(self, samples: Iterator[dict[str, Any]]) -> Iterator[Any]:

@@ -1,208 +1,33 @@
-"""From columns to fields: which encoding a column takes, and the payloads of a whole batch at once.
+"""The payloads of a whole batch at once: Arrow columns become members of samples.
 
 Pure (no I/O). Each encoding turns an Arrow array into a large_binary array of payloads, null where the member is left
-out. What has no encoding is refused by name before any work begins.
+out. Which encoding a column takes is the matter of `fields`; `decode` is the inverse.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.keys import Where
 from wdsplit.manifest import Field
-from wdsplit.sample import check_field
+from wdsplit.rules import is_list, is_tensor, is_text
+from wdsplit.values import first_true, json_text, json_values, scalar_text, stored
 
-__all__ = ["NULLS", "Null", "encode_batch", "infer_fields", "media_bytes", "needs_sniff", "sniff"]
+__all__ = ["NULLS", "Null", "encode_batch", "media_bytes"]
 
 Null = Literal["error", "omit", "empty"]
 NULLS: tuple[Null, ...] = ("error", "omit", "empty")
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-_MAGIC = (
-    (re.compile(rb"\xff\xd8\xff"), "jpg"),
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
-    (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp"),
-    (re.compile(rb"GIF8[79]a"), "gif"),
-    (re.compile(rb"II\*\0|MM\0\*"), "tiff"),
-    (re.compile(rb"fLaC"), "flac"),
-    (re.compile(rb"RIFF....WAVE", re.DOTALL), "wav"),
-    (re.compile(rb"OggS"), "ogg"),
-    (re.compile(rb"ID3|\xff[\xfb\xf3\xf2]"), "mp3"),
-    (re.compile(rb"....ftyp", re.DOTALL), "mp4"),
-    (re.compile(rb"\x93NUMPY"), "npy"),
-    (re.compile(rb"%PDF-"), "pdf"),
-)
-
-
-def sniff(payload: bytes) -> str | None:
-    """Return the field name that the first bytes of a payload call for, or None if they are not known."""
-    for pattern, name in _MAGIC:
-        if pattern.match(payload):
-            return name
-    return None
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_media(kind: pa.DataType) -> bool:
-    """Tell whether a column holds what Hugging Face writes for images and audio: structs of bytes and path."""
-    if not pa.types.is_struct(kind):
-        return False
-    children = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
-    return "bytes" in children and _is_binary(children["bytes"]) and children.keys() <= {"bytes", "path"}
-
-
-def _is_json(kind: pa.DataType) -> bool:
-    """Tell whether JSON can carry every value of a type and bring it back."""
-    if pa.types.is_struct(kind):
-        names = {kind.field(i).name for i in range(kind.num_fields)}
-        return len(names) == kind.num_fields and all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
-    if _is_list(kind):
-        return _is_json(kind.value_type)
-    scalar = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or _is_text(kind)
-    return bool(scalar or pa.types.is_null(kind))
-
-
-def _encoding_of(kind: pa.DataType) -> str | None:
-    """Return the encoding that a column of a type takes by itself, or None if there is none."""
-    if pa.types.is_dictionary(kind):
-        return _encoding_of(kind.value_type)
-    if _is_binary(kind):
-        return "bytes"
-    if _is_media(kind):
-        return "media"
-    if _is_text(kind):
-        return "text"
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "integer"
-    if _is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
-        return "npy"
-    return "json" if _is_json(kind) and not pa.types.is_null(kind) else None
-
-
-_FIELD_OF = {"text": "txt", "integer": "cls", "npy": "npy", "json": "json"}
-_ENCODINGS_FOR = {
-    "cls": ("integer", "text", "bytes"),
-    "json": ("json", "text", "bytes"),
-    "npy": ("npy", "bytes"),
-    "txt": ("text", "integer", "json", "bytes"),
-    **{name: ("bytes", "media") for _, name in _MAGIC if name != "npy"},
-}
-"""What a field of a known name may hold; any other field may hold anything."""
-
-
-def needs_sniff(kind: pa.DataType) -> bool:
-    """Tell whether a column's field name depends on its first bytes."""
-    return _encoding_of(kind) in ("bytes", "media")
-
-
-def infer_fields(
-    schema: pa.Schema,
-    mapping: Mapping[str, str],
-    key: str | None,
-    first_bytes: Mapping[str, bytes | None],
-) -> tuple[Field, ...]:
-    """Decide the fields of a table's samples.
-
-    Args:
-        schema: The table's schema.
-        mapping: Field name to column name; if empty, every column but the key becomes a field.
-        key: The key column, if any.
-        first_bytes: For each binary column the first payload that is not null.
-
-    Returns:
-        The fields, in the order of the mapping, else of the columns.
-
-    Raises:
-        InputError: A column is missing, has no encoding, or two fields would have one name. All problems are named.
-    """
-    problems = [
-        f"column {name!r} is not in the table (it has: {', '.join(schema.names)})"
-        for name in [*mapping.values(), *([key] if key else [])]
-        if name not in schema.names
-    ]
-    problems += [f"column {name!r} stands {schema.names.count(name)} times" for name in _repeated(schema.names)]
-    columns = [] if problems else list(mapping.values()) or [name for name in schema.names if name != key]
-    if not columns and not problems:
-        problems.append("the table has no column but the key")
-    for name in columns:
-        kind = schema.field(name).type
-        if _encoding_of(kind) is None:
-            problems.append(f"column {name!r} has the type {kind}, which no encoding can carry")
-    if problems:
-        raise _unusable(problems)
-    names = list(mapping) or _inferred_names(schema, columns, first_bytes)
-    fields = []
-    for name, column in zip(names, columns, strict=True):
-        kind = schema.field(column).type
-        try:
-            check_field(name)
-        except InputError as error:
-            problems.append(f"{error.cause} (expected {error.expected})")
-        encoding = _encoding_for(name, kind)
-        if encoding is None:
-            problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
-        fields.append(Field(name, column, encoding or "", str(kind)))
-    problems += [f"field {name!r} would be written {names.count(name)} times" for name in _repeated(names)]
-    if problems:
-        raise _unusable(problems)
-    return tuple(fields)
-
-
-def _unusable(problems: Sequence[str]) -> InputError:
-    return InputError(
-        "the table's columns cannot be used as they are",
-        found="; ".join(problems),
-        remedy="choose the key with --key COLUMN, and columns and their names with --map EXT=COLUMN (repeatable), "
-        "such as --map jpg=image --map cls=label",
-    )
-
-
-def _repeated(names: Sequence[str]) -> list[str]:
-    return sorted({name for name in names if names.count(name) > 1})
-
-
-def _encoding_for(field: str, kind: pa.DataType) -> str | None:
-    """Return the encoding of a column that goes to a field of this name, or None if the two do not fit."""
-    encoding = _encoding_of(kind)
-    extension = field.rpartition(".")[2]
-    if extension == "json" and encoding in ("integer", "npy") and _is_json(kind):
-        return "json"
-    allowed = _ENCODINGS_FOR.get(extension)
-    return encoding if allowed is None or encoding in allowed else None
-
-
-def _inferred_names(schema: pa.Schema, columns: list[str], first_bytes: Mapping[str, bytes | None]) -> list[str]:
-    """Name the fields by their encodings; where two would have one name, put the column's name before it."""
-    extensions = []
-    for column in columns:
-        encoding = _encoding_of(schema.field(column).type) or ""
-        payload = first_bytes.get(column)
-        extensions.append(_FIELD_OF.get(encoding) or (sniff(payload) if payload else None) or "bin")
-    names = []
-    for column, extension in zip(columns, extensions, strict=True):
-        prefix = re.sub(r"[^a-z0-9_-]", "_", column.lower())
-        names.append(extension if extensions.count(extension) == 1 else f"{prefix}.{extension}")
-    return names
+_LARGE_BINARY = pa.large_binary()
 
 
 def media_bytes(column: pa.StructArray) -> pa.Array:
@@ -229,28 +54,29 @@ def encode_batch(
     """
     encoded: dict[str, pa.LargeBinaryArray] = {}
     for field in fields:
-        column = columns[field.column]
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
 
         def locate(row: int, name: str = field.column) -> str:
             return f"{where(row)}, column {name!r}"
 
-        payload = _ENCODERS[field.encoding](column, locate)
+        column = columns[field.column]
+        if field.encoding == "class":
+            payload = _encode_class(column, field.names, locate)
+        else:
+            payload = _ENCODERS[field.encoding](column, locate)
         if payload.null_count:
-            payload = _treat_nulls(payload, null, locate)
+            payload = _treat_nulls(payload, field, null, locate)
         encoded[field.name] = payload
     _check_not_bare(encoded, where)
     return encoded
 
 
-def _treat_nulls(payload: pa.LargeBinaryArray, null: Null, where: Where) -> pa.LargeBinaryArray:
+def _treat_nulls(payload: pa.LargeBinaryArray, field: Field, null: Null, where: Where) -> pa.LargeBinaryArray:
     if null == "omit":
         return payload
     if null == "empty":
         return pc.fill_null(payload, b"")
     raise InputError(
-        "a value is null",
+        "a label has no class name: it is null or -1" if field.encoding == "class" else "a value is null",
         place=where(_first_null(payload)),
         expected="a value",
         remedy="--null omit leaves the member out, --null empty writes it with no bytes; or filter the table",
@@ -277,14 +103,14 @@ def _check_not_bare(encoded: Mapping[str, pa.LargeBinaryArray], where: Where) ->
 
 
 def _encode_bytes(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
-    return column.cast(pa.large_binary())
+    return stored(column).cast(_LARGE_BINARY)
 
 
 def _encode_media(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
-    payload = media_bytes(column).cast(pa.large_binary())
-    hollow = pc.and_(payload.is_null(), column.is_valid()).to_numpy(zero_copy_only=False)
-    if hollow.any():
-        row = int(hollow.argmax())
+    column = stored(column)
+    payload = media_bytes(column).cast(_LARGE_BINARY)
+    row = first_true(pc.and_(payload.is_null(), column.is_valid()))
+    if row is not None:
         raise InputError(
             "an image or audio value has a path but no bytes",
             place=where(row),
@@ -296,51 +122,134 @@ def _encode_media(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
 
 
 def _encode_text(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
-    return column.cast(pa.large_string()).cast(pa.large_binary())
+    """Encode text as it stands; dates, times and decimals as JSON has them, but without quotes."""
+    return scalar_text(column, where).cast(_LARGE_BINARY)
 
 
 def _encode_integer(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
+    column = stored(column)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
-    return column.cast(pa.large_string()).cast(pa.large_binary())
+    return column.cast(pa.large_string()).cast(_LARGE_BINARY)
+
+
+def _encode_class(column: pa.Array, names: Sequence[str], where: Where) -> pa.LargeBinaryArray:
+    """Encode numbers of classes as their names; -1, which Hugging Face writes for no class, is null."""
+    numbers = stored(column).cast(pa.int64())
+    row = first_true(pc.or_(pc.less(numbers, -1), pc.greater_equal(numbers, len(names))))
+    if row is not None:
+        raise InputError(
+            "a label is the number of no class",
+            place=where(row),
+            expected=f"0 to {len(names) - 1}, or -1 for no class",
+            found=str(numbers[row].as_py()),
+            remedy="correct the labels or the names in the table, or leave out --class-names",
+        )
+    numbers = pc.if_else(pc.equal(numbers, -1), pa.scalar(None, pa.int64()), numbers)
+    return pa.array(names, pa.large_string()).take(numbers).cast(_LARGE_BINARY)
 
 
 def _encode_json(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
     """Encode values as JSON; NaN and the infinities become NaN, Infinity and -Infinity, as Python's json reads them."""
-    values = [None if value is None else _JSON.encode(value).encode() for value in column.to_pylist()]
-    return pa.array(values, pa.large_binary())
+    column = stored(column)
+    kind = column.type
+    if not (pa.types.is_nested(kind) or is_list(kind) or is_text(kind)):
+        return json_text(column, where).cast(_LARGE_BINARY)
+    try:
+        values = json_values(column, where)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "a text is not UTF-8",
+            place=_first_not_utf8(column, where),
+            expected="UTF-8, as parquet demands of strings",
+            found=str(error),
+            remedy="write the table again with the text decoded, or the column as binary",
+        ) from error
+    texts = [None if value is None else _JSON.encode(value).encode() for value in values]
+    return pa.array(texts, _LARGE_BINARY)
+
+
+def _first_not_utf8(column: pa.Array, where: Where) -> str:
+    for row in range(len(column)):
+        try:
+            json_values(column.slice(row, 1), where)
+        except UnicodeDecodeError:
+            return where(row)
+    return where(0)
 
 
 def _encode_npy(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
-    """Encode lists of numbers as npy arrays of one dimension, each the header of its length and then its numbers."""
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
-    values = column.flatten()
-    if values.null_count:
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        raise InputError(
-            "a list of numbers holds a null",
-            place=where(int(owner[_first_null(values)])),
-            expected="numbers only, to be written as npy",
-            remedy="fill the nulls in the table, or leave the column out",
-        )
-    numbers = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
+    """Encode lists of numbers, nested to any depth but not ragged, as npy arrays: a header of the shape, then them."""
+    lists = stored(column)
+    numbers, owner, dims = _unnest(lists, where)
+    if is_tensor(column.type):
+        shape, order = list(column.type.shape), list(column.type.permutation or range(len(column.type.shape)))
+        arrays = numbers.reshape(len(lists) - lists.null_count, *shape)
+        numbers = np.ascontiguousarray(arrays.transpose(0, *(axis + 1 for axis in order)))
+        dims = [np.full(len(lists), shape[axis]) for axis in order]
     numbers = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths * numbers.itemsize, out=offsets[1:])
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(np.bincount(owner, minlength=len(lists)) * numbers.itemsize, out=offsets[1:])
     data = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(numbers)]
+        _LARGE_BINARY, len(lists), [None, pa.py_buffer(offsets), pa.py_buffer(numbers)]
     )
-    distinct, number = np.unique(lengths, return_inverse=True)
-    headers = pa.array([_npy_header(numbers.dtype, int(n)) for n in distinct], pa.large_binary())
-    joined = pc.binary_join_element_wise(headers.take(pa.array(number)), data, pa.scalar(b"", pa.large_binary()))
-    if not column.null_count:
+    headers = _npy_headers(numbers.dtype, np.stack(dims, axis=1) if dims else np.zeros((len(lists), 0), np.int64))
+    joined = pc.binary_join_element_wise(headers, data, pa.scalar(b"", _LARGE_BINARY))
+    if not lists.null_count:
         return joined
-    return pc.if_else(column.is_valid(), joined, pa.scalar(None, pa.large_binary()))
+    return pc.if_else(lists.is_valid(), joined, pa.scalar(None, _LARGE_BINARY))
 
 
-def _npy_header(dtype: np.dtype[np.generic], length: int) -> bytes:
-    """Return the npy 1.0 header of a vector (format: numpy.lib.format), the same with every version of numpy."""
-    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({length},), }}"
+def _unnest(
+    lists: pa.Array, where: Where
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
+    """Take nested lists apart.
+
+    Returns:
+        All numbers; the row that each is of; and for each dimension its length in each row.
+    """
+    rows = len(lists)
+    owner, level, dims = np.arange(rows), lists, []
+    while is_list(level.type):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(level), 0), np.int64)
+        dim = np.full(rows, level.type.list_size if pa.types.is_fixed_size_list(level.type) else 0, np.int64)
+        dim[owner] = lengths
+        ragged = np.flatnonzero(lengths != dim[owner])
+        if len(ragged):
+            row = int(owner[ragged[0]])
+            raise InputError(
+                "nested lists of numbers are ragged",
+                place=where(row),
+                expected="inner lists of one length in a row, to be written as npy",
+                found=f"lengths {int(lengths[ragged[0]])} and {int(dim[row])}",
+                remedy="map the column to a field json instead: --map json=COLUMN",
+            )
+        dims.append(dim)
+        owner, level = np.repeat(owner, lengths), level.flatten()
+        if level.null_count:
+            raise InputError(
+                "a list of numbers holds a null",
+                place=where(int(owner[_first_null(level)])),
+                expected="numbers only, to be written as npy",
+                remedy="fill the nulls in the table, map the column to a field json, or leave it out",
+            )
+    return np.ascontiguousarray(level.to_numpy(zero_copy_only=False)), owner, dims
+
+
+def _npy_headers(dtype: np.dtype[np.generic], shapes: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """Return the header of each row's array; shapes are int64 of shape (rows, dimensions)."""
+    number = np.zeros(len(shapes), np.int64)
+    for lengths in shapes.T:
+        _, rank = np.unique(lengths, return_inverse=True)
+        _, number = np.unique(number * (len(shapes) + 1) + rank, return_inverse=True)
+    _, first, number = np.unique(number, return_index=True, return_inverse=True)
+    headers = [_npy_header(dtype, tuple(shapes[row].tolist())) for row in first]
+    return pa.array(headers, _LARGE_BINARY).take(pa.array(number))
+
+
+def _npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+    """Return the npy 1.0 header of an array (format: numpy.lib.format), the same with every version of numpy."""
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
     fill = -(10 + len(text) + 1) % 64
     body = text + " " * fill + "\n"
     return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body.encode("latin-1")

@@ -6,6 +6,8 @@ process weaves the parts of a step into the batch, so the number of workers does
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,13 +16,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from wdsplit.collate import weave
-from wdsplit.dataset import Dataset, announce
+from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, PipelineError, StateError
-from wdsplit.parts import Failure, Parts
+from wdsplit.parts import Failure, Packed, Parts
 from wdsplit.split import Step, Steps, World, worker_of
 from wdsplit.state import State, dump_state, parse_state
 
 __all__ = ["Loader"]
+
+logger = logging.getLogger(__name__)
 
 
 class Loader:
@@ -78,27 +82,34 @@ class Loader:
         self.prefetch_factor = prefetch_factor
         self.persistent_workers = persistent_workers and num_workers > 0
         self.multiprocessing_context = multiprocessing_context
-        self._loaded: State | None = None
-        self._progress: State | None = None
-        self._iterated = -1
+        self._next = State(dataset.epoch, 0)
+        self._reached: State | None = None
+        self._dataset_epoch = dataset.epoch
         self._parts: Parts | None = None
         self._workers: Iterable[Any] | None = None
-        self._running: _Running | None = None
+        self._current: weakref.ref[_Iteration] | None = None
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration gives, or that the current one is in."""
-        return self.dataset.epoch
+        """The epoch of the iteration under way, else of the next one."""
+        current = self._iteration()
+        return current.epoch if current is not None and not current.ended else self._start().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch."""
-        self.dataset.set_epoch(epoch)
-        if self._progress is not None and self._progress.epoch != self.dataset.epoch:
-            self._progress = None
+        """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch.
+
+        Raises:
+            InputError: The epoch is negative or no integer.
+        """
+        epoch = checked_epoch(epoch)
+        if self._start().epoch != epoch:
+            self._next = State(epoch, 0)
+        if self._reached is not None and self._reached.epoch != epoch:
+            self._reached = None
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch."""
-        return len(Steps(self.dataset.order(), self.dataset.world(), self.batch_size))
+        return len(Steps(self.dataset.order(self._start().epoch), self.dataset.world(), self.batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far this loader has got, as plain JSON values.
@@ -107,7 +118,9 @@ class Loader:
         epoch it names the beginning of the next one. It resumes on any number of ranks, workers and any batch size
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
-        return dump_state(self._state(), self.dataset.manifest.fingerprint, self.dataset.options, self.dataset.world())
+        start = self._start()
+        state, dataset = self._reached or start, self.dataset
+        return dump_state(state, dataset.manifest.fingerprint, dataset.options, dataset.world())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
@@ -125,77 +138,61 @@ class Loader:
                 found=str(state.position),
                 remedy="the state is damaged: use an earlier checkpoint",
             )
-        self.dataset.set_epoch(state.epoch)
-        self._loaded, self._progress = state, None
+        self._dataset_epoch = dataset.epoch
+        self._next, self._reached = state, None
 
-    def _state(self) -> State:
-        if self._progress is not None and self.dataset.epoch in (self._progress.epoch, self._iterated):
-            return self._progress
-        if self._loaded is not None and self._loaded.epoch == self.dataset.epoch:
-            return self._loaded
-        return State(self.dataset.epoch, 0)
+    def _start(self) -> State:
+        """Return where the next iteration begins; `set_epoch` may have been called on the dataset."""
+        if self.dataset.epoch != self._dataset_epoch:
+            self._dataset_epoch = self.dataset.epoch
+            self._next, self._reached = State(self.dataset.epoch, 0), None
+        return self._next
+
+    def _iteration(self) -> _Iteration | None:
+        return self._current() if self._current is not None else None
 
     def __iter__(self) -> Iterator[Any]:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
-        epoch = self.dataset.epoch
-        start = self._loaded.position if self._loaded is not None and self._loaded.epoch == epoch else 0
-        self._loaded, self._progress, self._iterated = None, State(epoch, start), epoch
-        world = self.dataset.world()
-        steps = Steps(self.dataset.order(epoch), world, self.batch_size, start)
+        begin, world = self._start(), self.dataset.world()
+        steps = Steps(self.dataset.order(begin.epoch), world, self.batch_size, begin.position)
         announce(self.dataset, World(world.rank, world.world_size, 0, max(1, self.num_workers)))
-        self._running = self._begin(epoch, start, world)
-        return self._batches(epoch, steps, self._running)
+        if not len(steps) and not begin.position:
+            logger.warning(
+                "%s: there are no batches: %d samples are fewer than a global batch of %d, and tail='drop' drops them",
+                self.dataset.source.url,
+                self.dataset.manifest.num_samples,
+                self.batch_size * world.world_size,
+            )
+        iteration = _Iteration(self, begin.epoch, steps, self._begin(begin, world))
+        self._current = weakref.ref(iteration)
+        self._next, self._reached = State(begin.epoch, 0), begin
+        if not len(steps):
+            self._next = self._reached = State(begin.epoch + 1, 0)
+        return iteration
 
-    def _batches(self, epoch: int, steps: Steps, parts: _Running) -> Iterator[Any]:
-        left = len(steps)
-        failed = True
-        try:
-            for step in steps:
-                batch = self._batch(step, steps.world.world_size, parts)
-                left -= 1
-                self._progress = State(epoch, step.end) if left else State(epoch + 1, 0)
-                yield batch
-            failed = False
-        except GeneratorExit:
-            failed = False
-            raise
-        finally:
-            parts.close(failed)
-            if failed:
-                self._workers = None
-            if not left and self.dataset.epoch == epoch:
-                self.dataset.set_epoch(epoch + 1)
-                self._progress = State(epoch + 1, 0)
+    def delivered(self, iteration: _Iteration, state: State, last: bool) -> None:
+        """Take note that an iteration has delivered a batch; one that another has followed does not count."""
+        if self._iteration() is iteration:
+            self._reached = state
+            if last:
+                self._next = state
 
-    def _batch(self, step: Step, world_size: int, parts: _Running) -> Any:
-        """Take each worker's part of a step and put them together."""
-        num_workers = max(1, self.num_workers)
-        owner = worker_of(step.positions, world_size, num_workers)
-        taken = []
-        for worker in range(num_workers):
-            part = parts.take()
-            places = np.flatnonzero(owner == worker)
-            if len(places):
-                taken.append((places, part))
-        if self.collate_fn is None:
-            return weave(taken, len(step.positions), self.pin_memory)
-        samples: list[Any] = [None] * len(step.positions)
-        for places, part in taken:
-            for place, sample in zip(places.tolist(), part, strict=True):
-                samples[place] = sample
-        return self.collate_fn(samples)
+    def failed(self) -> None:
+        """Take note that the workers have been ended after an error."""
+        self._workers = None
 
-    def _begin(self, epoch: int, start: int, world: World) -> _Running:
+    def _begin(self, begin: State, world: World) -> _Running:
         """Begin to make the workers' parts: step by step, worker by worker."""
-        if self._running is not None and self.persistent_workers:
-            self._running.supersede()
+        current = self._iteration()
+        if current is not None and self.persistent_workers:
+            current.parts.supersede()
         if self._parts is None or self._workers is None or not self.persistent_workers or self._parts.world != world:
             self._parts = Parts(self.dataset, self.batch_size, world, self.collate_fn is None)
-            self._workers = self._start(self._parts)
-        self._parts.begin(epoch, start)
+            self._workers = self._worker_parts(self._parts)
+        self._parts.begin(begin.epoch, begin.position)
         return _Running(iter(self._workers), self.persistent_workers)
 
-    def _start(self, parts: Parts) -> Iterable[Any]:
+    def _worker_parts(self, parts: Parts) -> Iterable[Any]:
         """Return the parts of all workers in turn; worker processes start when it is iterated."""
         if not self.num_workers:
             return parts
@@ -209,6 +206,74 @@ class Loader:
             multiprocessing_context=self.multiprocessing_context,
             generator=torch.Generator(),
         )
+
+
+class _Iteration:
+    """The batches of one epoch, or of the rest of one; its state is explicit, so that it can be named at any time.
+
+    Args:
+        loader: The loader; it is told of each batch.
+        epoch: The epoch.
+        steps: Its steps, from where it begins.
+        parts: The workers' parts of them.
+    """
+
+    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: _Running) -> None:
+        self.epoch = epoch
+        self.parts = parts
+        self.ended = False
+        self._loader = loader
+        self._world_size = steps.world.world_size
+        self._steps = iter(steps)
+        self._left = len(steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        if self.ended or not self._left:
+            self.close()
+            raise StopIteration
+        try:
+            step = next(self._steps)
+            batch = self._batch(step)
+        except BaseException:
+            self.close(failed=True)
+            raise
+        self._left -= 1
+        state = State(self.epoch, step.end) if self._left else State(self.epoch + 1, 0)
+        self._loader.delivered(self, state, last=not self._left)
+        return batch
+
+    def _batch(self, step: Step) -> Any:
+        """Take each worker's part of a step and put them together."""
+        loader = self._loader
+        num_workers = max(1, loader.num_workers)
+        owner = worker_of(step.positions, self._world_size, num_workers)
+        taken = []
+        for worker in range(num_workers):
+            part = self.parts.take()
+            places = np.flatnonzero(owner == worker)
+            if len(places):
+                taken.append((places, part))
+        if loader.collate_fn is None:
+            return weave(taken, len(step.positions), loader.pin_memory)
+        samples: list[Any] = [None] * len(step.positions)
+        for places, part in taken:
+            for place, sample in zip(places.tolist(), part, strict=True):
+                samples[place] = sample
+        return loader.collate_fn(samples)
+
+    def close(self, failed: bool = False) -> None:
+        """End the iteration; workers end with it, unless they are persistent and all is well."""
+        self.ended = True
+        self.parts.close(failed)
+        if failed:
+            self._loader.failed()
+
+    def __del__(self) -> None:
+        self.parts.close(failed=False)
 
 
 class _Running:
@@ -231,10 +296,13 @@ class _Running:
                 expected="one iteration at a time, because its workers are persistent",
                 remedy="end the first, or make a Loader for each",
             )
-        part = next(self._parts)
+        try:
+            part = next(self._parts)
+        except StopIteration as error:
+            raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
         if isinstance(part, Failure):
             raise part.error
-        return part
+        return part.unpack() if isinstance(part, Packed) else part
 
     def supersede(self) -> None:
         """Give no more parts: the workers serve another iteration."""

@@ -53,18 +53,28 @@ _SCHEMA = pa.schema(
         pa.field("checksum", pa.string(), nullable=False),
     ]
 )
+_FIELD_TEXTS = ("column", "encoding", "name", "type")
 _INNER_PATH = r"^[^/\\\x00-\x1f]+(/[^/\\\x00-\x1f]+)*$"
 _OUTWARD_PATH = r"(^|/)\.\.?(/|$)|^[A-Za-z]:"
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of every sample: its name, the column it came from, its encoding and the column's Arrow type."""
+    """A field of every sample.
+
+    Attributes:
+        name: What its members are called after the key.
+        column: The column it came from.
+        encoding: How the column's values were written.
+        type: The column's Arrow type, as `arrowtype` writes it.
+        names: Of a field of class names all of them, by their numbers; else empty.
+    """
 
     name: str
     column: str
     encoding: str
     type: str
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
     shards = _parse_shards(table)
     manifest = Manifest(
         shards,
-        tuple(Field(**field) for field in fields["fields"]),
+        tuple(Field(**{**field, "names": tuple(field.get("names", ()))}) for field in fields["fields"]),
         fields["lanes"],
         fields["window"],
         fields["pad"],
@@ -265,11 +275,17 @@ def _parse_header(header: bytes) -> dict[str, Any]:
             raise _bad_header(f"{name} = {fields.get(name)!r}", f"{name} of type {kind.__name__}")
     if fields["lanes"] < 1 or fields["window"] < 1:
         raise _bad_header(f"lanes {fields['lanes']}, window {fields['window']}", "at least 1 of each")
-    wanted = {field.name for field in dataclasses.fields(Field)}
     for field in fields["fields"]:
-        if not isinstance(field, dict) or field.keys() != wanted or not all(isinstance(v, str) for v in field.values()):
-            raise _bad_header(f"field {field!r}", f"an object with the texts {', '.join(sorted(wanted))}")
+        if not _is_field(field):
+            raise _bad_header(f"field {field!r}", f"an object with the texts {', '.join(_FIELD_TEXTS)}, maybe names")
     return fields
+
+
+def _is_field(field: Any) -> bool:
+    if not isinstance(field, dict) or field.keys() - {"names"} != set(_FIELD_TEXTS):
+        return False
+    names = field.get("names", [])
+    return isinstance(names, list) and all(isinstance(text, str) for text in (*names, *map(field.get, _FIELD_TEXTS)))
 
 
 def _parse_shards(table: bytes) -> Shards:

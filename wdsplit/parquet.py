@@ -19,16 +19,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from wdsplit.encode import media_bytes, needs_sniff
+from wdsplit.encode import media_bytes
 from wdsplit.errors import InputError
+from wdsplit.fields import class_names, needs_sniff
 from wdsplit.order import Int64
 from wdsplit.plan import InputFile
 from wdsplit.storage import local_path
+from wdsplit.values import decoded_parts, stored
 
 __all__ = ["Rows", "find_inputs", "first_payloads", "open_inputs", "read_rows"]
 
 _BATCH_BYTES = 16 * 1024**2
 _MAX_BATCH_ROWS = 65_536
+_READ_BYTES = 1024**2
+"""Column chunks are read in such pieces, so that row groups may be larger than memory."""
 _FOOTER_THREADS = 8
 _SNIFF_BYTES = 64
 
@@ -173,6 +177,12 @@ def _check_same_columns(first: str, schema: pa.Schema, path: str, other: pa.Sche
         kinds = [str(s.field(name).type) if name in s.names else "missing" for s in (schema, other)]
         if kinds[0] != kinds[1]:
             problems.append(f"column {name!r} is {kinds[0]} in {first}, {kinds[1]} in {path}")
+    classes, others = class_names(schema), class_names(other)
+    problems += [
+        f"the classes of column {name!r} have other names, or another order, in {path} than in {first}"
+        for name in classes.keys() & others.keys()
+        if classes[name] != others[name]
+    ]
     if problems:
         raise InputError(
             "two inputs differ in their columns",
@@ -189,18 +199,16 @@ def first_payloads(inputs: Sequence[InputFile], schema: pa.Schema) -> dict[str, 
     found: dict[str, bytes | None] = {
         name: None for name in schema.names if schema.names.count(name) == 1 and needs_sniff(schema.field(name).type)
     }
-    for rows in read_rows(inputs, 0, sum(file.num_rows for file in inputs), list(found)) if found else ():
-        for name in [name for name, payload in found.items() if payload is None]:
-            column = rows.columns[name]
-            if pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
+    num_rows = sum(file.num_rows for file in inputs)
+    for name in found:
+        for rows in read_rows(inputs, 0, num_rows, [name]):
+            column = stored(rows.columns[name])
             if pa.types.is_struct(column.type):
                 column = media_bytes(column)
             valid = column.drop_null()
             if len(valid):
                 found[name] = bytes(memoryview(valid[0].as_buffer())[:_SNIFF_BYTES])
-        if None not in found.values():
-            break
+                break
     return found
 
 
@@ -234,7 +242,7 @@ def _read_file(
         row += count
     row_bytes = max(1, file.data_bytes // max(1, file.num_rows))
     batch_rows = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
-    with _readable(file.path), pq.ParquetFile(file.path, memory_map=True) as table:
+    with _readable(file.path), pq.ParquetFile(file.path, buffer_size=_READ_BYTES, pre_buffer=False) as table:
         if _footer_of(file.path) != (file.num_bytes, file.footer):
             raise InputError(
                 "an input has changed since it was planned",
@@ -249,7 +257,9 @@ def _read_file(
             low, high = max(first - row, 0), min(stop - row, len(batch))
             if low < high:
                 part = batch.slice(low, high - low)
-                yield row + low, dict(zip(part.schema.names, part.columns, strict=True))
+                for arrays in decoded_parts(part.columns, _BATCH_BYTES):
+                    yield row + low, dict(zip(part.schema.names, arrays, strict=True))
+                    low += len(arrays[0])
             row += len(batch)
             if row >= stop:
                 break

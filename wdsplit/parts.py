@@ -7,6 +7,7 @@ one item a step, in the order of the steps.
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
-from wdsplit.collate import collate
+from wdsplit.collate import Column, collate
 from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError, WdsplitError
 from wdsplit.order import Int64, hash_stream
 from wdsplit.split import Step, Steps, World, worker_of
-from wdsplit.world import with_worker
+from wdsplit.world import is_worker_process, with_worker
 
-__all__ = ["Failure", "Parts"]
+__all__ = ["Failure", "Packed", "Parts"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,39 @@ class Failure:
     """An error of ours on its way from a worker to the caller, without torch's wrapping."""
 
     error: WdsplitError
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A part on its way from a worker, as bytes.
+
+    torch would send each tensor of a list through a file of its own, and a process may only have so many.
+    """
+
+    data: bytes
+
+    def unpack(self) -> Any:
+        """Return the part."""
+        return pickle.loads(self.data)
+
+
+def _packed(part: Any) -> Any:
+    """Pack what is neither a failure nor columns of which each is one tensor, or a list of texts or bytes."""
+    if part is None or isinstance(part, Failure) or all(map(_travels_well, _columns_of(part))):
+        return part
+    return Packed(pickle.dumps(part, protocol=5))
+
+
+def _columns_of(part: Any) -> list[Any]:
+    if isinstance(part, dict):
+        return list(part.values())
+    return list(part) if isinstance(part, tuple) else [part]
+
+
+def _travels_well(column: Any) -> bool:
+    if not isinstance(column, Column):
+        return False
+    return column.kind != "other" or set(map(type, column.data)) <= {str, bytes, type(None)}
 
 
 class Parts(IterableDataset[Any]):
@@ -45,20 +79,23 @@ class Parts(IterableDataset[Any]):
         self.batch_size = batch_size
         self.world = world
         self.collated = collated
-        self._begin = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._begin = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, epoch: int, start: int) -> None:
-        """Say where the next iteration begins."""
-        self._begin[0], self._begin[1] = epoch, start
+        """Say where the next iteration begins, and what this process was seeded with."""
+        seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
+        self._begin[0], self._begin[1], self._begin[2] = epoch, start, seed
 
     def __iter__(self) -> Iterator[Any]:
         """Give the sub-batches of the iteration that `begin` named: which one is settled now, not with the first."""
-        epoch, start = self._begin.tolist()
+        epoch, start, seed = self._begin.tolist()
         world = with_worker(self.world)
-        if get_worker_info() is not None:
-            _seed_generators(hash_stream(self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
         steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-        return self._guarded(steps, world)
+        parts = self._guarded(steps, world)
+        if not is_worker_process():
+            return parts
+        _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
+        return map(_packed, parts)
 
     def _guarded(self, steps: Steps, world: World) -> Iterator[Any]:
         try:
@@ -68,7 +105,7 @@ class Parts(IterableDataset[Any]):
 
     def _sub_batches(self, steps: Steps, world: World) -> Iterator[Any]:
         counter = _Counter()
-        chunks = _chunks(steps, world, self.dataset.manifest.window)
+        chunks = _chunks(steps, world, self.dataset.source.chunk)
         samples = counter.count(self.dataset.source.read(steps.order, world, chunks))
         stream = self.dataset.through_stages(samples)
         expected = 0
@@ -103,11 +140,13 @@ def _own(step: Step, world: World) -> Int64:
 def _chunks(steps: Steps, world: World, size: int) -> Iterator[Int64]:
     """Give a worker's positions of all steps, put together to at least `size` at a time where there are as many."""
     held: list[Int64] = []
+    count = 0
     for step in steps:
         held.append(_own(step, world))
-        if sum(map(len, held)) >= size:
+        count += len(held[-1])
+        if count >= size:
             yield np.concatenate(held)
-            held = []
+            held, count = [], 0
     if held:
         yield np.concatenate(held)
 
@@ -116,7 +155,7 @@ def _not_one_to_one(given: int, taken: int) -> PipelineError:
     return PipelineError(
         "a stage did not give one sample for each sample it took",
         expected="as many samples out as in, so that every rank has the same steps",
-        found=f"{taken} samples in, {given} out",
+        found=f"{taken} samples in, {given} out" + (", and then no more" if taken == given else ""),
         remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage "
         "(select, a map that returns None, a handler that skips): filter the table before it is converted",
     )

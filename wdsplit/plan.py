@@ -222,7 +222,7 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """What names the run: a hash of all that decides the bytes of the shards.
+        """What names the run: a hash of all that decides the dataset.
 
         Files count by base name, size and footer, so that a run can be resumed from another folder.
         """
@@ -237,6 +237,8 @@ class Plan:
             "null": self.options.null,
             "pad": self.options.pad,
             "shards": self.num_shards,
+            "lanes": self.lanes,
+            "window": self.options.window,
             "shuffle": self.options.seed if self.options.shuffle else None,
         }
         return xxhash.xxh3_128_hexdigest(orjson.dumps(content))
@@ -260,10 +262,10 @@ def make_plan(inputs: Sequence[InputFile], fields: Sequence[Field], key: str | N
     lanes = options.lanes or readers * -(-MIN_LANES // readers)
     if options.shards is not None:
         num_shards = _given_shards(options.shards, readers)
-        if options.lanes is None:
-            lanes = _lanes_for(num_shards, readers, lanes)
     else:
         num_shards = _derived_shards(inputs, len(fields), options, lanes)
+    if options.lanes is None:
+        lanes = _lanes_for(num_shards, readers, lanes)
     if options.pad != "repeat" and num_shards > num_rows:
         if options.shards is not None or readers > num_rows:
             raise InputError(

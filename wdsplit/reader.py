@@ -15,7 +15,7 @@ import numpy as np
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, groups, window_order, window_samples
 from wdsplit.shards import OpenShard, Window, open_shard
-from wdsplit.storage import Storage
+from wdsplit.storage import Storage, allow_open_files
 
 __all__ = ["SampleReader"]
 
@@ -33,6 +33,7 @@ class SampleReader:
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, order: EpochOrder, num_lanes: int) -> None:
+        allow_open_files(2 * (2 * num_lanes + 2))
         self._storage = storage
         self._shards = manifest.shards
         self._order = order

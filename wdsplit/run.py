@@ -14,10 +14,12 @@ from typing import Any
 
 import orjson
 
+from wdsplit.emit import shard_sidecars
 from wdsplit.errors import InputError, OutputExistsError
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.plan import Plan
 from wdsplit.shards import read_manifest
+from wdsplit.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
 from wdsplit.storage import Storage, is_temporary, local_path
 from wdsplit.task import DONE_FOLDER
 
@@ -34,10 +36,12 @@ class Run:
 
     Args:
         storage: The output.
+        emit: The sidecars that the run writes.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, emit: Sequence[str] = ()) -> None:
         self.storage = storage
+        self.emit = list(emit)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -111,7 +115,10 @@ class Run:
     def _is_ours(self, name: str) -> bool:
         """Tell whether wdsplit may have written a file of this name into its output."""
         stem = name.removesuffix(".idx").removesuffix(".tar")
-        known = name in (HEADER_NAME, SHARDS_NAME) or is_temporary(name) or (stem != name and stem.isdigit())
+        if name == ENERGON_FOLDER:
+            return all(inner in ENERGON_NAMES or is_temporary(inner) for inner in self.storage.list(name))
+        alone = name in (HEADER_NAME, SHARDS_NAME, WIDS_NAME)
+        known = alone or is_temporary(name) or (stem != name and stem.isdigit())
         return known and self.storage.size(name) is not None
 
     def start(self, plan: Plan) -> dict[int, Shard]:
@@ -119,7 +126,7 @@ class Run:
         self.storage.remove(DONE_FOLDER)
         self.storage.remove_temporary(RUN_FOLDER)
         with self.storage.publish(_PLAN_NAME, durable=True) as file:
-            file.write([orjson.dumps(plan.summary(), option=orjson.OPT_INDENT_2)])
+            file.write([orjson.dumps({**plan.summary(), "emit": self.emit}, option=orjson.OPT_INDENT_2)])
         names = [name for name in self.storage.list() if name != RUN_FOLDER]
         for name in sorted(names, key=lambda name: name != HEADER_NAME):
             self.storage.remove(name)
@@ -131,7 +138,9 @@ class Run:
         Raises:
             OutputExistsError: The run that is there was made by another plan.
         """
-        self._refuse_other_plan(plan, str(self._note(_PLAN_NAME).get("plan")))
+        note = self._note(_PLAN_NAME)
+        self._refuse_other_plan(plan, str(note.get("plan")))
+        self._refuse_other_emit(note.get("emit", []))
         for folder in ("", RUN_FOLDER, DONE_FOLDER):
             self.storage.remove_temporary(folder)
         done: dict[int, Shard] = {}
@@ -152,6 +161,7 @@ class Run:
             return None
         manifest = read_manifest(self.storage)
         self._refuse_other_plan(plan, str(manifest.provenance.get("plan")))
+        self._refuse_other_emit(manifest.provenance.get("emit", []))
         self.end()
         return manifest
 
@@ -176,6 +186,17 @@ class Run:
                 url=self.storage.url,
             )
 
+    def _refuse_other_emit(self, found: Sequence[str]) -> None:
+        if found != self.emit:
+            raise OutputExistsError(
+                "the run that is there writes other sidecars",
+                place=self.storage.url,
+                expected=f"--emit {','.join(self.emit)}" if self.emit else "no --emit",
+                found=f"--emit {','.join(found)}" if found else "no --emit",
+                remedy="use the --emit of that run, or --overwrite to start anew",
+                url=self.storage.url,
+            )
+
     def _note(self, path: str) -> dict[str, Any]:
         """Return a note of the run; an empty one if it was damaged, as by a power failure."""
         try:
@@ -190,10 +211,9 @@ class Run:
         if not note:
             return None
         shard = Shard(**note)
-        whole = (
-            self.storage.size(shard.path) == shard.num_bytes and self.storage.size(index_path(shard.path)) is not None
-        )
-        return shard if whole else None
+        beside = [index_path(shard.path), *shard_sidecars(shard, self.emit)]
+        whole = self.storage.size(shard.path) == shard.num_bytes
+        return shard if whole and all(self.storage.size(path) is not None for path in beside) else None
 
 
 def _some(names: Sequence[str]) -> str:

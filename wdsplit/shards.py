@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.index import dump_index, parse_index
 from wdsplit.manifest import (
     HEADER_NAME,
@@ -50,9 +50,10 @@ def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: i
     sizes: list[Int64] = []
     with storage.publish(path) as file:
         for body in bodies:
-            data = body.join()
-            digest.update(data)
-            file.write([data])
+            parts = body.parts()
+            for part in parts:
+                digest.update(part)
+            file.write(parts)
             sizes.append(body.sample_bytes)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
         end = bytes(trailer_bytes(int(offsets[-1])))
@@ -130,6 +131,16 @@ def read_manifest(storage: Storage) -> Manifest:
         CorruptDataError: It is damaged.
         InputError: It is of another version.
     """
+    if storage.size(HEADER_NAME) is None:
+        raise DatasetNotFoundError(
+            "there is no dataset",
+            place=storage.url,
+            expected=f"a folder with {HEADER_NAME}, as `wdsplit convert` writes it",
+            found=", ".join(storage.list()[:5]) or "no such folder, or an empty one",
+            remedy="check the path, and give the folder, not its files; a conversion that was stopped is continued "
+            "with --resume",
+            url=storage.url,
+        )
     try:
         return parse_manifest(storage.read(HEADER_NAME), storage.read(SHARDS_NAME))
     except (CorruptDataError, InputError) as error:

@@ -6,23 +6,27 @@ appears whole or not at all: it is written under a temporary name, which no glob
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import mmap
 import os
 import re
+import resource
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Protocol
 
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
 
-__all__ = ["LocalStorage", "PendingFile", "Storage", "is_temporary", "local_path", "open_storage"]
+__all__ = ["LocalStorage", "PendingFile", "Storage", "allow_open_files", "is_temporary", "local_path", "open_storage"]
 
 _IOV_MAX = 1024
+_OTHER_FILES = 256
+"""What a program may hold open besides."""
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+\.tmp$")
 _attempts = itertools.count()
 
@@ -96,6 +100,15 @@ def local_path(url: str) -> str:
     return url
 
 
+def allow_open_files(count: int) -> None:
+    """Let this process hold as many files open, as far as the system's hard limit lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
 def open_storage(url: str) -> Storage:
     """Return the storage that a URL or a path names. Nothing is touched yet."""
     return LocalStorage(local_path(url))
@@ -129,7 +142,7 @@ class LocalStorage:
         with _translated(self.root / path):
             try:
                 found = (self.root / path).stat()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
             return found.st_size if stat.S_ISREG(found.st_mode) else None
 
@@ -139,6 +152,8 @@ class LocalStorage:
             try:
                 return sorted(os.listdir(self.root / path))
             except FileNotFoundError:
+                return []
+            except NotADirectoryError:
                 return []
 
     @contextmanager
@@ -180,20 +195,31 @@ class LocalStorage:
         """
         target = self.root / path
         with _translated(target, writing=True):
+            file = self._locked(target)
+        with file:
+            yield
+
+    def _locked(self, target: Path) -> IO[bytes]:
+        """Open and lock a file; again if whoever held it before has removed it meanwhile."""
+        while True:
             target.parent.mkdir(parents=True, exist_ok=True)
             file = open(target, "ab")  # noqa: SIM115 (held for as long as the lock is)
-        with file:
-            with _translated(target, writing=True):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise StorageError(
-                        "another process is writing to this output",
-                        place=str(self.root),
-                        remedy="wait until it has ended, or choose another output",
-                        url=str(self.root),
-                    ) from error
-            yield
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if target.exists() and os.path.samestat(os.fstat(file.fileno()), target.stat()):
+                    return file
+            except BlockingIOError as error:
+                file.close()
+                raise StorageError(
+                    "another process is writing to this output",
+                    place=str(self.root),
+                    remedy="wait until it has ended, or choose another output",
+                    url=str(self.root),
+                ) from error
+            except OSError:
+                file.close()
+                raise
+            file.close()
 
 
 def _join(folder: str, name: str) -> str:
@@ -242,9 +268,12 @@ def _translated(path: Path, writing: bool = False) -> Iterator[None]:
                 remedy="check the path; a dataset may have been copied in part",
                 url=str(path),
             ) from error
+        too_many = error.errno == errno.EMFILE
         raise StorageError(
             f"the system refused: {error.strerror or error}",
             place=str(path),
-            remedy="check permissions, free space and the mount",
+            remedy="raise `ulimit -n`: each lane that is read holds a shard open, or use fewer lanes"
+            if too_many
+            else "check permissions, free space and the mount",
             url=str(path),
         ) from error

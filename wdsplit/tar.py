@@ -7,6 +7,7 @@ uid and gid are 0, the mode is 0644, and there are no owner names (format: POSIX
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,6 @@ __all__ = [
     "Body",
     "Members",
     "build_body",
-    "is_end_of_archive",
     "pack_headers",
     "padding_bytes",
     "parse_headers",
@@ -38,6 +38,8 @@ RECORD_BYTES = 10_240
 MAX_MEMBER_BYTES = 8 * 1024**3 - 1
 """What eleven octal digits can say."""
 
+_LARGE_SAMPLE_BYTES = 16_384
+"""From this mean size on, copying costs more than handing each part to the system by itself."""
 _NAME_BYTES = 100
 _SIZE = slice(124, 135)
 _CHECKSUM = slice(148, 154)
@@ -103,6 +105,13 @@ class Body:
     pieces: list[pa.LargeBinaryArray]
     sample_bytes: npt.NDArray[np.int64]
 
+    def parts(self) -> list[memoryview]:
+        """Return the bytes of all samples, in order: large payloads as they lie in memory, small ones joined first."""
+        if self.sample_bytes.sum() < _LARGE_SAMPLE_BYTES * len(self.sample_bytes):
+            return [self.join()]
+        columns = [_values(piece) for piece in self.pieces]
+        return [part for sample in zip(*columns, strict=True) for part in sample if part]
+
     def join(self) -> memoryview:
         """Return the bytes of all samples, in order, as one buffer."""
         empty = pa.scalar(b"", pa.large_binary())
@@ -110,6 +119,14 @@ class Body:
         if isinstance(joined, pa.ChunkedArray):
             joined = joined.combine_chunks()
         return memoryview(joined.buffers()[2] or b"")[: int(self.sample_bytes.sum())]
+
+
+def _values(array: pa.LargeBinaryArray) -> list[memoryview]:
+    """Return the values of an array that has no nulls; nothing is copied."""
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1].tolist()
+    view = memoryview(data or b"")
+    return [view[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def build_body(keys: pa.Array, fields: dict[str, pa.LargeBinaryArray]) -> Body:
@@ -289,8 +306,3 @@ def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:
     names = np.concatenate([column[2] for column in columns])[order]
     sizes = np.concatenate([column[3] for column in columns])[order]
     return Members(names, starts[order], sizes, counts)
-
-
-def is_end_of_archive(tail: memoryview) -> bool:
-    """Tell whether `tail`, all that follows the last sample, is a right end: zeros, two blocks at least."""
-    return len(tail) >= 2 * BLOCK_BYTES and not np.frombuffer(tail, np.uint8).any()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import orjson
 import pyarrow as pa
 
+from wdsplit.emit import write_shard_sidecars
 from wdsplit.encode import encode_batch
 from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
@@ -20,6 +21,7 @@ from wdsplit.plan import Plan, Span
 from wdsplit.sample import pad_key
 from wdsplit.shards import write_shard
 from wdsplit.shuffle import SpilledRows
+from wdsplit.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage import open_storage
 from wdsplit.tar import Body, build_body
 
@@ -37,12 +39,14 @@ class Task:
         plan: The plan.
         span: The shards.
         held_bytes: Bytes of rows that may be held at a time, if they are shuffled.
+        emit: The sidecars to write.
     """
 
     output: str
     plan: Plan
     span: Span
     held_bytes: int
+    emit: tuple[str, ...] = ()
 
 
 def run_task(task: Task) -> dict[int, Shard]:
@@ -53,8 +57,11 @@ def run_task(task: Task) -> dict[int, Shard]:
     stream = _Stream(read(plan.rows(task.span.first)[0], plan.rows(task.span.stop - 1)[1]))
     for shard in range(task.span.first, task.span.stop):
         pad = plan.pad_row(shard)
-        bodies = _bodies(plan, shard, stream, None if pad is None else next(read(pad, pad + 1)))
+        catalog = CatalogBuilder() if needs_catalogs(task.emit) else None
+        bodies = _bodies(plan, shard, stream, None if pad is None else next(read(pad, pad + 1)), catalog)
         written[shard] = write_shard(storage, shard_path(shard), bodies, int(pad is not None))
+        if catalog is not None:
+            write_shard_sidecars(storage, written[shard], catalog.build(), task.emit)
         with storage.publish(f"{DONE_FOLDER}/{shard:06d}.json") as file:
             file.write([orjson.dumps(written[shard])])
     return written
@@ -85,11 +92,16 @@ class _Stream:
             count -= cut
 
 
-def _bodies(plan: Plan, shard: int, stream: _Stream, pad: Rows | None) -> Iterator[Body]:
-    """Give the samples of a shard, batch by batch, its pad at the end."""
+def _bodies(
+    plan: Plan, shard: int, stream: _Stream, pad: Rows | None, catalog: CatalogBuilder | None
+) -> Iterator[Body]:
+    """Give the samples of a shard, batch by batch, its pad at the end; the catalog takes all but the pad."""
     first, stop = plan.rows(shard)
     for rows in stream.take(stop - first):
-        yield build_body(keys_of(plan, rows), _encoded(plan, rows))
+        keys, fields = keys_of(plan, rows), _encoded(plan, rows)
+        if catalog is not None:
+            catalog.append(keys, fields)
+        yield build_body(keys, fields)
     if pad is not None:
         yield build_body(pa.array([pad_key(shard, 0)], pa.large_string()), _encoded(plan, pad))
 

@@ -14,7 +14,7 @@ from typing import Any
 from wdsplit.errors import TopologyError
 from wdsplit.split import World
 
-__all__ = ["detect_rank", "is_group_initialised", "with_worker"]
+__all__ = ["detect_rank", "is_group_initialised", "is_worker_process", "with_worker"]
 
 
 def detect_rank(
@@ -93,10 +93,17 @@ def _of_environ(environ: Mapping[str, str]) -> World:
     return World(rank, world_size)
 
 
+def is_worker_process() -> bool:
+    """Tell whether this process is a worker of a torch DataLoader."""
+    return _worker_info() is not None
+
+
 def with_worker(world: World) -> World:
     """Return the world with worker and number of workers of this DataLoader worker process, if it is one."""
+    info = _worker_info()
+    return world if info is None else World(world.rank, world.world_size, info.id, info.num_workers)
+
+
+def _worker_info() -> Any:
     torch_data = sys.modules.get("torch.utils.data")
-    info = torch_data.get_worker_info() if torch_data is not None else None
-    if info is None:
-        return world
-    return World(world.rank, world.world_size, info.id, info.num_workers)
+    return None if torch_data is None else torch_data.get_worker_info()

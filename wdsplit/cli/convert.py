@@ -13,6 +13,7 @@ from wdsplit.converter import ConvertOptions, Progress, convert, plan_conversion
 from wdsplit.encode import NULLS
 from wdsplit.manifest import Manifest
 from wdsplit.plan import PADS, Plan, PlanOptions
+from wdsplit.sidecars import SIDECARS
 
 __all__ = ["convert_command", "plan_command"]
 
@@ -48,6 +49,11 @@ _OPTIONS = (
         show_default=True,
         help="Refuse null values, leave the member out, or write it with no bytes.",
     ),
+    click.option(
+        "--class-names",
+        is_flag=True,
+        help="Write the names of classes beside their numbers, as cls.txt; for ClassLabel columns of Hugging Face.",
+    ),
     click.option("--shuffle", is_flag=True, help="Put the rows of the whole table into a random order."),
     click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What that order depends on."),
     click.option(
@@ -76,7 +82,8 @@ def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
             raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
         mapping[name] = column
     key = arguments.pop("key")
-    return ConvertOptions(plan=PlanOptions(**arguments), mapping=mapping, key=key, **more)
+    class_names = arguments.pop("class_names")
+    return ConvertOptions(plan=PlanOptions(**arguments), mapping=mapping, key=key, class_names=class_names, **more)
 
 
 @click.command(
@@ -98,6 +105,15 @@ def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> No
         click.echo(_plan_text(plan))
 
 
+def _sidecars(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Parse what --emit names, parted by commas."""
+    emit = tuple(value.split(",")) if value is not None else ()
+    unknown = [name for name in emit if name not in SIDECARS]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(map(repr, unknown))} is none of {', '.join(SIDECARS)}")
+    return emit
+
+
 @click.command(
     "convert",
     epilog="""Examples:
@@ -105,7 +121,7 @@ def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> No
 \b
   wdsplit convert raw/ data/train --world-size 8 --workers 4
   wdsplit convert 'raw/train-*.parquet' data/train --map jpg=image --map cls=label
-  wdsplit convert raw/ data/train --resume""",
+  wdsplit convert raw/ data/train --world-size 8 --workers 4 --resume""",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.argument("output")
@@ -119,6 +135,12 @@ def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> No
     metavar="SIZE",
     help="Memory that --shuffle keeps to, in all processes together.",
 )
+@click.option(
+    "--emit",
+    callback=_sidecars,
+    metavar="NAME[,NAME...]",
+    help=f"Write what other readers want beside the shards; some of {', '.join(SIDECARS)}.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the dataset, or the unfinished run, that is in OUTPUT.")
 @click.option("--resume", is_flag=True, help="Continue the unfinished run that is in OUTPUT.")
 def convert_command(
@@ -126,6 +148,7 @@ def convert_command(
     output: str,
     jobs: int | None,
     memory: int,
+    emit: tuple[str, ...],
     overwrite: bool,
     resume: bool,
     **arguments: Any,
@@ -136,7 +159,9 @@ def convert_command(
     is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes of the shards do not
     depend on --jobs. A run that was interrupted is continued with --resume.
     """
-    options = _options(arguments, jobs=jobs or available_cpus(), memory=memory, overwrite=overwrite, resume=resume)
+    options = _options(
+        arguments, jobs=jobs or available_cpus(), memory=memory, emit=emit, overwrite=overwrite, resume=resume
+    )
     started = time.monotonic()
     last: list[Progress] = []
     with progress_bar("converting") as bar:

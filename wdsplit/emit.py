@@ -1,0 +1,113 @@
+"""Writing the sidecars: what other readers want beside the shards, made in the pass that writes the shards.
+
+A task writes the DALI index of its shard, and leaves the shard's catalog in the run's folder where a file of the whole
+dataset needs it. The driver writes the files of the dataset before the header, so a dataset that exists has them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from wdsplit.errors import StorageError
+from wdsplit.manifest import RUN_FOLDER, Manifest, Shard
+from wdsplit.sidecars import (
+    ENERGON_FOLDER,
+    ENERGON_SCHEMA,
+    WIDS_NAME,
+    Catalog,
+    dali_path,
+    dump_catalog,
+    dump_dali,
+    dump_energon,
+    dump_wids,
+    listed_shards,
+    parse_catalog,
+)
+from wdsplit.storage import Storage, local_path
+
+__all__ = ["shard_sidecars", "write_shard_sidecars", "write_sidecars"]
+
+_CATALOG_FOLDER = f"{RUN_FOLDER}/catalogs"
+_SCRATCH_NAME = f"{RUN_FOLDER}/index.sqlite"
+_COPY_BYTES = 8 * 1024**2
+_CACHE_KIB = 64 * 1024
+
+
+def _catalog_path(path: str) -> str:
+    return f"{_CATALOG_FOLDER}/{path}.arrow"
+
+
+def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
+    """Return the paths of what a task publishes for a shard; DALI refuses an index of no samples, so that has none."""
+    paths = []
+    if "dali" in emit and shard.num_samples > shard.num_pads:
+        paths.append(dali_path(shard.path))
+    if "energon" in emit:
+        paths.append(_catalog_path(shard.path))
+    return paths
+
+
+def write_shard_sidecars(storage: Storage, shard: Shard, catalog: Catalog, emit: Sequence[str]) -> None:
+    """Publish what can be told of a shard alone. Runs in the task that writes the shard."""
+    for path in shard_sidecars(shard, emit):
+        with storage.publish(path) as file:
+            file.write([dump_dali(catalog) if path == dali_path(shard.path) else dump_catalog(catalog)])
+
+
+def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) -> None:
+    """Publish the files of the whole dataset; the shards and their own sidecars must be there.
+
+    Raises:
+        StorageError: The system refuses.
+    """
+    if "wids" in emit:
+        with storage.publish(WIDS_NAME, durable=True) as file:
+            file.write([dump_wids(manifest)])
+    if "energon" in emit:
+        storage.remove(ENERGON_FOLDER)
+        _publish_index(storage, manifest)
+        for name, data in dump_energon(manifest).items():
+            with storage.publish(f"{ENERGON_FOLDER}/{name}", durable=True) as file:
+                file.write([data])
+
+
+def _publish_index(storage: Storage, manifest: Manifest) -> None:
+    """Merge the shards' catalogs into Energon's `index.sqlite`, one shard in memory at a time."""
+    scratch = Path(local_path(storage.url)).absolute() / _SCRATCH_NAME
+    storage.remove(_SCRATCH_NAME)
+    try:
+        _build_index(scratch, storage, manifest)
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"sqlite cannot write an index: {error}",
+            place=str(scratch),
+            remedy="check permissions, free space and the mount",
+            url=str(scratch),
+        ) from error
+    data = memoryview(storage.map(_SCRATCH_NAME))
+    with storage.publish(f"{ENERGON_FOLDER}/index.sqlite", durable=True) as file:
+        for first in range(0, len(data), _COPY_BYTES):
+            file.write([data[first : first + _COPY_BYTES]])
+    storage.remove(_SCRATCH_NAME)
+
+
+def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:
+    """Write the rows in the order of the samples, so that the same shards give the same bytes.
+
+    The file is of no use to anyone until it is whole, so there is no journal; and nobody else opens it, so there are no
+    locks, which network file systems may not have.
+    """
+    with closing(sqlite3.connect(f"{scratch.as_uri()}?nolock=1", uri=True, isolation_level=None)) as index:
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
+            index.execute(f"PRAGMA {pragma}")
+        index.execute("BEGIN")
+        for statement in ENERGON_SCHEMA:
+            index.execute(statement)
+        for number, (path, _, _) in enumerate(listed_shards(manifest)):
+            catalog = parse_catalog(storage.read(_catalog_path(path)))
+            index.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", catalog.sample_rows(number))
+            index.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", catalog.part_rows(number))
+        index.execute("COMMIT")

@@ -1,0 +1,208 @@
+"""From columns to fields: what each column of a table becomes, decided from its schema before any work.
+
+Pure (no I/O). The rules for types are in `rules`; here are the names, what a user may ask for instead, and what Hugging
+Face says of a column in the schema's metadata. Whatever cannot be written is refused by name, all of it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from wdsplit.arrowtype import type_text
+from wdsplit.errors import InputError
+from wdsplit.manifest import Field
+from wdsplit.rules import is_nested_numbers, rule_of, unwrap, why_refused
+from wdsplit.sample import check_field
+
+__all__ = ["class_names", "infer_fields", "needs_sniff", "sniff"]
+
+_MAGIC = (
+    (re.compile(rb"\xff\xd8\xff"), "jpg"),
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp"),
+    (re.compile(rb"GIF8[79]a"), "gif"),
+    (re.compile(rb"II\*\0|MM\0\*"), "tiff"),
+    (re.compile(rb"fLaC"), "flac"),
+    (re.compile(rb"RIFF....WAVE", re.DOTALL), "wav"),
+    (re.compile(rb"OggS"), "ogg"),
+    (re.compile(rb"ID3|\xff[\xfb\xf3\xf2]"), "mp3"),
+    (re.compile(rb"....ftyp", re.DOTALL), "mp4"),
+    (re.compile(rb"\x93NUMPY"), "npy"),
+    (re.compile(rb"%PDF-"), "pdf"),
+)
+
+_ENCODINGS_FOR = {
+    "cls": ("integer", "text", "bytes"),
+    "json": ("json", "text", "bytes"),
+    "npy": ("npy", "bytes"),
+    "txt": ("text", "integer", "json", "bytes"),
+    **{name: ("bytes", "media") for _, name in _MAGIC if name != "npy"},
+}
+"""What a field of a known name may hold; any other field may hold anything."""
+
+
+def sniff(payload: bytes) -> str | None:
+    """Return the field name that the first bytes of a payload call for, or None if they are not known."""
+    for pattern, name in _MAGIC:
+        if pattern.match(payload):
+            return name
+    return None
+
+
+def needs_sniff(kind: pa.DataType) -> bool:
+    """Tell whether a column's field name depends on its first bytes."""
+    rule = rule_of(kind)
+    return rule is not None and rule.encoding in ("bytes", "media")
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """Return what Hugging Face says of each column, as far as the schema's metadata has it."""
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes of each column that has them (Hugging Face's ClassLabel)."""
+    found = {}
+    for column, feature in _features(schema).items():
+        names = feature.get("names")
+        if feature.get("_type") == "ClassLabel" and isinstance(names, list) and names:
+            found[column] = tuple(str(name) for name in names)
+    return found
+
+
+def infer_fields(
+    schema: pa.Schema,
+    mapping: Mapping[str, str],
+    key: str | None,
+    first_bytes: Mapping[str, bytes | None],
+    with_class_names: bool = False,
+) -> tuple[Field, ...]:
+    """Decide the fields of a table's samples.
+
+    Args:
+        schema: The table's schema.
+        mapping: Field name to column name; if empty, every column but the key becomes a field.
+        key: The key column, if any.
+        first_bytes: For each binary column the first payload that is not null.
+        with_class_names: Give columns of classes a second field with the name of the class: `cls.txt` beside `cls`.
+
+    Returns:
+        The fields, in the order of the mapping, else of the columns.
+
+    Raises:
+        InputError: A column is missing, has no encoding, or two fields would have one name. All problems are named.
+    """
+    problems = [
+        f"column {name!r} is not in the table (it has: {', '.join(schema.names)})"
+        for name in [*mapping.values(), *([key] if key else [])]
+        if name not in schema.names
+    ]
+    problems += [f"column {name!r} stands {schema.names.count(name)} times" for name in _repeated(schema.names)]
+    columns = [] if problems else list(mapping.values()) or [name for name in schema.names if name != key]
+    if not columns and not problems:
+        problems.append("the table has no column but the key")
+    for name in columns:
+        kind = schema.field(name).type
+        why = why_refused(kind)
+        if why:
+            problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
+    if problems:
+        raise _unusable(problems)
+    names = list(mapping) or _inferred_names(schema, columns, first_bytes)
+    fields = []
+    for name, column in zip(names, columns, strict=True):
+        kind = schema.field(column).type
+        try:
+            check_field(name)
+        except InputError as error:
+            problems.append(f"{error.cause} (expected {error.expected})")
+        encoding = _encoding_for(name, kind, _default_encoding(schema, column))
+        if encoding is None:
+            problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
+        fields.append(Field(name, column, encoding or "", type_text(kind)))
+    if with_class_names:
+        fields, more = _with_class_names(fields, schema)
+        problems += more
+    written = [field.name for field in fields]
+    problems += [f"field {name!r} would be written {written.count(name)} times" for name in _repeated(written)]
+    if problems:
+        raise _unusable(problems)
+    return tuple(fields)
+
+
+def _unusable(problems: Sequence[str]) -> InputError:
+    return InputError(
+        "the table's columns cannot be used as they are",
+        found="; ".join(problems),
+        remedy="choose the key with --key COLUMN, and columns and their names with --map EXT=COLUMN (repeatable), "
+        "such as --map jpg=image --map cls=label",
+    )
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def _default_encoding(schema: pa.Schema, column: str) -> str:
+    """Return the encoding that a column takes by itself. It must be one that is not refused."""
+    kind = schema.field(column).type
+    feature = _features(schema).get(column, {})
+    if re.fullmatch("Array[2-5]D", str(feature.get("_type"))) and is_nested_numbers(unwrap(kind)):
+        return "npy"
+    rule = rule_of(kind)
+    return rule.encoding if rule else ""
+
+
+def _encoding_for(field: str, kind: pa.DataType, default: str) -> str | None:
+    """Return the encoding of a column that goes to a field of this name, or None if the two do not fit."""
+    extension, kind = field.rpartition(".")[2], unwrap(kind)
+    if extension == "json" and default in ("integer", "npy"):
+        return "json"
+    if extension == "npy" and is_nested_numbers(kind):
+        return "npy"
+    if extension == "txt" and (pa.types.is_decimal(kind) or pa.types.is_temporal(kind)):
+        return "text"
+    allowed = _ENCODINGS_FOR.get(extension)
+    return default if allowed is None or default in allowed else None
+
+
+def _inferred_names(schema: pa.Schema, columns: list[str], first_bytes: Mapping[str, bytes | None]) -> list[str]:
+    """Name the fields by their encodings; where two would have one name, put the column's name before it."""
+    extensions = []
+    for column in columns:
+        rule, payload = rule_of(schema.field(column).type), first_bytes.get(column)
+        by_type = "npy" if _default_encoding(schema, column) == "npy" else rule.extension if rule else ""
+        extensions.append(by_type or (sniff(payload) if payload else None) or "bin")
+    names = []
+    for column, extension in zip(columns, extensions, strict=True):
+        prefix = re.sub(r"[^a-z0-9_-]", "_", column.lower())
+        names.append(extension if extensions.count(extension) == 1 else f"{prefix}.{extension}")
+    return names
+
+
+def _with_class_names(fields: Sequence[Field], schema: pa.Schema) -> tuple[list[Field], list[str]]:
+    """Put a field with the names of the classes after each field of classes; return the problems too."""
+    known = class_names(schema)
+    result, problems, count = [], [], 0
+    for field in fields:
+        result.append(field)
+        if field.column not in known:
+            continue
+        kind = schema.field(field.column).type
+        if pa.types.is_signed_integer(unwrap(kind)):
+            count += 1
+            result.append(Field(f"{field.name}.txt", field.column, "class", field.type, known[field.column]))
+        else:
+            problems.append(f"column {field.column!r} has class names, but the type {kind} (expected int64)")
+    if not count and not problems:
+        problems.append("no column has class names (--class-names needs a column that Hugging Face calls a ClassLabel)")
+    return result, problems

@@ -1,0 +1,269 @@
+"""The rules: which Arrow type goes into which field, and how it is written. One table, which is documented too.
+
+Pure (no I/O). The first rule that holds decides. Dictionaries and extension types are looked through first: they count
+as their values and as their storage. What no rule holds for is refused, and so is whatever it stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+__all__ = [
+    "RULES",
+    "WRAPPERS",
+    "Rule",
+    "is_array",
+    "is_binary",
+    "is_list",
+    "is_media",
+    "is_nested_numbers",
+    "is_tensor",
+    "is_text",
+    "rule_of",
+    "type_table",
+    "unwrap",
+    "why_refused",
+]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of the columns of some types.
+
+    Attributes:
+        types: The types, for people.
+        holds: Tells whether a type is one of them.
+        encoding: How `encode` writes them; empty if a column of such a type is refused.
+        extension: The field that they go to; empty if their first bytes decide, or if they go nowhere.
+        payload: What is written, for people.
+        inner: What is written where such a value stands inside a list, struct or map, for people.
+    """
+
+    types: str
+    holds: Callable[[pa.DataType], bool]
+    encoding: str
+    extension: str
+    payload: str
+    inner: str
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether a type is one of strings."""
+    return str(kind) in ("string", "large_string", "string_view")
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Tell whether a type is one of bytes."""
+    return str(kind) in ("binary", "large_binary", "binary_view") or bool(pa.types.is_fixed_size_binary(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Tell whether a type is one of lists, of any length or a fixed one."""
+    return str(kind).startswith(("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<"))
+
+
+def is_tensor(kind: pa.DataType) -> bool:
+    """Tell whether a type is the extension type of tensors of one shape."""
+    return getattr(kind, "extension_name", None) == "arrow.fixed_shape_tensor"
+
+
+def _is_json_text(kind: pa.DataType) -> bool:
+    return getattr(kind, "extension_name", None) == "arrow.json"
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def is_nested_numbers(kind: pa.DataType) -> bool:
+    """Tell whether a type is lists of numbers or booleans, or lists of such lists, to any depth."""
+    return is_list(kind) and (_is_number(kind.value_type) or is_nested_numbers(kind.value_type))
+
+
+def is_array(kind: pa.DataType) -> bool:
+    """Tell whether the values of a type are arrays by their type alone: only the outermost lists may vary in length."""
+    if not is_list(kind):
+        return False
+    inner = kind.value_type
+    return _is_number(inner) or (bool(pa.types.is_fixed_size_list(inner)) and is_array(inner))
+
+
+def is_media(kind: pa.DataType) -> bool:
+    """Tell whether a column holds what Hugging Face writes for images and audio: structs of bytes and path."""
+    if not pa.types.is_struct(kind):
+        return False
+    children = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    return "bytes" in children and is_binary(children["bytes"]) and children.keys() <= {"bytes", "path"}
+
+
+def _is_zoned(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind)) and kind.tz is not None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("null", pa.types.is_null, "", "", "refused: there is nothing to write", "`null`"),
+    Rule("boolean", pa.types.is_boolean, "integer", "cls", "`0` or `1`", "`false` or `true`"),
+    Rule("integer of 8 to 64 bits", pa.types.is_integer, "integer", "cls", "decimal", "number, all digits"),
+    Rule(
+        "float of 16 to 64 bits",
+        pa.types.is_floating,
+        "json",
+        "json",
+        "number as short as it reads back the same; `NaN`, `Infinity`, `-Infinity`",
+        "the same",
+    ),
+    Rule(
+        "decimal of 32 to 256 bits",
+        pa.types.is_decimal,
+        "json",
+        "json",
+        'string: `"12.30"`',
+        "the same",
+    ),
+    Rule("string, large string, string view", is_text, "text", "txt", "UTF-8", "string"),
+    Rule(
+        "JSON text (the extension type `arrow.json`)",
+        _is_json_text,
+        "text",
+        "json",
+        "as it stands",
+        "string that holds the text",
+    ),
+    Rule(
+        "binary, large binary, fixed-size binary, binary view",
+        is_binary,
+        "bytes",
+        "",
+        "as they are",
+        "string in base64",
+    ),
+    Rule(
+        "struct of `bytes` and `path`: Hugging Face images and audio",
+        is_media,
+        "media",
+        "",
+        "the `bytes` as they are; the `path` is not kept",
+        "as any struct",
+    ),
+    Rule("date", pa.types.is_date, "json", "json", '`"2024-02-29"`', "the same"),
+    Rule("time", pa.types.is_time, "json", "json", '`"23:59:59.123"`, all digits of its unit', "the same"),
+    Rule(
+        "timestamp with a zone",
+        _is_zoned,
+        "json",
+        "json",
+        '`"2024-02-29T23:59:59.123456Z"`: the instant in UTC, all digits of its unit (to ns)',
+        "the same",
+    ),
+    Rule(
+        "timestamp without a zone",
+        pa.types.is_timestamp,
+        "json",
+        "json",
+        '`"2024-02-29T23:59:59.123456"`, all digits of its unit (to ns)',
+        "the same",
+    ),
+    Rule("duration", pa.types.is_duration, "json", "json", "whole number of its unit", "the same"),
+    Rule(
+        "fixed-shape tensor (the extension type)",
+        is_tensor,
+        "npy",
+        "npy",
+        "array of its shape, permuted as it says (a permutation that is not its own inverse is refused)",
+        "flat list of numbers, as it is stored",
+    ),
+    Rule(
+        "list of numbers or booleans (plain, large, fixed-size, view), and of fixed-size lists of them",
+        is_array,
+        "npy",
+        "npy",
+        "array of as many dimensions as lists",
+        "list",
+    ),
+    Rule("any other list", is_list, "json", "json", "list", "the same"),
+    Rule("any other struct", pa.types.is_struct, "json", "json", "object", "the same"),
+    Rule("map", pa.types.is_map, "json", "json", "list of pairs: `[[key,value],...]`, in their order", "the same"),
+)
+
+WRAPPERS: tuple[Rule, ...] = (
+    Rule("dictionary", pa.types.is_dictionary, "", "", "as its values", "the same"),
+    Rule(
+        "any other extension type (`arrow.uuid`, `arrow.bool8`, ...)",
+        lambda kind: isinstance(kind, pa.BaseExtensionType) and not is_tensor(kind) and not _is_json_text(kind),
+        "",
+        "",
+        "as its storage",
+        "the same",
+    ),
+)
+"""What is looked through."""
+
+
+def unwrap(kind: pa.DataType) -> pa.DataType:
+    """Return the type that decides for a column: of a dictionary that of its values, of an extension that it stores."""
+    dictionary, extension = WRAPPERS
+    while True:
+        if dictionary.holds(kind):
+            kind = kind.value_type
+        elif extension.holds(kind):
+            kind = kind.storage_type
+        else:
+            return kind
+
+
+def rule_of(kind: pa.DataType) -> Rule | None:
+    """Return the rule for a type, or None if it is unknown; what it consists of is not looked at."""
+    kind = unwrap(kind)
+    return next((rule for rule in RULES if rule.holds(kind)), None)
+
+
+def why_refused(kind: pa.DataType) -> str | None:
+    """Return why a column of a type cannot be written, or None if it can."""
+    kind = unwrap(kind)
+    rule = rule_of(kind)
+    if rule is not None and not rule.encoding:
+        return "a column of nulls has nothing to write"
+    if is_tensor(kind) and not _is_own_inverse(kind.permutation or []):
+        return f"on what the permutation {kind.permutation} means, pyarrow and the format's specification differ"
+    return _why_refused_inside(kind)
+
+
+def _is_own_inverse(permutation: Sequence[int]) -> bool:
+    """Tell whether a permutation means the same whichever way it is read.
+
+    The specification says that dimension i of the array is dimension permutation[i] of what is stored; pyarrow's
+    `from_numpy_ndarray` writes the inverse, and its `to_numpy_ndarray` gives back neither.
+    """
+    return all(permutation[axis] == number for number, axis in enumerate(permutation))
+
+
+def _why_refused_inside(kind: pa.DataType) -> str | None:
+    kind = unwrap(kind)
+    children: list[pa.DataType] = []
+    if pa.types.is_struct(kind):
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        if not names:
+            return "a struct has no fields"
+        if len(set(names)) < len(names):
+            return "two fields of a struct share a name"
+        children = [kind.field(i).type for i in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        children = [kind.key_type, kind.item_type]
+    elif is_list(kind):
+        children = [kind.value_type]
+    elif rule_of(kind) is None:
+        return f"there is no rule for {kind}"
+    return next((why for why in map(_why_refused_inside, children) if why), None)
+
+
+def type_table() -> str:
+    """Return the rules as a Markdown table, for the documentation."""
+    lines = ["| column | field | what is written | inside lists, structs and maps (JSON) |", "|---|---|---|---|"]
+    for rule in (*RULES, *WRAPPERS):
+        field = f"`{rule.extension}`" if rule.extension else "by its first bytes" if rule.encoding else ""
+        lines.append(f"| {rule.types} | {field} | {rule.payload} | {rule.inner} |")
+    lines.append("| union, run-end encoded, interval | | refused | refused, with what it stands in |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,266 @@
+"""What other readers want beside the shards: the files of wids, DALI and Megatron-Energon.
+
+Pure (no I/O). A catalog says where the members of a shard's samples stand; it is made from what goes into the tar, not
+read back from it. From catalogs and the manifest the files follow. Pads are left out of all of them: these readers
+split by samples, so they need no equal shards, and each sample is read exactly once.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wdsplit.errors import InputError
+from wdsplit.manifest import Manifest
+from wdsplit.tar import BLOCK_BYTES, padding_bytes
+
+__all__ = [
+    "ENERGON_FOLDER",
+    "ENERGON_NAMES",
+    "ENERGON_SCHEMA",
+    "SIDECARS",
+    "WIDS_NAME",
+    "Catalog",
+    "CatalogBuilder",
+    "check_emit",
+    "dali_path",
+    "dump_catalog",
+    "dump_dali",
+    "dump_energon",
+    "dump_wids",
+    "listed_shards",
+    "needs_catalogs",
+    "parse_catalog",
+]
+
+SIDECARS = ("dali", "energon", "wids")
+"""What `--emit` takes."""
+
+WIDS_NAME = "wids.json"
+ENERGON_FOLDER = ".nv-meta"
+ENERGON_NAMES = (".info.json", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml")
+"""The files of Energon's folder, sorted."""
+
+ENERGON_SCHEMA = (
+    """CREATE TABLE samples (
+        tar_file_id INTEGER NOT NULL,
+        sample_key TEXT NOT NULL UNIQUE,
+        sample_index INTEGER NOT NULL,
+        byte_offset INTEGER,
+        byte_size INTEGER
+    )""",
+    """CREATE TABLE sample_parts (
+        tar_file_id INTEGER,
+        sample_index INTEGER,
+        part_name TEXT,
+        content_byte_offset INTEGER,
+        content_byte_size INTEGER
+    )""",
+    "CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index)",
+    "CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset)",
+    "CREATE INDEX idx_sample_parts_full ON sample_parts"
+    "(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
+)
+"""The tables of Energon's `index.sqlite`; tar_file_id counts the shards of `.info.json` in their order."""
+
+_ENERGON_VERSION = "7.4.1"
+"""The version of Megatron-Energon whose `energon prepare` these files are modelled on."""
+_DALI_VERSION = "v1.2"
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Where the samples of a shard and their members stand; n samples of up to m fields, pads left out.
+
+    Attributes:
+        keys: The n keys.
+        fields: The m fields, in the order of a sample's members.
+        offsets: int64 of shape (n + 1,): the tar offset of each sample's first header, then the end of the last.
+        starts: int64 of shape (n, m): the tar offset of each payload.
+        sizes: int64 of shape (n, m): bytes of each payload; -1 where a sample lacks the field.
+    """
+
+    keys: pa.LargeStringArray
+    fields: tuple[str, ...]
+    offsets: Int64
+    starts: Int64
+    sizes: Int64
+
+    def sample_rows(self, tar_file_id: int) -> Iterator[tuple[Any, ...]]:
+        """Give the rows of Energon's table `samples`, in order."""
+        begins, sample_bytes = self.offsets[:-1].tolist(), np.diff(self.offsets).tolist()
+        for number, row in enumerate(zip(self.keys.to_pylist(), begins, sample_bytes, strict=True)):
+            yield tar_file_id, row[0], number, row[1], row[2]
+
+    def part_rows(self, tar_file_id: int) -> Iterator[tuple[Any, ...]]:
+        """Give the rows of Energon's table `sample_parts`, in the order of the tar's members."""
+        samples, columns = np.nonzero(self.sizes >= 0)
+        starts, sizes = self.starts[samples, columns].tolist(), self.sizes[samples, columns].tolist()
+        for sample, column, start, size in zip(samples.tolist(), columns.tolist(), starts, sizes, strict=True):
+            yield tar_file_id, sample, self.fields[column], start, size
+
+
+class CatalogBuilder:
+    """Collects the catalog of a shard, batch by batch, from what goes into its tar."""
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._fields: tuple[str, ...] = ()
+        self._batches: list[Catalog] = []
+
+    def append(self, keys: pa.LargeStringArray, fields: Mapping[str, pa.LargeBinaryArray]) -> None:
+        """Add the next samples of the shard: the same keys and fields that `tar.build_body` is given."""
+        shape = len(keys), len(fields)
+        sizes = np.full(shape, -1, np.int64)
+        for column, payload in enumerate(fields.values()):
+            sizes[:, column] = pc.fill_null(pc.binary_length(payload), -1).to_numpy(zero_copy_only=False)
+        member_bytes = np.where(sizes < 0, 0, BLOCK_BYTES + sizes + padding_bytes(sizes))
+        ends = self._end + np.cumsum(member_bytes).reshape(shape)
+        starts = ends - member_bytes + BLOCK_BYTES
+        offsets = np.concatenate([np.full(1, self._end), ends[:, -1]])
+        self._batches.append(Catalog(keys, tuple(fields), offsets, starts, sizes))
+        self._end = int(offsets[-1])
+
+    def build(self) -> Catalog:
+        """Return the catalog of all samples that were added."""
+        batches = self._batches
+        if not batches:
+            none = np.zeros((0, 0), np.int64)
+            return Catalog(pa.array([], pa.large_string()), (), np.zeros(1, np.int64), none, none)
+        return Catalog(
+            pa.concat_arrays([batch.keys.cast(pa.large_string()) for batch in batches]),
+            batches[0].fields,
+            np.concatenate([np.zeros(1, np.int64)] + [batch.offsets[1:] for batch in batches]),
+            np.concatenate([batch.starts for batch in batches]),
+            np.concatenate([batch.sizes for batch in batches]),
+        )
+
+
+def check_emit(emit: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sidecars that were asked for, sorted, each once.
+
+    Raises:
+        InputError: There is no such sidecar.
+    """
+    unknown = [name for name in emit if name not in SIDECARS]
+    if unknown:
+        raise InputError(
+            "there is no such sidecar",
+            expected=f"some of {', '.join(SIDECARS)}",
+            found=", ".join(repr(name) for name in unknown),
+        )
+    return tuple(sorted(set(emit)))
+
+
+def needs_catalogs(emit: tuple[str, ...]) -> bool:
+    """Tell whether any of these sidecars says where members stand."""
+    return "dali" in emit or "energon" in emit
+
+
+def dump_catalog(catalog: Catalog) -> bytes:
+    """Return a catalog as an Arrow file."""
+    width = len(catalog.fields)
+    columns = {
+        "key": catalog.keys,
+        "sample_bytes": pa.array(np.diff(catalog.offsets)),
+        "starts": pa.FixedSizeListArray.from_arrays(pa.array(catalog.starts.reshape(-1)), max(1, width)),
+        "sizes": pa.FixedSizeListArray.from_arrays(pa.array(catalog.sizes.reshape(-1)), max(1, width)),
+    }
+    table = pa.table(columns, metadata={"fields": orjson.dumps(catalog.fields)})
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def parse_catalog(data: bytes) -> Catalog:
+    """Return the catalog that an Arrow file holds: the inverse of `dump_catalog`."""
+    table = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
+    fields = tuple(orjson.loads(table.schema.metadata[b"fields"]))
+    keys = table.column("key")
+    flat = {name: table.column(name).combine_chunks().flatten().to_numpy() for name in ("starts", "sizes")}
+    shape = len(keys), len(fields)
+    return Catalog(
+        keys.combine_chunks(),
+        fields,
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(table.column("sample_bytes").to_numpy())]),
+        flat["starts"].reshape(shape),
+        flat["sizes"].reshape(shape),
+    )
+
+
+def dali_path(path: str) -> str:
+    """Return the path of a shard's DALI index, named as DALI's own `wds2idx` names it: 000000.tar -> 000000.idx."""
+    return f"{path.removesuffix('.tar')}.idx"
+
+
+def dump_dali(catalog: Catalog) -> bytes:
+    """Return the index of a shard for DALI's `fn.readers.webdataset`.
+
+    The first line is the version and the number of samples; then there is a line a sample, with extension, offset of
+    the payload, size and member name for each of its members (NVIDIA DALI, tools/wds2idx.py, version v1.2).
+    """
+    columns = []
+    for number, field in enumerate(catalog.fields):
+        missing = catalog.sizes[:, number] < 0
+        offsets, sizes = (
+            pa.array(values[:, number], mask=missing).cast(pa.large_string())
+            for values in (catalog.starts, catalog.sizes)
+        )
+        name = pc.binary_join_element_wise(catalog.keys, _text(field), _text("."))
+        columns.append(pc.binary_join_element_wise(_text(field), offsets, sizes, name, _text(" ")))
+    samples = pc.binary_join_element_wise(*columns, _text(" "), null_handling="skip").to_pylist() if columns else []
+    return "\n".join([f"{_DALI_VERSION} {len(samples)}", *samples, ""]).encode("ascii")
+
+
+def _text(value: str) -> pa.LargeStringScalar:
+    return pa.scalar(value, pa.large_string())
+
+
+def listed_shards(manifest: Manifest) -> list[tuple[str, int, int]]:
+    """Return path, number of samples and bytes of each shard that holds more than pads, in their order."""
+    paths = manifest.shards.table.column("path").to_pylist()
+    rows = zip(paths, manifest.shards.num_real.tolist(), manifest.shards.column("num_bytes").tolist(), strict=True)
+    return [row for row in rows if row[1]]
+
+
+def dump_wids(manifest: Manifest) -> bytes:
+    """Return the shard list for `wids.ShardListDataset`; URLs are relative to it, so the dataset can be moved."""
+    shards = [
+        {"url": path, "nsamples": num_samples, "filesize": num_bytes}
+        for path, num_samples, num_bytes in listed_shards(manifest)
+    ]
+    index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}
+    return orjson.dumps(index, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def dump_energon(manifest: Manifest) -> dict[str, bytes]:
+    """Return the files of Energon's folder by their names, without its `index.sqlite`.
+
+    All shards are in the split `train`. The samples come crude: a dict of the fields, for a cooker of the task encoder.
+    """
+    shards = listed_shards(manifest)
+    info = {"energon_version": _ENERGON_VERSION, "shard_counts": {path: count for path, count, _ in shards}}
+    train = "".join(f"  - {orjson.dumps(path).decode()}\n" for path, _, _ in shards)
+    return {
+        ".info.json": orjson.dumps(info, option=orjson.OPT_INDENT_2),
+        "dataset.yaml": b"__module__: megatron.energon\n__class__: CrudeWebdataset\n",
+        "index.uuid": _uuid(manifest.fingerprint).encode(),
+        "split.yaml": f"split_parts:\n  train:\n{train}  val: []\n  test: []\nexclude: []\n".encode(),
+    }
+
+
+def _uuid(digest: str) -> str:
+    """Return 32 hexadecimal digits as a UUID of version 8, whose meaning is the maker's own (RFC 9562)."""
+    variant = "89ab"[int(digest[16], 16) % 4]
+    return f"{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
