@@ -786,3 +786,18 @@ if __name__ == "__main__":
 def test_a_tail_that_drops_everything_is_warned_of(numbers, caplog):
     assert list(loader_of(numbers, batch_size=500, tail="drop")) == []
     assert "there are no batches" in caplog.text
+
+
+def test_numpys_integers_are_as_good_as_pythons(numbers):
+    options = {"rank": np.int64(1), "world_size": np.int64(2), "seed": np.int64(3), "lanes": np.int32(4)}
+    loader = Loader(delivering(Dataset(Path(numbers), tail="uneven", **options)), np.int64(5), num_workers=np.int8(0))
+    loader.set_epoch(np.int64(1))
+    plain = Loader(delivering(Dataset(numbers, rank=1, world_size=2, seed=3, lanes=4, tail="uneven")), 5)
+    plain.set_epoch(1)
+    assert all_deliveries(loader) == all_deliveries(plain)
+    assert through_json(loader.state_dict()) == plain.state_dict()
+
+
+def test_a_rank_that_is_no_integer_is_refused(numbers):
+    with pytest.raises(TopologyError, match="'0'"):
+        Dataset(numbers, rank="0", world_size=2)

@@ -335,3 +335,13 @@ def test_tables_without_binary_columns_are_not_read_for_their_first_bytes(tmp_pa
     files, schema = open_inputs([path])
     os.remove(path)
     assert first_payloads(files, schema) == {}
+
+
+def test_a_batch_is_bounded_by_what_its_values_take_when_they_are_decoded(tmp_path):
+    """One long value that repeats takes little room in the file, and much in memory."""
+    path = write_table(tmp_path / "a.parquet", {"text": ["x" * 60_000] * 2000})
+    files, _ = open_inputs([path])
+    assert files[0].data_bytes < 2**20
+    sizes = [rows.columns["text"].nbytes for rows in read_rows(files, 0, 2000, ["text"])]
+    assert sum(sizes) > 2000 * 60_000
+    assert max(sizes) <= 2**25

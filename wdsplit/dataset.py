@@ -24,7 +24,7 @@ from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
 from wdsplit.plan import default_window
 from wdsplit.reader import SampleReader
 from wdsplit.shards import read_manifest
-from wdsplit.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane
+from wdsplit.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, whole
 from wdsplit.storage import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
@@ -146,10 +146,10 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     ) -> None:
         manifest = read_manifest(open_storage(str(path)))
         options = OrderOptions(
-            seed,
+            whole(seed),
             bool(shuffle),
-            manifest.lanes if lanes is None else lanes,
-            manifest.window if window is None else window,
+            manifest.lanes if lanes is None else whole(lanes),
+            manifest.window if window is None else whole(window),
             tail,
         )
         super().__init__(Source(str(path), manifest, options))

@@ -19,7 +19,7 @@ from wdsplit.collate import weave
 from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, PipelineError, StateError
 from wdsplit.parts import Failure, Packed, Parts
-from wdsplit.split import Step, Steps, World, worker_of
+from wdsplit.split import Step, Steps, World, whole, worker_of
 from wdsplit.state import State, dump_state, parse_state
 
 __all__ = ["Loader"]
@@ -62,6 +62,7 @@ class Loader:
         persistent_workers: bool = False,
         multiprocessing_context: str | None = None,
     ) -> None:
+        batch_size, num_workers, prefetch_factor = whole(batch_size), whole(num_workers), whole(prefetch_factor)
         problems = []
         if not isinstance(dataset, Dataset):
             problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")

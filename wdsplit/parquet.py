@@ -31,6 +31,7 @@ __all__ = ["Rows", "find_inputs", "first_payloads", "open_inputs", "read_rows"]
 
 _BATCH_BYTES = 16 * 1024**2
 _MAX_BATCH_ROWS = 65_536
+_PROBE_ROWS = 16
 _READ_BYTES = 1024**2
 """Column chunks are read in such pieces, so that row groups may be larger than memory."""
 _FOOTER_THREADS = 8
@@ -158,7 +159,9 @@ def _open_footer(path: str) -> tuple[InputFile, pa.Schema]:
             groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
             data_bytes = sum(group.total_byte_size for group in groups)
             rows = tuple(group.num_rows for group in groups)
-            return InputFile(path, size, metadata.num_rows, rows, data_bytes, footer), file.schema_arrow
+            return InputFile(
+                path, size, metadata.num_rows, rows, data_bytes, footer, os.stat(path).st_mtime_ns
+            ), file.schema_arrow
 
 
 def _footer_of(path: str) -> tuple[int, str]:
@@ -240,8 +243,6 @@ def _read_file(
         elif not groups:
             skipped += count
         row += count
-    row_bytes = max(1, file.data_bytes // max(1, file.num_rows))
-    batch_rows = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
     with _readable(file.path), pq.ParquetFile(file.path, buffer_size=_READ_BYTES, pre_buffer=False) as table:
         if _footer_of(file.path) != (file.num_bytes, file.footer):
             raise InputError(
@@ -253,6 +254,7 @@ def _read_file(
                 url=file.path,
             )
         row = skipped
+        batch_rows = _batch_rows(file, table, groups, columns)
         for batch in table.iter_batches(batch_rows, row_groups=groups, columns=list(columns), use_threads=False):
             low, high = max(first - row, 0), min(stop - row, len(batch))
             if low < high:
@@ -263,6 +265,19 @@ def _read_file(
             row += len(batch)
             if row >= stop:
                 break
+
+
+def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> int:
+    """Return how many rows make a batch: by the footer, or by the first rows if they are larger when decoded.
+
+    Values that repeat stand only once in a parquet file, so the footer may tell far too little.
+    """
+    row_bytes = max(1, file.data_bytes // max(1, file.num_rows))
+    probe = table.iter_batches(_PROBE_ROWS, row_groups=list(groups[:1]), columns=list(columns), use_threads=False)
+    for batch in probe:
+        row_bytes = max(row_bytes, batch.nbytes // len(batch))
+        break
+    return min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
 
 
 class _readable:  # noqa: N801 (used as a function)

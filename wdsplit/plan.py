@@ -59,6 +59,7 @@ class InputFile:
         row_groups: Rows of each row group.
         data_bytes: Uncompressed size of its columns.
         footer: Checksum of the footer, which holds the offsets and statistics of every column.
+        modified_ns: When it was last written; not part of what names a plan, as copies may differ in it.
     """
 
     path: str
@@ -67,6 +68,7 @@ class InputFile:
     row_groups: tuple[int, ...]
     data_bytes: int
     footer: str
+    modified_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,7 @@ class Plan:
         first, stop = self.rows(0)
         return {
             "plan": self.hash,
+            "modified": self.modified,
             "inputs": len(self.inputs),
             "rows": self.num_rows,
             "shards": self.num_shards,
@@ -219,6 +222,11 @@ class Plan:
             "key": self.key,
             "fields": [dataclasses.asdict(field) for field in self.fields],
         }
+
+    @cached_property
+    def modified(self) -> str:
+        """A hash of when the inputs were last written: a run is not resumed on inputs that were written anew."""
+        return xxhash.xxh3_128_hexdigest(orjson.dumps([file.modified_ns for file in self.inputs]))
 
     @cached_property
     def hash(self) -> str:

@@ -141,6 +141,7 @@ class Run:
         note = self._note(_PLAN_NAME)
         self._refuse_other_plan(plan, str(note.get("plan")))
         self._refuse_other_emit(note.get("emit", []))
+        self._refuse_new_inputs(plan, str(note.get("modified")))
         for folder in ("", RUN_FOLDER, DONE_FOLDER):
             self.storage.remove_temporary(folder)
         done: dict[int, Shard] = {}
@@ -183,6 +184,17 @@ class Run:
                 expected=f"plan {plan.hash}",
                 found=found,
                 remedy="use the inputs and options of that run, or --overwrite to start anew",
+                url=self.storage.url,
+            )
+
+    def _refuse_new_inputs(self, plan: Plan, found: str) -> None:
+        if found != plan.modified:
+            raise OutputExistsError(
+                "an input was written since the run began",
+                place=self.storage.url,
+                expected="inputs that were left alone",
+                found="another time of writing: some shards would be of the old inputs, some of the new",
+                remedy="use --overwrite to start anew",
                 url=self.storage.url,
             )
 

@@ -8,8 +8,10 @@ and N came about.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +26,16 @@ __all__ = [
     "assigned_shards",
     "reader_positions",
     "readers_per_lane",
+    "whole",
     "worker_of",
 ]
 
 _SCAN_POSITIONS = 65_536
+
+
+def whole(value: Any) -> Any:
+    """Return an integer of any kind (numpy's, say) as a plain one, and all else as it is, for the checks to refuse."""
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,11 @@ class World:
     def __post_init__(self) -> None:
         for name, of in (("rank", "world_size"), ("worker", "num_workers")):
             number, total = getattr(self, name), getattr(self, of)
-            if total < 1 or not 0 <= number < total:
+            if type(number) is not int or type(total) is not int or not 0 <= number < total:
                 raise TopologyError(
                     f"{name} and {of} contradict each other",
                     expected=f"0 <= {name} < {of}",
-                    found=f"{name} {number}, {of} {total}",
+                    found=f"{name} {number!r}, {of} {total!r}",
                     remedy="pass both, or start the program with a launcher that sets both; counting begins at 0",
                 )
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdsplit.errors import TopologyError
-from wdsplit.split import World
+from wdsplit.split import World, whole
 
 __all__ = ["detect_rank", "is_group_initialised", "is_worker_process", "with_worker"]
 
@@ -42,7 +42,7 @@ def detect_rank(
                 found=f"rank {rank}, world_size {world_size}",
                 remedy="pass both, or leave both out to have them detected",
             )
-        return World(rank, world_size)
+        return World(whole(rank), whole(world_size))
     if is_group_initialised():
         return _of_group(sys.modules["torch"].distributed, group)
     if group is not None:
