@@ -29,10 +29,8 @@ MODULES = sorted(
     | {path.parent.name for path in PACKAGE.rglob("__init__.py")}
 )
 
-MACHINE_PATH = re.compile(r"(?<![\w.:\]})/~*-])/(work|root|home)/")
-PACKAGE_INDEX = re.compile(
-    r"(index-url|files\.pythonhosted|pypi\.[a-z.-]+/simple|(artifactory|nexus|devpi)[\w.-]*/)", re.I
-)
+MACHINE_PATH = re.compile(r"(?<![\w.:\]})/~*-])/(work|root|home|Users)/")
+PACKAGE_INDEX = re.compile(r"(index[-_]url|://[\w.-]+/simple\b)", re.I)
 HOST = re.compile(r"https?://(\d+\.\d+\.\d+\.\d+|localhost|[\w-]+)(:\d+)?(/|$)")
 
 
@@ -160,10 +158,10 @@ def test_nothing_but_the_tests_names_a_host():
     [
         (
             MACHINE_PATH,
-            ["cd /work/main", "'/home/me/data'", "P=/root/.cache"],
+            ["cd /work/x", "'/home/me/data'", "P=/root/.cache"],
             ["raw/work/x", "a /works/ b", "s3://b/home/x"],
         ),
-        (PACKAGE_INDEX, ["pip install --index-url x", "https://pypi.example.com/simple"], ["pip install wdsplit"]),
+        (PACKAGE_INDEX, ["pip install --index-url x", "https://packages.example.com/simple"], ["pip install wdsplit"]),
         (
             HOST,
             ["http://10.0.0.1:80/x", "http://mirror/x", "https://localhost:9000"],
