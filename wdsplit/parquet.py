@@ -30,7 +30,7 @@ from wdsplit.values import decoded_parts, stored
 __all__ = ["Rows", "find_inputs", "first_payloads", "open_inputs", "read_rows"]
 
 _BATCH_BYTES = 16 * 1024**2
-_MAX_BATCH_ROWS = 65_536
+_MAX_BATCH_ROWS = 16_384
 _PROBE_ROWS = 16
 _READ_BYTES = 1024**2
 """Column chunks are read in such pieces, so that row groups may be larger than memory."""
