@@ -178,9 +178,10 @@ class Loader:
             if last:
                 self._next = state
 
-    def failed(self) -> None:
-        """Take note that the workers have been ended after an error."""
-        self._workers = None
+    def failed(self, iteration: _Iteration) -> None:
+        """Take note that an iteration has ended its workers after an error; they may serve another one by now."""
+        if self._iteration() is iteration:
+            self._workers = None
 
     def _begin(self, begin: State, world: World) -> _Running:
         """Begin to make the workers' parts: step by step, worker by worker."""
@@ -271,7 +272,7 @@ class _Iteration:
         self.ended = True
         self.parts.close(failed)
         if failed:
-            self._loader.failed()
+            self._loader.failed(self)
 
     def __del__(self) -> None:
         self.parts.close(failed=False)

@@ -110,10 +110,7 @@ def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
     """Return the keys of a batch of rows, escaped; they must come with the plan's key column, if it has one."""
     if plan.key is None:
         return number_keys(rows.numbers, number_width(plan.num_rows))
-    column = rows.columns[plan.key]
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return escape_keys(column, lambda row: f"{rows.where(row)}, column {plan.key!r}")
+    return escape_keys(rows.columns[plan.key], lambda row: f"{rows.where(row)}, column {plan.key!r}")
 
 
 def _encoded(plan: Plan, rows: Rows) -> dict[str, pa.LargeBinaryArray]:
