@@ -1,0 +1,154 @@
+"""The text of a condition: parsed to a tree of Python's, and errors that show their place in it.
+
+Pure (no I/O). What is no expression, or too deep or too large for Arrow to walk, is refused here; what the nodes mean
+is in `where`.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from wdsplit.errors import InputError
+
+__all__ = ["GRAMMAR", "STRING", "Source"]
+
+_MAX_CHARACTERS = 100_000
+_MAX_DEPTH = 50
+_MAX_CONDITIONS = 500
+"""Arrow walks conditions that are joined by recursion, on the small stacks of its threads."""
+_MAX_SHOWN = 40
+"""Characters of the text that an error shows before, between and after the carets."""
+
+GRAMMAR = "comparisons joined by `and`, `or` and `not`, such as `label < 10 and width >= 256`"
+STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_RESERVED = [word for word in keyword.kwlist if word not in ("and", "or", "not", "in", "is", "None", "True", "False")]
+_ADVICE = [
+    (re.compile(pattern), advice)
+    for pattern, advice in (
+        (r"<>", "write `!=` for unequal"),
+        (r"=>|=<", "write `>=` or `<=`"),
+        (r"===|(?<![<>!=:])=(?![=<>])", "write `==` for equal"),
+        (r"&&?|\b(?!and\b)(?i:and)\b", "write `and`"),
+        (r"\|\|?|\b(?!or\b)(?i:or)\b", "write `or`"),
+        (r"!(?!=)|~|\b(?!not\b)(?i:not)\b(?!\s+(?i:null)\b)", "write `not`"),
+        (r"\b(?i:is)\s+(?i:not\s+)?(?i:null)\b", "write `is None` or `is not None`"),
+        (r"\b(?i:i?like)\b", 'write startswith(column, "..."), endswith(column, "...") or contains(column, "...")'),
+        (r"\b(?i:between)\b", "write `low <= column <= high`"),
+        (r"\b(?!in\b)(?i:in)\b", "write `in [..., ...]`"),
+        (rf"\b(?:{'|'.join(_RESERVED)})\b", 'write column("...") for a column that is called like a word of Python'),
+        (r"[`\\$?@]", 'write column("...") for a column whose name is no plain word'),
+    )
+]
+"""What people write who think of another language; looked for where the text is no expression."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a condition, as one line."""
+
+    line: str
+
+    @classmethod
+    def of(cls, text: str) -> Source:
+        """Return a text, of one line or several, as a source.
+
+        Raises:
+            InputError: It is too long, or a string in it goes over the end of a line.
+        """
+        if len(text) > _MAX_CHARACTERS:
+            raise InputError(
+                "the condition is too long", expected=f"at most {_MAX_CHARACTERS} characters", found=str(len(text))
+            )
+        source = cls(re.sub(r"[\r\n]", " ", text.strip()))
+        for found in STRING.finditer(text.strip()):
+            if "\n" in found[0] or "\r" in found[0]:
+                raise source.fault(found.span(), "a string goes over the end of a line", remedy=r"write \n in it")
+        return source
+
+    def _without_strings(self) -> str:
+        return STRING.sub(lambda found: '"' * len(found[0]), self.line)
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Return where a node begins and ends in the line: the parser counts bytes."""
+        start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
+        if self.line.isascii():
+            return start, end
+        data = self.line.encode()
+        return len(data[:start].decode()), len(data[:end].decode())
+
+    def fault(
+        self, span: tuple[int, int] | ast.AST, cause: str, expected: str = "", found: str = "", remedy: str = ""
+    ) -> InputError:
+        """Return an error whose place is the text, with carets around what is wrong (from character, to character)."""
+        start, end = self.span(span) if isinstance(span, ast.AST) else span
+        before, wrong, after = self.line[:start], self.line[start:end], self.line[end:]
+        before = before if len(before) <= _MAX_SHOWN else f"...{before[-_MAX_SHOWN:]}"
+        wrong, after = (part if len(part) <= _MAX_SHOWN else f"{part[:_MAX_SHOWN]}..." for part in (wrong, after))
+        marked = f"^{wrong}^" if wrong else "^"
+        return InputError(cause, before + marked + after, expected, found, remedy)
+
+    @contextmanager
+    def placing(self, node: ast.AST) -> Iterator[None]:
+        """Give an error that has no place yet that of a node."""
+        try:
+            yield
+        except InputError as error:
+            raise error if error.place else error.at(self.fault(node, "").place) from error.__cause__
+
+    def _not_understood(self, error: SyntaxError) -> InputError:
+        """Return the error for a text that is no expression, with advice if it looks like one of another language."""
+        cause, text = "the condition cannot be understood", self._without_strings()
+        matches = [(match.start(), match.end(), advice) for word, advice in _ADVICE if (match := word.search(text))]
+        if matches:
+            start, end, remedy = min(matches)
+            return self.fault((start, end), cause, expected=GRAMMAR, remedy=remedy)
+        start = error.offset - 1 if error.offset else len(self.line)
+        end = max(start + 1, (error.end_offset or 0) - 1)
+        return self.fault((start, end), cause, GRAMMAR, error.msg, _ADVICE[-1][1])
+
+    def parse(self) -> ast.expr:
+        """Return the text as a tree that is neither too deep nor too large."""
+        if not self.line:
+            raise InputError("the condition is empty", expected=GRAMMAR)
+        comment = self._without_strings().find("#")
+        if comment >= 0:
+            raise self.fault((comment, len(self.line)), "the condition holds a comment", remedy="leave it out")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                tree = ast.parse(self.line, mode="eval").body
+        except SyntaxError as error:
+            raise self._not_understood(error) from error
+        except (MemoryError, RecursionError) as error:
+            raise self.fault((0, 0), "the condition is nested too deeply") from error
+        except ValueError as error:
+            raise self.fault((0, 0), "the condition cannot be understood", found=str(error)) from error
+        self._check_size(tree)
+        return tree
+
+    def _check_size(self, tree: ast.expr) -> None:
+        level: list[ast.AST] = [tree]
+        conditions = 0
+        for _ in range(_MAX_DEPTH):
+            conditions += sum(
+                len(node.values) if isinstance(node, ast.BoolOp) else len(node.ops) - 1
+                for node in level
+                if isinstance(node, (ast.BoolOp, ast.Compare))
+            )
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if level:
+            raise self.fault((0, 0), "the condition is nested too deeply", expected=f"at most {_MAX_DEPTH} levels")
+        if conditions > _MAX_CONDITIONS:
+            raise self.fault(
+                (0, 0),
+                "the condition has too many parts",
+                expected=f"at most {_MAX_CONDITIONS}",
+                found=str(conditions),
+                remedy="write `column in [..., ...]` for many values of one column",
+            )

@@ -1,0 +1,314 @@
+"""The text of a condition on rows, such as `label < 10 and width >= 256`, as an Arrow expression.
+
+Pure (no I/O). The text has the grammar of Python's expressions; it is parsed and translated node by node, never run.
+What is not translated here is refused, with the place in the text. A condition on a null is null, as in SQL, and so is
+its `not`; how values are compared is in `compare`.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+
+from wdsplit.compare import Literal, Values, compare, compute, is_among, join, values_of
+from wdsplit.errors import InputError
+from wdsplit.rules import is_binary, is_list, is_text, unwrap
+from wdsplit.syntax import GRAMMAR, STRING, Source
+
+__all__ = ["Where", "parse_where"]
+
+_MAX_EXPONENT = 400
+_MAX_NAMES = 50
+
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.UAdd: "+",
+    ast.USub: "-",
+}
+_TEXT_TESTS = {"contains": pc.match_substring, "endswith": pc.ends_with, "startswith": pc.starts_with}
+_FUNCTIONS = ("column", "contains", "endswith", "len", "lower", "startswith")
+_WORDS: dict[type[ast.AST], str] = {
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.Invert: "not",
+}
+_SPELLINGS = {"null": "None", "none": "None", "true": "True", "false": "False"}
+
+
+@dataclass(frozen=True, eq=False)
+class Where:
+    """A condition on rows.
+
+    Attributes:
+        columns: The top-level columns that it reads, each once, in the order in which the text names them.
+        expression: The condition as an Arrow expression: true for the rows that are wanted, else false or null.
+        pruning: A condition that is no stricter, for whatever looks at the statistics of row groups; None if they can
+            rule nothing out. It is `expression` itself, but where floats are read: statistics leave NaN out, which
+            `x != 3` and `not x < 3` hold for. For the same reason `Fragment.count_rows` counts the rows
+            right only where the two are the same object.
+    """
+
+    columns: tuple[str, ...]
+    expression: Any
+    pruning: Any
+
+
+def parse_where(text: str, schema: pa.Schema) -> Where:
+    """Parse a condition on the rows of a table.
+
+    Args:
+        text: The condition.
+        schema: The table's columns.
+
+    Raises:
+        InputError: The text is no condition, names a column that is not there, or compares what cannot be compared.
+    """
+    source = Source.of(text)
+    try:
+        return _Translator(source, schema).where(source.parse())
+    except RecursionError as error:
+        raise source.fault((0, 0), "the condition is nested too deeply") from error
+
+
+class _Translator:
+    """Translates the nodes of a condition on the rows of a table."""
+
+    def __init__(self, source: Source, schema: pa.Schema) -> None:
+        self._source = source
+        self._schema = schema
+        self._columns: dict[str, None] = {}
+        self._reads_floats = False
+        self._negates = False
+
+    def where(self, tree: ast.expr) -> Where:
+        """Translate a whole condition."""
+        parts: list[Any] = []
+        prune: list[bool] = []
+        exact = True
+        for node in tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]:
+            self._reads_floats = self._negates = False
+            parts.append(self._condition(node))
+            prune.append(not (self._reads_floats and self._negates))
+            exact = exact and not self._reads_floats
+        expression = join(operator.and_, parts)
+        pruning = [part for part, may in zip(parts, prune, strict=True) if may]
+        self._check(expression)
+        weaker = join(operator.and_, pruning) if pruning else None
+        return Where(tuple(self._columns), expression, expression if exact else weaker)
+
+    def _check(self, expression: Any) -> None:
+        """Let Arrow say whether it can compute the condition."""
+        schema = pa.schema([self._schema.field(name) for name in self._columns])
+        try:
+            pyarrow.dataset.Scanner.from_batches([], schema=schema, columns={"": expression})
+        except pa.ArrowException as error:
+            raise self._source.fault(
+                (0, 0), f"pyarrow {pa.__version__} cannot compute the condition", found=str(error)
+            ) from error
+
+    def _condition(self, node: ast.expr) -> Any:
+        """Translate what is true, false or null for each row."""
+        if isinstance(node, ast.BoolOp):
+            operation = operator.and_ if isinstance(node.op, ast.And) else operator.or_
+            return join(operation, [self._condition(value) for value in node.values])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            self._negates = True
+            return ~self._condition(node.operand)
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            pairs = zip(operands, node.ops, operands[1:], strict=False)
+            return join(operator.and_, [self._compare(node, *pair) for pair in pairs])
+        values = self._operand(node)
+        if isinstance(values, Literal) or not pa.types.is_boolean(values.kind):
+            what = values if isinstance(values, Literal) else f"of type {values.kind}"
+            raise self._source.fault(
+                node, "a condition is neither true nor false", expected=GRAMMAR, found=f"this is {what}"
+            )
+        return values.expression
+
+    def _compare(self, node: ast.Compare, left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Any:
+        self._negates = self._negates or isinstance(operation, (ast.NotEq, ast.NotIn))
+        if isinstance(operation, (ast.Is, ast.IsNot)):
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
+                remedy = "write None" if null else "write `==` or `!=`"
+                raise self._source.fault(right, "`is` is followed by something else than None", remedy=remedy)
+            is_null = self._any(left).is_null()
+            return ~is_null if isinstance(operation, ast.IsNot) else is_null
+        with self._source.placing(node):
+            if isinstance(operation, (ast.In, ast.NotIn)):
+                among = self._among(left, right)
+                return ~among if isinstance(operation, ast.NotIn) else among
+            return compare(self._operand(left), _OPERATORS[type(operation)], self._operand(right))
+
+    def _among(self, left: ast.expr, right: ast.expr) -> Any:
+        if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not right.elts:
+            raise self._source.fault(
+                right,
+                "`in` is followed by something else than a list of values",
+                expected='a list such as `[1, 2]` or `["a", "b"]`',
+                remedy='write contains(column, "...") to look for a part of a string',
+            )
+        values = self._operand(left)
+        if isinstance(values, Literal):
+            raise self._source.fault(left, "a value is looked up in a list, and no column")
+        items = []
+        for node in right.elts:
+            item = self._operand(node)
+            if not isinstance(item, Literal):
+                raise self._source.fault(node, "a list holds something else than numbers, strings, True and False")
+            items.append(item)
+        return is_among(values, items)
+
+    def _any(self, node: ast.expr) -> Any:
+        """Translate what is only asked to be null or not: a column of any type, or a value."""
+        if self._path(node) is not None:
+            reference, kind = self._reference(node)
+            # Arrow before 18 overlooks nulls that a dictionary itself holds.
+            overlooked = pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type)
+            return reference.cast(kind.value_type) if overlooked else reference
+        values = self._operand(node)
+        if isinstance(values, Literal):
+            raise self._source.fault(node, "a value is asked to be None, and no column")
+        return values.expression
+
+    def _operand(self, node: ast.expr) -> Literal | Values:
+        """Translate what can be compared."""
+        if isinstance(node, ast.Constant):
+            return self._literal(node)
+        if self._path(node) is not None:
+            values = values_of(*self._reference(node))
+            self._reads_floats = self._reads_floats or bool(pa.types.is_floating(values.kind))
+            return values
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        with self._source.placing(node):
+            if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+                return compute(Literal(Fraction(0)), _OPERATORS[type(node.op)], self._operand(node.operand))
+            if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+                return compute(self._operand(node.left), _OPERATORS[type(node.op)], self._operand(node.right))
+        raise self._not_allowed(node)
+
+    def _not_allowed(self, node: ast.expr) -> InputError:
+        operation: ast.AST = getattr(node, "op", node)
+        word = _WORDS.get(type(operation), "")
+        remedy = f"write `{word}`" if word else ""
+        return self._source.fault(node, "this cannot stand here in a condition", expected=GRAMMAR, remedy=remedy)
+
+    def _literal(self, node: ast.Constant) -> Literal:
+        start, end = self._source.span(node)
+        text, value = self._source.line[start:end], node.value
+        if isinstance(value, (str, bytes)) and len(STRING.findall(text)) > 1:
+            raise self._source.fault(node, "two strings stand side by side", remedy="put a comma between them")
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Literal(Fraction(value))
+        if isinstance(value, float):
+            try:
+                number = Decimal(text)
+            except ArithmeticError:
+                number = Decimal("Infinity")
+            if not number.is_finite() or abs(number.adjusted()) > _MAX_EXPONENT:
+                raise self._source.fault(node, "a number is too large or too small")
+            return Literal(Fraction(number))
+        if value is None or isinstance(value, (str, bytes, bool)):
+            return Literal(value)
+        raise self._not_allowed(node)
+
+    def _call(self, node: ast.Call) -> Values:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in _FUNCTIONS or node.keywords or not node.args:
+            raise self._source.fault(
+                node, "this is no function that a condition may call", expected=f"one of {', '.join(_FUNCTIONS)}"
+            )
+        values, *rest = (self._operand(argument) for argument in node.args)
+        if isinstance(values, Literal):
+            raise self._source.fault(node.args[0], f"{name} is asked of a value, and no column")
+        if name in _TEXT_TESTS:
+            part = rest[0].value if len(rest) == 1 and isinstance(rest[0], Literal) else None
+            if not is_text(values.kind) or not isinstance(part, str):
+                raise self._source.fault(node, f"{name} needs a column of strings and a string")
+            return Values(_TEXT_TESTS[name](values.expression, pattern=part), pa.bool_())
+        if rest or (name == "lower" and not is_text(values.kind)):
+            raise self._source.fault(node, f"{name} needs one column{' of strings' if name == 'lower' else ''}")
+        if name == "lower":
+            return Values(pc.utf8_lower(values.expression), values.kind)
+        function = pc.utf8_length if is_text(values.kind) else pc.binary_length if is_binary(values.kind) else None
+        function = pc.list_value_length if is_list(values.kind) else function
+        if function is None:
+            raise self._source.fault(
+                node, "a column has no length", expected="strings, bytes or lists", found=str(values.kind)
+            )
+        return Values(function(values.expression).cast(pa.int64()), pa.int64())
+
+    def _path(self, node: ast.expr) -> list[tuple[str, ast.expr]] | None:
+        """Return the names that lead to a column or a member of one, each with its node; None for what is none."""
+        if isinstance(node, ast.Name):
+            return [(node.id, node)]
+        if isinstance(node, ast.Attribute):
+            path = self._path(node.value)
+            return None if path is None else [*path, (node.attr, node)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "column":
+            names = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+            if node.keywords or not names or len(names) < len(node.args):
+                raise self._source.fault(node, "column() needs the column's name", expected='such as column("my col")')
+            return [(name, node) for name in names]
+        return None
+
+    def _reference(self, node: ast.expr) -> tuple[Any, pa.DataType]:
+        """Return a column, or a member of one, and its type."""
+        path = self._path(node) or []
+        fields: Sequence[pa.Field] = list(self._schema)
+        kind = None
+        for number, (name, at) in enumerate(path):
+            names = [field.name for field in fields]
+            if names.count(name) != 1:
+                raise self._unknown(name, at, names, [name for name, _ in path[:number]])
+            kind = fields[names.index(name)].type
+            inner = unwrap(kind)
+            fields = [inner.field(i) for i in range(inner.num_fields)] if pa.types.is_struct(inner) else []
+        self._columns[path[0][0]] = None
+        return pc.field(*(name for name, _ in path)), kind
+
+    def _unknown(self, name: str, node: ast.expr, names: list[str], above: list[str]) -> InputError:
+        if names.count(name) > 1:
+            return self._source.fault(node, f"column {name!r} stands {names.count(name)} times in the table")
+        owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"
+        if above and not names:
+            return self._source.fault(node, f"column {'.'.join(above)!r} is no struct, and has no member {name!r}")
+        lower = {other.lower(): other for other in names}
+        near = [lower[each] for each in get_close_matches(name.lower(), lower, n=1)]
+        full = [*above, near[0]] if near else []
+        spelling = ".".join(full) if all(map(_is_plain, full)) else f"column({', '.join(map(_quoted, full))})"
+        remedy = f"write {spelling}" if near else ""
+        if not above and name.lower() in _SPELLINGS:
+            remedy = f"write {_SPELLINGS[name.lower()]}"
+        shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+        return self._source.fault(node, f"{owner} {name!r}", expected=f"one of {shown}", remedy=remedy)
+
+
+def _is_plain(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
