@@ -7,7 +7,6 @@ without a header does not exist, and a header never goes with another table.
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,9 +188,9 @@ def checksum_of(digest: Any) -> str:
 
 def dump_manifest(manifest: Manifest) -> tuple[bytes, bytes]:
     """Return the bytes of the header and of the shard table."""
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     pq.write_table(manifest.shards.table, sink, compression="zstd")
-    table = sink.getvalue()
+    table = sink.getvalue().to_pybytes()
     header = {
         "wdsplit": FORMAT_VERSION,
         "num_shards": len(manifest.shards),
@@ -288,9 +287,19 @@ def _is_field(field: Any) -> bool:
     return isinstance(names, list) and all(isinstance(text, str) for text in (*names, *map(field.get, _FIELD_TEXTS)))
 
 
+def _in_arrow_memory(data: bytes) -> pa.Buffer:
+    """Return bytes as a buffer that Python does not own.
+
+    A thread of Arrow's that lets go of a buffer of Python's while the interpreter ends makes it abort.
+    """
+    buffer = pa.allocate_buffer(len(data))
+    memoryview(buffer).cast("B")[:] = data
+    return buffer
+
+
 def _parse_shards(table: bytes) -> Shards:
     try:
-        shards = pq.ParquetFile(io.BytesIO(table)).read(use_threads=False)
+        shards = pq.ParquetFile(pa.BufferReader(_in_arrow_memory(table))).read(use_threads=False)
         shards = shards.select(_SCHEMA.names).cast(_SCHEMA)
         shards.validate(full=True)
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
