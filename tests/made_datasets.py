@@ -60,7 +60,7 @@ def converted(folder, table, key=None, mapping=None, **plan):
     """Convert a table through parquet; return the dataset's path."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "table.parquet", row_group_size=40)
-    options = ConvertOptions(PlanOptions(**plan), mapping or {}, key)
+    options = ConvertOptions(PlanOptions(**plan), mapping=mapping or {}, key=key)
     convert([str(folder / "table.parquet")], str(folder / "out"), options)
     return str(folder / "out")
 

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsplit.converter import ConvertOptions, convert
-from wdsplit.plan import InputFile, PlanOptions
+from wdsplit.converter import convert
+from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.sample import is_pad_key
+from wdsplit.table import InputFile, Table
 
 DEADLINE_S = 60
 
@@ -59,8 +60,14 @@ def input_file(num_rows, num_groups=1, path="part.parquet", data_bytes=1000, foo
     return InputFile(path, data_bytes + 100, num_rows, groups, data_bytes, footer)
 
 
+def table_of(*files) -> Table:
+    return Table(tuple(files), pa.schema([]))
+
+
 def options(jobs=1, key=None, mapping=None, overwrite=False, resume=False, **plan) -> ConvertOptions:
-    return ConvertOptions(PlanOptions(**plan), mapping or {}, key, jobs, overwrite, resume)
+    return ConvertOptions(
+        PlanOptions(**plan), mapping=mapping or {}, key=key, jobs=jobs, overwrite=overwrite, resume=resume
+    )
 
 
 def converted(inputs, output, **changes):

@@ -276,17 +276,17 @@ def unfinished(done, refused, tmp_path, output, monkeypatch):
     """Return the arguments of a conversion that has failed after 3 of 8 shards."""
     table = write_table(tmp_path / "raw" / "numbers.parquet", numbers_table(40), rows_per_group=1)
     arguments = ("convert", table, output, "--shards", 8, "--jobs", 1)
-    real, ran = converter.run_task, []
+    real, ran = converter.write_shards, []
 
-    def failing(task):
+    def failing(job, task):
         if len(ran) == 3:
             raise StorageError("the disk is full", place="shard 3", remedy="make room", url=str(output))
         ran.append(task)
-        return real(task)
+        return real(job, task)
 
     with monkeypatch.context() as patched:
         patched.setattr(converter, "task_spans", lambda plan, jobs, shards: [Span(n, n + 1) for n in shards])
-        patched.setattr(converter, "run_task", failing)
+        patched.setattr(converter, "write_shards", failing)
         assert_says(refused(1, *arguments), "the disk is full", "make room")
     assert len(list(output.glob("*.tar"))) == 3
     return arguments
@@ -476,7 +476,11 @@ BAD_TABLES = {
     ),
     "a key that is null": (rows_of(["a", None, "c"]), ["--key", "name"], ["a key is null", "row 1", "'name'", "--key"]),
     "a key that is empty": (rows_of(["a", "", "c"]), ["--key", "name"], ["a key is empty", "row 1"]),
-    "a key that is too long": (rows_of(["a" * 120]), ["--key", "name"], ["a key is too long", "row 0", "99 bytes"]),
+    "a key that is too long": (
+        rows_of(["a" * 300]),
+        ["--key", "name"],
+        ["a key is too long", "row 0", "255 bet"],
+    ),
     "keys that are no keys": (rows_of([0.5, 1.5]), ["--key", "name"], ["'name' cannot hold keys", "double", "--key"]),
     "a value that is null": (rows_of(["a", None, "c"]), [], ["a value is null", "row 1", "'name'", "--null omit"]),
     "rows without a value": (
@@ -571,7 +575,7 @@ def test_a_file_whose_data_is_damaged_under_a_good_footer_is_named(run, tmp_path
 @pytest.mark.parametrize(
     ("argument", "parts"),
     [
-        ("folder", ["no such input", "a folder with *.parquet files"]),
+        ("folder", ["no such input", "a folder with files that end in one of .parquet, .arrow"]),
         ("nowhere.parquet", ["no such input", "nowhere.parquet"]),
         ("*.arrow", ["no such input", "*.arrow"]),
         ("s3://bucket/train", ["s3:// is not supported", "s3://bucket/train"]),
@@ -757,7 +761,7 @@ def test_the_program_is_quiet_on_standard_error_unless_it_is_a_terminal(table, o
 
 def test_verbose_says_on_standard_error_what_is_decided(table, output):
     ended = run_program("-v", "convert", table, output, "--map", "cls=cls", "--jobs", 1)
-    assert (ended.code, ended.err) == (0, "wdsplit.converter: columns that are not written: txt\n")
+    assert (ended.code, ended.err) == (0, "wdsplit.planning: columns that are not written: txt\n")
     assert ended.out.startswith(f"{output}: ")
 
 

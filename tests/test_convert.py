@@ -31,8 +31,7 @@ from tables import (
     write_table,
 )
 
-from wdsplit import parquet
-from wdsplit.converter import ConvertOptions, convert, plan_conversion
+from wdsplit.converter import convert
 from wdsplit.errors import (
     ConvertError,
     DatasetNotFoundError,
@@ -40,13 +39,16 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
+from wdsplit.formats import parquet
 from wdsplit.manifest import HEADER_NAME, SHARDS_NAME
-from wdsplit.plan import PlanOptions, Span
+from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.plan import Span
+from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
 from wdsplit.sample import is_pad_key, unescape_key
 from wdsplit.shards import read_manifest
 from wdsplit.storage import open_storage
-from wdsplit.task import RUN_FOLDER, Task, run_task
+from wdsplit.task import RUN_FOLDER, Job, write_shards
 
 NUM_ROWS = 103
 TABLE = mixed_table(NUM_ROWS)
@@ -129,7 +131,7 @@ def test_any_number_of_jobs_writes_the_same_bytes(table_path, undisturbed, tmp_p
 
 @pytest.mark.parametrize("batch_bytes", [1, 3000, 20_000])
 def test_any_batches_write_the_same_bytes(table_path, undisturbed, tmp_path, monkeypatch, batch_bytes):
-    monkeypatch.setattr(parquet, "_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", batch_bytes)
     converted(table_path, tmp_path / "out", shards=8)
     assert shard_files(tmp_path / "out") == shard_files(undisturbed)
 
@@ -325,7 +327,7 @@ def test_keys_that_only_differ_by_what_is_escaped_are_not_taken_for_one(tmp_path
     assert [unescape_key(key) for key, _ in real_samples(tmp_path / "out")] == names
 
 
-@pytest.mark.parametrize(("bad", "cause"), [(None, "null"), ("", "empty"), ("x" * 98, "too long")])
+@pytest.mark.parametrize(("bad", "cause"), [(None, "null"), ("", "empty"), ("x" * 256, "too long")])
 def test_a_key_that_cannot_be_is_refused_by_file_row_and_column_before_anything_is_written(tmp_path, bad, cause):
     table = pa.table({"name": [*"abcdefghij", bad], "label": range(11)})
     paths = write_files(tmp_path / "in", table, [8])
@@ -336,10 +338,10 @@ def test_a_key_that_cannot_be_is_refused_by_file_row_and_column_before_anything_
 
 
 def test_a_key_that_is_too_long_only_with_its_field_is_refused_and_nothing_blocks_a_second_try(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"name": ["a", "x" * 96], "label": [1, 2]})
+    path = write_table(tmp_path / "a.parquet", {"name": ["a", "x" * 253], "label": [1, 2]})
     with pytest.raises(InputError, match="too long") as caught:
         converted(path, tmp_path / "out", shards=2, key="name")
-    assert "x" * 96 in str(caught.value)
+    assert "x" * 253 in str(caught.value)
     converted(path, tmp_path / "out", shards=2, overwrite=True)
     assert_whole(tmp_path / "out")
 
@@ -677,7 +679,7 @@ def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
     out = tmp_path / "out"
     plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=2)))
     Run(open_storage(str(out))).start(plan)
-    run_task(Task(str(out), plan, Span(0, 1), 2**20))
+    write_shards(Job(str(out), plan, 2**20), Span(0, 1))
     (out / RUN_FOLDER / damaged).write_bytes(b"")
     if damaged == "plan.json":
         with pytest.raises(OutputExistsError, match="another plan"):
@@ -743,8 +745,9 @@ def test_progress_never_goes_back_and_ends_complete(table_path, tmp_path, jobs):
 
 CONVERT = """
 import sys
-from wdsplit.converter import ConvertOptions, convert
-from wdsplit.plan import PlanOptions
+from wdsplit.converter import convert
+from wdsplit.options import ConvertOptions
+from wdsplit.options import PlanOptions
 def main():
     source, output, jobs, resume = sys.argv[1:5]
     def progress(plan, progress):
@@ -831,8 +834,9 @@ def test_ctrl_c_at_the_very_beginning_leaves_nothing_that_blocks_a_second_try(lo
 KILLS_ITS_WORKER = """
 import os, signal, sys
 from pathlib import Path
-from wdsplit.converter import ConvertOptions, convert
-from wdsplit.plan import PlanOptions
+from wdsplit.converter import convert
+from wdsplit.options import ConvertOptions
+from wdsplit.options import PlanOptions
 def kill_a_worker(plan, progress):
     if progress.shards:
         for task in Path(f"/proc/self/task").iterdir():
@@ -858,8 +862,9 @@ def test_a_worker_that_is_killed_fails_the_run_which_can_be_resumed(long_path, l
 
 NO_GUARD = """
 import sys
-from wdsplit.converter import ConvertOptions, convert
-from wdsplit.plan import PlanOptions
+from wdsplit.converter import convert
+from wdsplit.options import ConvertOptions
+from wdsplit.options import PlanOptions
 convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=8), jobs=2, overwrite=sys.argv[3] == "overwrite"))
 print("Finished!")
 """
@@ -879,9 +884,10 @@ def test_a_script_without_a_main_guard_does_not_claim_success(table_path, tmp_pa
 
 FULL_DISK = """
 import resource, signal, sys
-from wdsplit.converter import ConvertOptions, convert
+from wdsplit.converter import convert
+from wdsplit.options import ConvertOptions
 from wdsplit.errors import StorageError
-from wdsplit.plan import PlanOptions
+from wdsplit.options import PlanOptions
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000))
 try:
@@ -927,7 +933,7 @@ def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp
     os.utime(path, ns=(1, 1))
     plan = plan_conversion(path, ConvertOptions(PlanOptions(shards=2)))
     Run(open_storage(str(out))).start(plan)
-    run_task(Task(str(out), plan, Span(0, 1), 2**20))
+    write_shards(Job(str(out), plan, 2**20), Span(0, 1))
     os.utime(path, ns=(2, 2))
     with pytest.raises(OutputExistsError, match="was written since"):
         converted(str(path), out, shards=2, resume=True)

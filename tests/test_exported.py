@@ -25,6 +25,7 @@ PUBLIC = [
     "TopologyError",
     "WdsplitError",
     "convert",
+    "convert_splits",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
 

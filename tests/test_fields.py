@@ -4,14 +4,14 @@ import pyarrow as pa
 import pytest
 from tables import all_samples, converted, write_table
 
-from wdsplit.converter import ConvertOptions, convert
+from wdsplit.converter import convert
 from wdsplit.decode import decode_field
 from wdsplit.encode import encode_batch
 from wdsplit.errors import InputError
 from wdsplit.fields import class_names, infer_fields
+from wdsplit.inputs import open_inputs
 from wdsplit.manifest import Field
-from wdsplit.parquet import open_inputs
-from wdsplit.plan import PlanOptions
+from wdsplit.options import ConvertOptions, PlanOptions
 
 NAMES = ("cat", "dög", "a b")
 

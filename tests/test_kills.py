@@ -19,8 +19,9 @@ SHARDS = 24
 
 CONVERT = f"""
 import sys
-from wdsplit.converter import ConvertOptions, convert
-from wdsplit.plan import PlanOptions
+from wdsplit.converter import convert
+from wdsplit.options import ConvertOptions
+from wdsplit.options import PlanOptions
 
 if __name__ == "__main__":
     source, output, resume, shuffle = sys.argv[1:]

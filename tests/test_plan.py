@@ -4,11 +4,12 @@ import pickle
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tables import input_file
+from tables import input_file, table_of
 
 from wdsplit.errors import InputError
 from wdsplit.manifest import Field
-from wdsplit.plan import MIN_LANES, PADS, PlanOptions, Span, default_window, make_plan, task_spans
+from wdsplit.options import PADS, PlanOptions
+from wdsplit.plan import MIN_LANES, Span, default_window, make_plan, task_spans
 
 FIELDS = (Field("cls", "label", "integer", "int64"),)
 
@@ -16,7 +17,7 @@ pads = st.sampled_from(PADS)
 
 
 def plan_of(num_rows, num_groups=1, key=None, fields=FIELDS, **options):
-    return make_plan([input_file(num_rows, num_groups)], fields, key, PlanOptions(**options))
+    return make_plan(table_of(input_file(num_rows, num_groups)), fields, key, PlanOptions(**options))
 
 
 @st.composite
@@ -39,16 +40,13 @@ def plans(draw):
     counts = [stop - first for first, stop in zip([0, *cuts], [*cuts, num_rows], strict=True)]
     groups = draw(st.integers(1, 5))
     return make_plan(
-        [input_file(count, groups, f"{i}.parquet") for i, count in enumerate(counts)], FIELDS, None, options
+        table_of(*(input_file(count, groups, f"{i}.parquet") for i, count in enumerate(counts))), FIELDS, None, options
     )
 
 
 def sizes_of(plan):
     """Return the samples of each shard, pads included."""
-    return [
-        plan.rows(shard)[1] - plan.rows(shard)[0] + (plan.pad_row(shard) is not None)
-        for shard in range(plan.num_shards)
-    ]
+    return [plan.rows(shard)[1] - plan.rows(shard)[0] + plan.num_pads_of(shard) for shard in range(plan.num_shards)]
 
 
 @given(plans())
@@ -76,8 +74,8 @@ def test_the_shards_are_balanced_and_equal_unless_they_may_differ(plan):
 
 @given(plans())
 def test_the_pads_are_counted_and_repeat_rows_that_are_written(plan):
-    repeated = [plan.pad_row(shard) for shard in range(plan.num_shards)]
-    repeated = [row for row in repeated if row is not None]
+    ranges = [pads for shard in range(plan.num_shards) for pads in plan.pads(shard)]
+    repeated = [row for first, stop in ranges for row in range(first, stop)]
     assert len(repeated) == plan.num_pads == plan.summary()["pads"]
     assert all(0 <= row < plan.num_rows for row in repeated)
     if plan.options.pad != "repeat":
@@ -88,7 +86,10 @@ def test_the_pads_are_counted_and_repeat_rows_that_are_written(plan):
 def test_a_shard_repeats_its_own_first_row(plan):
     for shard in range(plan.num_shards):
         first, stop = plan.rows(shard)
-        assert plan.pad_row(shard) in ((None, first) if first < stop else range(plan.num_rows))
+        assert len(plan.pads(shard)) == plan.num_pads_of(shard) <= 1
+        for begin, end in plan.pads(shard):
+            assert end == begin + 1
+            assert begin == first if first < stop else begin in range(plan.num_rows)
 
 
 @given(plans())
@@ -118,7 +119,10 @@ def test_samples_per_shard_is_kept_to_unless_pads_are_forbidden_and_the_readers_
 @given(st.integers(1, 10**9), st.integers(1, 300), st.integers(0, 8))
 def test_by_default_the_lanes_are_whole_shards_and_at_least_16(data_bytes, world_size, workers):
     plan = make_plan(
-        [input_file(10**6, data_bytes=data_bytes)], FIELDS, None, PlanOptions(world_size=world_size, workers=workers)
+        table_of(input_file(10**6, data_bytes=data_bytes)),
+        FIELDS,
+        None,
+        PlanOptions(world_size=world_size, workers=workers),
     )
     assert plan.lanes >= MIN_LANES
     assert plan.num_shards % plan.lanes == 0
@@ -175,7 +179,7 @@ def test_more_shards_than_rows_are_filled_with_pads():
 
 def test_a_table_without_rows_is_refused_by_name():
     with pytest.raises(InputError, match="no rows") as caught:
-        make_plan([input_file(0, path=f"{i}.parquet") for i in range(5)], FIELDS, None, PlanOptions())
+        make_plan(table_of(*(input_file(0, path=f"{i}.parquet") for i in range(5))), FIELDS, None, PlanOptions())
     assert caught.value.place == "0.parquet, 1.parquet, 2.parquet, ..."
 
 
@@ -228,8 +232,8 @@ BASE = plan_of(100, 4, shards=4)
         plan_of(100, 4, shards=4, shuffle=True),
         plan_of(100, 4, shards=4, fields=(Field("cls", "other", "integer", "int64"),)),
         plan_of(100, 4, shards=4, fields=(Field("txt", "label", "integer", "int64"),)),
-        make_plan([input_file(100, 4, footer="01")], FIELDS, None, PlanOptions(shards=4)),
-        make_plan([input_file(100, 4, path="other.parquet")], FIELDS, None, PlanOptions(shards=4)),
+        make_plan(table_of(input_file(100, 4, footer="01")), FIELDS, None, PlanOptions(shards=4)),
+        make_plan(table_of(input_file(100, 4, path="other.parquet")), FIELDS, None, PlanOptions(shards=4)),
     ],
 )
 def test_the_hash_changes_with_what_decides_the_bytes(other):
@@ -242,7 +246,7 @@ def test_the_hash_changes_with_what_decides_the_bytes(other):
         plan_of(100, 4, shards=4),
         plan_of(100, 4, samples_per_shard=25),
         plan_of(100, 4, shards=4, world_size=2, workers=2),
-        make_plan([input_file(100, 4, path="/elsewhere/part.parquet")], FIELDS, None, PlanOptions(shards=4)),
+        make_plan(table_of(input_file(100, 4, path="/elsewhere/part.parquet")), FIELDS, None, PlanOptions(shards=4)),
     ],
 )
 def test_the_hash_does_not_change_with_how_the_plan_was_asked_for_or_where_the_files_lie(other):
@@ -251,7 +255,7 @@ def test_the_hash_does_not_change_with_how_the_plan_was_asked_for_or_where_the_f
 
 def test_the_hash_depends_on_the_order_of_the_files():
     files = [input_file(10, path="a.parquet"), input_file(10, path="b.parquet")]
-    one, other = (make_plan(order, FIELDS, None, PlanOptions(shards=2)) for order in (files, files[::-1]))
+    one, other = (make_plan(table_of(*order), FIELDS, None, PlanOptions(shards=2)) for order in (files, files[::-1]))
     assert one.hash != other.hash
 
 
@@ -288,7 +292,7 @@ def test_shards_that_are_smaller_than_row_groups_share_a_task_so_that_little_is_
 
 
 def test_a_million_shards_of_100_000_files_can_be_planned_and_cut_into_tasks():
-    plan = make_plan([input_file(100, 10)] * 100_000, FIELDS, None, PlanOptions(shards=1_000_000))
+    plan = make_plan(table_of(*[input_file(100, 10)] * 100_000), FIELDS, None, PlanOptions(shards=1_000_000))
     assert plan.rows(999_999) == (9_999_990, 10_000_000)
     assert plan.num_pads == 0
     spans = task_spans(plan, 64, range(999_000, 1_000_000))
@@ -296,8 +300,8 @@ def test_a_million_shards_of_100_000_files_can_be_planned_and_cut_into_tasks():
 
 
 def test_every_shard_of_100_000_can_be_asked_for_its_rows():
-    plan = make_plan([input_file(1000)] * 101, FIELDS, None, PlanOptions(shards=100_000))
-    assert sum(plan.pad_row(shard) is not None for shard in range(plan.num_shards)) == plan.num_pads == 99_000
+    plan = make_plan(table_of(*[input_file(1000)] * 101), FIELDS, None, PlanOptions(shards=100_000))
+    assert sum(plan.num_pads_of(shard) for shard in range(plan.num_shards)) == plan.num_pads == 99_000
 
 
 @given(st.integers(0, 2**60), st.integers(1, 2**40))

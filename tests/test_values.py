@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 from tables import converted, real_samples, write_table
 
-from wdsplit.parquet import open_inputs, read_rows
+from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.values import decoded_parts, without_views
 
 MIB = 1024**2
@@ -35,10 +35,10 @@ def test_a_dictionary_that_is_small_on_disk_never_fills_the_memory(tmp_path):
     value = "x" * MIB
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(4000, np.int8)), [value])
     path = write_table(tmp_path / "in.parquet", {"text": column})
-    files, _ = open_inputs([path])
+    table = open_inputs([path])
     before = pa.total_allocated_bytes()
     rows = 0
-    for batch in read_rows(files, 0, 4000, ["text"]):
+    for batch in read_rows(table, 0, 4000, ["text"]):
         assert pa.total_allocated_bytes() - before < 100 * MIB
         assert batch.numbers.tolist() == list(range(rows, rows + len(batch)))
         rows += len(batch)

@@ -25,10 +25,10 @@ from wdsplit.errors import (
 )
 
 if TYPE_CHECKING:
-    from wdsplit.converter import ConvertOptions, convert
+    from wdsplit.converter import convert, convert_splits
     from wdsplit.dataset import Dataset
     from wdsplit.loader import Loader
-    from wdsplit.plan import PlanOptions
+    from wdsplit.options import ConvertOptions, PlanOptions
 
 __all__ = [
     "ConvertError",
@@ -47,6 +47,7 @@ __all__ = [
     "TopologyError",
     "WdsplitError",
     "convert",
+    "convert_splits",
 ]
 
 __version__ = version("wdsplit")
@@ -54,11 +55,12 @@ __version__ = version("wdsplit")
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
-    "ConvertOptions": "wdsplit.converter",
+    "ConvertOptions": "wdsplit.options",
     "Dataset": "wdsplit.dataset",
     "Loader": "wdsplit.loader",
-    "PlanOptions": "wdsplit.plan",
+    "PlanOptions": "wdsplit.options",
     "convert": "wdsplit.converter",
+    "convert_splits": "wdsplit.converter",
 }
 
 

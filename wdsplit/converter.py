@@ -11,7 +11,8 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -21,58 +22,21 @@ import pyarrow as pa
 from wdsplit.emit import write_sidecars
 from wdsplit.engine import run_tasks
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.fields import infer_fields
-from wdsplit.keys import is_key_type
+from wdsplit.inputs import find_inputs
 from wdsplit.manifest import Manifest, Shard, Shards, shard_path
-from wdsplit.parquet import find_inputs, first_payloads, open_inputs
-from wdsplit.plan import Plan, PlanOptions, default_window, make_plan, task_spans
+from wdsplit.options import ConvertOptions
+from wdsplit.plan import Plan, default_window, task_spans
+from wdsplit.planning import PathLike, input_paths, plan_splits, refuse_splits
 from wdsplit.run import Run
+from wdsplit.scatter import scatter, scatter_tasks, task_bytes
 from wdsplit.shards import write_manifest
-from wdsplit.shuffle import scatter, scatter_tasks, task_bytes
-from wdsplit.sidecars import check_emit
 from wdsplit.storage import Storage, open_storage
-from wdsplit.task import Task, run_task
+from wdsplit.task import Job, write_shards
 from wdsplit.unique import check_unique_keys
 
-__all__ = ["ConvertOptions", "Progress", "convert", "plan_conversion"]
+__all__ = ["Progress", "convert", "convert_splits"]
 
 logger = logging.getLogger(__name__)
-
-PathLike = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """How to convert tables into shards.
-
-    Attributes:
-        plan: How many shards there shall be, and what goes into them.
-        mapping: Field name to column name; if empty, fields are inferred from the columns.
-        key: The column that holds the keys; None numbers the rows.
-        jobs: Processes.
-        overwrite: Remove a dataset, or an unfinished run, that is in the output already.
-        resume: Continue an unfinished run of the same plan; one that is finished is left as it is.
-        memory: Bytes that all processes together may hold while they shuffle.
-        emit: What to write for other readers beside the shards: some of dali, energon and wids.
-        class_names: Write the names of classes beside their numbers, where the table has them.
-    """
-
-    plan: PlanOptions = field(default_factory=PlanOptions)
-    mapping: Mapping[str, str] = field(default_factory=dict)
-    key: str | None = None
-    jobs: int = 1
-    overwrite: bool = False
-    resume: bool = False
-    memory: int = 1024**3
-    emit: tuple[str, ...] = ()
-    class_names: bool = False
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise InputError("the number of jobs cannot be", expected="at least 1", found=str(self.jobs))
-        if self.overwrite and self.resume:
-            raise InputError("overwrite and resume contradict each other", remedy="give one of the two")
-        object.__setattr__(self, "emit", check_emit(self.emit))
 
 
 @dataclass(frozen=True)
@@ -85,6 +49,7 @@ class Progress:
         num_bytes: Bytes of them.
         skipped: How many of the shards were there already when the run was resumed.
         scattered: Rows that were put where the shuffle wants them; None once that is done, or if there is none.
+        split: The split that is written; empty if there are none.
     """
 
     shards: int
@@ -92,31 +57,7 @@ class Progress:
     num_bytes: int
     skipped: int
     scattered: int | None = None
-
-
-def plan_conversion(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) -> Plan:
-    """Decide a conversion: read the footers of the inputs, infer the fields, cut the rows into shards.
-
-    Args:
-        inputs: One or several of: a parquet file, a folder of them, a glob, a brace expression.
-        options: What is wanted.
-
-    Raises:
-        InputError: The inputs cannot be read, or cannot be converted so.
-    """
-    files, schema = open_inputs(find_inputs(_paths(inputs)))
-    if options.key in schema.names and not is_key_type(schema.field(options.key).type):
-        raise InputError(
-            f"column {options.key!r} cannot hold keys",
-            expected="strings or integers",
-            found=str(schema.field(options.key).type),
-            remedy="choose another --key column, or leave it out to number the rows",
-        )
-    fields = infer_fields(schema, options.mapping, options.key, first_payloads(files, schema), options.class_names)
-    unused = [name for name in schema.names if name not in {field.column for field in fields} | {options.key}]
-    if unused:
-        logger.info("columns that are not written: %s", ", ".join(unused))
-    return make_plan(files, fields, options.key, options.plan)
+    split: str = ""
 
 
 def convert(
@@ -125,15 +66,15 @@ def convert(
     options: ConvertOptions | None = None,
     progress: Callable[[Plan, Progress], None] | None = None,
 ) -> Manifest:
-    """Convert parquet tables into a dataset of shards.
+    """Convert tables into a dataset of shards.
 
     The dataset exists when this returns; until then the output holds published shards without a manifest, and can be
     continued with `resume`.
 
     Args:
-        inputs: One or several of: a parquet file, a folder of them, a glob, a brace expression.
+        inputs: One or several of: a file, a folder of them, a glob, a brace expression.
         output: The dataset's folder.
-        options: What is wanted.
+        options: What is wanted; without splits.
         progress: Called with the plan and the progress so far, at the beginning and after each task.
 
     Returns:
@@ -143,19 +84,79 @@ def convert(
         WdsplitError: The inputs cannot be read or converted, or the output exists or cannot be written.
     """
     options = options or ConvertOptions()
-    progress = progress or _no_progress
-    paths = find_inputs(_paths(inputs))
-    run = Run(open_storage(os.fspath(output)), options.emit)
-    run.refuse_inputs_inside(paths)
-    run.refuse_output(options.overwrite, options.resume)
-    plan = plan_conversion(paths, options)
-    if plan.key is not None and not options.resume:
-        check_unique_keys(plan)
+    refuse_splits(options)
+    return _convert(inputs, output, options, progress or _no_progress)[""]
+
+
+def convert_splits(
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
+    options: ConvertOptions,
+    progress: Callable[[Plan, Progress], None] | None = None,
+) -> dict[str, Manifest]:
+    """Convert tables into a dataset for each split, in folders below the output that are called after the splits.
+
+    Args:
+        inputs: As for `convert`.
+        output: The folder of the datasets.
+        options: What is wanted; with splits.
+        progress: As for `convert`.
+
+    Returns:
+        The manifest of each split.
+
+    Raises:
+        WdsplitError: As for `convert`.
+    """
+    if not options.splits:
+        raise InputError("there are no splits", remedy="use wdsplit.convert")
+    return _convert(inputs, output, options, progress or _no_progress)
+
+
+def _convert(
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
+    options: ConvertOptions,
+    progress: Callable[[Plan, Progress], None],
+) -> dict[str, Manifest]:
+    """Convert; nothing is written before all that can be refused has been looked at."""
+    paths = find_inputs(input_paths(inputs))
+    folders = {name: os.path.join(output, name) for name in options.splits} or {"": os.fspath(output)}
+    if options.splits:
+        Run(open_storage(os.fspath(output))).refuse_dataset_around()
+    runs = {name: Run(open_storage(folder), options.emit) for name, folder in folders.items()}
+    resume = {name: options.resume and (len(runs) == 1 or run.is_begun) for name, run in runs.items()}
+    if options.resume and not any(resume.values()):
+        resume = dict.fromkeys(runs, True)
+    for name, run in runs.items():
+        run.refuse_inputs_inside(paths)
+        run.refuse_output(options.overwrite, resume[name])
+    plans = plan_splits(paths, options)
+    for name, plan in plans.items():
+        if plan.key is not None and not resume[name]:
+            check_unique_keys(plan)
+    manifests = {}
+    for name, run in runs.items():
+        report = _named(progress, name)
+        manifests[name] = _write_dataset(run, plans[name], dataclasses.replace(options, resume=resume[name]), report)
+    return manifests
+
+
+def _named(progress: Callable[[Plan, Progress], None], split: str) -> Callable[[Plan, Progress], None]:
+    return lambda plan, so_far: progress(plan, dataclasses.replace(so_far, split=split))
+
+
+def _write_dataset(
+    run: Run, plan: Plan, options: ConvertOptions, progress: Callable[[Plan, Progress], None]
+) -> Manifest:
+    """Write one dataset, or what is left of it to be written."""
     with run.locked():
         run.refuse_output(options.overwrite, options.resume)
         finished = run.finished(plan) if options.resume else None
         if finished is not None:
-            return _nothing_to_do(plan, finished, progress)
+            num_samples = finished.num_samples + finished.num_pads
+            progress(plan, Progress(plan.num_shards, num_samples, finished.num_bytes, plan.num_shards))
+            return finished
         done = run.resume(plan) if options.resume else run.start(plan)
         try:
             shards = _write(run.storage, plan, options, done, progress)
@@ -164,18 +165,6 @@ def convert(
             run.leave_resumable()
             raise
         run.end()
-    return manifest
-
-
-def _paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
-    several = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
-    return [os.fspath(path) for path in several]
-
-
-def _nothing_to_do(plan: Plan, manifest: Manifest, progress: Callable[[Plan, Progress], None]) -> Manifest:
-    """Resume a run that was finished."""
-    num_samples = manifest.num_samples + manifest.num_pads
-    progress(plan, Progress(plan.num_shards, num_samples, manifest.num_bytes, plan.num_shards))
     return manifest
 
 
@@ -196,15 +185,16 @@ def _write(
     num_bytes = sum(shard.num_bytes for shard in done.values())
     left = [shard for shard in range(plan.num_shards) if shard not in published]
     held_bytes = task_bytes(options.memory, options.jobs)
-    if plan.options.shuffle and left:
+    if plan.scatters and left:
+        scattering, tasks = scatter_tasks(storage.url, plan, held_bytes)
         scattered = 0
-        for rows in run_tasks(scatter, scatter_tasks(storage.url, plan, held_bytes), options.jobs):
+        for rows in run_tasks(partial(scatter, scattering), tasks, options.jobs):
             scattered += rows
             progress(plan, Progress(len(published), samples, num_bytes, len(done), scattered))
-    tasks = [Task(storage.url, plan, span, held_bytes, options.emit) for span in task_spans(plan, options.jobs, left)]
+    job, spans = Job(storage.url, plan, held_bytes, options.emit), task_spans(plan, options.jobs, left)
 
     progress(plan, Progress(len(published), samples, num_bytes, len(done)))
-    for written in run_tasks(run_task, tasks, options.jobs):
+    for written in run_tasks(partial(write_shards, job), spans, options.jobs):
         published.update(written)
         samples += sum(shard.num_samples for shard in written.values())
         num_bytes += sum(shard.num_bytes for shard in written.values())
@@ -217,7 +207,7 @@ def _commit(storage: Storage, plan: Plan, emit: tuple[str, ...], written: Mappin
     for shard in range(plan.num_shards):
         found, path = written[shard], shard_path(shard)
         first, stop = plan.rows(shard)
-        num_pads = int(plan.pad_row(shard) is not None)
+        num_pads = plan.num_pads_of(shard)
         if (found.path, found.num_samples, found.num_pads) != (path, stop - first + num_pads, num_pads):
             raise WdsplitError(
                 "a task wrote another shard than was planned",
@@ -244,7 +234,12 @@ def _commit(storage: Storage, plan: Plan, emit: tuple[str, ...], written: Mappin
 def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
     return {
         "plan": plan.hash,
-        "inputs": [{"path": file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows} for file in plan.inputs],
+        "inputs": [
+            {"path": file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows} for file in plan.table.files
+        ],
+        "num_rows": plan.table.total_rows,
+        "num_selected": plan.num_rows,
+        "selection": _selection(plan),
         "num_dropped": plan.num_dropped,
         "key": plan.key,
         "options": dataclasses.asdict(plan.options),
@@ -256,3 +251,11 @@ def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def _selection(plan: Plan) -> dict[str, Any]:
+    """Return what was selected; hashes as texts, because they may be larger than JSON's numbers."""
+    selection = plan.table.selection
+    part = selection.part
+    bounds = None if part is None else {"column": part.column, "low": str(part.low), "high": str(part.high)}
+    return {"where": selection.where, "limit": selection.limit, "part": bounds}

@@ -31,7 +31,8 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: i
     """Map a picklable function over tasks and yield the results as they are ready.
 
     Args:
-        function: Called once a task, in another process if there are several jobs.
+        function: Called once a task, in another process if there are several jobs. Each process gets it once, so
+            what all tasks need is best bound to it (`functools.partial`).
         tasks: Picklable.
         jobs: Processes; with 1 all is done in this one.
 
@@ -44,11 +45,14 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: i
             yield function(task)
         return
     pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+        min(jobs, len(tasks)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(function,),
     )
     finished = False
     try:
-        yield from _bounded(pool, function, tasks, _QUEUED_PER_JOB * jobs)
+        yield from _bounded(pool, tasks, _QUEUED_PER_JOB * jobs)
         finished = True
     except BrokenProcessPool as error:
         raise ConvertError(
@@ -62,16 +66,14 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: i
         _stop(pool, finished)
 
 
-def _bounded(
-    pool: ProcessPoolExecutor, function: Callable[[Task], Result], tasks: Sequence[Task], limit: int
-) -> Iterator[Result]:
+def _bounded(pool: ProcessPoolExecutor, tasks: Sequence[Any], limit: int) -> Iterator[Any]:
     """Keep at most `limit` tasks handed out, so that the driver's memory does not grow with their number."""
-    running: set[Future[Result]] = set()
+    running: set[Future[Any]] = set()
     todo = iter(tasks)
     while True:
         for task in todo:
             with _interrupts_held():
-                running.add(pool.submit(function, task))
+                running.add(pool.submit(_call, task))
             if len(running) >= limit:
                 break
         if not running:
@@ -107,7 +109,17 @@ def _stop(pool: ProcessPoolExecutor, finished: bool) -> None:
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker() -> None:
+_function: Callable[[Any], Any]
+"""What this worker process calls for each task."""
+
+
+def _call(task: Any) -> Any:
+    return _function(task)
+
+
+def _start_worker(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

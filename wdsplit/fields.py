@@ -85,41 +85,46 @@ def infer_fields(
     key: str | None,
     first_bytes: Mapping[str, bytes | None],
     with_class_names: bool = False,
+    columns: Sequence[str] = (),
 ) -> tuple[Field, ...]:
     """Decide the fields of a table's samples.
 
     Args:
         schema: The table's schema.
-        mapping: Field name to column name; if empty, every column but the key becomes a field.
+        mapping: Field name to column name.
         key: The key column, if any.
         first_bytes: For each binary column the first payload that is not null.
         with_class_names: Give columns of classes a second field with the name of the class: `cls.txt` beside `cls`.
+        columns: Columns whose fields are inferred; if there are none, and no mapping, all but the key.
 
     Returns:
-        The fields, in the order of the mapping, else of the columns.
+        The fields: those of the mapping in its order, then those that are inferred.
 
     Raises:
         InputError: A column is missing, has no encoding, or two fields would have one name. All problems are named.
     """
     problems = [
         f"column {name!r} is not in the table (it has: {', '.join(schema.names)})"
-        for name in [*mapping.values(), *([key] if key else [])]
+        for name in [*mapping.values(), *columns, *([key] if key else [])]
         if name not in schema.names
     ]
     problems += [f"column {name!r} stands {schema.names.count(name)} times" for name in _repeated(schema.names)]
-    columns = [] if problems else list(mapping.values()) or [name for name in schema.names if name != key]
-    if not columns and not problems:
+    if not mapping and not columns:
+        columns = [name for name in schema.names if name != key]
+    inferred = [name for name in dict.fromkeys(columns) if name not in mapping.values()]
+    chosen = [*mapping.values(), *inferred]
+    if not chosen and not problems:
         problems.append("the table has no column but the key")
-    for name in columns:
+    for name in [] if problems else chosen:
         kind = schema.field(name).type
         why = why_refused(kind)
         if why:
             problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
     if problems:
         raise _unusable(problems)
-    names = list(mapping) or _inferred_names(schema, columns, first_bytes)
+    names = [*mapping, *_inferred_names(schema, inferred, first_bytes)]
     fields = []
-    for name, column in zip(names, columns, strict=True):
+    for name, column in zip(names, chosen, strict=True):
         kind = schema.field(column).type
         try:
             check_field(name)
@@ -175,7 +180,7 @@ def _encoding_for(field: str, kind: pa.DataType, default: str) -> str | None:
     return default if allowed is None or default in allowed else None
 
 
-def _inferred_names(schema: pa.Schema, columns: list[str], first_bytes: Mapping[str, bytes | None]) -> list[str]:
+def _inferred_names(schema: pa.Schema, columns: Sequence[str], first_bytes: Mapping[str, bytes | None]) -> list[str]:
     """Name the fields by their encodings; where two would have one name, put the column's name before it."""
     extensions = []
     for column in columns:

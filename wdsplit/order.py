@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ __all__ = [
     "OrderOptions",
     "Tail",
     "groups",
+    "hash_numbers",
     "hash_stream",
     "permutation",
     "visit_order",
@@ -78,6 +79,11 @@ def _mixed(state: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     value *= np.uint64(0x94D049BB133111EB)
     value ^= value >> np.uint64(31)
     return value
+
+
+def hash_numbers(state: int, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return a 64-bit hash of each whole number of at most 64 bits; all differ if the numbers do."""
+    return _mixed(state, numbers.astype(np.uint64) + np.uint64(1))
 
 
 def permutation(n: int, *words: int) -> Int64:

@@ -9,32 +9,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any
 
 import orjson
 import xxhash
 
-from wdsplit.encode import NULLS, Null
 from wdsplit.errors import InputError
+from wdsplit.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.manifest import FORMAT_VERSION, Field
-from wdsplit.order import MAX_LANES, MAX_SEED, MAX_WINDOW
+from wdsplit.options import PlanOptions
+from wdsplit.table import Table
 
 __all__ = [
-    "PADS",
-    "InputFile",
-    "Pad",
     "Plan",
-    "PlanOptions",
     "Span",
     "default_window",
     "make_plan",
     "task_spans",
 ]
-
-Pad = Literal["repeat", "drop", "none"]
-PADS: tuple[Pad, ...] = ("repeat", "drop", "none")
 
 DEFAULT_SHARD_BYTES = 256_000_000
 MIN_LANES = 16
@@ -44,94 +39,6 @@ _MIN_WINDOW, _MAX_WINDOW = 16, 1024
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
-_MAX_COUNT = 2**53
-"""What JSON numbers hold exactly."""
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """An input table, as its footer tells it.
-
-    Attributes:
-        path: Where it is.
-        num_bytes: Size of the file.
-        num_rows: Rows in all.
-        row_groups: Rows of each row group.
-        data_bytes: Uncompressed size of its columns.
-        footer: Checksum of the footer, which holds the offsets and statistics of every column.
-        modified_ns: When it was last written; not part of what names a plan, as copies may differ in it.
-    """
-
-    path: str
-    num_bytes: int
-    num_rows: int
-    row_groups: tuple[int, ...]
-    data_bytes: int
-    footer: str
-    modified_ns: int = 0
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """How to cut a table into shards.
-
-    Attributes:
-        world_size: Ranks to make shards for; the number of shards is a multiple of world_size x workers.
-        workers: Worker processes of each rank; 0 counts as 1.
-        shards: The number of shards, or None to derive it.
-        samples_per_shard: Samples of a shard, at most, or None.
-        shard_size: Bytes of a shard, about, or None for 256 MB.
-        lanes: Lanes of the order (C), or None for world_size x workers, multiplied up to at least 16.
-        window: Samples of a window (Q), or None for those that make about 8 MiB.
-        pad: repeat makes all shards equal by repeating samples, drop by leaving out what is over, none leaves +-1.
-        null: What a null value becomes: error, omit (no member) or empty (a member of no bytes).
-        shuffle: Put the rows of the whole table into a random order.
-        seed: What that order depends on.
-    """
-
-    world_size: int = 1
-    workers: int = 1
-    shards: int | None = None
-    samples_per_shard: int | None = None
-    shard_size: int | None = None
-    lanes: int | None = None
-    window: int | None = None
-    pad: Pad = "repeat"
-    null: Null = "error"
-    shuffle: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        problems = []
-        bounds = {
-            "world_size": (1, MAX_LANES),
-            "workers": (0, MAX_LANES),
-            "shards": (1, _MAX_COUNT),
-            "samples_per_shard": (1, _MAX_COUNT),
-            "shard_size": (1, _MAX_COUNT),
-            "lanes": (1, MAX_LANES),
-            "window": (1, MAX_WINDOW),
-            "seed": (0, MAX_SEED),
-        }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                bound = f"at least {low}" if value < low else f"at most {high}"
-                problems.append(f"{name} = {value}: expected {bound}")
-        sizings = [name for name in ("shards", "samples_per_shard", "shard_size") if getattr(self, name) is not None]
-        if len(sizings) > 1:
-            problems.append(f"{' and '.join(sizings)} contradict each other: give one")
-        if self.pad not in PADS:
-            problems.append(f"pad = {self.pad!r}: expected one of {', '.join(PADS)}")
-        if self.null not in NULLS:
-            problems.append(f"null = {self.null!r}: expected one of {', '.join(NULLS)}")
-        if problems:
-            raise InputError("the options cannot be", found="; ".join(problems))
-
-    @property
-    def readers(self) -> int:
-        """Readers in all: world_size x workers."""
-        return self.world_size * max(1, self.workers)
 
 
 @dataclass(frozen=True)
@@ -147,30 +54,39 @@ class Plan:
     """A conversion, decided.
 
     Attributes:
-        inputs: The input files, in order; their rows are numbered through.
+        table: The input, and which of its rows are wanted.
         fields: The fields of each sample, in order.
         key: The key column, or None to number the rows.
         options: What was asked for.
         num_shards: Shards (S).
         lanes: Lanes (C).
+        groups: Where groups of rows go, if they stand together.
+        bounds: The place of each shard's first row and the place after the last row, if groups decide it; else empty.
     """
 
-    inputs: tuple[InputFile, ...]
+    table: Table
     fields: tuple[Field, ...]
     key: str | None
     options: PlanOptions
     num_shards: int
     lanes: int
+    groups: GroupPlaces | None = field(default=None, compare=False)
+    bounds: tuple[int, ...] = ()
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
-        return list(dict.fromkeys([field.column for field in self.fields] + ([self.key] if self.key else [])))
+        return list(dict.fromkeys([one.column for one in self.fields] + ([self.key] if self.key else [])))
 
-    @cached_property
+    @property
+    def scatters(self) -> bool:
+        """Whether rows stand in another order than in the table."""
+        return self.options.shuffle or self.groups is not None
+
+    @property
     def num_rows(self) -> int:
-        """Rows of all inputs."""
-        return sum(file.num_rows for file in self.inputs)
+        """Rows that are wanted."""
+        return self.table.num_rows
 
     @cached_property
     def num_samples(self) -> int:
@@ -184,49 +100,63 @@ class Plan:
         """Rows at the end of the table that are left out, to make the shards equal."""
         return self.num_rows - self.num_samples
 
+    @cached_property
+    def most_samples(self) -> int:
+        """Samples of the largest shard, which has no pads."""
+        if self.bounds:
+            return max(stop - first for first, stop in pairwise(self.bounds))
+        return -(-self.num_samples // self.num_shards)
+
     @property
     def num_pads(self) -> int:
         """Pads that will be written."""
-        return -self.num_samples % self.num_shards if self.options.pad == "repeat" else 0
+        return self.most_samples * self.num_shards - self.num_samples if self.options.pad == "repeat" else 0
 
     def rows(self, shard: int) -> tuple[int, int]:
-        """Return the first row of a shard and the row after its last; the first shards are those with one more.
+        """Return the place of a shard's first row and the place after its last; the first shards have one more.
 
-        With `shuffle` these are places in the shuffled table.
+        Where rows are shuffled or grouped, these are places in the table that comes of it.
         """
+        if self.bounds:
+            return self.bounds[shard], self.bounds[shard + 1]
         each, rest = divmod(self.num_samples, self.num_shards)
         first = shard * each + min(shard, rest)
         return first, first + each + (shard < rest)
 
-    def pad_row(self, shard: int) -> int | None:
-        """Return the row that a shard repeats as its pad: its own first one if it has any; None if it needs no pad."""
-        rest = self.num_samples % self.num_shards
-        if self.options.pad != "repeat" or rest == 0 or shard < rest:
-            return None
+    def num_pads_of(self, shard: int) -> int:
+        """Return how many pads a shard has."""
         first, stop = self.rows(shard)
-        return first if first < stop else shard % self.num_rows
+        return self.most_samples - (stop - first) if self.options.pad == "repeat" else 0
+
+    def pads(self, shard: int) -> list[tuple[int, int]]:
+        """Return the rows that a shard repeats as its pads, as ranges of places: its own from the first on, if any."""
+        first, stop = self.rows(shard)
+        if first == stop:
+            first, stop = shard % self.num_rows, shard % self.num_rows + 1
+        whole, rest = divmod(self.num_pads_of(shard), stop - first)
+        return [(first, stop)] * whole + ([(first, first + rest)] if rest else [])
 
     def summary(self) -> dict[str, Any]:
         """Return what the plan decides, as plain JSON values."""
-        first, stop = self.rows(0)
         return {
             "plan": self.hash,
             "modified": self.modified,
-            "inputs": len(self.inputs),
+            "inputs": len(self.table.files),
             "rows": self.num_rows,
+            "rows_left_out": self.table.total_rows - self.num_rows,
             "shards": self.num_shards,
-            "samples_per_shard": stop - first,
+            "samples_per_shard": self.most_samples,
             "pads": self.num_pads,
             "dropped": self.num_dropped,
             "lanes": self.lanes,
             "key": self.key,
-            "fields": [dataclasses.asdict(field) for field in self.fields],
+            "fields": [dataclasses.asdict(one) for one in self.fields],
         }
 
     @cached_property
     def modified(self) -> str:
         """A hash of when the inputs were last written: a run is not resumed on inputs that were written anew."""
-        return xxhash.xxh3_128_hexdigest(orjson.dumps([file.modified_ns for file in self.inputs]))
+        return xxhash.xxh3_128_hexdigest(orjson.dumps([file.modified_ns for file in self.table.files]))
 
     @cached_property
     def hash(self) -> str:
@@ -234,13 +164,16 @@ class Plan:
 
         Files count by base name, size and footer, so that a run can be resumed from another folder.
         """
+        selection = self.table.selection
         content = {
             "format": FORMAT_VERSION,
             "inputs": [
-                (file.path.rpartition("/")[2], file.num_bytes, file.num_rows, file.row_groups, file.footer)
-                for file in self.inputs
+                (file.path.rpartition("/")[2], file.num_bytes, file.num_rows, file.counts, file.footer)
+                for file in self.table.files
             ],
-            "fields": [dataclasses.asdict(field) for field in self.fields],
+            "selection": repr(selection),
+            "group_by": self.options.group_by,
+            "fields": [dataclasses.asdict(one) for one in self.fields],
             "key": self.key,
             "null": self.options.null,
             "pad": self.options.pad,
@@ -252,39 +185,72 @@ class Plan:
         return xxhash.xxh3_128_hexdigest(orjson.dumps(content))
 
 
-def make_plan(inputs: Sequence[InputFile], fields: Sequence[Field], key: str | None, options: PlanOptions) -> Plan:
+def make_plan(
+    table: Table, fields: Sequence[Field], key: str | None, options: PlanOptions, groups: Groups | None = None
+) -> Plan:
     """Decide a conversion.
+
+    Args:
+        table: The input, and which of its rows are wanted.
+        fields: The fields of each sample.
+        key: The key column, or None to number the rows.
+        options: What is asked for.
+        groups: The groups of the rows that are wanted, with `group_by`.
 
     Raises:
         InputError: There are no rows, or the options cannot be met.
     """
-    num_rows = sum(file.num_rows for file in inputs)
-    if not num_rows:
-        raise InputError(
-            "the input has no rows",
-            place=", ".join(file.path for file in inputs[:3]) + (", ..." if len(inputs) > 3 else ""),
-            expected="at least one row",
-            remedy="check the input; an empty dataset cannot be trained on",
-        )
-    readers = options.readers
+    if not table.num_rows:
+        raise _no_rows(table)
+    num_rows, readers = table.num_rows, options.readers
     lanes = options.lanes or readers * -(-MIN_LANES // readers)
     if options.shards is not None:
         num_shards = _given_shards(options.shards, readers)
     else:
-        num_shards = _derived_shards(inputs, len(fields), options, lanes)
+        num_shards = _derived_shards(table, len(fields), options, lanes)
+    most = len(groups) if groups is not None else num_rows
+    if (options.pad != "repeat" or groups is not None) and num_shards > most:
+        if options.shards is not None or readers > most:
+            raise _too_few(most, num_shards if options.shards is not None else readers, options)
+        num_shards = most // readers * readers
     if options.lanes is None:
         lanes = _lanes_for(num_shards, readers, lanes)
-    if options.pad != "repeat" and num_shards > num_rows:
-        if options.shards is not None or readers > num_rows:
-            raise InputError(
-                f"there are more shards than rows, and --pad {options.pad} cannot fill them",
-                expected=f"at most {num_rows} shards",
-                found=f"{num_shards if options.shards is not None else readers}",
-                remedy="use --pad repeat, fewer --shards, or a smaller --world-size x --workers",
-            )
-        num_shards = num_rows // readers * readers
-        lanes = options.lanes or num_shards
-    return Plan(tuple(inputs), tuple(fields), key, options, num_shards, lanes)
+    if groups is None:
+        return Plan(table, tuple(fields), key, options, num_shards, lanes)
+    places, bounds = place_groups(groups, num_shards, options.seed if options.shuffle else None)
+    return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds)
+
+
+def _no_rows(table: Table) -> InputError:
+    paths = [file.path for file in table.files]
+    place = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
+    if table.total_rows:
+        return InputError(
+            "no row of the input is wanted",
+            place=place,
+            expected="at least one row",
+            found=f"none of {table.total_rows} rows meets the selection",
+            remedy="check --where, --limit and --split",
+        )
+    return InputError(
+        "the input has no rows",
+        place=place,
+        expected="at least one row",
+        remedy="check the input; an empty dataset cannot be trained on",
+    )
+
+
+def _too_few(most: int, num_shards: int, options: PlanOptions) -> InputError:
+    what = "groups" if options.group_by is not None else "rows"
+    why = "a group is not torn" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
+    return InputError(
+        f"there are more shards than {what}, and {why}",
+        expected=f"at most {most} shards",
+        found=str(num_shards),
+        remedy="use "
+        + ("" if options.group_by is not None else "--pad repeat, ")
+        + "fewer --shards, or a smaller --world-size x --workers",
+    )
 
 
 def _given_shards(shards: int, readers: int) -> int:
@@ -307,11 +273,10 @@ def _lanes_for(num_shards: int, readers: int, default: int) -> int:
     return num_shards if num_shards < default else default
 
 
-def _derived_shards(inputs: Sequence[InputFile], num_fields: int, options: PlanOptions, lanes: int) -> int:
-    num_rows = sum(file.num_rows for file in inputs)
+def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:
     if options.samples_per_shard is not None:
-        return _round_up(-(-num_rows // options.samples_per_shard), options.readers)
-    data_bytes = sum(file.data_bytes for file in inputs) + num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
+        return _round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
+    data_bytes = table.data_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
     shards = -(-data_bytes // (options.shard_size or DEFAULT_SHARD_BYTES))
     return _round_up(shards, math.lcm(lanes, options.readers) if options.shard_size is None else options.readers)
 
@@ -337,7 +302,7 @@ def task_spans(plan: Plan, jobs: int, shards: Sequence[int]) -> list[Span]:
         jobs: Processes, at least 1.
         shards: The shards still to be written, rising.
     """
-    largest = max(max(file.row_groups, default=0) for file in plan.inputs)
+    largest = max(max(file.counts, default=0) for file in plan.table.files)
     each = max(1, plan.num_samples // plan.num_shards)
     want = max(1, -(-_REREAD_GROUPS * largest // each)) if largest > each else 1
     length = min(want, -(-len(shards) // jobs)) if shards else 1

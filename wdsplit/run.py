@@ -43,6 +43,11 @@ class Run:
         self.storage = storage
         self.emit = list(emit)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the output holds a dataset, or an unfinished run."""
+        return self.storage.size(HEADER_NAME) is not None or self.storage.size(_PLAN_NAME) is not None
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other run out of the output; the folder that takes goes with the block, unless a plan is in it.
@@ -69,6 +74,18 @@ class Run:
                     remedy="choose another output folder",
                     url=path,
                 )
+
+    def refuse_dataset_around(self) -> None:
+        """Refuse an output for the datasets of splits that is a dataset itself, or an unfinished run."""
+        if self.is_begun:
+            raise OutputExistsError(
+                "the output is a dataset itself, so it cannot hold those of splits",
+                place=self.storage.url,
+                expected="a folder without a dataset",
+                found=_some(self.storage.list()),
+                remedy="choose another folder",
+                url=self.storage.url,
+            )
 
     def refuse_output(self, overwrite: bool, resume: bool) -> None:
         """Refuse an output that holds anything, unless it is ours and may be overwritten or continued.

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError
+from wdsplit.inputs import Rows, read_rows
 from wdsplit.keys import hash_keys
-from wdsplit.parquet import Rows, read_rows
 from wdsplit.plan import Plan
 from wdsplit.task import keys_of
 
@@ -42,7 +42,7 @@ def check_unique_keys(plan: Plan) -> None:
 
 
 def _key_rows(plan: Plan) -> Iterator[Rows]:
-    return read_rows(plan.inputs, 0, plan.num_rows, [plan.key] if plan.key else [])
+    return read_rows(plan.table, 0, plan.num_rows, [plan.key] if plan.key else [])
 
 
 def _hashes_of_pass(plan: Plan, rows: Rows, passes: int, number: int) -> npt.NDArray[np.uint64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import xxhash
 from wdsplit.engine import run_tasks
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.keys import hash_keys
-from wdsplit.manifest import Manifest, checksum_of
+from wdsplit.manifest import Manifest, Shard, checksum_of
 from wdsplit.sample import is_pad_key
 from wdsplit.shards import OpenShard, Window, check_tail, open_shard, read_manifest
 from wdsplit.storage import open_storage
@@ -42,13 +43,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-class _Task:
-    url: str
-    manifest: Manifest
-    shard: int
-
-
-@dataclass(frozen=True)
 class _Finding:
     """What is wrong with a shard, and the hashes of its keys."""
 
@@ -69,33 +63,33 @@ def verify(url: str, jobs: int = 1, progress: Callable[[int, int], None] | None 
         WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
     """
     manifest = read_manifest(open_storage(url))
-    tasks = [_Task(url, manifest, shard) for shard in range(len(manifest.shards))]
+    num_shards = len(manifest.shards)
     findings: dict[int, _Finding] = {}
-    for finding in run_tasks(_check_shard, tasks, jobs):
+    for finding in run_tasks(partial(_check_shard, url, manifest), range(num_shards), jobs):
         findings[finding.shard] = finding
         if progress is not None:
-            progress(len(findings), len(tasks))
+            progress(len(findings), num_shards)
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
-    problems += _keys_that_stand_twice(tasks, findings)
+    problems += _keys_that_stand_twice(url, manifest, findings)
     problems += _tars_not_listed(url, manifest)
     return Report(manifest, tuple(problems))
 
 
-def _check_shard(task: _Task) -> _Finding:
+def _check_shard(url: str, manifest: Manifest, number: int) -> _Finding:
     none = np.zeros(0, np.uint64)
+    listed = manifest.shards[number]
     try:
-        shard = open_shard(open_storage(task.url), task.manifest.shards[task.shard])
+        shard = open_shard(open_storage(url), listed)
     except WdsplitError as error:
-        return _Finding(task.shard, (error,), none)
+        return _Finding(number, (error,), none)
     problems: list[WdsplitError] = []
     checksum = checksum_of(xxhash.xxh3_128(shard.data))
-    expected = task.manifest.shards[task.shard].checksum
-    if checksum != expected:
+    if checksum != listed.checksum:
         problems.append(
             CorruptDataError(
                 "a shard was changed",
                 place=shard.url,
-                expected=expected,
+                expected=listed.checksum,
                 found=checksum,
                 remedy="copy it again, or convert again with --overwrite",
                 url=shard.url,
@@ -105,21 +99,21 @@ def _check_shard(task: _Task) -> _Finding:
     if tail is not None:
         problems.append(tail)
     try:
-        keys = list(_checked_keys(task, shard))
+        keys = list(_checked_keys(manifest, listed, shard))
     except WdsplitError as error:
-        return _Finding(task.shard, (*problems, error), none)
-    return _Finding(task.shard, tuple(problems), np.concatenate([_hashes(part) for part in keys] or [none]))
+        return _Finding(number, (*problems, error), none)
+    return _Finding(number, tuple(problems), np.concatenate([_hashes(part) for part in keys] or [none]))
 
 
 def _hashes(keys: list[str]) -> npt.NDArray[np.uint64]:
     return hash_keys(pa.array(keys, pa.large_string()))
 
 
-def _checked_keys(task: _Task, shard: OpenShard) -> Iterator[list[str]]:
+def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[list[str]]:
     """Give the keys of a shard, part by part, each sample checked."""
     num_samples = len(shard.offsets) - 1
-    num_real = num_samples - task.manifest.shards[task.shard].num_pads
-    fields = {field.name for field in task.manifest.fields}
+    num_real = num_samples - listed.num_pads
+    fields = {field.name for field in manifest.fields}
     for first in range(0, num_samples, _SAMPLES_AT_ONCE):
         window = shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE))
         _check_fields(window, fields, shard.url)
@@ -152,16 +146,16 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
             )
 
 
-def _keys_that_stand_twice(tasks: list[_Task], findings: dict[int, _Finding]) -> list[WdsplitError]:
+def _keys_that_stand_twice(url: str, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
     suspects = repeated(np.concatenate([np.zeros(0, np.uint64)] + [finding.hashes for finding in findings.values()]))
     problems: list[WdsplitError] = []
     seen: dict[str, str] = {}
     for shard, finding in sorted(findings.items()) if len(suspects) else ():
         if not np.isin(finding.hashes, suspects).any():
             continue
-        task = tasks[shard]
-        opened = open_shard(open_storage(task.url), task.manifest.shards[shard])
-        for keys in _checked_keys(task, opened):
+        listed = manifest.shards[shard]
+        opened = open_shard(open_storage(url), listed)
+        for keys in _checked_keys(manifest, listed, opened):
             for row in np.flatnonzero(np.isin(_hashes(keys), suspects)).tolist():
                 if keys[row] in seen:
                     problems.append(_stands_twice(keys[row], seen[keys[row]], opened.url))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from typing import Any
 
@@ -9,10 +11,12 @@ import click
 
 from wdsplit.cli.options import json_option, with_options
 from wdsplit.cli.terminal import available_cpus, byte_size, echo_json, human_bytes, progress_bar, stderr, table
-from wdsplit.converter import ConvertOptions, Progress, convert, plan_conversion
+from wdsplit.converter import Progress, convert, convert_splits
 from wdsplit.encode import NULLS
 from wdsplit.manifest import Manifest
-from wdsplit.plan import PADS, Plan, PlanOptions
+from wdsplit.options import PADS, ConvertOptions, PlanOptions
+from wdsplit.plan import Plan
+from wdsplit.planning import plan_splits
 from wdsplit.sidecars import SIDECARS
 
 __all__ = ["convert_command", "plan_command"]
@@ -34,7 +38,24 @@ _OPTIONS = (
         metavar="EXT=COLUMN",
         help="Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
     ),
-    click.option("--key", metavar="COLUMN", help="Column that holds the keys.  [default: number the rows]"),
+    click.option("--columns", metavar="NAME[,NAME...]", help="Write these columns, besides those that --map names."),
+    click.option(
+        "--key", metavar="COLUMN", help="Column that holds the keys.  [default: number the rows; tars keep their keys]"
+    ),
+    click.option("--number-keys", is_flag=True, help="Number the samples of tars instead of keeping their keys."),
+    click.option(
+        "--where",
+        default="",
+        metavar="CONDITION",
+        help='Only the rows that meet it, as in "label < 10 and width >= 256".',
+    ),
+    click.option("--limit", type=click.IntRange(1), help="Only so many rows: the first that meet the condition."),
+    click.option(
+        "--split",
+        metavar="NAME=FRACTION,...",
+        help="Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
+    ),
+    click.option("--group-by", metavar="COLUMN", help="Keep rows of one value together, in one split and one shard."),
     click.option(
         "--pad",
         type=click.Choice(PADS),
@@ -81,9 +102,33 @@ def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
             problem = "is given twice" if name in mapping else "is not of the form EXT=COLUMN, such as jpg=image"
             raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
         mapping[name] = column
-    key = arguments.pop("key")
-    class_names = arguments.pop("class_names")
-    return ConvertOptions(plan=PlanOptions(**arguments), mapping=mapping, key=key, class_names=class_names, **more)
+    own = {name: arguments.pop(name) for name in ("key", "number_keys", "where", "limit", "class_names")}
+    columns = arguments.pop("columns")
+    splits = _splits(arguments.pop("split"))
+    return ConvertOptions(
+        plan=PlanOptions(**arguments),
+        mapping=mapping,
+        columns=tuple(columns.split(",")) if columns else (),
+        splits=splits,
+        **own,
+        **more,
+    )
+
+
+def _splits(text: str | None) -> dict[str, float]:
+    """Parse what --split names."""
+    splits: dict[str, float] = {}
+    for entry in text.split(",") if text is not None else ():
+        name, _, fraction = entry.strip().partition("=")
+        try:
+            value = float(fraction)
+        except ValueError:
+            value = math.nan
+        if not name or name in splits or not math.isfinite(value):
+            problem = "is given twice" if name in splits else "is not of the form NAME=FRACTION, such as train=0.9"
+            raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--split'")
+        splits[name] = value
+    return splits
 
 
 @click.command(
@@ -96,13 +141,14 @@ def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
 def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
     """Say what convert would do with the same options, from the files' footers alone.
 
-    INPUT is a parquet file, a folder of them, a glob or a brace expression.
+    INPUT is a file, a folder of them, a glob or a brace expression.
     """
-    plan = plan_conversion(inputs, _options(arguments))
+    plans = plan_splits(inputs, _options(arguments))
     if as_json:
-        echo_json(plan.summary())
+        summaries = {name: plan.summary() for name, plan in plans.items()}
+        echo_json(summaries.get("", summaries))
     else:
-        click.echo(_plan_text(plan))
+        click.echo("\n\n".join((f"{name}: " if name else "") + _plan_text(plan) for name, plan in plans.items()))
 
 
 def _sidecars(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -155,7 +201,7 @@ def convert_command(
 ) -> None:
     """Rewrite parquet tables into a dataset of balanced WebDataset shards.
 
-    INPUT is a parquet file, a folder of them, a glob or a brace expression; OUTPUT is a folder. The number of shards
+    INPUT is a file, a folder of them, a glob or a brace expression; OUTPUT is a folder. The number of shards
     is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes of the shards do not
     depend on --jobs. A run that was interrupted is continued with --resume.
     """
@@ -163,24 +209,31 @@ def convert_command(
         arguments, jobs=jobs or available_cpus(), memory=memory, emit=emit, overwrite=overwrite, resume=resume
     )
     started = time.monotonic()
-    last: list[Progress] = []
+    last: dict[str, Progress] = {}
     with progress_bar("converting") as bar:
 
         def report(plan: Plan, progress: Progress) -> None:
-            last[:] = [progress]
+            last[progress.split] = progress
+            name = f" {progress.split}" if progress.split else ""
             if progress.scattered is not None:
-                bar.update(progress.scattered, plan.num_rows, "shuffling", rows=progress.scattered)
+                bar.update(progress.scattered, plan.num_rows, f"shuffling{name}", rows=progress.scattered)
             else:
                 amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
-                bar.update(progress.shards, plan.num_shards, "writing", **amounts)
+                bar.update(progress.shards, plan.num_shards, f"writing{name}", **amounts)
 
         try:
-            manifest = convert(inputs, output, options, report)
+            if options.splits:
+                manifests = convert_splits(inputs, output, options, report)
+            else:
+                manifests = {"": convert(inputs, output, options, report)}
         except KeyboardInterrupt:
             if last:
-                stderr(f"{last[0].shards} shards are published; continue with the same command and --resume")
+                shards = sum(progress.shards for progress in last.values())
+                stderr(f"{shards} shards are published; continue with the same command and --resume")
             raise
-    click.echo(_summary(manifest, output, last[0], time.monotonic() - started))
+    for name, manifest in manifests.items():
+        click.echo(_summary(manifest, os.path.join(output, name) if name else output, last[name]))
+    click.echo(_rates(list(manifests.values()), list(last.values()), time.monotonic() - started))
 
 
 def _plan_text(plan: Plan) -> str:
@@ -188,10 +241,9 @@ def _plan_text(plan: Plan) -> str:
         ("field", "column", "type", "encoding"),
         [(field.name, field.column, field.type, field.encoding) for field in plan.fields],
     )
-    first, stop = plan.rows(0)
     lines = [
-        f"{plan.num_rows:,} rows in {len(plan.inputs):,} files "
-        f"-> {plan.num_shards:,} shards of {stop - first:,} samples",
+        f"{plan.num_rows:,} rows{_of_all(plan.num_rows, plan.table.total_rows)} in {len(plan.table.files):,} files "
+        f"-> {plan.num_shards:,} shards of {plan.most_samples:,} samples",
         f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, lanes {plan.lanes}, "
         f"keys {'from column ' + repr(plan.key) if plan.key else 'number the rows'}",
         f"plan {plan.hash}",
@@ -201,18 +253,30 @@ def _plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _summary(manifest: Manifest, output: str, progress: Progress, elapsed_s: float) -> str:
-    num_dropped = manifest.provenance["num_dropped"]
+def _of_all(num_rows: int, total: int) -> str:
+    """Say how many rows there are, if some are left out."""
+    return f" of {total:,}" if num_rows < total else ""
+
+
+def _summary(manifest: Manifest, output: str, progress: Progress) -> str:
+    num_dropped, provenance = manifest.provenance["num_dropped"], manifest.provenance
     lines = [
         f"{output}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
         f"{human_bytes(manifest.num_bytes)}",
         f"fields: {', '.join(f'{field.name} (from {field.column})' for field in manifest.fields)}",
     ]
+    if provenance["num_selected"] < provenance["num_rows"]:
+        lines.append(f"selected: {provenance['num_selected']:,} of {provenance['num_rows']:,} rows")
     if num_dropped:
         which = "" if manifest.provenance["options"]["shuffle"] else "the last "
         lines.append(f"left out: {which}{num_dropped:,} rows, to make the shards equal (--pad drop)")
     if progress.skipped:
         lines.append(f"resumed: {progress.skipped:,} shards were there already")
-    rates = f"{manifest.num_samples / elapsed_s:,.0f} samples/s, {human_bytes(manifest.num_bytes / elapsed_s)}/s"
-    lines.append(f"took {elapsed_s:.1f} s" + ("" if progress.skipped else f" ({rates})"))
     return "\n".join(lines)
+
+
+def _rates(manifests: list[Manifest], progress: list[Progress], elapsed_s: float) -> str:
+    num_samples = sum(manifest.num_samples for manifest in manifests)
+    num_bytes = sum(manifest.num_bytes for manifest in manifests)
+    rates = f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
+    return f"took {elapsed_s:.1f} s" + ("" if any(one.skipped for one in progress) else f" ({rates})")

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import signal
 
@@ -17,11 +18,11 @@ from tables import (
     write_files,
 )
 
-from wdsplit.converter import ConvertOptions, plan_conversion
 from wdsplit.manifest import RUN_FOLDER
+from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.permute import RowPermutation
-from wdsplit.plan import PlanOptions
-from wdsplit.shuffle import SpilledRows, scatter, scatter_tasks, task_bytes
+from wdsplit.planning import plan_conversion
+from wdsplit.scatter import SpilledRows, scatter, scatter_tasks, task_bytes
 from wdsplit.storage import is_temporary
 
 NUM_ROWS = 400
@@ -43,8 +44,8 @@ def shuffled(inputs, tmp_path_factory):
 
 def little_memory(monkeypatch):
     """Let a task hold 4 kB, so that even a small table makes many runs and many gatherings."""
-    monkeypatch.setattr("wdsplit.shuffle._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.shuffle._BATCH_BYTES", 1024)
+    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.scatter._BATCH_BYTES", 1024)
 
 
 def test_samples_stand_where_the_permutation_puts_their_rows(inputs, shuffled):
@@ -112,8 +113,8 @@ def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch)
     little_memory(monkeypatch)
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
-    tasks = scatter_tasks(output, plan, held)
-    assert sum(map(scatter, tasks)) == NUM_ROWS
+    job, tasks = scatter_tasks(output, plan, held)
+    assert sum(scatter(job, task) for task in tasks) == NUM_ROWS
     assert len(tasks) > 3
     order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS)))
     spilled = SpilledRows(output, plan, held)
@@ -128,12 +129,10 @@ def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch)
 def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     little_memory(monkeypatch)
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
-    tasks = scatter_tasks(str(tmp_path), plan, 4096)
+    job, tasks = scatter_tasks(str(tmp_path), plan, 4096)
     for task in tasks[:2]:
-        scatter(task)
-    assert scatter_tasks(str(tmp_path), plan, 10**9) == [
-        type(task)(**{**vars(task), "held_bytes": 10**9}) for task in tasks[2:]
-    ]
+        scatter(job, task)
+    assert scatter_tasks(str(tmp_path), plan, 10**9) == (dataclasses.replace(job, held_bytes=10**9), tasks[2:])
 
 
 def test_memory_is_shared_by_the_jobs():
@@ -142,8 +141,9 @@ def test_memory_is_shared_by_the_jobs():
 
 CONVERT = """
 import sys
-from wdsplit.converter import ConvertOptions, convert
-from wdsplit.plan import PlanOptions
+from wdsplit.converter import convert
+from wdsplit.options import ConvertOptions
+from wdsplit.options import PlanOptions
 
 if __name__ == "__main__":
     source, output, jobs, resume = sys.argv[1:]

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import mixed_table, write_files, write_table
 
-from wdsplit import parquet
 from wdsplit.errors import InputError
-from wdsplit.parquet import find_inputs, first_payloads, open_inputs, read_rows
+from wdsplit.formats import parquet
+from wdsplit.inputs import find_inputs, first_payloads, open_inputs, read_rows
 
 TABLE = mixed_table(60)
 
 
-def rows_of(inputs, first, stop, columns):
+def rows_of(table, first, stop, columns):
     """Read rows and put them together again; check on the way that each batch knows where it stands."""
-    places = [f"{file.path}, row {row}" for file in inputs for row in range(file.num_rows)]
+    places = [f"{file.path}, row {row}" for file in table.files for row in range(file.num_rows)]
     parts, row = [], first
-    for rows in read_rows(inputs, first, stop, columns):
+    for rows in read_rows(table, first, stop, columns):
         assert rows.numbers.tolist() == list(range(row, row + len(rows)))
         assert [rows.where(number) for number in range(len(rows))] == places[row : row + len(rows)]
         assert {len(array) for array in rows.columns.values()} == {len(rows)} != {0}
@@ -43,7 +43,7 @@ def layouts(tmp_path_factory):
         "empty": ([0, 9, 0, 0, 30, 0], 4),
         "rows": ([1], None),
     }
-    return {name: open_inputs(write_files(folder / name, TABLE, *cut))[0] for name, cut in cuts.items()}
+    return {name: open_inputs(write_files(folder / name, TABLE, *cut)) for name, cut in cuts.items()}
 
 
 @settings(max_examples=150)
@@ -59,19 +59,19 @@ def test_any_rows_of_any_layout_read_in_any_batches_are_the_slice_of_the_table(
 ):
     first, stop = sorted((first, stop))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "_BATCH_BYTES", batch_bytes)
+        patch.setattr(parquet, "BATCH_BYTES", batch_bytes)
         read = rows_of(layouts[layout], first, stop, columns)
     assert read.equals(TABLE.slice(first, stop - first).select(columns))
 
 
 def test_a_batch_does_not_hold_more_than_its_bytes_of_rows(layouts, monkeypatch):
-    monkeypatch.setattr(parquet, "_BATCH_BYTES", layouts["one"][0].data_bytes // 60 * 5)
-    assert {len(rows) for rows in read_rows(layouts["one"], 0, 60, ["label"])} == {5}
+    monkeypatch.setattr(parquet, "BATCH_BYTES", layouts["one"].files[0].data_bytes // 60 * 5)
+    assert {len(rows) for rows in read_rows(layouts["one"], 0, 60, TABLE.column_names)} == {5}
 
 
 def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_path):
     path = write_table(tmp_path / "a.parquet", TABLE, 10)
-    files, _ = open_inputs([path])
+    table = open_inputs([path])
     data = bytearray(Path(path).read_bytes())
     metadata = pq.read_metadata(path)
     for group in (0, 1, 4, 5):
@@ -80,42 +80,42 @@ def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_pat
             start = column.dictionary_page_offset or column.data_page_offset
             data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
     Path(path).write_bytes(data)
-    assert rows_of(files, 25, 38, TABLE.column_names).equals(TABLE.slice(25, 13))
+    assert rows_of(table, 25, 38, TABLE.column_names).equals(TABLE.slice(25, 13))
 
 
 def test_columns_in_another_order_are_read_by_their_names(tmp_path):
     table = mixed_table(5)
     one = write_table(tmp_path / "a.parquet", table)
     other = write_table(tmp_path / "b.parquet", table.select(table.column_names[::-1]))
-    files, _ = open_inputs([one, other])
-    assert rows_of(files, 0, 10, table.column_names).equals(pa.concat_tables([table, table]))
+    both = open_inputs([one, other])
+    assert rows_of(both, 0, 10, table.column_names).equals(pa.concat_tables([table, table]))
 
 
 def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path):
     table = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "b": [5, 6]})
-    files, _ = open_inputs([write_table(tmp_path / "a.parquet", table)])
-    (rows,) = read_rows(files, 0, 2, ["a.b"])
+    table = open_inputs([write_table(tmp_path / "a.parquet", table)])
+    (rows,) = read_rows(table, 0, 2, ["a.b"])
     assert rows.columns["a.b"].to_pylist() == [1, 2]
-    (rows,) = read_rows(files, 0, 2, ["a"])
+    (rows,) = read_rows(table, 0, 2, ["a"])
     assert rows.columns["a"].to_pylist() == [{"b": 3}, {"b": 4}]
 
 
 def test_the_footers_tell_rows_row_groups_and_sizes(tmp_path):
     paths = write_files(tmp_path, TABLE, [25, 0, 35], 10)
-    files, schema = open_inputs(paths)
-    assert [file.path for file in files] == paths
-    assert [file.row_groups for file in files] == [(10, 10, 5), files[1].row_groups, (10, 10, 10, 5)]
-    assert [file.num_rows for file in files] == [25, 0, 35]
-    assert [file.num_bytes for file in files] == [os.path.getsize(path) for path in paths]
-    assert schema.equals(TABLE.schema)
+    table = open_inputs(paths)
+    assert [file.path for file in table.files] == paths
+    assert [file.row_groups for file in table.files] == [(10, 10, 5), table.files[1].row_groups, (10, 10, 10, 5)]
+    assert [file.num_rows for file in table.files] == [25, 0, 35]
+    assert [file.num_bytes for file in table.files] == [os.path.getsize(path) for path in paths]
+    assert table.schema.equals(TABLE.schema)
 
 
 def test_the_checksum_of_the_footer_tells_files_of_one_size_apart(tmp_path):
     paths = [write_table(tmp_path / f"{value}.parquet", {"a": [value] * 3}) for value in (1, 2)]
-    one, other = open_inputs(paths)[0]
+    one, other = open_inputs(paths).files
     assert one.num_bytes == other.num_bytes
     assert one.footer != other.footer
-    assert open_inputs(paths)[0][0] == one
+    assert open_inputs(paths).files[0] == one
 
 
 # What the arguments name
@@ -172,8 +172,8 @@ def test_a_file_url_is_a_path(tree):
 def test_a_file_with_an_odd_name_is_found_by_its_name_and_in_its_folder(tmp_path, name):
     path = write_table(tmp_path / name, {"a": [1, 2]})
     assert find_inputs([path]) == [path]
-    files, _ = open_inputs([path])
-    assert rows_of(files, 0, 2, ["a"]).to_pydict() == {"a": [1, 2]}
+    table = open_inputs([path])
+    assert rows_of(table, 0, 2, ["a"]).to_pydict() == {"a": [1, 2]}
     if name.endswith(".parquet"):
         assert find_inputs([str(tmp_path)]) == [path]
 
@@ -255,22 +255,22 @@ def test_a_truncated_file_is_refused_by_name(tmp_path, kept):
 
 def test_damaged_pages_are_refused_by_the_name_of_their_file_when_they_are_read(tmp_path):
     paths = write_files(tmp_path, TABLE, [30])
-    files, _ = open_inputs(paths)
+    table = open_inputs(paths)
     data = bytearray(Path(paths[1]).read_bytes())
     data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
     Path(paths[1]).write_bytes(data)
-    assert rows_of(files, 0, 30, ["image"]).equals(TABLE.select(["image"]).slice(0, 30))
+    assert rows_of(table, 0, 30, ["image"]).equals(TABLE.select(["image"]).slice(0, 30))
     with pytest.raises(InputError, match="cannot be read as parquet") as caught:
-        rows_of(files, 0, 60, ["image"])
+        rows_of(table, 0, 60, ["image"])
     assert caught.value.place == paths[1]
 
 
 def test_a_file_that_vanished_is_refused_by_name(tmp_path):
     path = write_table(tmp_path / "a.parquet", TABLE)
-    files, _ = open_inputs([path])
+    table = open_inputs([path])
     os.remove(path)
     with pytest.raises(InputError) as caught:
-        rows_of(files, 0, 60, ["label"])
+        rows_of(table, 0, 60, ["label"])
     assert caught.value.place == path
 
 
@@ -281,10 +281,10 @@ def test_a_file_that_vanished_is_refused_by_name(tmp_path):
 )
 def test_an_input_that_changed_after_it_was_planned_is_refused_by_name(tmp_path, other, rows_per_group):
     path = write_table(tmp_path / "a.parquet", TABLE, 20)
-    files, _ = open_inputs([path])
+    table = open_inputs([path])
     write_table(path, other, rows_per_group)
     with pytest.raises(InputError, match="changed since it was planned") as caught:
-        rows_of(files, 0, 60, ["label"])
+        rows_of(table, 0, 60, ["label"])
     assert caught.value.place == path
 
 
@@ -325,23 +325,23 @@ def test_the_first_payload_that_is_not_null_is_found_past_nulls_empty_files_and_
             "e": ["text"] * 9,
         }
     )
-    files, schema = open_inputs(write_files(tmp_path, table, [0, 3, 0, 6], 2))
-    found = first_payloads(files, schema)
+    table = open_inputs(write_files(tmp_path, table, [0, 3, 0, 6], 2))
+    found = first_payloads(table)
     assert found == {"a": (b"\xff\xd8\xff" * 50)[:64], "b": b"GIF89a", "c": None, "d": b"fLaC"}
 
 
 def test_tables_without_binary_columns_are_not_read_for_their_first_bytes(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"a": [1], "b": ["x"]})
-    files, schema = open_inputs([path])
+    table = open_inputs([path])
     os.remove(path)
-    assert first_payloads(files, schema) == {}
+    assert first_payloads(table) == {}
 
 
 def test_a_batch_is_bounded_by_what_its_values_take_when_they_are_decoded(tmp_path):
     """One long value that repeats takes little room in the file, and much in memory."""
     path = write_table(tmp_path / "a.parquet", {"text": ["x" * 60_000] * 2000})
-    files, _ = open_inputs([path])
-    assert files[0].data_bytes < 2**20
-    sizes = [rows.columns["text"].nbytes for rows in read_rows(files, 0, 2000, ["text"])]
+    table = open_inputs([path])
+    assert table.files[0].data_bytes < 2**20
+    sizes = [rows.columns["text"].nbytes for rows in read_rows(table, 0, 2000, ["text"])]
     assert sum(sizes) > 2000 * 60_000
     assert max(sizes) <= 2**25

@@ -1,27 +1,30 @@
-"""Shuffling a table that does not fit into memory: rows are scattered to spill files, and gathered place by place.
+"""Putting a table that does not fit into memory into another order: rows are scattered to spill files, then gathered.
 
-`permute` says where each row goes. Scattering reads the inputs once, and writes runs: Arrow files whose rows are sorted
-by their places and cut where places reach a multiple of the bucket. Gathering reads, for any range of places, the
-parts of all runs that lie in it. How the runs were cut changes nothing about what is gathered.
+`permute` says where each row goes, or `grouping` where its group does. Scattering reads the inputs once, and writes runs:
+Arrow files whose rows are sorted by their places and cut where places reach a multiple of the bucket. Gathering reads,
+for any range of places, the parts of all runs that lie in it. How the runs were cut changes nothing about what is
+gathered.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
+from wdsplit.inputs import Rows, read_rows
 from wdsplit.manifest import RUN_FOLDER
-from wdsplit.parquet import Rows, read_rows
+from wdsplit.order import Int64
 from wdsplit.permute import RowPermutation
 from wdsplit.plan import Plan
+from wdsplit.select import hash_groups
 from wdsplit.storage import PendingFile, Storage, open_storage
 
-__all__ = ["SPILL_FOLDER", "ScatterTask", "SpilledRows", "scatter", "scatter_tasks", "task_bytes"]
+__all__ = ["SPILL_FOLDER", "ScatterJob", "SpilledRows", "scatter", "scatter_tasks", "task_bytes"]
 
 SPILL_FOLDER = f"{RUN_FOLDER}/spill"
 _TASKS_NAME = f"{SPILL_FOLDER}/tasks.json"
@@ -46,24 +49,26 @@ def task_bytes(memory_bytes: int, jobs: int) -> int:
 
 
 @dataclass(frozen=True)
-class ScatterTask:
-    """What a worker process needs to scatter the rows first, ..., stop - 1 of the inputs."""
+class ScatterJob:
+    """What every task that scatters needs; a worker process gets it once.
+
+    Attributes:
+        output: The dataset's folder.
+        plan: The plan.
+        bucket_rows: Places of a bucket.
+        held_bytes: Bytes of rows that may be held at a time.
+    """
 
     output: str
     plan: Plan
-    first: int
-    stop: int
     bucket_rows: int
     held_bytes: int
 
-    @property
-    def name(self) -> str:
-        """What its runs are called after."""
-        return f"{self.first:012d}"
 
+def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> tuple[ScatterJob, list[tuple[int, int]]]:
+    """Return the job, and the places first, ..., stop - 1 of each task that is still to be run.
 
-def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> list[ScatterTask]:
-    """Return the tasks that are still to be run; a run that is resumed keeps the cuts that it began with.
+    A run that is resumed keeps the cuts that it began with.
 
     Args:
         output: The dataset's folder.
@@ -73,69 +78,98 @@ def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> list[ScatterTask]
     storage = open_storage(output)
     if storage.size(_TASKS_NAME) is None:
         storage.remove(SPILL_FOLDER)
-        row_bytes = max(1, sum(file.data_bytes for file in plan.inputs) // plan.num_rows)
+        row_bytes = max(1, plan.table.data_bytes // plan.num_rows)
         bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
         cuts = {"cuts": _cuts(plan, held_bytes), "bucket_rows": bucket_rows}
         with storage.publish(_TASKS_NAME) as file:
             file.write([orjson.dumps(cuts)])
     storage.remove_temporary(SPILL_FOLDER)
     cuts = orjson.loads(storage.read(_TASKS_NAME))
-    tasks = [
-        ScatterTask(output, plan, first, stop, cuts["bucket_rows"], held_bytes)
-        for first, stop in zip(cuts["cuts"], cuts["cuts"][1:], strict=False)
-    ]
     done = set(storage.list(SPILL_FOLDER))
-    return [task for task in tasks if f"{task.name}.json" not in done]
+    tasks = [
+        (first, stop)
+        for first, stop in zip(cuts["cuts"], cuts["cuts"][1:], strict=False)
+        if f"{_task_name(first)}.json" not in done
+    ]
+    return ScatterJob(output, plan, cuts["bucket_rows"], held_bytes), tasks
+
+
+def _task_name(first: int) -> str:
+    """Return what the runs of a task are called after."""
+    return f"{first:012d}"
 
 
 def _cuts(plan: Plan, held_bytes: int) -> list[int]:
-    """Cut the inputs at row groups, so that a task has about as many rows as it may hold, or one row group."""
-    cuts, row, held = [0], 0, 0.0
-    for file in plan.inputs:
-        row_bytes = file.data_bytes / max(1, file.num_rows)
-        for rows in file.row_groups:
-            row += rows
-            held += rows * row_bytes
+    """Cut the table at row groups, so that a task has about as many rows as it may hold, or one row group."""
+    cuts, place, held = [0], 0, 0.0
+    for file in plan.table.files:
+        for rows in file.counts:
+            place += rows
+            held += rows * file.row_bytes
             if held >= held_bytes:
-                cuts.append(row)
+                cuts.append(place)
                 held = 0.0
-    return cuts if cuts[-1] == row else [*cuts, row]
+    return cuts if cuts[-1] == place else [*cuts, place]
 
 
-def scatter(task: ScatterTask) -> int:
+def scatter(job: ScatterJob, task: tuple[int, int]) -> int:
     """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice."""
-    storage, plan = open_storage(task.output), task.plan
-    permutation = RowPermutation(plan.num_rows, plan.options.seed)
+    storage, plan = open_storage(job.output), job.plan
+    places_of = _places(plan, task[0])
+    name = _task_name(task[0])
     runs: list[dict[str, int]] = []
     held: list[Rows] = []
+    places: list[Int64] = []
     held_bytes = 0
 
     def flush() -> None:
-        path = f"{SPILL_FOLDER}/{task.name}-{len(runs):06d}.arrow"
+        path = f"{SPILL_FOLDER}/{name}-{len(runs):06d}.arrow"
         runs.append({"rows": sum(map(len, held)), "bytes": held_bytes})
-        _write_run(storage, path, plan, held, permutation, task.bucket_rows)
+        _write_run(storage, path, plan, held, np.concatenate(places), job.bucket_rows)
 
-    for rows in read_rows(plan.inputs, task.first, task.stop, plan.columns):
+    columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
+    for rows in read_rows(plan.table, *task, list(dict.fromkeys(columns))):
         held.append(rows)
+        places.append(places_of(rows))
         held_bytes += sum(array.nbytes for array in rows.columns.values())
-        if held_bytes >= task.held_bytes:
+        if held_bytes >= job.held_bytes:
             flush()
-            held, held_bytes = [], 0
+            held, places, held_bytes = [], [], 0
     if held:
         flush()
-    with storage.publish(f"{SPILL_FOLDER}/{task.name}.json") as file:
+    with storage.publish(f"{SPILL_FOLDER}/{name}.json") as file:
         file.write([orjson.dumps(runs)])
-    return task.stop - task.first
+    return task[1] - task[0]
 
 
-def _write_run(
-    storage: Storage, path: str, plan: Plan, held: Sequence[Rows], permutation: RowPermutation, bucket_rows: int
-) -> None:
+def _places(plan: Plan, first: int) -> Callable[[Rows], Int64]:
+    """Return what says where the rows go that are read one batch after another from the place `first` on.
+
+    Rows of one group all go to the place of its first row, and stand there in the order of their numbers.
+    """
+    groups, group_by = plan.groups, plan.options.group_by
+    if groups is not None and group_by is not None:
+
+        def group_places(rows: Rows) -> Int64:
+            return groups.starts_of(hash_groups(rows.columns[group_by], rows.numbers, plan.table, group_by))
+
+        return group_places
+    permutation = RowPermutation(plan.num_rows, plan.options.seed)
+    read = 0
+
+    def shuffled_places(rows: Rows) -> Int64:
+        nonlocal read
+        read += len(rows)
+        return permutation.positions(np.arange(first + read - len(rows), first + read))
+
+    return shuffled_places
+
+
+def _write_run(storage: Storage, path: str, plan: Plan, held: Sequence[Rows], places: Int64, bucket_rows: int) -> None:
     """Sort rows by their places and write them, a record batch a bucket."""
     numbers = np.concatenate([rows.numbers for rows in held])
-    places = permutation.positions(numbers)
     keep = np.flatnonzero(places < plan.num_samples)
-    order = keep[np.argsort(places[keep])]
+    order = keep[np.argsort(places[keep], kind="stable")]
     places, numbers = places[order], numbers[order]
     columns = {f"c{i}": pa.chunked_array([rows.columns[name] for rows in held]) for i, name in enumerate(plan.columns)}
     table = pa.table({_PLACE: places, _NUMBER: numbers, **{n: c.take(pa.array(order)) for n, c in columns.items()}})
@@ -184,6 +218,7 @@ class SpilledRows:
     def __init__(self, output: str, plan: Plan, held_bytes: int) -> None:
         self._storage = open_storage(output)
         self._plan = plan
+        self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
         runs = [
             (name.removesuffix(".json"), number, run)
             for name in self._storage.list(SPILL_FOLDER)
@@ -199,21 +234,37 @@ class SpilledRows:
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
-        for begin in range(first, stop, self._gathered_rows):
-            rows = self._gather(begin, min(stop, begin + self._gathered_rows))
+        for begin, end in self._stretches(first, stop):
+            rows = self._gather(begin, end)
+            rows = rows.slice(max(0, first - begin), min(end, stop) - begin)
             for low in range(0, len(rows), self._batch_rows):
                 yield rows.slice(low, min(len(rows), low + self._batch_rows))
+
+    def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Cut places into stretches of as many rows as may be held; groups stay whole, also at both ends."""
+        if self._starts is None:
+            for begin in range(first, stop, self._gathered_rows):
+                yield begin, min(stop, begin + self._gathered_rows)
+            return
+        low = int(np.searchsorted(self._starts, first, side="right")) - 1
+        while self._starts[low] < stop:
+            begin = int(self._starts[low])
+            fits = int(np.searchsorted(self._starts, begin + self._gathered_rows, side="right")) - 1
+            needed = int(np.searchsorted(self._starts, stop))
+            low = max(low + 1, min(fits, needed))
+            yield begin, int(self._starts[low])
 
     def _gather(self, first: int, stop: int) -> Rows:
         parts = [part for path in self._paths for part in self._parts_of(path, first, stop)]
         table = pa.Table.from_batches(parts)
-        places = table.column(_PLACE).to_numpy()
-        order = np.argsort(places)
-        if len(order) != stop - first or not np.array_equal(places[order], np.arange(first, stop)):
+        places, numbers = table.column(_PLACE).to_numpy(), table.column(_NUMBER).to_numpy()
+        order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
+        whole = self._starts is not None or np.array_equal(places[order], np.arange(first, stop))
+        if len(order) != stop - first or not whole:
             raise AssertionError(f"the spill files hold {len(order)} rows for the places {first} to {stop - 1}")
         table = table.take(pa.array(order)).combine_chunks()
         columns = {name: table.column(f"c{i}").chunk(0) for i, name in enumerate(self._plan.columns)}
-        return Rows(columns, table.column(_NUMBER).to_numpy(), self._plan.inputs)
+        return Rows(columns, numbers[order], self._plan.table)
 
     def _parts_of(self, path: str, first: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Give the parts of a run whose places lie in a range."""

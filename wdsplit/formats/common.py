@@ -1,0 +1,82 @@
+"""What the modules of the formats share: the size of batches, checksums, and whether a file was changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import xxhash
+
+from wdsplit.errors import InputError
+from wdsplit.table import InputFile
+
+__all__ = [
+    "BATCH_BYTES",
+    "MAX_BATCH_ROWS",
+    "changed",
+    "check_names",
+    "check_unchanged",
+    "checksum",
+    "sliced",
+    "stat_of",
+]
+
+BATCH_BYTES = 16 * 1024**2
+MAX_BATCH_ROWS = 16_384
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """Return what tells one content from another."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def stat_of(path: str) -> tuple[int, int]:
+    """Return the size of a file in bytes, and when it was last written, in nanoseconds."""
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
+
+
+def changed(file: InputFile, found: str) -> InputError:
+    """Return the error for a file that is not what it was when it was opened first."""
+    return InputError(
+        "an input has changed since it was planned",
+        place=file.path,
+        expected=f"the file of {file.num_bytes} bytes and {file.num_rows} rows",
+        found=found,
+        remedy="leave the inputs alone while they are converted; start again with --overwrite",
+        url=file.path,
+    )
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Refuse a file that was written since it was opened first; nothing of it is read.
+
+    Raises:
+        InputError: Its size or its time of writing is another.
+    """
+    num_bytes, modified_ns = stat_of(file.path)
+    if num_bytes != file.num_bytes:
+        raise changed(file, f"{num_bytes} bytes")
+    if modified_ns != file.modified_ns:
+        raise changed(file, "as many bytes, but written later")
+
+
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Refuse names that are not UTF-8, as those of a damaged file.
+
+    Raises:
+        UnicodeDecodeError: There is one.
+    """
+    for field in fields:
+        field.name.encode()
+        if pa.types.is_struct(field.type):
+            check_names(field.type)
+
+
+def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into slices of about 16 MiB and at most 16,384 rows; nothing is copied."""
+    row_bytes = max(1, batch.nbytes // max(1, len(batch)))
+    rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES // row_bytes))
+    for first in range(0, len(batch), rows):
+        yield batch.slice(first, rows)

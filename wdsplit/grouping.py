@@ -1,0 +1,109 @@
+"""Groups of rows that stand together in one shard: which shard each goes to, and where in it.
+
+Pure (no I/O). Groups are told apart by 64-bit hashes of their values. Those with the most rows are dealt out first,
+each to the shard that has the fewest rows so far (Graham 1969), so shards differ by less than one small group.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.order import Int64, hash_numbers, hash_stream
+
+__all__ = ["GroupPlaces", "Groups", "group_order", "place_groups"]
+
+_ORDER_DOMAIN = 7
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a table.
+
+    Attributes:
+        hashes: uint64 of shape (g,): the hash of each group's value, rising.
+        counts: int64 of shape (g,): its rows.
+        firsts: int64 of shape (g,): the number of its first row.
+    """
+
+    hashes: npt.NDArray[np.uint64]
+    counts: Int64
+    firsts: Int64
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    @classmethod
+    def of(cls, hashes: npt.NDArray[np.uint64], numbers: Int64) -> Groups:
+        """Count the groups of rows, given each row's hash and its number, rising."""
+        found, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+        return cls(found, counts.astype(np.int64), numbers[first])
+
+    @classmethod
+    def merged(cls, parts: Sequence[Groups]) -> Groups:
+        """Return the groups of several parts of a table as one."""
+        hashes = np.concatenate([np.zeros(0, np.uint64), *(part.hashes for part in parts)])
+        order = np.argsort(hashes, kind="stable")
+        found, first = np.unique(hashes[order], return_index=True)
+        if not len(found):
+            return cls(found, np.zeros(0, np.int64), np.zeros(0, np.int64))
+        counts = np.concatenate([part.counts for part in parts])[order]
+        firsts = np.concatenate([part.firsts for part in parts])[order]
+        return cls(found, np.add.reduceat(counts, first), np.minimum.reduceat(firsts, first))
+
+
+@dataclass(frozen=True)
+class GroupPlaces:
+    """Where groups go.
+
+    Attributes:
+        hashes: uint64 of shape (g,), rising.
+        starts: int64 of shape (g,): the place of each group's first row.
+    """
+
+    hashes: npt.NDArray[np.uint64]
+    starts: Int64
+
+    def starts_of(self, hashes: npt.NDArray[np.uint64]) -> Int64:
+        """Return the place of the first row of each row's group: int64 of the same shape."""
+        return self.starts[np.searchsorted(self.hashes, hashes)]
+
+
+def group_order(groups: Groups, seed: int | None) -> Int64:
+    """Return the groups in the order in which they shall stand: by a hash of the seed, or as the table has them."""
+    if seed is None:
+        return np.argsort(groups.firsts, kind="stable")
+    return np.argsort(hash_numbers(hash_stream(seed, _ORDER_DOMAIN), groups.hashes), kind="stable")
+
+
+def place_groups(groups: Groups, num_shards: int, seed: int | None) -> tuple[GroupPlaces, tuple[int, ...]]:
+    """Deal groups out to shards, as evenly as the groups allow.
+
+    Args:
+        groups: The groups; at least as many as shards.
+        num_shards: Shards.
+        seed: What their order depends on; None keeps that of the table.
+
+    Returns:
+        Where groups go, and the place of each shard's first row, then the place after the last row.
+    """
+    order = group_order(groups, seed)
+    largest_first = order[np.argsort(-groups.counts[order], kind="stable")]
+    loads = [(0, shard) for shard in range(num_shards)]
+    shards = np.empty(len(groups), np.int64)
+    counts = groups.counts[largest_first].tolist()
+    for group, count in zip(largest_first.tolist(), counts, strict=True):
+        load, shard = loads[0]
+        shards[group] = shard
+        heapq.heapreplace(loads, (load + count, shard))
+    sequence = order[np.argsort(shards[order], kind="stable")]
+    ends = np.cumsum(groups.counts[sequence])
+    starts = np.empty(len(groups), np.int64)
+    starts[sequence] = ends - groups.counts[sequence]
+    sizes = np.zeros(num_shards, np.int64)
+    np.add.at(sizes, shards, groups.counts)
+    return GroupPlaces(groups.hashes, starts), (0, *np.cumsum(sizes).tolist())

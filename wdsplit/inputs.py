@@ -1,0 +1,327 @@
+"""Reading the input: files and their footers for the plan, rows by their places for the tasks.
+
+The only room, with the formats below it, that opens input tables. A reader starts at any place and holds one batch.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import braceexpand
+import pyarrow as pa
+
+from wdsplit.encode import media_bytes
+from wdsplit.errors import InputError, WdsplitError
+from wdsplit.fields import class_names, needs_sniff
+from wdsplit.formats import FOLDER_SUFFIXES, format_named, name_of_format
+from wdsplit.formats.common import BATCH_BYTES
+from wdsplit.order import Int64
+from wdsplit.select import Picker
+from wdsplit.storage import local_path
+from wdsplit.table import FileRange, InputFile, Table
+from wdsplit.values import decoded_parts, stored
+
+__all__ = ["Rows", "file_batches", "find_inputs", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
+
+_FOOTER_THREADS = 8
+_SNIFF_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch of rows.
+
+    Attributes:
+        columns: Column name to array.
+        numbers: int64 of shape (n,): each row's number in the table.
+        table: The table.
+    """
+
+    columns: Mapping[str, pa.Array]
+    numbers: Int64
+    table: Table
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def slice(self, low: int, high: int) -> Rows:
+        """Return the rows low, ..., high - 1 of the batch; nothing is copied."""
+        columns = {name: array.slice(low, high - low) for name, array in self.columns.items()}
+        return Rows(columns, self.numbers[low:high], self.table)
+
+    def where(self, row: int) -> str:
+        """Say where a row of the batch stands, for an error."""
+        return self.table.where(int(self.numbers[row]))
+
+
+def find_inputs(arguments: Sequence[str]) -> list[str]:
+    """Return the files that paths, folders, globs and brace expressions name, in order.
+
+    A folder stands for all tables of one format below it, sorted; a glob for what it matches, sorted.
+
+    Raises:
+        InputError: An argument names nothing, or a file is named twice.
+    """
+    paths = [path for argument in arguments for pattern in _patterns(argument) for path in _matches(pattern)]
+    if not paths:
+        raise InputError("no input is given", expected="at least one file, folder, glob or brace expression")
+    seen: set[str] = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise InputError(
+                "an input is named twice",
+                place=path,
+                remedy="name each file once: its rows would be written twice",
+                url=path,
+            )
+        seen.add(real)
+    return paths
+
+
+def _patterns(argument: str) -> list[str]:
+    """Return what a brace expression stands for; a file whose own name has braces stands for itself."""
+    path = local_path(argument)
+    if "{" not in path or os.path.exists(path):
+        return [path]
+    try:
+        return list(braceexpand.braceexpand(path))
+    except ValueError as error:
+        raise InputError(
+            "braces do not close",
+            place=path,
+            expected="as in part-{000..127}.parquet",
+            remedy="check the path",
+            url=path,
+        ) from error
+
+
+def _matches(pattern: str) -> list[str]:
+    if os.path.isfile(pattern):
+        return [pattern]
+    if os.path.isdir(pattern):
+        found = _tables_below(pattern)
+        expected = f"a folder with files that end in one of {', '.join(FOLDER_SUFFIXES)}"
+    else:
+        matched = sorted(glob.glob(pattern, recursive=True))
+        found = [path for match in matched for path in (_tables_below(match) if os.path.isdir(match) else [match])]
+        expected = "a file, a folder, or a pattern that matches files"
+    if not found:
+        raise InputError(
+            "there is no such input", place=pattern, expected=expected, remedy="check the path", url=pattern
+        )
+    return found
+
+
+def _tables_below(folder: str) -> list[str]:
+    """Return the tables in a folder and below it, sorted; they must be of one format."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)):
+        name = FOLDER_SUFFIXES.get(os.path.splitext(path)[1].lower())
+        if name is not None and os.path.isfile(path):
+            found.setdefault(name, []).append(path)
+    if len(found) > 1:
+        raise InputError(
+            "a folder holds tables of several formats",
+            place=folder,
+            expected="one format",
+            found=", ".join(f"{len(paths)} of {name}, such as {paths[0]}" for name, paths in sorted(found.items())),
+            remedy=f"say which are meant, as in '{os.path.join(folder, '*.parquet')}'",
+            url=folder,
+        )
+    return next(iter(found.values()), [])
+
+
+def open_inputs(paths: Sequence[str]) -> Table:
+    """Open all files, several at once.
+
+    Raises:
+        InputError: A file cannot be read, or two differ in their format or their columns.
+    """
+    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+        opened = list(pool.map(_open_file, paths))
+    files = tuple(file for file, _ in opened)
+    _check_one_format(files)
+    if not format_named(files[0].format).TYPED:
+        return Table(files, _common_schema(paths, [schema for _, schema in opened]))
+    schema = opened[0][1]
+    for path, (_, other) in zip(paths, opened, strict=True):
+        _check_same_columns(paths[0], schema, path, other)
+    return Table(files, schema)
+
+
+def _open_file(path: str) -> tuple[InputFile, pa.Schema]:
+    with _readable(path, "a table"):
+        name = name_of_format(path)
+    with _readable(path, format_named(name).WHAT):
+        return format_named(name).open_file(path)
+
+
+def _check_one_format(files: Sequence[InputFile]) -> None:
+    for file in files:
+        if file.format != files[0].format:
+            raise InputError(
+                "two inputs differ in their format",
+                place=file.path,
+                expected=f"{files[0].format}, as {files[0].path} has it",
+                found=file.format,
+                remedy="name the files of one format, as in 'raw/*.parquet', or convert them as two datasets",
+                url=file.path,
+            )
+
+
+def _common_schema(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the columns of files whose format has no types: numbers are widened, and what a file lacks is null."""
+    common = schemas[0]
+    for path, schema in zip(paths, schemas, strict=True):
+        try:
+            common = pa.unify_schemas([common, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise InputError(
+                "two inputs differ in their columns",
+                place=path,
+                expected="columns that can be brought to one type in all inputs",
+                found=str(error),
+                remedy="correct the values, or convert the files as two datasets",
+                url=path,
+            ) from error
+    return common
+
+
+def _check_same_columns(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> None:
+    problems = []
+    for name in dict.fromkeys([*schema.names, *other.names]):
+        kinds = [str(s.field(name).type) if name in s.names else "missing" for s in (schema, other)]
+        if kinds[0] != kinds[1]:
+            problems.append(f"column {name!r} is {kinds[0]} in {first}, {kinds[1]} in {path}")
+    classes, others = class_names(schema), class_names(other)
+    problems += [
+        f"the classes of column {name!r} have other names, or another order, in {path} than in {first}"
+        for name in classes.keys() & others.keys()
+        if classes[name] != others[name]
+    ]
+    if problems:
+        raise InputError(
+            "two inputs differ in their columns",
+            place=path,
+            expected="the same columns and types in all inputs",
+            found="; ".join(problems),
+            remedy="cast the columns to one type, or convert the files as two datasets",
+            url=path,
+        )
+
+
+def first_payloads(table: Table) -> dict[str, bytes | None]:
+    """Return the beginning of the first payload that is not null of each column whose field depends on it."""
+    names = table.schema.names
+    found: dict[str, bytes | None] = {
+        name: None for name in names if names.count(name) == 1 and needs_sniff(table.schema.field(name).type)
+    }
+    for name in found:
+        for rows in read_rows(table, 0, table.num_rows, [name]):
+            column = stored(rows.columns[name])
+            if pa.types.is_struct(column.type):
+                column = media_bytes(column)
+            valid = column.drop_null()
+            if len(valid):
+                found[name] = bytes(memoryview(valid[0].as_buffer())[:_SNIFF_BYTES])
+                break
+    return found
+
+
+def read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> Iterator[Rows]:
+    """Read the rows at the places first, ..., stop - 1, batch by batch, in order; a batch is of one file.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    picker = Picker(table)
+    wanted = list(dict.fromkeys([*columns, *picker.columns]))
+    for part in table.ranges(first, stop):
+        left = part.count
+        for arrays, numbers in _read_range(table, part, wanted, picker):
+            for cut in decoded_parts([arrays[name] for name in columns], BATCH_BYTES):
+                taken = len(cut[0])
+                yield Rows(dict(zip(columns, cut, strict=True)), numbers[:taken], table)
+                numbers, left = numbers[taken:], left - taken
+        if left:
+            raise InputError(
+                "an input does not hold the rows that it was planned with",
+                place=part.file.path,
+                expected=f"{part.count} rows",
+                found=f"{part.count - left}",
+                remedy="leave the inputs alone while they are converted; start again with --overwrite",
+                url=part.file.path,
+            )
+
+
+def _read_range(
+    table: Table, part: FileRange, columns: Sequence[str], picker: Picker
+) -> Iterator[tuple[dict[str, pa.Array], Int64]]:
+    """Read the rows of a file that are wanted: columns by their names, and the rows' numbers."""
+    read, picked = 0, 0
+    for batch in file_batches(table, part.file, part.groups, columns):
+        arrays = dict(zip(columns, batch.columns, strict=True))
+        numbers = part.row_numbers(read, read + len(batch))
+        read += len(batch)
+        if not picker.picks_all:
+            rows = picker.picked(arrays, numbers)
+            arrays = {name: array.take(pa.array(rows)) for name, array in arrays.items()}
+            numbers = numbers[rows]
+        low, high = max(part.skip - picked, 0), min(part.skip + part.count - picked, len(numbers))
+        picked += len(numbers)
+        if low < high:
+            yield {name: array.slice(low, high - low) for name, array in arrays.items()}, numbers[low:high]
+        if picked >= part.skip + part.count:
+            break
+
+
+def file_batches(
+    table: Table, file: InputFile, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Read all rows of some row groups of a file.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    reader = format_named(file.format)
+    with _readable(file.path, reader.WHAT):
+        yield from reader.read_batches(file, groups, columns, table.schema)
+
+
+def matching_groups(file: InputFile, expression: Any) -> list[int]:
+    """Return the row groups of a file that may hold rows that meet a condition, and have rows at all.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    reader = format_named(file.format)
+    with _readable(file.path, reader.WHAT):
+        return [group for group in reader.matching_groups(file, expression) if file.row_groups[group]]
+
+
+class _readable:  # noqa: N801 (used as a function)
+    """Turn what goes wrong while a file is read into an error that names the file."""
+
+    def __init__(self, path: str, what: str) -> None:
+        self.path = path
+        self.what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        if isinstance(error, WdsplitError) or not isinstance(error, (pa.ArrowException, OSError, ValueError)):
+            return
+        raise InputError(
+            f"an input cannot be read as {self.what}",
+            place=self.path,
+            found=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            remedy="check permissions and that the file is whole; download or write it again",
+            url=self.path,
+        ) from error

@@ -1,0 +1,167 @@
+"""Selecting rows: by a condition, and by a hash that draws parts of the table.
+
+Pure (no I/O). A hash depends on a row's own value alone, so a row stays in its part when others come or go, and rows of
+one group are never parted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from wdsplit.errors import InputError
+from wdsplit.keys import hash_keys
+from wdsplit.order import Int64, hash_numbers, hash_stream
+from wdsplit.table import Part, Table
+from wdsplit.values import scalar_text, without_views
+from wdsplit.where import parse_where
+
+__all__ = ["Picker", "check_group_type", "hash_groups", "in_part", "parts_of"]
+
+_PART_DOMAIN = 6
+_ROW_NAME = "wdsplit row number"
+_FRACTION_TOLERANCE = 1e-9
+
+
+def parts_of(splits: Mapping[str, float], column: str | None) -> dict[str, Part]:
+    """Return the part of each split: the hashes from 0 to 2**64, cut where the fractions add up.
+
+    Args:
+        splits: Name to fraction.
+        column: What is hashed; None for the rows' numbers.
+
+    Raises:
+        InputError: A fraction cannot be, or they do not add up to 1.
+    """
+    fractions = list(splits.values())
+    if any(not 0 < fraction <= 1 for fraction in fractions) or abs(math.fsum(fractions) - 1) > _FRACTION_TOLERANCE:
+        raise InputError(
+            "the splits do not make a whole",
+            expected="fractions above 0 that add up to 1, such as train=0.9,val=0.1",
+            found=", ".join(f"{name}={fraction:g}" for name, fraction in splits.items()),
+            remedy="give the rest a name of its own: nothing is left out silently",
+        )
+    cuts = [round(math.fsum(fractions[:number]) * 2**53) << 11 for number in range(len(fractions))] + [2**64]
+    return {name: Part(column, cuts[number], cuts[number + 1]) for number, name in enumerate(splits)}
+
+
+def check_group_type(schema: pa.Schema, column: str) -> None:
+    """Refuse a column that cannot tell groups apart by its text.
+
+    Raises:
+        InputError: There is no such column, or it holds floats, bytes or what is nested.
+    """
+    if column not in schema.names:
+        raise InputError(
+            f"column {column!r} is not in the table",
+            expected=f"one of {', '.join(schema.names)}",
+            remedy="check --group-by",
+        )
+    kind = schema.field(column).type
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    plain = pa.types.is_integer(value) or pa.types.is_boolean(value) or pa.types.is_date(value)
+    if not (plain or str(value) in ("string", "large_string", "string_view")):
+        raise InputError(
+            f"column {column!r} cannot name groups",
+            expected="strings, integers, booleans or dates",
+            found=str(kind),
+            remedy="choose another --group-by column",
+        )
+
+
+def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> npt.NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: uint64 of shape (n,), the same for equal values of any type that is text.
+
+    Args:
+        column: Strings, integers, booleans or dates.
+        numbers: int64 of shape (n,): the rows' numbers.
+        table: The table, to name a row in an error.
+        name: The column's name.
+
+    Raises:
+        InputError: A value is null.
+    """
+
+    def where(row: int) -> str:
+        return f"{table.where(int(numbers[row]))}, column {name!r}"
+
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InputError(
+            "a row belongs to no group: its value is null",
+            place=where(row),
+            expected="a value for each row",
+            remedy="fill the column, or leave such rows out with --where",
+        )
+    return hash_keys(scalar_text(without_views(column), where).cast(pa.large_string()))
+
+
+class Picker:
+    """Tells which rows of a batch are kept, but for the limit.
+
+    Args:
+        table: The table with its selection.
+    """
+
+    def __init__(self, table: Table) -> None:
+        selection = table.selection
+        self._table = table
+        self._part = selection.part
+        self._where = parse_where(selection.where, table.schema) if selection.where else None
+        where_columns = self._where.columns if self._where is not None else ()
+        part_columns = (self._part.column,) if self._part is not None and self._part.column is not None else ()
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *part_columns)))
+
+    @property
+    def pruning(self) -> Any:
+        """The condition as far as statistics may decide it, as an Arrow expression; None if they may not."""
+        return None if self._where is None else self._where.pruning
+
+    @property
+    def picks_all(self) -> bool:
+        """Whether no row is left out."""
+        return self._where is None and self._part is None
+
+    def meeting(self, columns: Mapping[str, pa.Array], num_rows: int) -> Int64:
+        """Return the rows that meet the condition: int64, rising."""
+        if self._where is None:
+            return np.arange(num_rows)
+        arrays = [without_views(columns[name]) for name in self._where.columns]
+        rows = pa.table([*arrays, pa.array(np.arange(num_rows))], names=[*self._where.columns, _ROW_NAME])
+        try:
+            kept: Int64 = rows.filter(self._where.expression).column(_ROW_NAME).to_numpy()
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                "the condition cannot be computed for some row",
+                place=self._table.selection.where,
+                found=str(error),
+                remedy="keep numbers within 64 bits, and whole numbers beside floats below 2**53",
+            ) from error
+        return kept
+
+    def hashes(self, columns: Mapping[str, pa.Array], numbers: Int64) -> npt.NDArray[np.uint64]:
+        """Return what decides which part rows are in: uint64 of shape (n,)."""
+        name = self._part.column if self._part is not None else None
+        if name is None:
+            return hash_numbers(hash_stream(_PART_DOMAIN), numbers)
+        values = hash_groups(columns[name], numbers, self._table, name)
+        return hash_numbers(hash_stream(_PART_DOMAIN), values)
+
+    def picked(self, columns: Mapping[str, pa.Array], numbers: Int64) -> Int64:
+        """Return the rows that meet the condition and are of the part: int64, rising."""
+        rows = self.meeting(columns, len(numbers))
+        if self._part is None:
+            return rows
+        kept = {name: columns[name].take(pa.array(rows)) for name in self.columns}
+        return rows[in_part(self.hashes(kept, numbers[rows]), self._part)]
+
+
+def in_part(hashes: npt.NDArray[np.uint64], part: Part) -> npt.NDArray[np.bool_]:
+    """Tell which hashes lie in a part."""
+    inside: npt.NDArray[np.bool_] = (hashes >= np.uint64(part.low)) & (hashes <= np.uint64(part.high - 1))
+    return inside

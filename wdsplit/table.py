@@ -1,0 +1,186 @@
+"""The input as one table: its files, their row groups, and which of the rows are wanted.
+
+Pure (no I/O). Every row has a number, counted through all files in the order given. A selection keeps some of the rows;
+each of these has a place, counted through the rows that are kept. Without a selection numbers and places are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.order import Int64
+
+__all__ = ["FileRange", "InputFile", "Part", "Selection", "Table"]
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the input, as its footer tells it, or as one look through it does.
+
+    Attributes:
+        path: Where it is.
+        num_bytes: Size of the file.
+        num_rows: Rows in all.
+        row_groups: Rows of each row group, or of whatever else the format can begin to read at.
+        data_bytes: Size of its columns when decoded, about.
+        footer: Checksum of what tells one content from another.
+        modified_ns: When it was last written; not part of what names a plan, as copies may differ in it.
+        format: Name of the format.
+        offsets: Where each row group begins and the last one ends, in bytes; empty if the footer says so itself.
+        selected: Rows of each row group that are kept; None if all are.
+    """
+
+    path: str
+    num_bytes: int
+    num_rows: int
+    row_groups: tuple[int, ...]
+    data_bytes: int
+    footer: str
+    modified_ns: int = 0
+    format: str = "parquet"
+    offsets: tuple[int, ...] = ()
+    selected: tuple[int, ...] | None = None
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Rows of each row group that are kept."""
+        return self.row_groups if self.selected is None else self.selected
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a row when decoded, about."""
+        return self.data_bytes / max(1, self.num_rows)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the rows, drawn by a hash of a column: those whose hash lies in [low, high).
+
+    Attributes:
+        column: What is hashed; None for the rows' numbers.
+        low: The lowest hash.
+        high: The hash after the highest; at most 2**64.
+    """
+
+    column: str | None
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows are kept: of those that meet a condition the first few, and of these a part.
+
+    Attributes:
+        where: The condition, as `where` parses it; empty for all rows.
+        limit: How many rows, at most; None for all.
+        part: The part; None for the whole.
+    """
+
+    where: str = ""
+    limit: int | None = None
+    part: Part | None = None
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Rows of a file that are to be read.
+
+    Attributes:
+        file: The file.
+        groups: Row groups to read, in order.
+        numbers: The number of each group's first row.
+        skip: How many of the rows kept to leave out at the beginning.
+        count: How many of the rows kept to take then.
+    """
+
+    file: InputFile
+    groups: tuple[int, ...]
+    numbers: tuple[int, ...]
+    skip: int
+    count: int
+
+    def row_numbers(self, first: int, stop: int) -> Int64:
+        """Return the numbers of the rows first, ..., stop - 1 of those that the groups hold."""
+        rows = np.arange(first, stop)
+        begins = np.cumsum([0, *(self.file.row_groups[group] for group in self.groups[:-1])])
+        shifts = np.asarray(self.numbers) - begins
+        numbers: Int64 = rows + shifts[np.searchsorted(begins, rows, side="right") - 1]
+        return numbers
+
+
+@dataclass(frozen=True)
+class Table:
+    """All files of the input, as one table.
+
+    Attributes:
+        files: The files, in order.
+        schema: Their columns.
+        selection: Which rows are kept; how many of each row group these are, the files know.
+    """
+
+    files: tuple[InputFile, ...]
+    schema: pa.Schema
+    selection: Selection = Selection()
+
+    @cached_property
+    def _numbers(self) -> Int64:
+        """The number of each file's first row, then the number after the last row."""
+        return np.cumsum([0, *(file.num_rows for file in self.files)])
+
+    @cached_property
+    def _places(self) -> Int64:
+        """The place of each file's first row that is kept, then the place after the last."""
+        return np.cumsum([0, *(sum(file.counts) for file in self.files)])
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of all files, kept or not."""
+        return int(self._numbers[-1])
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are kept."""
+        return int(self._places[-1])
+
+    @cached_property
+    def data_bytes(self) -> int:
+        """Size of the rows that are kept when decoded, about."""
+        return int(sum(file.row_bytes * sum(file.counts) for file in self.files))
+
+    def where(self, number: int) -> str:
+        """Say where a row stands, for an error."""
+        file = int(np.searchsorted(self._numbers, number, side="right")) - 1
+        return f"{self.files[file].path}, row {number - int(self._numbers[file])}"
+
+    def first_numbers(self, file: int, groups: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of the first row of each of some row groups of a file."""
+        counts = np.asarray(self.files[file].row_groups, np.int64)
+        firsts = np.cumsum(counts) - counts + self._numbers[file]
+        return tuple(firsts[list(groups)].tolist())
+
+    def ranges(self, first: int, stop: int) -> Iterator[FileRange]:
+        """Give what is to be read of each file for the rows at the places first, ..., stop - 1."""
+        if first >= stop:
+            return
+        low = int(np.searchsorted(self._places, first, side="right")) - 1
+        for number in range(low, len(self.files)):
+            begin, end = int(self._places[number]), int(self._places[number + 1])
+            if begin >= stop:
+                break
+            if begin < end:
+                skip = max(0, first - begin)
+                yield self._range_of(number, skip, min(stop, end) - begin - skip)
+
+    def _range_of(self, number: int, skip: int, count: int) -> FileRange:
+        """Return what is to be read of a file: the row groups that hold rows that are wanted, and no others."""
+        file = self.files[number]
+        ends = np.cumsum(file.counts)
+        begins = ends - file.counts
+        groups = np.flatnonzero((ends > skip) & (begins < skip + count) & (ends > begins)).tolist()
+        return FileRange(file, tuple(groups), self.first_numbers(number, groups), skip - int(begins[groups[0]]), count)
