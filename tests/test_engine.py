@@ -1,12 +1,13 @@
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from tables import session_processes, start_script, wait_until
 
-from wdsplit.engine import run_tasks
+from wdsplit.engine import ahead, end_if_told, run_tasks
 from wdsplit.errors import ConvertError, InputError
 
 TESTS = Path(__file__).parent
@@ -119,7 +120,7 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_engine import announce
-from wdsplit.engine import run_tasks
+from wdsplit.engine import ahead, end_if_told, run_tasks
 if __name__ == "__main__":
     for _ in run_tasks(announce, [(sys.argv[2], True), (sys.argv[2], False)], 2):
         print("one is idle", flush=True)
@@ -155,3 +156,56 @@ def test_ctrl_c_ends_the_driver_and_its_workers_and_is_reported_once(driver):
     _, errors = driver.communicate()
     assert driver.returncode != 0
     assert errors.count("KeyboardInterrupt") == 1
+
+
+def test_threads_give_every_result_once_and_start_no_process():
+    results = list(run_tasks(square, range(20), 2, threads=True))
+    assert sorted(results) == [(number * number, os.getpid()) for number in range(20)]
+
+
+def test_an_error_in_one_thread_ends_the_tasks_of_the_others():
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(number):
+        if number == 0:
+            begun.wait()
+            raise InputError("the first error")
+        begun.set()
+        try:
+            while True:
+                end_if_told()
+                time.sleep(0.001)
+        finally:
+            ended.set()
+
+    with pytest.raises(InputError, match="the first error"):
+        list(run_tasks(work, range(4), 2, threads=True))
+    assert ended.is_set()
+
+
+def test_many_jobs_are_processes_even_if_they_may_be_threads():
+    results = list(run_tasks(square, range(20), 5, threads=True))
+    assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_what_is_made_ahead_comes_in_order_with_its_error_and_is_given_up_when_nobody_wants_it():
+    made = []
+
+    def items():
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    assert list(ahead(items())) == list(range(100))
+    made.clear()
+    taken = ahead(items())
+    assert [next(taken), next(taken)] == [0, 1]
+    taken.close()
+    assert len(made) <= 4
+
+    def failing():
+        yield 1
+        raise InputError("no more")
+
+    with pytest.raises(InputError, match="no more"):
+        list(ahead(failing()))

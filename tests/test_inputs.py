@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tables import mixed_table, write_files, write_table
 
 from wdsplit.errors import InputError
+from wdsplit import inputs
 from wdsplit.formats import parquet
 from wdsplit.inputs import find_inputs, first_payloads, open_inputs, read_rows
 
@@ -66,6 +67,7 @@ def test_any_rows_of_any_layout_read_in_any_batches_are_the_slice_of_the_table(
 
 def test_a_batch_does_not_hold_more_than_its_bytes_of_rows(layouts, monkeypatch):
     monkeypatch.setattr(parquet, "BATCH_BYTES", layouts["one"].files[0].data_bytes // 60 * 5)
+    monkeypatch.setattr(inputs, "_SMALL_BYTES", 1)
     assert {len(rows) for rows in read_rows(layouts["one"], 0, 60, TABLE.column_names)} == {5}
 
 

@@ -188,13 +188,14 @@ def _write(
     if plan.scatters and left:
         scattering, tasks = scatter_tasks(storage.url, plan, held_bytes)
         scattered = 0
-        for rows in run_tasks(partial(scatter, scattering), tasks, options.jobs):
+        for rows in run_tasks(partial(scatter, scattering), tasks, options.jobs, threads=True):
             scattered += rows
             progress(plan, Progress(len(published), samples, num_bytes, len(done), scattered))
+    threads = all(field.encoding != "json" for field in plan.fields)
     job, spans = Job(storage.url, plan, held_bytes, options.emit), task_spans(plan, options.jobs, left)
 
     progress(plan, Progress(len(published), samples, num_bytes, len(done)))
-    for written in run_tasks(partial(write_shards, job), spans, options.jobs):
+    for written in run_tasks(partial(write_shards, job), spans, options.jobs, threads):
         published.update(written)
         samples += sum(shard.num_samples for shard in written.values())
         num_bytes += sum(shard.num_bytes for shard in written.values())

@@ -1,7 +1,8 @@
-"""Engines: ways to map a function over tasks. Here: this process, or several local ones.
+"""Engines: ways to map a function over tasks. Here: this process, threads of it, or several local processes.
 
 Results come as they are ready. The first error ends the run; nothing is left behind. Worker processes are spawned, end
-with their parent however that ends, and leave Ctrl-C to it.
+with their parent however that ends, and leave Ctrl-C to it. Threads start at once, and serve few jobs that spend their
+time in numpy, Arrow and the system, which let other threads run; they end where their task calls `end_if_told`.
 """
 
 from __future__ import annotations
@@ -12,22 +13,32 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from wdsplit.errors import ConvertError
 
-__all__ = ["run_tasks"]
+__all__ = ["ahead", "end_if_told", "run_tasks"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 _QUEUED_PER_JOB = 2
+_MAX_THREADS = 4
+"""More would wait for each other more than they work, as Python runs in one at a time."""
+_run = threading.local()
 
 
-def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+class _Ended(BaseException):
+    """A task has ended before its time, because its run has."""
+
+
+def run_tasks(
+    function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int, threads: bool = False
+) -> Iterator[Result]:
     """Map a picklable function over tasks and yield the results as they are ready.
 
     Args:
@@ -35,6 +46,8 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: i
             what all tasks need is best bound to it (`functools.partial`).
         tasks: Picklable.
         jobs: Processes; with 1 all is done in this one.
+        threads: Whether up to four jobs may be threads of this process instead: the function calls `end_if_told`
+            often, and runs little Python.
 
     Raises:
         ConvertError: A worker process died.
@@ -44,6 +57,9 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: i
         for task in tasks:
             yield function(task)
         return
+    if threads and jobs <= _MAX_THREADS:
+        yield from _in_threads(function, tasks, jobs)
+        return
     pool = ProcessPoolExecutor(
         min(jobs, len(tasks)),
         mp_context=multiprocessing.get_context("spawn"),
@@ -52,7 +68,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: i
     )
     finished = False
     try:
-        yield from _bounded(pool, tasks, _QUEUED_PER_JOB * jobs)
+        yield from _bounded(pool, _call, tasks, _QUEUED_PER_JOB * jobs)
         finished = True
     except BrokenProcessPool as error:
         raise ConvertError(
@@ -66,14 +82,40 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: i
         _stop(pool, finished)
 
 
-def _bounded(pool: ProcessPoolExecutor, tasks: Sequence[Any], limit: int) -> Iterator[Any]:
+def end_if_told() -> None:
+    """End the task that calls this, by an exception, if it works in a thread whose run has ended."""
+    ended: threading.Event | None = getattr(_run, "ended", None)
+    if ended is not None and ended.is_set():
+        raise _Ended
+
+
+def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+    ended = threading.Event()
+    pool = ThreadPoolExecutor(min(jobs, len(tasks)), initializer=setattr, initargs=(_run, "ended", ended))
+    try:
+        yield from _bounded(pool, function, tasks, _QUEUED_PER_JOB * jobs)
+    finally:
+        ended.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Give what an iterator gives; a thread makes the next item meanwhile. None must not be among the items."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
+
+
+def _bounded(pool: Executor, function: Callable[[Any], Any], tasks: Sequence[Any], limit: int) -> Iterator[Any]:
     """Keep at most `limit` tasks handed out, so that the driver's memory does not grow with their number."""
     running: set[Future[Any]] = set()
     todo = iter(tasks)
     while True:
         for task in todo:
             with _interrupts_held():
-                running.add(pool.submit(_call, task))
+                running.add(pool.submit(function, task))
             if len(running) >= limit:
                 break
         if not running:

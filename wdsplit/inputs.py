@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import braceexpand
+import numpy as np
 import pyarrow as pa
 
 from wdsplit.encode import media_bytes
@@ -30,6 +31,7 @@ __all__ = ["Rows", "file_batches", "find_inputs", "first_payloads", "matching_gr
 
 _FOOTER_THREADS = 8
 _SNIFF_BYTES = 64
+_SMALL_ROWS, _SMALL_BYTES = 1024, 1024**2
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return sum(array.nbytes for array in self.columns.values())
 
     def slice(self, low: int, high: int) -> Rows:
         """Return the rows low, ..., high - 1 of the batch; nothing is copied."""
@@ -235,11 +242,15 @@ def first_payloads(table: Table) -> dict[str, bytes | None]:
 
 
 def read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> Iterator[Rows]:
-    """Read the rows at the places first, ..., stop - 1, batch by batch, in order; a batch is of one file.
+    """Read the rows at the places first, ..., stop - 1, batch by batch, in order.
 
     Raises:
         InputError: A file cannot be read.
     """
+    yield from _joined(_read_rows(table, first, stop, columns))
+
+
+def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> Iterator[Rows]:
     picker = Picker(table)
     wanted = list(dict.fromkeys([*columns, *picker.columns]))
     for part in table.ranges(first, stop):
@@ -258,6 +269,30 @@ def read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> It
                 remedy="leave the inputs alone while they are converted; start again with --overwrite",
                 url=part.file.path,
             )
+
+
+def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
+    """Join batches that are small, as those of many small files are: what is done with a batch has its price."""
+    held: list[Rows] = []
+    for rows in batches:
+        if len(rows) >= _SMALL_ROWS or rows.nbytes >= _SMALL_BYTES:
+            yield from _flushed(held)
+            yield rows
+            continue
+        held.append(rows)
+        if sum(map(len, held)) >= _SMALL_ROWS or sum(rows.nbytes for rows in held) >= _SMALL_BYTES:
+            yield from _flushed(held)
+    yield from _flushed(held)
+
+
+def _flushed(held: list[Rows]) -> Iterator[Rows]:
+    """Give the batches that are held as one, and hold none any more."""
+    if held:
+        numbers = np.concatenate([rows.numbers for rows in held])
+        names, table = list(held[0].columns), held[0].table
+        columns = {name: pa.concat_arrays([rows.columns[name] for rows in held]) for name in names}
+        yield Rows(columns, numbers, table) if len(held) > 1 else held[0]
+    held.clear()
 
 
 def _read_range(

@@ -1,9 +1,9 @@
 """Putting a table that does not fit into memory into another order: rows are scattered to spill files, then gathered.
 
-`permute` says where each row goes, or `grouping` where its group does. Scattering reads the inputs once, and writes runs:
-Arrow files whose rows are sorted by their places and cut where places reach a multiple of the bucket. Gathering reads,
-for any range of places, the parts of all runs that lie in it. How the runs were cut changes nothing about what is
-gathered.
+`permute` says where each row goes, or `grouping` where its group does. Scattering reads the inputs once, and writes
+runs: Arrow files whose rows are sorted by their places and cut where places reach a multiple of the bucket. Gathering
+reads, for any range of places, the parts of all runs that lie in it. How the runs were cut changes nothing about what
+is gathered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from wdsplit.engine import end_if_told
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.manifest import RUN_FOLDER
 from wdsplit.order import Int64
@@ -129,6 +130,7 @@ def scatter(job: ScatterJob, task: tuple[int, int]) -> int:
 
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, *task, list(dict.fromkeys(columns))):
+        end_if_told()
         held.append(rows)
         places.append(places_of(rows))
         held_bytes += sum(array.nbytes for array in rows.columns.values())

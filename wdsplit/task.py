@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from wdsplit.emit import write_shard_sidecars
 from wdsplit.encode import encode_batch
+from wdsplit.engine import ahead, end_if_told
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
@@ -70,7 +71,7 @@ def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:
     plan = job.plan
     if plan.scatters:
         return SpilledRows(job.output, plan, job.held_bytes).read
-    return lambda first, stop: read_rows(plan.table, first, stop, plan.columns)
+    return lambda first, stop: ahead(read_rows(plan.table, first, stop, plan.columns))
 
 
 class _Stream:
@@ -96,6 +97,7 @@ def _bodies(
     """Give the samples of a shard, batch by batch, its pads at the end; the catalog takes all but the pads."""
     first, stop = plan.rows(shard)
     for rows in stream.take(stop - first):
+        end_if_told()
         keys, fields = keys_of(plan, rows), _encoded(plan, rows)
         if catalog is not None:
             catalog.append(keys, fields)

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 BATCH_BYTES = 16 * 1024**2
-MAX_BATCH_ROWS = 16_384
+MAX_BATCH_ROWS = 8192
 
 
 def checksum(data: bytes | memoryview) -> str:
@@ -75,7 +75,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into slices of about 16 MiB and at most 16,384 rows; nothing is copied."""
+    """Cut a batch into slices of about 16 MiB and at most 8,192 rows; nothing is copied."""
     row_bytes = max(1, batch.nbytes // max(1, len(batch)))
     rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES // row_bytes))
     for first in range(0, len(batch), rows):
