@@ -1,7 +1,11 @@
-"""Small archives for the tests, as wdsplit writes them."""
+"""Small archives for the tests, as wdsplit writes them, and as others do."""
 
 from __future__ import annotations
 
+import io
+import shutil
+import subprocess
+import tarfile
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,3 +68,79 @@ def archives(draw, min_samples=0, max_samples=5):
         for column, name in enumerate(names)
     }
     return archive([f"dir/key_{number:03d}" for number in range(len(rows))], fields)
+
+
+# Archives of others
+
+
+def by_tarfile(members, format=tarfile.PAX_FORMAT, **attributes):
+    """Return the tar that Python writes of names and payloads."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=format) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.mtime = len(data), 0o644, 0
+            for attribute, value in attributes.items():
+                setattr(info, attribute, value)
+            tar.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def read_by_tarfile(data):
+    """Return names and payloads of the files of a tar, as Python reads them."""
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        return [(info.name, tar.extractfile(info).read()) for info in tar if info.isreg()]
+
+
+def gnu_tar(*arguments, cwd):
+    program = shutil.which("tar")
+    assert program, "GNU tar is needed: apt-get install tar"
+    done = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def without_devices(data):
+    """Blank the device numbers of all headers, and the checksums, which count them.
+
+    Python's tarfile leaves the device numbers of a plain file blank; POSIX and GNU tar write zeros, as we do.
+    """
+    data, position = bytearray(data), 0
+    while data[position : position + 512] != bytes(512):
+        assert data[position + 329 : position + 345] in (bytes(16), b"0000000\0" * 2)
+        size = int(data[position + 124 : position + 135], 8)
+        for first, stop in ((148, 156), (329, 345)):
+            data[position + first : position + stop] = bytes(stop - first)
+        position += 512 + size + -size % 512
+    return bytes(data)
+
+
+class Parts(io.RawIOBase):
+    """A file made of parts, which are read where they lie."""
+
+    def __init__(self, parts):
+        self.parts = [memoryview(part) for part in parts]
+        self.ends = np.cumsum([len(part) for part in self.parts]).tolist()
+        self.position = 0
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.ends[-1]}[whence]
+        return self.position
+
+    def tell(self):
+        return self.position
+
+    def read(self, size=-1):
+        stop = self.ends[-1] if size < 0 else min(self.ends[-1], self.position + size)
+        taken = []
+        for part, end in zip(self.parts, self.ends, strict=True):
+            first = end - len(part)
+            taken.append(bytes(part[max(0, self.position - first) : max(0, stop - first)]))
+        self.position = stop
+        return b"".join(taken)

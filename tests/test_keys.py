@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wdsplit.errors import InputError
 from wdsplit.keys import escape_keys, hash_keys, is_key_type, number_keys, number_width
-from wdsplit.sample import MAX_NAME_BYTES, PAD_PREFIX, escape_key, unescape_key
+from wdsplit.sample import MAX_COMPONENT_BYTES, MAX_NAME_BYTES, PAD_PREFIX, escape_key, unescape_key
 
 TRICKY = [
     "a",
@@ -94,14 +94,27 @@ def test_an_empty_key_is_refused_by_its_row():
 
 
 @pytest.mark.parametrize("letter", ["a", ".", "é"])
-def test_a_key_is_refused_by_its_row_when_it_is_too_long_escapes_included(letter):
-    fits = (MAX_NAME_BYTES - 2) // len(escape_key(letter))
-    assert keys_of([letter * fits]).to_pylist() == [escape_key(letter * fits)]
+@pytest.mark.parametrize(("room", "folder"), [(MAX_COMPONENT_BYTES - 2, ""), (MAX_NAME_BYTES - 2, "x/")])
+def test_a_key_is_refused_by_its_row_when_it_is_too_long_escapes_included(letter, room, folder):
+    """A name between slashes fits into a file system, the whole name into what is sane."""
+    step = len(escape_key(letter))
+    fits = folder * ((room - 240) // 2 if folder else 0)
+    fits += letter * ((room - len(fits)) // step)
+    assert keys_of([fits]).to_pylist() == [escape_key(fits)]
     with pytest.raises(InputError, match="too long") as caught:
-        keys_of(["a", letter * (fits + 1), "b"])
+        keys_of(["a", fits + letter, "b"])
     assert caught.value.place == where(1)
-    assert f"{len(escape_key(letter * (fits + 1)))} bytes" in caught.value.found
-    assert caught.value.key == escape_key(letter * (fits + 1))
+    assert f"{len(escape_key(fits + letter))} bytes" in caught.value.found
+    assert caught.value.key == escape_key(fits + letter)
+
+
+def test_a_part_of_a_key_that_no_file_system_takes_is_refused():
+    longest = "k" * MAX_COMPONENT_BYTES
+    assert keys_of([f"{longest}/a"]).to_pylist() == [f"{longest}/a"]
+    for key in (f"{longest}k/a", f"a/{longest}k/b", f"a/{longest[1:]}"):
+        with pytest.raises(InputError, match="too long") as caught:
+            keys_of(["a", key])
+        assert caught.value.place == where(1)
 
 
 def test_no_rows_have_no_keys():
@@ -134,10 +147,27 @@ def test_100_000_numbers_have_100_000_hashes_in_all_bits():
     assert 0.48 < min(ones) <= max(ones) < 0.52
 
 
-def test_the_longest_keys_are_hashed_to_their_last_letter():
-    longest = MAX_NAME_BYTES - 2
-    one, other = hash_keys(keys_of(["a" * longest, "a" * (longest - 1) + "b"]))
-    assert one != other
+@pytest.mark.parametrize("length", [97, 103, 104, 105, 111, 112, 113, 250, MAX_NAME_BYTES - 2])
+def test_keys_of_any_length_are_hashed_to_their_last_letter(length):
+    keys = ["a" * length, "a" * (length - 1) + "b", "a" * (length - 1)]
+    hashes = hash_keys(pa.array(keys, pa.large_string())).tolist()
+    assert len(set(hashes)) == 3
+    assert [hash_keys(pa.array([key], pa.large_string())).tolist() for key in keys] == [[each] for each in hashes]
+
+
+GOLDEN = {
+    "": 0x24E351EC0A843F23,
+    "a": 0x2A2304CDF6FF8160,
+    "00000017": 0x3E3E1494BF51F8F5,
+    "train/n01440764/n01440764_10026": 0xF3C60873372DF5BF,
+    "k" * 99: 0x8766960073E233D7,
+    "k" * 104: 0xF88D862CDE2614E5,
+}
+"""What the hashes were when keys had at most 99 bytes; a key of up to 104 fills the same thirteen words."""
+
+
+def test_the_hashes_of_keys_are_part_of_what_does_not_change():
+    assert dict(zip(GOLDEN, hash_keys(pa.array(list(GOLDEN), pa.large_string())).tolist(), strict=True)) == GOLDEN
 
 
 @given(st.integers(0, 10**12), st.integers(0, 300))

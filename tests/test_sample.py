@@ -14,6 +14,7 @@ from wdsplit.sample import (
     escape_key,
     is_pad_key,
     pad_key,
+    split_member,
     split_name,
     unescape_key,
 )
@@ -150,6 +151,48 @@ def test_a_name_splits_into_its_key_and_field_as_webdataset_splits_it(raw, field
 )
 def test_only_a_dot_of_the_base_name_parts_key_and_field(name, parts):
     assert split_name(name) == parts
+
+
+@given(keys, fields)
+def test_a_member_that_we_write_splits_into_its_key_and_field(raw, field):
+    key = escape_key(raw)
+    assert split_member(f"{key}.{field}".encode()) == (key.encode(), field.encode())
+
+
+@given(st.text(alphabet="a./_-é \n", max_size=12))
+def test_a_member_of_others_splits_as_webdataset_splits_it_or_names_no_sample(name):
+    parts = split_member(name.encode())
+    if parts is not None:
+        bare = re.sub(r"^(\./)*", "", name)
+        theirs = re.match(r"^((?:.*/|)[^.]+)[.]([^/]*)$", bare, re.DOTALL)
+        assert (parts[0].decode(), parts[1].decode()) == theirs.groups()
+        return
+    base = name.rpartition("/")[2]
+    hidden, bare, empty = base.startswith("."), "." not in base, base.partition(".")[2] == ""
+    assert hidden or bare or empty or re.match(r"(\./)*__[^/]*__/", name)
+
+
+@pytest.mark.parametrize(
+    "name", ["README", "dir/README", "a.", ".jpg", "dir/.jpg", "dir/._a.jpg", "__meta__/a.jpg", "./__a__/b.jpg", ""]
+)
+def test_a_name_that_names_no_sample_has_no_parts(name):
+    assert split_member(name.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("./a.jpg", (b"a", b"jpg")),
+        ("././d.x/a.b.jpg", (b"d.x/a", b"b.jpg")),
+        ("/a.jpg", (b"/a", b"jpg")),
+        ("__a/b.jpg", (b"__a/b", b"jpg")),
+        ("a/__m__/b.jpg", (b"a/__m__/b", b"jpg")),
+        ("../a.jpg", (b"../a", b"jpg")),
+        ("a b.JPG", (b"a b", b"JPG")),
+    ],
+)
+def test_only_a_leading_dot_and_slash_is_dropped(name, parts):
+    assert split_member(name.encode()) == parts
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7))

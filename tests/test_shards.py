@@ -1,4 +1,5 @@
 import os
+import tarfile
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,13 +9,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import files_below, sample_offsets, tar_samples
-from tars import archives, binary
+from tars import archives, binary, by_tarfile, read_by_tarfile
+from webdataset.tariterators import group_by_keys
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.manifest import Shard
 from wdsplit.shards import check_tail, open_shard, write_shard
 from wdsplit.storage import LocalStorage
 from wdsplit.tar import build_body
+from wdsplit.tarsamples import group_samples
+from wdsplit.tarscan import scan_tar
 
 PATH = "000000.tar"
 
@@ -209,9 +213,108 @@ def test_a_tail_that_holds_more_than_zeros_is_told_by_its_place(written):
 
 
 @pytest.mark.parametrize("change", [-512, 512, 10_240])
-def test_a_tail_of_another_length_is_told_even_where_the_manifest_agrees(written, change):
+def test_how_many_zeros_end_a_tar_is_left_to_its_writer(written, change):
+    num_bytes = written.shard.num_bytes + change
+    os.truncate(written.tar, num_bytes)
+    assert check_tail(written.open(num_bytes=num_bytes)) is None
+
+
+@pytest.mark.parametrize("change", [-1, 1, 511])
+def test_a_tail_of_no_whole_blocks_is_told_even_where_the_manifest_agrees(written, change):
     num_bytes = written.shard.num_bytes + change
     os.truncate(written.tar, num_bytes)
     error = check_tail(written.open(num_bytes=num_bytes))
     assert error is not None
     assert "right end" in error.cause
+
+
+# Tars of others
+
+
+def opened(folder, data):
+    """Return a tar of others as an open shard, with the index that it should have."""
+    samples = group_samples(scan_tar(memoryview(data)))
+    (folder / PATH).write_bytes(data)
+    (folder / f"{PATH}.idx").write_bytes(samples.offsets.astype("<u8").tobytes())
+    return open_shard(LocalStorage(str(folder)), Shard(PATH, len(samples.keys), 0, len(data), ""))
+
+
+def taken(window, rows=None):
+    """Return keys and fields of the samples of a window."""
+    rows = range(len(window)) if rows is None else rows
+    samples = window.take(rows, rows, [False] * len(rows))
+    return [
+        (sample["__key__"], {name: value for name, value in sample.items() if name[:2] != "__"}) for sample in samples
+    ]
+
+
+UNIFORM = [f"{key}.{field}" for key in ("a", "b", "c") for field in ("jpg", "cls")]
+
+TARS = {
+    "uniform": UNIFORM,
+    "from .": [f"./{name}" for name in UNIFORM],
+    "capitals": [name.replace("jpg", "JPG") for name in UNIFORM],
+    "capitals once": ["a.JPG", *UNIFORM[1:]],
+    "another order": ["a.cls", "a.jpg", *UNIFORM[2:]],
+    "another number": UNIFORM[:-1],
+    "folders with dots": [f"v1.0/{name}" for name in UNIFORM],
+    "dots": ["a.jpg", "x.y.jpg", "z.jpg"],
+    "long": [f"{'n' * 120}-{name}" for name in UNIFORM],
+    "long once": [*UNIFORM[:2], *[f"{'n' * 120}-{name}" for name in UNIFORM[2:4]], *UNIFORM[4:]],
+    "split names": [f"{'d' * 60}/{'n' * 60}-{name}" for name in UNIFORM],
+    "not ASCII": [f"größe {name}" for name in UNIFORM],
+    "left out": ["README", *UNIFORM[:2], "notes", *UNIFORM[2:], "__meta__/x.json"],
+    "one left out a sample": [name for key in "Rab" for name in (f"{key}.jpg", f"{key}EADME", f"{key}.cls")],
+    "left out after each": [name for key in "Rab" for name in (f"{key}.jpg", f"{key}EADME")],
+    "hidden": [name for key in "abc" for name in (f"{key}.jpg", f"._{key}.jpg")],
+    "marked": [f"__{name}" for name in UNIFORM],
+    "marked in a folder": [f"__m/{name}" for name in UNIFORM],
+}
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("names", TARS.values(), ids=TARS)
+def test_a_window_of_a_tar_of_others_holds_the_samples_of_webdataset(tmp_path, names, format):
+    if format == tarfile.USTAR_FORMAT and any(len(name) > 120 and "/" not in name for name in names):
+        format = tarfile.PAX_FORMAT
+    data = by_tarfile([(name, name.encode() * 30) for name in names], format, mtime=1.5)
+    shard = opened(tmp_path, data)
+    read = group_by_keys(
+        {"fname": name.removeprefix("./"), "data": data, "__url__": ""}
+        for name, data in read_by_tarfile(data)
+        if not name.startswith(("._", "__meta__/"))
+    )
+    expected = [
+        (sample["__key__"], {name: value for name, value in sample.items() if name[:2] != "__"}) for sample in read
+    ]
+    num_samples = len(shard.offsets) - 1
+    window = shard.window(0, num_samples)
+    assert taken(window) == expected
+    assert window.keys == [key for key, _ in expected]
+    assert {name for _, names in window.field_names() for name in names} == {
+        name for _, fields in expected for name in fields
+    }
+    for row in range(num_samples):
+        assert taken(shard.window(row, row + 1)) == [expected[row]]
+    assert check_tail(shard) is None
+
+
+def test_a_field_in_two_cases_is_a_field_twice(tmp_path):
+    data = by_tarfile([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.cls", b"3")])
+    shard = opened(tmp_path, data)
+    assert taken(shard.window(0, 2))
+    both = by_tarfile([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.JPG", b"3")])
+    (tmp_path / PATH).write_bytes(both)
+    again = open_shard(LocalStorage(str(tmp_path)), Shard(PATH, 2, 0, len(both), ""))
+    with pytest.raises(CorruptDataError, match="twice"):
+        taken(again.window(0, 2))
+
+
+def test_an_entry_of_the_index_without_a_sample_is_told(tmp_path):
+    data = by_tarfile([("a.jpg", b"1"), ("README", b"2"), ("b.jpg", b"3")])
+    shard = opened(tmp_path, data)
+    (tmp_path / f"{PATH}.idx").write_bytes(np.array([0, 1024, 2048, 3072], "<u8").tobytes())
+    window = open_shard(LocalStorage(str(tmp_path)), Shard(PATH, 3, 0, len(data), "")).window(0, 3)
+    assert taken(window, [0]) == taken(shard.window(0, 1))
+    with pytest.raises(CorruptDataError, match="no members"):
+        taken(window, [1])

@@ -24,10 +24,10 @@ from tars import SIZES, binary, payload
 
 from wdsplit import emit, sidecars
 from wdsplit.cli import cli
-from wdsplit.converter import ConvertOptions, convert
+from wdsplit.converter import convert
 from wdsplit.errors import InputError, OutputExistsError, StorageError
 from wdsplit.manifest import HEADER_NAME
-from wdsplit.plan import PlanOptions
+from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.sample import is_pad_key, split_name
 from wdsplit.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
 from wdsplit.tar import build_body, parse_members
@@ -56,7 +56,9 @@ def table_path(tmp_path_factory):
 def converted(table_path, output, emit=ALL, shards=NUM_SHARDS, progress=None, key="name", **more):
     run = {name: more.pop(name) for name in ("jobs", "overwrite", "resume") if name in more}
     mapping = {"txt": "txt", "cls": "cls", "json": "json", "seg.bin": "seg"}
-    options = ConvertOptions(PlanOptions(shards=shards, null="omit", **more), mapping, key, emit=emit, **run)
+    options = ConvertOptions(
+        PlanOptions(shards=shards, null="omit", **more), mapping=mapping, key=key, emit=emit, **run
+    )
     convert(table_path, str(output), options, progress)
     return Path(output)
 
@@ -108,7 +110,8 @@ def sample_batches(draw):
             field: binary([None if size is None else payload(row, number, size) for row, size in zip(rows, column)])  # noqa: B905
             for number, (field, column) in enumerate(zip(fields, sizes, strict=True))
         }
-        batches.append((pa.array([f"dir/key_{row}" for row in rows], pa.large_string()), columns))
+        folder = draw(st.sampled_from(("dir", "d" * 88, "e" * 92, "f" * 200)))
+        batches.append((pa.array([f"{folder}/key_{row}" for row in rows], pa.large_string()), columns))
         first += count
     return batches
 

@@ -283,16 +283,6 @@ def with_bytes_after_its_end(folder):
     recorded(folder, SHARD, made.data + made.data, made.offsets)
 
 
-def with_a_record_too_many(folder):
-    made = tar_of(["a", "b"])
-    recorded(folder, SHARD, made.data + bytes(10_240), made.offsets)
-
-
-def without_end(folder):
-    made = tar_of(["a", "b"])
-    recorded(folder, SHARD, made.data[: int(made.offsets[-1])], made.offsets)
-
-
 WRONG_SHARDS = {
     with_a_sample_cut: BAD_HEADER,
     with_two_samples_interleaved: TWO_SAMPLES,
@@ -306,8 +296,6 @@ WRONG_SHARDS = {
     with_an_unknown_field: UNKNOWN,
     with_an_unknown_field_in_one_sample: UNKNOWN,
     with_bytes_after_its_end: NO_END,
-    with_a_record_too_many: NO_END,
-    without_end: NO_END,
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.tar import BLOCK_BYTES
+from wdsplit.tarheaders import BLOCK_BYTES
 
 __all__ = ["dump_index", "parse_index"]
 

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.order import hash_stream
-from wdsplit.sample import KEY_PATTERN, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
+from wdsplit.sample import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
+from wdsplit.tarheaders import large_binary
 
 __all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width"]
 
@@ -24,7 +25,8 @@ Where = Callable[[int], str]
 
 _MIN_NUMBER_WIDTH = 8
 _KEY_DOMAIN = 4
-_HASH_WORDS = -(-MAX_NAME_BYTES // 8)
+_HASH_WORDS = 13
+"""Words of eight bytes that even a short key is hashed as; a longer key has as many as it needs."""
 
 
 def number_width(num_rows: int) -> int:
@@ -79,29 +81,46 @@ def escape_keys(column: pa.Array, where: Where) -> pa.LargeStringArray:
 
 
 def _check_lengths(keys: pa.LargeStringArray, where: Where) -> None:
-    lengths = np.asarray(pc.binary_length(keys), np.int64)
-    if len(lengths) and lengths.max() > MAX_NAME_BYTES - 2:
-        row = int(lengths.argmax())
+    """Refuse keys that leave no room for a dot and a field of one letter."""
+    inner, last = MAX_COMPONENT_BYTES + 1, MAX_COMPONENT_BYTES - 1
+    too_long = pc.greater(pc.binary_length(keys), MAX_NAME_BYTES - 2)
+    too_long = pc.or_(too_long, pc.match_substring_regex(keys, f"[^/]{{{inner}}}|[^/]{{{last}}}$"))
+    if pc.any(too_long, min_count=0).as_py():
+        row = pc.index(too_long, True).as_py()
+        key = keys[row].as_py()
         raise InputError(
             "a key is too long",
             place=where(row),
-            expected=f"at most {MAX_NAME_BYTES} bytes for key, dot and field, escapes included",
-            found=f"{int(lengths[row])} bytes: {keys[row].as_py()}",
+            expected=f"at most {MAX_NAME_BYTES} bytes for key, dot and field, {MAX_COMPONENT_BYTES} between slashes, "
+            "escapes included",
+            found=f"{len(key)} bytes: {key}",
             remedy="choose a shorter key column, or leave out --key to number the rows",
-            key=keys[row].as_py(),
+            key=key,
         )
 
 
 def hash_keys(keys: pa.LargeStringArray) -> npt.NDArray[np.uint64]:
     """Return a 64-bit hash of each key, the same on every machine: uint64 of shape (n,)."""
-    lengths = np.asarray(pc.binary_length(keys), np.int64)
-    width = _HASH_WORDS * 8
-    fill = pa.array(["\0" * n for n in range(width + 1)], pa.large_string()).take(pa.array(width - lengths))
-    joined = pc.binary_join_element_wise(keys, fill, pa.scalar("", pa.large_string()))
-    flat = np.frombuffer(joined.buffers()[2] or b"", np.uint8)[: len(keys) * width]
-    words = flat.reshape(-1, width).view("<u8")
+    num_words = np.maximum(_HASH_WORDS, -(-np.asarray(pc.binary_length(keys), np.int64) // 8))
     state = np.full(len(keys), hash_stream(_KEY_DOMAIN), np.uint64)
-    for column in range(_HASH_WORDS):
+    for words in np.unique(num_words).tolist():
+        rows = np.flatnonzero(num_words == words)
+        state[rows] = _mixed(state[rows], _words(keys if len(rows) == len(keys) else keys.take(pa.array(rows)), words))
+    return state
+
+
+def _words(keys: pa.LargeStringArray, num_words: int) -> npt.NDArray[np.uint64]:
+    """Return keys filled up with NULs, as uint64 of shape (n, num_words)."""
+    width = 8 * num_words
+    fill = width - np.asarray(pc.binary_length(keys), np.int64)
+    zeros = large_binary(fill, np.zeros(int(fill.sum()), np.uint8))
+    joined = pc.binary_join_element_wise(keys.cast(pa.large_binary()), zeros, pa.scalar(b"", pa.large_binary()))
+    flat = np.frombuffer(joined.buffers()[2] or b"", np.uint8)[: len(keys) * width]
+    return flat.reshape(-1, width).view("<u8")
+
+
+def _mixed(state: npt.NDArray[np.uint64], words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    for column in range(words.shape[1]):
         state ^= words[:, column]
         state *= np.uint64(0x9E3779B97F4A7C15)
         state ^= state >> np.uint64(32)

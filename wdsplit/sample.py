@@ -13,7 +13,10 @@ from wdsplit.errors import InputError
 
 __all__ = [
     "KEY_PATTERN",
+    "MAX_COMPONENT_BYTES",
     "MAX_NAME_BYTES",
+    "MEMBER_PATTERN",
+    "META_PATTERN",
     "ODD_KEY_PATTERN",
     "PAD_PREFIX",
     "RESERVED_FIELDS",
@@ -21,12 +24,16 @@ __all__ = [
     "escape_key",
     "is_pad_key",
     "pad_key",
+    "split_member",
     "split_name",
     "unescape_key",
 ]
 
-MAX_NAME_BYTES = 99
-"""Longest member name: ustar has 100 bytes, and some readers want a closing NUL."""
+MAX_NAME_BYTES = 1024
+"""Longest member name that is written. Over 99 bytes it needs an extended header, which costs 1 KiB a member."""
+
+MAX_COMPONENT_BYTES = 255
+"""Longest part of a name between slashes: file systems have no longer ones, and members are extracted."""
 
 PAD_PREFIX = "_pad_/"
 """Every pad's key begins so, and no other key does: any reader can tell a pad by its key.
@@ -42,6 +49,18 @@ KEY_PATTERN = r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*"
 ODD_KEY_PATTERN = r"_x|^_pad_/|^__[^/]*__/"
 """Where a key that is otherwise plain may need an escape: it looks escaped, or a pad, or webdataset would skip it."""
 
+MEMBER_PATTERN = r"^(?:\./)*(?P<key>(?:[^/]*/)*[^/.][^/.]*)\.(?P<field>[^/]+)$"
+"""How the name of a tar's member splits: webdataset's rule, with two exceptions.
+
+A leading `./` is dropped: `tar -c .` writes it. A hidden file names no sample, where webdataset takes its folder for
+the key: programs leave such files beside others, such as `._a.jpg`.
+"""
+
+META_PATTERN = r"^(?:\./)*__[^/]*__/"
+"""The members that webdataset leaves out: those of folders such as `__meta__/`."""
+
+_MEMBER = re.compile(MEMBER_PATTERN.encode(), re.DOTALL)
+_META = re.compile(META_PATTERN.encode())
 _SAFE = re.compile(KEY_PATTERN)
 _ODD = re.compile(ODD_KEY_PATTERN)
 _SKIPPED_FOLDER = re.compile(rb"_pad_/|__[^/]*__/")
@@ -118,3 +137,11 @@ def split_name(name: str) -> tuple[str, str]:
     if dot < 0:
         return name, ""
     return name[:dot], name[dot + 1 :]
+
+
+def split_member(name: bytes) -> tuple[bytes, bytes] | None:
+    """Split a member's name into key and field, or return None if it names no sample (MEMBER_PATTERN, META_PATTERN)."""
+    match = _MEMBER.search(name)
+    if match is None or _META.search(name):
+        return None
+    return match["key"], match["field"]

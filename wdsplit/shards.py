@@ -27,9 +27,10 @@ from wdsplit.manifest import (
     parse_manifest,
 )
 from wdsplit.order import Int64
-from wdsplit.sample import RESERVED_FIELDS, split_name
+from wdsplit.sample import RESERVED_FIELDS, split_member
 from wdsplit.storage import Storage
 from wdsplit.tar import Body, Members, parse_members, trailer_bytes
+from wdsplit.tarheaders import BLOCK_BYTES
 
 __all__ = ["OpenShard", "Window", "check_tail", "open_shard", "read_manifest", "write_manifest", "write_shard"]
 
@@ -168,6 +169,7 @@ class Window:
         self._url = shard.url
         self._members = members
         self._columns = _uniform_columns(members)
+        self._ends = np.cumsum(members.counts).tolist() if self._columns is None else []
 
     def __len__(self) -> int:
         return len(self._members.counts)
@@ -177,7 +179,7 @@ class Window:
         """The keys of the samples."""
         if self._columns is not None:
             return self._columns[0]
-        return [split_name(name)[0] for name in self._first_names()]
+        return [self._ragged(row, 0, False)["__key__"] for row in range(len(self))]
 
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
         """Give the field names of each sample with its key; once for all if all samples have the same fields."""
@@ -211,11 +213,13 @@ class Window:
 
     def _ragged(self, row: int, position: int, pad: bool) -> dict[str, Any]:
         """Take a sample of a window whose samples have not all the same fields."""
-        members = self._members
-        first = int(members.counts[:row].sum())
+        members, stop = self._members, self._ends[row]
         sample: dict[str, Any] = {}
-        for member in range(first, first + int(members.counts[row])):
-            key, field = split_name(_text(members.names[member]))
+        for member in range(stop - int(members.counts[row]), stop):
+            parts = split_member(bytes(members.names[member]))
+            if parts is None:
+                continue
+            key, field = _text(parts[0]), _text(parts[1]).lower()
             if sample and key != sample["__key__"]:
                 raise self._mixed(sample["__key__"], key)
             sample = sample or {"__key__": key, "__url__": self._url, "__position__": position, "__pad__": pad}
@@ -223,11 +227,9 @@ class Window:
                 raise self._twice(key, field)
             start = int(members.starts[member])
             sample[field] = self._data[start : start + int(members.sizes[member])]
+        if not sample:
+            raise self._none(row)
         return sample
-
-    def _first_names(self) -> list[str]:
-        firsts = np.cumsum(self._members.counts) - self._members.counts
-        return [_text(name) for name in self._members.names[firsts]]
 
     def _twice(self, key: str, field: str) -> CorruptDataError:
         return CorruptDataError(
@@ -251,6 +253,15 @@ class Window:
             key=first,
         )
 
+    def _none(self, row: int) -> CorruptDataError:
+        return CorruptDataError(
+            "no members stand where the index has a sample",
+            place=f"{self._url}, sample {row} of a window",
+            expected="members that have a key and a field",
+            remedy="the index does not belong to this shard: copy or convert both again",
+            url=self._url,
+        )
+
 
 def _text(name: bytes) -> str:
     return bytes(name).decode("utf-8", "surrogateescape")
@@ -265,36 +276,46 @@ def _uniform_columns(members: Members) -> Columns | None:
     if not len(counts) or (counts != counts[0]).any():
         return None
     num_fields = int(counts[0])
-    first_key, _ = split_name(_text(members.names[0]))
-    suffixes = [bytes(name)[len(first_key.encode("utf-8", "surrogateescape")) :] for name in members.names[:num_fields]]
-    lead = [bytes(name) for name in members.names[::num_fields].tolist()]
-    cut = len(suffixes[0])
-    if not cut or len(set(suffixes)) < num_fields or not all(name.endswith(suffixes[0]) for name in lead):
+    names: list[bytes] = members.names.tolist()
+    first = [parts for parts in map(split_member, names[:num_fields]) if parts is not None]
+    fields = [_text(field).lower() for _, field in first]
+    if not num_fields or len(set(fields)) < num_fields:
         return None
-    keys = [name[:-cut] for name in lead]
-    if any(b"." in key for key in keys):
+    suffixes = [b"." + field for _, field in first]
+    lead = names[0].removesuffix(first[0][0] + suffixes[0])
+    keys = [name[len(lead) : -len(suffixes[0])] for name in names[::num_fields]]
+    if not _are_plain(keys):
         return None
-    fields = []
     for number, suffix in enumerate(suffixes):
-        if members.names[number::num_fields].tolist() != [key + suffix for key in keys]:
+        if names[number::num_fields] != [lead + key + suffix for key in keys]:
             return None
+    columns = []
+    for number, field in enumerate(fields):
         starts = members.starts[number::num_fields]
-        stops = starts + members.sizes[number::num_fields]
-        fields.append((_text(suffix[1:]), starts.tolist(), stops.tolist()))
-    return [_text(key) for key in keys], fields
+        columns.append((field, starts.tolist(), (starts + members.sizes[number::num_fields]).tolist()))
+    return [_text(key) for key in keys], columns
+
+
+def _are_plain(keys: list[bytes]) -> bool:
+    """Tell whether all keys are such that a name splits right after them: no dots, or only in the names of folders."""
+    return b"." not in b"".join(keys) or all(split_member(key + b".x") == (key, b"x") for key in keys)
 
 
 def check_tail(shard: OpenShard) -> CorruptDataError | None:
-    """Return what is wrong with the end of a shard, if anything: only zeros may follow the last sample."""
+    """Return what is wrong with the end of a shard, if anything: only zeros may follow the last sample.
+
+    How many is left to the writer: wdsplit and GNU tar fill up to 10,240 bytes, others end with two blocks, or none.
+    """
     begin = int(shard.offsets[-1])
     tail = len(shard.data) - begin
-    if tail == trailer_bytes(begin) and not any(shard.data[begin:]):
+    clean = not np.frombuffer(shard.data, np.uint8)[begin:].any()
+    if clean and tail % BLOCK_BYTES == 0:
         return None
     return CorruptDataError(
         "a shard has no right end",
         place=f"{shard.url}, byte {begin}",
-        expected=f"{trailer_bytes(begin)} zero bytes up to the end of the file",
-        found=f"{tail} bytes, not all zero" if any(shard.data[begin:]) else f"{tail} bytes",
+        expected="zero bytes up to the end of the file, in blocks of 512",
+        found=f"{tail} bytes" if clean else f"{tail} bytes, not all zero",
         remedy="the file was changed: copy it again, or convert again with --overwrite",
         url=shard.url,
         offset=begin,

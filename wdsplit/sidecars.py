@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
-from wdsplit.tar import BLOCK_BYTES, padding_bytes
+from wdsplit.tar import header_bytes
+from wdsplit.tarheaders import padding_bytes
 
 __all__ = [
     "ENERGON_FOLDER",
@@ -122,11 +123,13 @@ class CatalogBuilder:
         """Add the next samples of the shard: the same keys and fields that `tar.build_body` is given."""
         shape = len(keys), len(fields)
         sizes = np.full(shape, -1, np.int64)
-        for column, payload in enumerate(fields.values()):
+        headers = np.zeros(shape, np.int64)
+        for column, (field, payload) in enumerate(fields.items()):
             sizes[:, column] = pc.fill_null(pc.binary_length(payload), -1).to_numpy(zero_copy_only=False)
-        member_bytes = np.where(sizes < 0, 0, BLOCK_BYTES + sizes + padding_bytes(sizes))
+            headers[:, column] = header_bytes(keys, field, sizes[:, column])
+        member_bytes = np.where(sizes < 0, 0, headers + sizes + padding_bytes(sizes))
         ends = self._end + np.cumsum(member_bytes).reshape(shape)
-        starts = ends - member_bytes + BLOCK_BYTES
+        starts = ends - member_bytes + headers
         offsets = np.concatenate([np.full(1, self._end), ends[:, -1]])
         self._batches.append(Catalog(keys, tuple(fields), offsets, starts, sizes))
         self._end = int(offsets[-1])

@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from wdsplit.cli.adopt import index_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import convert_command, plan_command
 from wdsplit.cli.inspect import assign_command, inspect_command
@@ -39,6 +40,7 @@ def cli(verbose: bool) -> None:
 for _command in (
     convert_command,
     plan_command,
+    index_command,
     inspect_command,
     verify_command,
     assign_command,

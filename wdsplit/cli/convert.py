@@ -29,7 +29,9 @@ _OPTIONS = (
         "--workers", type=click.IntRange(0), default=1, show_default=True, help="Worker processes of each rank."
     ),
     click.option("--shards", type=click.IntRange(1), help="Number of shards; a multiple of world size x workers."),
-    click.option("--samples-per-shard", type=click.IntRange(1), help="Samples of a shard, at most."),
+    click.option(
+        "--samples-per-shard", type=click.IntRange(1), help="Samples of a shard, at most (about, with --group-by)."
+    ),
     click.option("--shard-size", type=byte_size, metavar="SIZE", help="Bytes of a shard, about.  [default: 256MB]"),
     click.option(
         "--map",
@@ -45,7 +47,6 @@ _OPTIONS = (
     click.option("--number-keys", is_flag=True, help="Number the samples of tars instead of keeping their keys."),
     click.option(
         "--where",
-        default="",
         metavar="CONDITION",
         help='Only the rows that meet it, as in "label < 10 and width >= 256".',
     ),
@@ -102,13 +103,17 @@ def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
             problem = "is given twice" if name in mapping else "is not of the form EXT=COLUMN, such as jpg=image"
             raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
         mapping[name] = column
-    own = {name: arguments.pop(name) for name in ("key", "number_keys", "where", "limit", "class_names")}
-    columns = arguments.pop("columns")
+    own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "class_names")}
+    columns, where = arguments.pop("columns"), arguments.pop("where")
+    for name, value in (("--columns", columns), ("--where", where)):
+        if value is not None and not value.strip(" ,"):
+            raise click.BadParameter("is empty: leave it out to take all", param_hint=repr(name))
     splits = _splits(arguments.pop("split"))
     return ConvertOptions(
         plan=PlanOptions(**arguments),
         mapping=mapping,
         columns=tuple(columns.split(",")) if columns else (),
+        where=where or "",
         splits=splits,
         **own,
         **more,
@@ -139,7 +144,7 @@ def _splits(text: str | None) -> dict[str, float]:
 @_plan_options
 @json_option
 def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
-    """Say what convert would do with the same options, from the files' footers alone.
+    """Say what convert would do with the same options; only footers, and columns that select rows, are read.
 
     INPUT is a file, a folder of them, a glob or a brace expression.
     """
@@ -179,7 +184,7 @@ def _sidecars(context: click.Context, parameter: click.Parameter, value: str | N
     default="1GiB",
     show_default=True,
     metavar="SIZE",
-    help="Memory that --shuffle keeps to, in all processes together.",
+    help="Memory that --shuffle and --group-by keep to, in all jobs together.",
 )
 @click.option(
     "--emit",

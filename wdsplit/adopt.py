@@ -1,0 +1,347 @@
+"""Adopting: existing WebDataset tars become a dataset where they lie, and none of them is rewritten.
+
+Composition of the scan, the samples and an engine. A task reads one tar whole, writes its index beside it and says what
+it found; the driver looks at the keys of all and writes the manifest, the header last. An index that is right is left
+as it is. Before one is replaced, the header goes, so that a header never stands for other indexes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from wdsplit.engine import run_tasks
+from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
+from wdsplit.index import dump_index
+from wdsplit.keys import hash_keys
+from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, Field, Manifest, Shard, Shards, checksum_of, index_path
+from wdsplit.order import MAX_LANES, MAX_WINDOW
+from wdsplit.plan import MIN_LANES, default_window
+from wdsplit.shards import write_manifest
+from wdsplit.storage import Storage, local_path, open_storage
+from wdsplit.tarsamples import TarSamples, group_samples
+from wdsplit.tarscan import scan_tar
+from wdsplit.unique import repeated
+
+__all__ = ["IndexOptions", "IndexProgress", "index_tars"]
+
+logger = logging.getLogger(__name__)
+
+_PLAN_NAME = f"{RUN_FOLDER}/plan.json"
+_MAX_LANES = 64
+_NAMES_TOLD = 5
+_ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:")
+"""What the manifest takes for no path of a shard."""
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How to adopt tars.
+
+    Attributes:
+        world_size: Ranks that the lanes shall suit.
+        workers: Worker processes of each rank; 0 counts as 1.
+        lanes: Lanes of the order (C), or None for world_size x workers, multiplied up to at least 16.
+        window: Samples of a window (Q), or None for those that make about 8 MiB.
+        jobs: Processes.
+        overwrite: Replace the indexes and the manifest that are there; never a tar.
+    """
+
+    world_size: int = 1
+    workers: int = 1
+    lanes: int | None = None
+    window: int | None = None
+    jobs: int = 1
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "world_size": (1, MAX_LANES),
+            "workers": (0, MAX_LANES),
+            "lanes": (1, MAX_LANES),
+            "window": (1, MAX_WINDOW),
+            "jobs": (1, MAX_LANES),
+        }
+        problems = [
+            f"{name} = {getattr(self, name)}: expected {low} to {high}"
+            for name, (low, high) in bounds.items()
+            if getattr(self, name) is not None and not low <= getattr(self, name) <= high
+        ]
+        if problems:
+            raise InputError("the options cannot be", found="; ".join(problems))
+
+
+@dataclass(frozen=True)
+class IndexProgress:
+    """How far an adoption has got: tars that were read, of how many, and the samples and bytes in them."""
+
+    tars: int
+    num_tars: int
+    samples: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a task found in a tar."""
+
+    number: int
+    shard: Shard
+    fields: tuple[str, ...]
+    num_left_out: int
+    left_out: tuple[str, ...]
+    hashes: npt.NDArray[np.uint64]
+
+
+def index_tars(
+    url: str | os.PathLike[str],
+    options: IndexOptions | None = None,
+    progress: Callable[[IndexProgress], None] | None = None,
+) -> Manifest:
+    """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
+
+    All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
+    are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
+    held, to find keys that stand twice.
+
+    Args:
+        url: The folder.
+        options: What is wanted.
+        progress: Called after each tar.
+
+    Returns:
+        The manifest. A field's type is bytes, as nothing else is known of it.
+
+    Raises:
+        DatasetNotFoundError: There are no tars.
+        OutputExistsError: The folder is a dataset already, or holds an unfinished conversion or other indexes.
+        InputError: A tar holds what cannot be a sample, no sample at all, or a key that stands in another one too.
+        CorruptDataError: A tar is damaged.
+        StorageError: The folder cannot be written to.
+    """
+    options = options or IndexOptions()
+    storage = open_storage(os.fspath(url))
+    _refuse_output(storage, options.overwrite)
+    paths = _tars(storage)
+    with _locked(storage):
+        _refuse_output(storage, options.overwrite)
+        for folder in sorted({path.rpartition("/")[0] for path in paths}):
+            storage.remove_temporary(folder)
+        found = _read_all(storage, paths, options, progress)
+        _refuse_repeated_keys(storage, found)
+        manifest = _manifest(found, options)
+        storage.remove(HEADER_NAME)
+        write_manifest(storage, manifest)
+    _tell_left_out(storage, found)
+    return manifest
+
+
+def _refuse_output(storage: Storage, overwrite: bool) -> None:
+    if storage.size(_PLAN_NAME) is not None:
+        cause, remedy = "the folder holds an unfinished conversion", "finish it with `wdsplit convert --resume`"
+    elif storage.size(HEADER_NAME) is not None and not overwrite:
+        cause = "the folder is a dataset already"
+        remedy = "use --overwrite to replace its indexes and its manifest; the tars stay as they are"
+    else:
+        return
+    raise OutputExistsError(
+        cause, place=storage.url, expected=f"tars, and no {HEADER_NAME}", remedy=remedy, url=storage.url
+    )
+
+
+def _tars(storage: Storage) -> list[str]:
+    """Return the paths of all tars below a folder, sorted."""
+    paths = sorted(_below(storage, ""))
+    if not paths:
+        raise DatasetNotFoundError(
+            "there are no tars",
+            place=storage.url,
+            expected="a folder with files named *.tar in it, or below it",
+            found=", ".join(storage.list()[:_NAMES_TOLD]) or "no such folder, or an empty one",
+            remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
+            url=storage.url,
+        )
+    for odd in filter(_ODD_PATH.search, paths):
+        raise InputError(
+            "a tar has a name that cannot be in a manifest",
+            place=f"{storage.url}/{odd!r}",
+            expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
+            remedy="rename it",
+        )
+    return paths
+
+
+def _below(storage: Storage, folder: str) -> Iterator[str]:
+    for name in storage.list(folder):
+        path = f"{folder}/{name}" if folder else name
+        if name.startswith("."):
+            continue
+        if storage.size(path) is None:
+            yield from _below(storage, path)
+        elif name.endswith(".tar"):
+            yield path
+
+
+@contextmanager
+def _locked(storage: Storage) -> Iterator[None]:
+    """Keep conversions and other adoptions out of the folder."""
+    with storage.lock(f"{RUN_FOLDER}/lock"):
+        try:
+            yield
+        finally:
+            if storage.size(_PLAN_NAME) is None:
+                storage.remove(RUN_FOLDER)
+
+
+def _read_tar(url: str, overwrite: bool, task: tuple[int, str]) -> _Found:
+    """Read a tar, write its index, and say what is in it. Runs in a worker process; may run twice."""
+    number, path = task
+    storage = open_storage(url)
+    written = _written(storage, path)
+    data = storage.map(path)
+    checksum = checksum_of(xxhash.xxh3_128(data))  # first, as it reads the file from front to back
+    samples = _samples(storage, path, memoryview(data))
+    if _written(storage, path) != written:
+        raise InputError(
+            "a tar was changed while it was read",
+            place=f"{storage.url}/{path}",
+            expected="tars that nobody writes to",
+            remedy="wait until its writer has ended",
+            url=f"{storage.url}/{path}",
+        )
+    _write_index(storage, path, dump_index(samples.offsets), overwrite)
+    shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum)
+    return _Found(number, shard, samples.fields, samples.num_left_out, samples.left_out, hash_keys(samples.keys))
+
+
+def _samples(storage: Storage, path: str, data: memoryview) -> TarSamples:
+    place = f"{storage.url}/{path}"
+    try:
+        samples = group_samples(scan_tar(data))
+    except WdsplitError as error:
+        error.url = place
+        raise error.at(place) from error
+    if not len(samples.keys):
+        raise InputError(
+            "a tar has no samples",
+            place=place,
+            expected="at least one member that is named KEY.FIELD, such as 000001.jpg",
+            found=", ".join(samples.left_out) or "no files",
+            remedy="remove it, or move it out of the folder",
+            url=place,
+        )
+    return samples
+
+
+def _written(storage: Storage, path: str) -> tuple[int, int, int] | None:
+    """Return what differs when a file was written or replaced; None if it is not there."""
+    try:
+        found = Path(local_path(storage.url), path).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _write_index(storage: Storage, path: str, index: bytes, overwrite: bool) -> None:
+    beside = index_path(path)
+    if storage.size(beside) is not None:
+        if storage.read(beside) == index:
+            return
+        if not overwrite:
+            raise OutputExistsError(
+                "a tar has an index already, and it is not the one that the tar should have",
+                place=f"{storage.url}/{beside}",
+                expected="no index, or one that tells where each sample begins",
+                remedy="use --overwrite to replace it, if no other program needs it",
+                url=f"{storage.url}/{beside}",
+            )
+        storage.remove(HEADER_NAME)
+    with storage.publish(beside) as file:
+        file.write([index])
+
+
+def _read_all(
+    storage: Storage, paths: Sequence[str], options: IndexOptions, progress: Callable[[IndexProgress], None] | None
+) -> list[_Found]:
+    """Read all tars; return what was found in each, in the order of their paths."""
+    found: dict[int, _Found] = {}
+    samples = num_bytes = 0
+    read = partial(_read_tar, storage.url, options.overwrite)
+    for each in run_tasks(read, list(enumerate(paths)), options.jobs):
+        found[each.number] = each
+        samples += each.shard.num_samples
+        num_bytes += each.shard.num_bytes
+        if progress is not None:
+            progress(IndexProgress(len(found), len(paths), samples, num_bytes))
+    return [found[number] for number in range(len(paths))]
+
+
+def _refuse_repeated_keys(storage: Storage, found: Sequence[_Found]) -> None:
+    """Refuse a key that stands in two tars; where two hashes are equal, the keys themselves are looked at."""
+    suspects = repeated(np.concatenate([each.hashes for each in found]))
+    seen: dict[str, str] = {}
+    for each in found if len(suspects) else ():
+        rows = np.flatnonzero(np.isin(each.hashes, suspects)).tolist()
+        path = each.shard.path
+        keys = _samples(storage, path, memoryview(storage.map(path))).keys if rows else []
+        for key in (keys[row].as_py() for row in rows):
+            if key in seen:
+                raise InputError(
+                    "a key stands twice",
+                    place=f"{storage.url}/{path}",
+                    expected="each key once in the whole dataset",
+                    found=f"{key!r}, which also stands in {storage.url}/{seen[key]}",
+                    remedy="remove one of them, or put the table through `wdsplit convert`, which writes keys anew",
+                    url=f"{storage.url}/{path}",
+                    key=key,
+                )
+            seen[key] = path
+
+
+def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
+    shards = Shards.of([each.shard for each in found])
+    names = dict.fromkeys(name for each in found for name in each.fields)
+    num_samples, num_bytes = (int(shards.column(name).sum()) for name in ("num_samples", "num_bytes"))
+    provenance = {
+        "adopted": True,
+        "num_left_out": sum(each.num_left_out for each in found),
+        "options": {name: value for name, value in asdict(options).items() if name not in ("jobs", "overwrite")},
+        "versions": {"wdsplit": version("wdsplit")},
+    }
+    return Manifest(
+        shards,
+        tuple(Field(name, name, "bytes", "binary") for name in names),
+        options.lanes or _default_lanes(len(found), options.world_size * max(1, options.workers)),
+        options.window or default_window(num_bytes, num_samples),
+        "none",
+        provenance,
+    )
+
+
+def _default_lanes(num_shards: int, readers: int) -> int:
+    """Return a multiple of the readers, at least 16; one that divides the shards if there is such up to 64.
+
+    Where lanes do not divide the shards, or these differ, lanes are cut at equal counts.
+    """
+    default = readers * -(-MIN_LANES // readers)
+    candidates = range(default, max(default, _MAX_LANES) + 1, readers)
+    return next((lanes for lanes in candidates if num_shards % lanes == 0), default)
+
+
+def _tell_left_out(storage: Storage, found: Sequence[_Found]) -> None:
+    some = [each for each in found if each.num_left_out]
+    if some:
+        total, names = sum(each.num_left_out for each in some), ", ".join(some[0].left_out)
+        place = f"{storage.url}/{some[0].shard.path}"
+        logger.warning("%d files in the tars name no sample and are left out, such as %s in %s", total, names, place)

@@ -1,0 +1,96 @@
+"""`wdsplit index`: existing tars as a dataset."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from wdsplit.adopt import IndexOptions, IndexProgress, index_tars
+from wdsplit.cli.options import json_option
+from wdsplit.cli.terminal import available_cpus, echo_json, human_bytes, progress_bar
+from wdsplit.manifest import Manifest
+
+__all__ = ["index_command"]
+
+
+@click.command(
+    "index",
+    epilog="""Examples:
+
+\b
+  wdsplit index data/train --world-size 8 --workers 4
+  wdsplit index data/train --overwrite --lanes 64""",
+)
+@click.argument("dataset")
+@click.option(
+    "--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks that the lanes shall suit."
+)
+@click.option("--workers", type=click.IntRange(0), default=1, show_default=True, help="Worker processes of each rank.")
+@click.option(
+    "--lanes",
+    type=click.IntRange(1),
+    help="Lanes that the loader's order is woven from.  [default: world size x workers, multiplied to at least 16]",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    help="Samples that the loader reads and shuffles together.  [default: about 8 MiB]",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@click.option("--overwrite", is_flag=True, help="Replace the indexes and the manifest that are there; never a tar.")
+@json_option
+def index_command(
+    dataset: str,
+    world_size: int,
+    workers: int,
+    lanes: int | None,
+    window: int | None,
+    jobs: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Make a dataset of the WebDataset tars in the folder DATASET; none of them is rewritten.
+
+    All *.tar below DATASET become shards. Each gets an index beside it, NAME.tar.idx, and the folder a manifest, so
+    that the loader reads them as it reads what convert has written. The tars may hold different numbers of samples;
+    no key may stand twice.
+    """
+    options = IndexOptions(world_size, workers, lanes, window, jobs or available_cpus(), overwrite)
+    started = time.monotonic()
+    with progress_bar("indexing") as bar:
+
+        def report(progress: IndexProgress) -> None:
+            bar.update(progress.tars, progress.num_tars, samples=progress.samples, bytes=progress.num_bytes)
+
+        manifest = index_tars(dataset, options, report)
+    if as_json:
+        echo_json(_totals(dataset, manifest))
+    else:
+        click.echo(_summary(dataset, manifest, time.monotonic() - started))
+
+
+def _totals(dataset: str, manifest: Manifest) -> dict[str, object]:
+    return {
+        "dataset": dataset,
+        "shards": len(manifest.shards),
+        "samples": manifest.num_samples,
+        "pads": manifest.num_pads,
+        "bytes": manifest.num_bytes,
+        "lanes": manifest.lanes,
+        "window": manifest.window,
+        "fields": [field.name for field in manifest.fields],
+        "left_out": manifest.provenance["num_left_out"],
+    }
+
+
+def _summary(dataset: str, manifest: Manifest, elapsed_s: float) -> str:
+    num_samples = manifest.num_samples + manifest.num_pads
+    return (
+        f"{dataset}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
+        f"{human_bytes(manifest.num_bytes)}\n"
+        f"fields: {', '.join(field.name for field in manifest.fields)}\n"
+        f"lanes {manifest.lanes}, window {manifest.window}\n"
+        f"took {elapsed_s:.1f} s ({num_samples / elapsed_s:,.0f} samples/s, "
+        f"{human_bytes(manifest.num_bytes / elapsed_s)}/s)"
+    )

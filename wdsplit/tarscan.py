@@ -1,0 +1,327 @@
+"""Reading the tars that others have written: a walk over the headers, and the samples that the members make.
+
+Pure (no I/O). Only the walk goes member by member, because each header tells where the next one is; checksums and names
+are then looked at for all headers at once. Read are the formats ustar, pax, gnu, oldgnu and v7. Folders are stepped
+over; what has no bytes of its own (links, devices) or not all of them (sparse files) is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.tarheaders import BLOCK_BYTES, are_sound, parse_number, parse_records, whole_names
+
+__all__ = ["Scan", "damaged", "scan_tar", "scan_window"]
+
+_FILES = frozenset(b"0\x007")
+_FOLDER, _GLOBAL, _LONG_NAME, _LONG_LINK = ord("5"), ord("g"), ord("L"), ord("K")
+_EXTENDED = frozenset(b"xXgLK")
+_REFUSED = {
+    ord("1"): "a hard link",
+    ord("2"): "a symbolic link",
+    ord("3"): "a character device",
+    ord("4"): "a block device",
+    ord("6"): "a named pipe",
+    ord("S"): "a sparse file",
+    ord("D"): "a folder's listing",
+    ord("M"): "the rest of a file from another volume",
+    ord("V"): "a volume's label",
+}
+_FIRST_SIZE_KIND = struct.Struct("B 123x 12s 20x B").unpack_from
+_MAX_EXTENDED_BYTES = 1024**2
+_MAX_DIGITS = 18
+_HEADERS_AT_ONCE = 8192
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+    b"\x04\x22\x4d\x18": ("lz4", "unlz4"),
+}
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The files of a tar, or of a part of it, in their order; m of them.
+
+    Attributes:
+        names: Their names.
+        tops: int64 of shape (m,): the offset of each file's first header, extended ones included.
+        starts: int64 of shape (m,): the offset of each payload.
+        sizes: int64 of shape (m,): bytes of each payload.
+        begins: int64: as `tops`, but of whatever stands there, folders too.
+        end: The offset at which the last member ends.
+    """
+
+    names: list[bytes]
+    tops: Int64
+    starts: Int64
+    sizes: Int64
+    begins: Int64
+    end: int
+
+
+def scan_tar(data: memoryview) -> Scan:
+    """Scan a whole tar, which may end with any number of zero blocks, or with its last member.
+
+    Args:
+        data: Its bytes.
+
+    Raises:
+        CorruptDataError: It is damaged or truncated; the error tells the offset.
+        InputError: It is compressed, joined of several tars, or holds what is neither a file nor a folder.
+    """
+    _refuse_compressed(data)
+    walk = _walk(data)
+    scan = _finish(data, walk, 0)
+    if walk.cut is not None or len(data) % BLOCK_BYTES:
+        raise CorruptDataError(
+            "a tar is truncated",
+            place=f"byte {len(data)}",
+            expected="whole blocks of 512 bytes, and all bytes of each member",
+            found="the end of the file"
+            + ("" if walk.cut is None else f", in the member whose header is at byte {walk.cut}"),
+            remedy="copy it again",
+            offset=len(data),
+        )
+    _check_end(data, scan.end)
+    return scan
+
+
+def scan_window(data: memoryview, base: int) -> Scan:
+    """Scan a part of a tar that begins with a header and ends with a member.
+
+    Args:
+        data: Its bytes.
+        base: Its offset in the tar.
+
+    Returns:
+        The files; offsets are those in the tar.
+
+    Raises:
+        CorruptDataError: It is damaged, or does not end with a member.
+        InputError: It holds what is neither a file nor a folder.
+    """
+    walk = _walk(data)
+    scan = _finish(data, walk, base)
+    if walk.cut is not None or scan.end != base + len(data):
+        raise damaged(scan.end if walk.cut is None else base + walk.cut)
+    return scan
+
+
+def damaged(offset: int) -> CorruptDataError:
+    """Return the error for a header that cannot be one."""
+    return CorruptDataError(
+        "a tar header is damaged",
+        place=f"byte {offset}",
+        expected="a header with a right checksum, whose payload ends inside its sample",
+        found="other bytes",
+        remedy="`wdsplit verify` tells what is damaged; copy or convert the shard again",
+        offset=offset,
+    )
+
+
+# The walk
+
+
+@dataclass
+class _Walk:
+    """What a walk has found. What ended it early is told only if all headers are sound, else they are the cause."""
+
+    headers: list[int] = field(default_factory=list)
+    """Where each header stands, extended ones included."""
+    sizes: list[int] = field(default_factory=list)
+    """Bytes of what follows each header; the last one may lack."""
+    names: dict[int, bytes] = field(default_factory=dict)
+    """Names that stand in extended headers, by the place of the header that they are for."""
+    end: int = 0
+    cut: int | None = None
+    """The header of a member that does not end inside the data."""
+    problem: WdsplitError | None = None
+
+
+@dataclass
+class _Said:
+    """What extended headers say of the member that follows them; the first to say a thing counts."""
+
+    name: bytes | None = None
+    size: int | None = None
+
+
+def _walk(data: memoryview) -> _Walk:
+    """Walk to the first zero block, the end of the data, or a problem."""
+    walk = _Walk()
+    headers, sizes, known = walk.headers, walk.sizes, dict[bytes, int]()
+    position, length = 0, len(data)
+    said: _Said | None = None
+    while position + BLOCK_BYTES <= length:
+        first, digits, kind = _FIRST_SIZE_KIND(data, position)
+        if not first and not any(data[position : position + BLOCK_BYTES]):
+            break
+        headers.append(position)
+        size = known.get(digits)
+        if size is None:
+            size = known[digits] = parse_number(digits)
+        if kind == _FOLDER:
+            size = 0
+        elif said is not None and kind in _FILES:
+            if said.name is not None:
+                walk.names[position] = said.name
+            size = size if said.size is None else said.size
+        stop = position + BLOCK_BYTES + size + -size % BLOCK_BYTES
+        if size < 0 or stop > length:
+            walk.cut = position
+            return walk
+        sizes.append(size)
+        if kind not in _EXTENDED:
+            if kind not in _FILES and kind != _FOLDER:
+                walk.problem = _no_file(kind, data, position, said)
+                return walk
+            said = None
+            walk.end = stop
+        else:
+            said = said or _Said()
+            walk.problem = _take_extended(kind, bytes(data[position + BLOCK_BYTES : stop])[:size], said, position)
+            if walk.problem is not None:
+                return walk
+        position = stop
+    if walk.end != position or length - position in range(1, BLOCK_BYTES):
+        walk.cut = position
+    return walk
+
+
+def _take_extended(kind: int, body: bytes, said: _Said, position: int) -> WdsplitError | None:
+    """Note what an extended header says; return what is wrong with it, if anything."""
+    if len(body) > _MAX_EXTENDED_BYTES:
+        return damaged(position)
+    name: bytes | None
+    if kind == _LONG_NAME:
+        name, size = body.partition(b"\0")[0], None
+    elif kind == _LONG_LINK or not (b"path=" in body or b"size=" in body):
+        return None
+    else:
+        records = parse_records(body)
+        if records is None:
+            return damaged(position)
+        if any(keyword.startswith(b"GNU.sparse") for keyword in records):
+            return _refused("a sparse file", records.get(b"GNU.sparse.name", records.get(b"path", b"")), position)
+        if kind == _GLOBAL and (b"path" in records or b"size" in records):
+            return _refused("a global header with a name or a size for all members", b"", position)
+        digits = records.get(b"size", b"")
+        if digits.strip(b"0123456789") or len(digits) > _MAX_DIGITS:
+            return damaged(position)
+        name = records[b"path"].rstrip(b"/") if b"path" in records else None
+        size = int(digits) if digits else None
+    if name is not None and (not name or b"\0" in name):
+        return damaged(position)
+    said.name = name if said.name is None else said.name
+    said.size = size if said.size is None else said.size
+    return None
+
+
+def _no_file(kind: int, data: memoryview, position: int, said: _Said | None) -> InputError:
+    header = np.frombuffer(data, np.uint8, BLOCK_BYTES, position)[None, :]
+    name = whole_names(header)[0] if said is None or said.name is None else said.name
+    return _refused(_REFUSED.get(kind, f"a member of the unknown type {chr(kind)!r}"), name, position)
+
+
+def _refused(what: str, name: bytes, position: int) -> InputError:
+    text = name.decode("utf-8", "backslashreplace")
+    return InputError(
+        f"a tar holds {what}",
+        place=f"member {text!r} at byte {position}" if text else f"byte {position}",
+        expected="plain files and folders",
+        remedy="write the tar again without it; `tar --dereference --hard-dereference` writes files for links",
+        offset=position,
+    )
+
+
+# What follows the walk
+
+
+def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
+    """Look at all headers at once; raise for the first that is not sound, else for what ended the walk."""
+    kinds, names = _kinds_and_names(data, walk.headers, base)
+    if walk.problem is not None:
+        raise walk.problem
+    count = len(walk.sizes)
+    headers, sizes = np.array(walk.headers[:count], np.int64), np.array(walk.sizes, np.int64)
+    members = np.flatnonzero(~np.isin(kinds[:count], list(_EXTENDED)))
+    begins = headers[np.concatenate([np.zeros(1, np.int64), members + 1])[: len(members)]]
+    files = np.isin(kinds[members], list(_FILES))
+    tops, headers, sizes = begins[files], headers[members[files]], sizes[members[files]]
+    names = [walk.names.get(place, name) for place, name in zip(headers.tolist(), names, strict=False)]
+    folders = [row for row in np.flatnonzero(kinds[members[files]] == 0).tolist() if names[row].endswith(b"/")]
+    bad = [row for row in folders if sizes[row]] + ([names.index(b"")] if b"" in names else [])
+    if bad:
+        raise damaged(base + int(headers[min(bad)]))
+    if folders:
+        names = np.delete(np.array(names, object), folders).tolist()
+        headers, tops, sizes = (np.delete(values, folders) for values in (headers, tops, sizes))
+    return Scan(names, tops + base, headers + (base + BLOCK_BYTES), sizes, begins + base, walk.end + base)
+
+
+def _kinds_and_names(data: memoryview, headers: list[int], base: int) -> tuple[npt.NDArray[np.uint8], list[bytes]]:
+    """Return the type of every header, and the names that stand in the headers of files; all must be sound."""
+    blocks = _blocks(data)
+    kinds, names = np.zeros(len(headers), np.uint8), list[bytes]()
+    for first in range(0, len(headers), _HEADERS_AT_ONCE):
+        places = np.array(headers[first : first + _HEADERS_AT_ONCE])
+        part = blocks[places // BLOCK_BYTES]
+        sound = are_sound(part)
+        if not sound.all():
+            raise damaged(base + int(places[int(sound.argmin())]))
+        kinds[first : first + len(part)] = part[:, 156]
+        files = np.isin(part[:, 156], list(_FILES))
+        names += whole_names(part if files.all() else part[files])
+    return kinds, names
+
+
+def _blocks(data: memoryview) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)[: len(data) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
+
+
+def _refuse_compressed(data: memoryview) -> None:
+    first = bytes(data[:BLOCK_BYTES])
+    if len(first) == BLOCK_BYTES and are_sound(np.frombuffer(first, np.uint8)[None, :]).all():
+        return
+    for magic, (name, program) in _COMPRESSED.items():
+        if first.startswith(magic):
+            raise InputError(
+                "a tar is compressed",
+                expected="a plain tar, of which any part can be read by itself",
+                found=f"the first bytes of {name}",
+                remedy=f"decompress it first, with {program} or another program",
+            )
+
+
+def _check_end(data: memoryview, end: int) -> None:
+    """Refuse a tar in which anything but zeros follows the last member."""
+    rest = np.frombuffer(data, np.uint64)[end // 8 :]
+    if not rest.any():
+        return
+    offset = (end + 8 * int((rest != 0).argmax())) // BLOCK_BYTES * BLOCK_BYTES
+    if are_sound(_blocks(data[offset : offset + BLOCK_BYTES])).all():
+        raise InputError(
+            "a tar is followed by another one in the same file",
+            place=f"byte {offset}",
+            expected="one tar: readers stop at its end, and would never see what follows",
+            found="a header after the zero blocks that end a tar, as `cat a.tar b.tar` makes it",
+            remedy="join tars with `tar --concatenate`, or keep them as two files",
+            offset=offset,
+        )
+    raise CorruptDataError(
+        "bytes follow the end of a tar",
+        place=f"byte {offset}",
+        expected="only zeros after the last member",
+        found="other bytes",
+        remedy="copy the tar again; if its maker adds these bytes, cut them off",
+        offset=offset,
+    )
