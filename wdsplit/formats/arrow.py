@@ -1,0 +1,303 @@
+"""Arrow IPC: files (Feather V2) and streams, memory-mapped, so that only what is asked for is touched.
+
+A record batch can be read by itself; one that is large is cut into several row groups. A stream has no footer, so one
+walk over the headers of its messages finds the batches; the same walk counts the rows of a file's. A batch of a stream
+is read as a stream of its own: the schema, the dictionaries that came before it, and the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import xxhash
+
+from wdsplit.errors import InputError
+from wdsplit.formats.common import BATCH_BYTES, changed, check_names, check_unchanged, sliced, stat_of
+from wdsplit.table import InputFile
+
+__all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
+
+TYPED = True
+WHAT = "an Arrow IPC file or stream"
+
+_GROUP_BYTES = 4 * BATCH_BYTES
+_FILE_MAGIC = b"ARROW1"
+_FEATHER_V1_MAGIC = b"FEA1"
+_FIRST_MESSAGE = 8
+"""Where the messages of a file begin: after its magic bytes."""
+_SAMPLE_BYTES = 1024
+_NO_COLUMNS = pa.schema([])
+
+
+@dataclass
+class _Batches:
+    """What a walk over the messages finds.
+
+    Attributes:
+        begins: Where the messages of each batch begin, the dictionaries before it included.
+        rows: Rows of each batch.
+        sizes: Bytes of each batch, as they are stored.
+        end: Where the last batch ends.
+        digest: Checksum of the messages' headers and of the beginnings of their data.
+    """
+
+    begins: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    end: int = 0
+    digest: Any = field(default_factory=xxhash.xxh3_128)
+
+
+def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+    """Find the batches and count their rows, by the headers alone."""
+    num_bytes, modified_ns = stat_of(path)
+    _check_magic(path)
+    with pa.memory_map(path) as source:
+        schema = _schema_of(source)
+        check_names(schema)
+        footer = ipc.open_file(source) if _is_file(source) else None
+        if footer is not None and footer.schema != schema:
+            raise ValueError("the columns in the footer are not those at the beginning")
+        found = _walk(source, footer.num_record_batches if footer is not None else None, num_bytes)
+    ratio = _decoded_ratio(path, schema, found)
+    row_groups, offsets = [], []
+    for begin, rows, size in zip(found.begins, found.rows, found.sizes, strict=True):
+        parts = min(rows, max(1, round(size * ratio / _GROUP_BYTES))) or 1
+        row_groups += [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
+        offsets += [begin] * parts
+    data_bytes = int(sum(found.sizes) * ratio)
+    file = InputFile(
+        path,
+        num_bytes,
+        sum(found.rows),
+        tuple(row_groups),
+        data_bytes,
+        found.digest.hexdigest(),
+        modified_ns,
+        "arrow",
+        (*offsets, found.end),
+    )
+    return file, schema
+
+
+def _check_magic(path: str) -> None:
+    with open(path, "rb") as file:
+        first = file.read(len(_FILE_MAGIC))
+    if first.startswith(_FEATHER_V1_MAGIC):
+        raise InputError(
+            "an input is of the old format Feather V1",
+            place=path,
+            expected="Arrow IPC, which is also called Feather V2",
+            remedy="write it again with pyarrow.feather.write_feather, or as parquet",
+            url=path,
+        )
+    if not first:
+        raise ValueError("the file is empty")
+
+
+def _is_file(source: pa.MemoryMappedFile) -> bool:
+    """Tell a file from a stream."""
+    source.seek(0)
+    first = source.read(len(_FILE_MAGIC))
+    source.seek(0)
+    return bool(first == _FILE_MAGIC)
+
+
+def _schema_of(source: pa.MemoryMappedFile) -> pa.Schema:
+    """Return the columns, as the first message of a file or a stream tells them."""
+    source.seek(_FIRST_MESSAGE if _is_file(source) else 0)
+    return ipc.open_stream(source).schema
+
+
+def _walk(source: pa.MemoryMappedFile, num_batches: int | None, num_bytes: int) -> _Batches:
+    """Walk over the messages of a file, whose footer says how many batches there are, or to the end of a stream."""
+    found = _Batches()
+    source.seek(0 if num_batches is None else _FIRST_MESSAGE)
+    begin = None
+    while num_batches is None or len(found.begins) < num_batches:
+        at = source.tell()
+        message = _next_message(source)
+        if message is None:
+            _check_end(source, at, num_batches, num_bytes)
+            break
+        body = message.body
+        found.digest.update(at.to_bytes(8, "little"))
+        found.digest.update(message.metadata)
+        found.digest.update(body.slice(0, min(_SAMPLE_BYTES, body.size)) if body is not None else b"")
+        if message.type == "schema":
+            found.end = source.tell()
+            continue
+        begin = at if begin is None else begin
+        if message.type == "record batch":
+            found.begins.append(begin)
+            found.rows.append(ipc.read_record_batch(message, _NO_COLUMNS).num_rows)
+            found.sizes.append(body.size)
+            found.end, begin = source.tell(), None
+    return found
+
+
+def _next_message(source: pa.MemoryMappedFile) -> Any:
+    """Return the next message, whose data are not touched; None at the end."""
+    try:
+        return ipc.read_message(source)
+    except EOFError:
+        return None
+
+
+def _check_end(source: pa.MemoryMappedFile, at: int, num_batches: int | None, num_bytes: int) -> None:
+    """Refuse a file with fewer batches than its footer says, and a stream that may be cut off or goes on."""
+    if num_batches is not None:
+        raise ValueError("there are fewer record batches than the footer says")
+    if source.tell() == at:
+        raise ValueError("the stream has no end marker: it may have been cut off")
+    if source.tell() != num_bytes:
+        raise ValueError(f"{num_bytes - source.tell()} bytes follow the end of the stream")
+
+
+def _decoded_ratio(path: str, schema: pa.Schema, found: _Batches) -> float:
+    """Return the bytes of a batch when decoded for each byte that is stored, by the first that has rows."""
+    number = next((number for number, rows in enumerate(found.rows) if rows), None)
+    if number is None:
+        return 1.0
+    with pa.memory_map(path) as source:
+        offsets = (*found.begins, found.end)
+        batch = next(_batches(source, schema, offsets, [number], range(len(schema))))
+        batch.validate()
+        return float(batch.nbytes / max(1, found.sizes[number]))
+
+
+def read_batches(
+    file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Give the rows of some row groups, in batches that are views of the file, unless that is compressed."""
+    check_unchanged(file)
+    with pa.memory_map(file.path) as source:
+        own = _schema_of(source)
+        indices = sorted(own.get_all_field_indices(name)[0] for name in columns)
+        begins = sorted(set(file.offsets))
+        batch_of = {begin: number for number, begin in enumerate(begins)}
+        by_batch = [
+            (number, list(its_groups))
+            for number, its_groups in itertools.groupby(groups, lambda group: batch_of[file.offsets[group]])
+        ]
+        numbers = [number for number, _ in by_batch]
+        batches = _batches(source, own, begins, numbers, indices)
+        for (_, its_groups), batch in zip(by_batch, batches, strict=True):
+            yield from _parts(file, batch.select(list(columns)), its_groups)
+
+
+def _parts(file: InputFile, batch: pa.RecordBatch, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Give the rows of some row groups that are all of one batch."""
+    begin = file.offsets[groups[0]]
+    siblings = range(bisect_left(file.offsets, begin), bisect_right(file.offsets, begin))
+    if sum(file.row_groups[group] for group in siblings) != len(batch):
+        raise changed(file, f"a batch of {len(batch)} rows at byte {begin}")
+    batch.validate()
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            column.dictionary.validate(full=True)
+    for group in groups:
+        first = sum(file.row_groups[siblings.start : group])
+        for part in sliced(batch.slice(first, file.row_groups[group])):
+            for column in part.columns:
+                _validate(column)
+            yield part
+
+
+def _validate(column: pa.Array) -> None:
+    """Check all that could lead readers astray, but for the values of dictionaries, which are checked before."""
+    if not pa.types.is_dictionary(column.type):
+        column.validate(full=True)
+        return
+    values = column.indices.drop_null().to_numpy(zero_copy_only=False)
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(column.dictionary):
+        raise ValueError("an index lies outside its dictionary")
+
+
+def _batches(
+    source: pa.MemoryMappedFile,
+    schema: pa.Schema,
+    begins: Sequence[int],
+    numbers: Sequence[int],
+    columns: Sequence[int],
+) -> Iterator[pa.RecordBatch]:
+    """Give some batches, rising, with some of the columns, in the order that these have in the file.
+
+    Args:
+        source: The file or stream.
+        schema: Its columns.
+        begins: Where the messages of each batch begin, then the end.
+        numbers: The batches.
+        columns: The columns, rising.
+    """
+    first = _FIRST_MESSAGE if _is_file(source) else 0
+    wanted = [(begins[number], begins[number + 1]) for number in numbers]
+    if "dictionary<" in str(schema):
+        parts = _parts_with_dictionaries(source, first, {end for _, end in wanted}, begins[-1])
+    else:
+        parts = [(first, begins[0]), *wanted]
+    source.seek(0)
+    stream = pa.PythonFile(_Parts(source.read_buffer(begins[-1]), parts), mode="r")
+    yield from ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=list(columns), use_threads=False))
+
+
+def _parts_with_dictionaries(
+    source: pa.MemoryMappedFile, first: int, wanted: set[int], end: int
+) -> list[tuple[int, int]]:
+    """Return where the schema, the dictionaries and some batches stand, in the order in which to read them.
+
+    In a stream a batch goes by the dictionaries before it, which later ones may replace. Those of a file only grow, and
+    may stand anywhere.
+
+    Args:
+        source: The file or stream.
+        first: Where the schema begins.
+        wanted: Where the batches end.
+        end: Where the last batch ends.
+    """
+    source.seek(first)
+    parts, batches = list[tuple[int, int]](), list[tuple[int, int]]()
+    at = first
+    while at < end and (message := _next_message(source)) is not None:
+        part = (at, source.tell())
+        at = source.tell()
+        if message.type != "record batch":
+            parts.append(part)
+        elif at in wanted:
+            (batches if first else parts).append(part)
+    return parts + batches
+
+
+class _Parts:
+    """Parts of a buffer as one readable file, of which nothing is copied."""
+
+    closed = False
+
+    def __init__(self, whole: pa.Buffer, parts: Sequence[tuple[int, int]]) -> None:
+        self._whole = whole
+        self._left = list(reversed(parts))
+
+    def read(self, num_bytes: int) -> Any:
+        """Return the next bytes, of one part."""
+        while self._left and self._left[-1][0] == self._left[-1][1]:
+            self._left.pop()
+        if not self._left:
+            return b""
+        begin, end = self._left.pop()
+        stop = min(end, begin + num_bytes)
+        self._left.append((stop, end))
+        return self._whole.slice(begin, stop - begin)
+
+    def close(self) -> None:
+        """Do nothing: the buffer is closed by whom it belongs to."""
+
+
+def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
+    """Return all row groups: there are no statistics."""
+    return range(len(file.row_groups))

@@ -1,0 +1,82 @@
+"""ORC: stripes are the row groups; each is read at once, with the columns that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.orc as orc
+
+from wdsplit.formats.common import changed, check_names, check_unchanged, checksum, sliced, stat_of
+from wdsplit.table import InputFile
+
+__all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
+
+TYPED = True
+WHAT = "ORC"
+
+_UNCOMPRESSED = "UNCOMPRESSED"
+
+
+def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+    """Read the footer; the rows of several stripes are counted by the column that is decoded fastest."""
+    num_bytes, modified_ns = stat_of(path)
+    with pa.OSFile(path) as source:
+        table = orc.ORCFile(source)
+        check_names(table.schema)
+        rows = _stripe_rows(table)
+        tail = table.file_footer_length + table.file_postscript_length + table.stripe_statistics_length + 1
+        source.seek(max(0, num_bytes - tail))
+        footer = checksum(source.read(tail))
+        data_bytes = _data_bytes(table, rows)
+        return InputFile(path, num_bytes, table.nrows, rows, data_bytes, footer, modified_ns, "orc"), table.schema
+
+
+def _stripe_rows(table: orc.ORCFile) -> tuple[int, ...]:
+    """Return the rows of each stripe, which pyarrow tells only of what it has read."""
+    if table.nstripes <= 1:
+        return (int(table.nrows),) * int(table.nstripes)
+    column = min(table.schema, key=_cost).name
+    rows = tuple(int(table.read_stripe(stripe, columns=[column]).num_rows) for stripe in range(table.nstripes))
+    if sum(rows) != table.nrows:
+        raise ValueError(f"the stripes have {sum(rows)} rows, the footer says {table.nrows}")
+    return rows
+
+
+def _cost(field: pa.Field) -> int:
+    """Return how much there is to decode in a column: the bits of a value, or more than any number has."""
+    try:
+        return int(field.type.bit_width)
+    except ValueError:
+        return 10_000 if pa.types.is_nested(field.type) else 1000
+
+
+def _data_bytes(table: orc.ORCFile, rows: Sequence[int]) -> int:
+    """Return the size of the columns when decoded, about: if they are compressed, by the first stripe."""
+    if table.compression == _UNCOMPRESSED or not table.nrows:
+        return int(table.content_length)
+    first = table.read_stripe(0)
+    return int(first.nbytes * table.nrows // max(1, rows[0]))
+
+
+def read_batches(
+    file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Give the rows of some stripes, cut into batches."""
+    check_unchanged(file)
+    with pa.OSFile(file.path) as source:
+        table = orc.ORCFile(source)
+        for group in groups:
+            stripe = table.read_stripe(group, columns=list(columns))
+            if not {*columns} <= {*stripe.schema.names}:  # a name with a dot, taken for that of a part of a struct
+                stripe = table.read_stripe(group)
+            if len(stripe) != file.row_groups[group]:
+                raise changed(file, f"{len(stripe)} rows in stripe {group}")
+            stripe.validate(full=True)
+            yield from sliced(stripe.select(list(columns)))
+
+
+def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
+    """Return all stripes: pyarrow does not tell their statistics."""
+    return range(len(file.row_groups))

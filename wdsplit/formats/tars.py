@@ -1,0 +1,205 @@
+"""WebDataset tars: a row for each sample, with its key and a column of bytes for each field.
+
+The headers are walked over once, through a memory map; payloads are read when their rows are. Pads that wdsplit wrote
+are left out, and keys that it escaped are given as they were, so that writing them again keeps them.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from wdsplit.errors import InputError, WdsplitError
+from wdsplit.formats.common import BATCH_BYTES, changed, check_unchanged, sliced, stat_of
+from wdsplit.order import Int64
+from wdsplit.sample import MEMBER_PATTERN, META_PATTERN, escape_key, unescape_key
+from wdsplit.table import InputFile
+from wdsplit.tarsamples import TarSamples, group_samples
+from wdsplit.tarscan import Scan, scan_tar, scan_window
+
+__all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
+
+logger = logging.getLogger(__name__)
+
+TYPED = False
+WHAT = "a WebDataset tar"
+
+_KEY = "__key__"
+_GROUP_SAMPLES = 1024
+
+
+def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+    """Walk over the headers and cut the samples into row groups."""
+    num_bytes, modified_ns = stat_of(path)
+    if not num_bytes:
+        raise ValueError("the file is empty")
+    with open(path, "rb") as source:
+        data = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        scan = scan_tar(data)
+        samples = group_samples(scan)
+    except WdsplitError as error:
+        raise _named(error, path) from error
+    _tell_left_out(path, samples)
+    num_samples = len(samples.keys) - samples.num_pads
+    cuts = _cuts(samples.offsets[: num_samples + 1])
+    file = InputFile(
+        path,
+        num_bytes,
+        num_samples,
+        tuple(np.diff(cuts).tolist()),
+        int(scan.sizes[scan.tops < samples.offsets[num_samples]].sum()),
+        _checksum_of_headers(data, scan),
+        modified_ns,
+        "tar",
+        tuple(samples.offsets[cuts].tolist()),
+    )
+    return file, pa.schema([(_KEY, pa.large_string()), *((name, pa.large_binary()) for name in samples.fields)])
+
+
+def _named(error: WdsplitError, path: str) -> InputError:
+    """Return an error about a tar as one about the input that it is."""
+    place = f"{path}, {error.place}" if error.place else path
+    return InputError(error.cause, place, error.expected, error.found, error.remedy, path, error.key, error.offset)
+
+
+def _checksum_of_headers(data: memoryview, scan: Scan) -> str:
+    """Return the checksum of the headers of all files: names, sizes, times of writing."""
+    digest = xxhash.xxh3_128()
+    for top, start in zip(scan.tops.tolist(), scan.starts.tolist(), strict=True):
+        digest.update(data[top:start])
+    return str(digest.hexdigest())
+
+
+def _tell_left_out(path: str, samples: TarSamples) -> None:
+    if samples.num_left_out:
+        logger.warning(
+            "%s: %d members belong to no sample and are left out, the first of them %r",
+            path,
+            samples.num_left_out,
+            samples.left_out[0],
+        )
+
+
+def _cuts(offsets: Int64) -> Int64:
+    """Return the samples at which row groups begin, then the number of samples.
+
+    Args:
+        offsets: int64 of shape (n + 1,): where each sample begins, then the end.
+    """
+    cuts = [0]
+    while cuts[-1] < len(offsets) - 1:
+        first = cuts[-1]
+        full = int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES, side="right")) - 1
+        cuts.append(min(max(first + 1, full), first + _GROUP_SAMPLES, len(offsets) - 1))
+    return np.array(cuts)
+
+
+def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
+    """Return the fields of all tars, in the order of their first appearance.
+
+    Args:
+        schemas: Path to fields, as `open_file` tells them.
+    """
+    return pa.schema(list({field.name: field for schema in schemas.values() for field in schema}.values()))
+
+
+def read_batches(
+    file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Give the samples of some row groups."""
+    check_unchanged(file)
+    with open(file.path, "rb") as source:
+        for group in groups:
+            begin, end = file.offsets[group : group + 2]
+            source.seek(begin)
+            data = source.read(end - begin)
+            try:
+                arrays = _columns(data, begin, columns)
+            except WdsplitError as error:
+                raise _named(error, file.path) from error
+            batch = pa.RecordBatch.from_arrays(arrays, names=list(columns))
+            if len(batch) != file.row_groups[group]:
+                raise changed(file, f"{len(batch)} samples at byte {begin}")
+            yield from sliced(batch)
+
+
+def _columns(data: bytes, base: int, columns: Sequence[str]) -> list[pa.Array]:
+    """Return some columns of the samples in a part of a tar that begins at the byte `base`."""
+    scan = scan_window(memoryview(data), base)
+    names = pa.array(scan.names, pa.large_binary()).cast(pa.large_string())
+    parts = pc.extract_regex(names, MEMBER_PATTERN)
+    named = pc.and_not(parts.is_valid(), pc.match_substring_regex(names, META_PATTERN))
+    rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
+    parts = parts.filter(named)
+    keys, fields = parts.field("key"), pc.utf8_lower(parts.field("field"))
+    is_first = np.ones(len(keys), np.bool_)
+    is_first[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    samples = np.cumsum(is_first) - 1
+    arrays: list[pa.Array] = []
+    for column in columns:
+        if column == _KEY:
+            arrays.append(_original_keys(keys.filter(pa.array(is_first))))
+            continue
+        its = np.flatnonzero(pc.equal(fields, column).to_numpy(zero_copy_only=False))
+        starts, sizes = scan.starts[rows[its]] - base, scan.sizes[rows[its]]
+        arrays.append(_payloads(data, int(is_first.sum()), samples[its], starts, sizes))
+    return arrays
+
+
+def _payloads(data: bytes, num_samples: int, samples: Int64, starts: Int64, sizes: Int64) -> pa.LargeBinaryArray:
+    """Return the payloads of one field, a row a sample; null where a sample lacks it.
+
+    Args:
+        data: The part of the tar.
+        num_samples: Samples.
+        samples: int64 of shape (m,), rising: the sample of each payload.
+        starts: int64 of shape (m,): where each begins in `data`.
+        sizes: int64 of shape (m,): its bytes.
+    """
+    view = memoryview(data)
+    joined = b"".join(
+        [view[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+    )
+    lengths, there = np.zeros(num_samples, np.int64), np.zeros(num_samples, np.bool_)
+    lengths[samples], there[samples] = sizes, True
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(joined)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), num_samples, buffers)
+
+
+def _original_keys(keys: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Return keys as they were before wdsplit escaped them, if it did."""
+    rows = np.flatnonzero(pc.match_substring(keys, "_x").to_numpy(zero_copy_only=False))
+    if not len(rows):
+        return keys
+    values = keys.to_pylist()
+    for row in rows.tolist():
+        values[row] = _original_key(values[row])
+    return pa.array(values, pa.large_string())
+
+
+def _original_key(key: str) -> str:
+    original = unescape_key(key)
+    return original if _is_text(original) and escape_key(original) == key else key
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
+    """Return all row groups: there are no statistics."""
+    return range(len(file.row_groups))
