@@ -439,6 +439,19 @@ def test_inspect_says_what_it_can_of_a_dataset_whose_shards_are_gone(done, datas
     assert done("inspect", dataset, "--samples", 0, "--json").json["samples"] == 101
 
 
+def test_index_makes_a_dataset_of_tars_and_convert_does_not_overwrite_them(done, refused, table, numbers, tmp_path):
+    (tmp_path / "tars").mkdir()
+    for tar in sorted(Path(numbers).glob("*.tar")):
+        shutil.copy(tar, tmp_path / "tars")
+    done("index", tmp_path / "tars", "--jobs", 1)
+    done("verify", tmp_path / "tars")
+    summary = json.loads(done("inspect", tmp_path / "tars", "--json").out)
+    assert summary["samples"] == json.loads(done("inspect", numbers, "--json").out)["samples"]
+    message = refused(2, "convert", table, tmp_path / "tars", "--overwrite")
+    assert_says(message, "did not write, but indexed", "would be lost")
+    done("verify", tmp_path / "tars")
+
+
 def test_audit_says_for_each_epoch_that_the_promises_are_held(done, numbers):
     out = done("audit", numbers, "--world-size", 2, "--workers", 2, "--batch-size", 5, "--epochs", 2).out
     lines = out.splitlines()
@@ -828,7 +841,8 @@ def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path, output):
 @pytest.fixture
 def long_conversion(tmp_path, output):
     """Start a conversion of 400 shards by two processes, in a session of its own as a terminal would."""
-    table = write_table(tmp_path / "in.parquet", numbers_table(400), rows_per_group=1)
+    rows = numbers_table(400).append_column("json", pa.array([{"x": 1}] * 400))  # jobs that write JSON are processes
+    table = write_table(tmp_path / "in.parquet", rows, rows_per_group=1)
     arguments = ["convert", table, str(output), "--shards", "400", "--jobs", "2"]
     process = subprocess.Popen(
         [*PROGRAM, *arguments],

@@ -14,6 +14,7 @@ PUBLIC = [
     "CorruptDataError",
     "Dataset",
     "DatasetNotFoundError",
+    "IndexOptions",
     "InputError",
     "Loader",
     "MissingDependencyError",
@@ -26,6 +27,7 @@ PUBLIC = [
     "WdsplitError",
     "convert",
     "convert_splits",
+    "index_tars",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
 

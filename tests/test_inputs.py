@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import mixed_table, write_files, write_table
 
-from wdsplit.errors import InputError
 from wdsplit import inputs
+from wdsplit.errors import InputError
 from wdsplit.formats import parquet
 from wdsplit.inputs import find_inputs, first_payloads, open_inputs, read_rows
 

@@ -25,6 +25,7 @@ from wdsplit.errors import (
 )
 
 if TYPE_CHECKING:
+    from wdsplit.adopt import IndexOptions, index_tars
     from wdsplit.converter import convert, convert_splits
     from wdsplit.dataset import Dataset
     from wdsplit.loader import Loader
@@ -36,6 +37,7 @@ __all__ = [
     "CorruptDataError",
     "Dataset",
     "DatasetNotFoundError",
+    "IndexOptions",
     "InputError",
     "Loader",
     "MissingDependencyError",
@@ -48,6 +50,7 @@ __all__ = [
     "WdsplitError",
     "convert",
     "convert_splits",
+    "index_tars",
 ]
 
 __version__ = version("wdsplit")
@@ -57,10 +60,12 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _LAZY = {
     "ConvertOptions": "wdsplit.options",
     "Dataset": "wdsplit.dataset",
+    "IndexOptions": "wdsplit.adopt",
     "Loader": "wdsplit.loader",
     "PlanOptions": "wdsplit.options",
     "convert": "wdsplit.converter",
     "convert_splits": "wdsplit.converter",
+    "index_tars": "wdsplit.adopt",
 }
 
 

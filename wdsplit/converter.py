@@ -10,7 +10,8 @@ import dataclasses
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +24,7 @@ from wdsplit.emit import write_sidecars
 from wdsplit.engine import run_tasks
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.inputs import find_inputs
-from wdsplit.manifest import Manifest, Shard, Shards, shard_path
+from wdsplit.manifest import HEADER_NAME, Manifest, Shard, Shards, shard_path
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, default_window, task_spans
 from wdsplit.planning import PathLike, input_paths, plan_splits, refuse_splits
@@ -31,6 +32,7 @@ from wdsplit.run import Run
 from wdsplit.scatter import scatter, scatter_tasks, task_bytes
 from wdsplit.shards import write_manifest
 from wdsplit.storage import Storage, open_storage
+from wdsplit.table import joined
 from wdsplit.task import Job, write_shards
 from wdsplit.unique import check_unique_keys
 
@@ -119,27 +121,58 @@ def _convert(
     options: ConvertOptions,
     progress: Callable[[Plan, Progress], None],
 ) -> dict[str, Manifest]:
-    """Convert; nothing is written before all that can be refused has been looked at."""
+    """Convert; nothing is written, of no split, before all that can be refused has been looked at."""
     paths = find_inputs(input_paths(inputs))
     folders = {name: os.path.join(output, name) for name in options.splits} or {"": os.fspath(output)}
     if options.splits:
-        Run(open_storage(os.fspath(output))).refuse_dataset_around()
+        _look_around(os.fspath(output), options)
     runs = {name: Run(open_storage(folder), options.emit) for name, folder in folders.items()}
-    resume = {name: options.resume and (len(runs) == 1 or run.is_begun) for name, run in runs.items()}
-    if options.resume and not any(resume.values()):
-        resume = dict.fromkeys(runs, True)
+    resumed = {name for name, run in runs.items() if options.resume and (len(runs) == 1 or run.is_begun)}
+    if options.resume and not resumed:
+        resumed = set(runs)
     for name, run in runs.items():
         run.refuse_inputs_inside(paths)
-        run.refuse_output(options.overwrite, resume[name])
+        run.refuse_output(options.overwrite, name in resumed)
     plans = plan_splits(paths, options)
-    for name, plan in plans.items():
-        if plan.key is not None and not resume[name]:
-            check_unique_keys(plan)
-    manifests = {}
-    for name, run in runs.items():
-        report = _named(progress, name)
-        manifests[name] = _write_dataset(run, plans[name], dataclasses.replace(options, resume=resume[name]), report)
-    return manifests
+    _check_keys(plans, resumed)
+    with ExitStack() as locks:
+        for name, run in runs.items():
+            locks.enter_context(run.locked())
+            run.refuse_output(options.overwrite, name in resumed)
+        finished = {name: runs[name].finished(plans[name]) for name in runs if name in resumed}
+        done = {name: runs[name].resume(plans[name]) for name in runs if name in resumed and not finished[name]}
+        done.update({name: runs[name].start(plans[name]) for name in runs if name not in resumed})
+        try:
+            return {
+                name: _write_dataset(run, plans[name], options, finished.get(name), done.get(name, {}), report)
+                for name, run in runs.items()
+                for report in [_named(progress, name)]
+            }
+        except BaseException:
+            for name in done:
+                runs[name].leave_resumable()
+            raise
+
+
+def _look_around(output: str, options: ConvertOptions) -> None:
+    """Refuse an output of splits that is a dataset itself, and warn of a dataset in it that is none of the splits."""
+    storage = open_storage(output)
+    Run(storage).refuse_dataset_around()
+    others = [name for name in storage.list() if name not in options.splits]
+    others = [name for name in others if storage.size(f"{name}/{HEADER_NAME}") is not None]
+    if others:
+        logger.warning(
+            "%s: not among the splits, and left as it is: %s (its rows may be in other splits now)",
+            output,
+            ", ".join(others),
+        )
+
+
+def _check_keys(plans: Mapping[str, Plan], resumed: Collection[str]) -> None:
+    """Refuse keys that stand twice, in one split or in two."""
+    plan = next(iter(plans.values()))
+    if plan.key is not None and set(plans) - set(resumed):
+        check_unique_keys(dataclasses.replace(plan, table=joined([other.table for other in plans.values()])))
 
 
 def _named(progress: Callable[[Plan, Progress], None], split: str) -> Callable[[Plan, Progress], None]:
@@ -147,24 +180,21 @@ def _named(progress: Callable[[Plan, Progress], None], split: str) -> Callable[[
 
 
 def _write_dataset(
-    run: Run, plan: Plan, options: ConvertOptions, progress: Callable[[Plan, Progress], None]
+    run: Run,
+    plan: Plan,
+    options: ConvertOptions,
+    finished: Manifest | None,
+    done: Mapping[int, Shard],
+    progress: Callable[[Plan, Progress], None],
 ) -> Manifest:
     """Write one dataset, or what is left of it to be written."""
-    with run.locked():
-        run.refuse_output(options.overwrite, options.resume)
-        finished = run.finished(plan) if options.resume else None
-        if finished is not None:
-            num_samples = finished.num_samples + finished.num_pads
-            progress(plan, Progress(plan.num_shards, num_samples, finished.num_bytes, plan.num_shards))
-            return finished
-        done = run.resume(plan) if options.resume else run.start(plan)
-        try:
-            shards = _write(run.storage, plan, options, done, progress)
-            manifest = _commit(run.storage, plan, options.emit, shards)
-        except BaseException:
-            run.leave_resumable()
-            raise
-        run.end()
+    if finished is not None:
+        num_samples = finished.num_samples + finished.num_pads
+        progress(plan, Progress(plan.num_shards, num_samples, finished.num_bytes, plan.num_shards))
+        return finished
+    shards = _write(run.storage, plan, options, done, progress)
+    manifest = _commit(run.storage, plan, options.emit, shards)
+    run.end()
     return manifest
 
 

@@ -119,12 +119,14 @@ class _Counter:
     def _batches(self, number: int, limit: int | None) -> Iterator[tuple[dict[str, pa.Array], Int64, Int64]]:
         """Give the rows of a file that may be wanted: the columns that decide, the numbers, the row groups."""
         file, table = self._table.files[number], self._table
+        if limit == 0:
+            return
         columns = list(dict.fromkeys([*self._picker.columns, *([self._group_by] if self._group_by else [])]))
         pruning = self._picker.pruning
         groups = [group for group, rows in enumerate(file.row_groups) if rows]
         if pruning is not None:
             groups = matching_groups(file, pruning)
-        if not groups or limit == 0:
+        if not groups:
             return
         part = FileRange(file, tuple(groups), table.first_numbers(number, groups), 0, 0)
         ends = np.cumsum([file.row_groups[group] for group in groups])

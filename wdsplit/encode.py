@@ -123,7 +123,12 @@ def _encode_media(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
 
 def _encode_text(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
     """Encode text as it stands; dates, times and decimals as JSON has them, but without quotes."""
-    return scalar_text(column, where).cast(_LARGE_BINARY)
+    text = scalar_text(column, where)
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise _not_utf8(_first_not_utf8(column, where), str(error)) from error
+    return text.cast(_LARGE_BINARY)
 
 
 def _encode_integer(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
@@ -158,15 +163,19 @@ def _encode_json(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
     try:
         values = json_values(column, where)
     except UnicodeDecodeError as error:
-        raise InputError(
-            "a text is not UTF-8",
-            place=_first_not_utf8(column, where),
-            expected="UTF-8, as parquet demands of strings",
-            found=str(error),
-            remedy="write the table again with the text decoded, or the column as binary",
-        ) from error
+        raise _not_utf8(_first_not_utf8(column, where), str(error)) from error
     texts = [None if value is None else _JSON.encode(value).encode() for value in values]
     return pa.array(texts, _LARGE_BINARY)
+
+
+def _not_utf8(place: str, found: str) -> InputError:
+    return InputError(
+        "a text is not UTF-8",
+        place=place,
+        expected="UTF-8, as parquet demands of strings",
+        found=found,
+        remedy="write the table again with the text decoded, or the column as binary",
+    )
 
 
 def _first_not_utf8(column: pa.Array, where: Where) -> str:

@@ -19,7 +19,7 @@ from wdsplit.manifest import Field
 from wdsplit.rules import is_nested_numbers, rule_of, unwrap, why_refused
 from wdsplit.sample import check_field
 
-__all__ = ["class_names", "infer_fields", "needs_sniff", "sniff"]
+__all__ = ["class_names", "infer_fields", "needs_sniff", "refuse_repeated", "sniff"]
 
 _MAGIC = (
     (re.compile(rb"\xff\xd8\xff"), "jpg"),
@@ -108,7 +108,7 @@ def infer_fields(
         for name in [*mapping.values(), *columns, *([key] if key else [])]
         if name not in schema.names
     ]
-    problems += [f"column {name!r} stands {schema.names.count(name)} times" for name in _repeated(schema.names)]
+    problems += _repeated_columns(schema)
     if not mapping and not columns:
         columns = [name for name in schema.names if name != key]
     inferred = [name for name in dict.fromkeys(columns) if name not in mapping.values()]
@@ -142,6 +142,21 @@ def infer_fields(
     if problems:
         raise _unusable(problems)
     return tuple(fields)
+
+
+def refuse_repeated(schema: pa.Schema) -> None:
+    """Refuse a table in which two columns have one name.
+
+    Raises:
+        InputError: There are such columns; all are named.
+    """
+    problems = _repeated_columns(schema)
+    if problems:
+        raise _unusable(problems)
+
+
+def _repeated_columns(schema: pa.Schema) -> list[str]:
+    return [f"column {name!r} stands {schema.names.count(name)} times" for name in _repeated(schema.names)]
 
 
 def _unusable(problems: Sequence[str]) -> InputError:

@@ -154,8 +154,11 @@ def open_inputs(paths: Sequence[str]) -> Table:
         opened = list(pool.map(_open_file, paths))
     files = tuple(file for file, _ in opened)
     _check_one_format(files)
-    if not format_named(files[0].format).TYPED:
-        return Table(files, _common_schema(paths, [schema for _, schema in opened]))
+    reader = format_named(files[0].format)
+    if not reader.TYPED:
+        return Table(
+            files, reader.common_schema({path: schema for path, (_, schema) in zip(paths, opened, strict=True)})
+        )
     schema = opened[0][1]
     for path, (_, other) in zip(paths, opened, strict=True):
         _check_same_columns(paths[0], schema, path, other)
@@ -182,28 +185,11 @@ def _check_one_format(files: Sequence[InputFile]) -> None:
             )
 
 
-def _common_schema(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the columns of files whose format has no types: numbers are widened, and what a file lacks is null."""
-    common = schemas[0]
-    for path, schema in zip(paths, schemas, strict=True):
-        try:
-            common = pa.unify_schemas([common, schema], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise InputError(
-                "two inputs differ in their columns",
-                place=path,
-                expected="columns that can be brought to one type in all inputs",
-                found=str(error),
-                remedy="correct the values, or convert the files as two datasets",
-                url=path,
-            ) from error
-    return common
-
-
 def _check_same_columns(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> None:
     problems = []
     for name in dict.fromkeys([*schema.names, *other.names]):
-        kinds = [str(s.field(name).type) if name in s.names else "missing" for s in (schema, other)]
+        kinds = [", ".join(str(s.field(i).type) for i in s.get_all_field_indices(name)) for s in (schema, other)]
+        kinds = [kind or "missing" for kind in kinds]
         if kinds[0] != kinds[1]:
             problems.append(f"column {name!r} is {kinds[0]} in {first}, {kinds[1]} in {path}")
     classes, others = class_names(schema), class_names(other)

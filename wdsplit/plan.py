@@ -143,7 +143,7 @@ class Plan:
             "modified": self.modified,
             "inputs": len(self.table.files),
             "rows": self.num_rows,
-            "rows_left_out": self.table.total_rows - self.num_rows,
+            "input_rows": self.table.total_rows,
             "shards": self.num_shards,
             "samples_per_shard": self.most_samples,
             "pads": self.num_pads,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from wdsplit.counting import select_rows
 from wdsplit.errors import InputError
-from wdsplit.fields import infer_fields
+from wdsplit.fields import infer_fields, refuse_repeated
 from wdsplit.grouping import Groups
 from wdsplit.inputs import find_inputs, first_payloads, open_inputs
 from wdsplit.keys import is_key_type
@@ -66,22 +66,30 @@ def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) 
     if table.files[0].format == "tar":
         options = _as_tars(table, options)
     schema, key, group_by = table.schema, options.key, options.plan.group_by
-    if key in schema.names and not is_key_type(schema.field(key).type):
+    if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
             f"column {key!r} cannot hold keys",
             expected="strings or integers",
             found=str(schema.field(key).type),
             remedy="choose another --key column, or leave it out to number the rows",
         )
-    if group_by is not None:
+    if group_by is not None and schema.names.count(group_by) < 2:
         check_group_type(schema, group_by)
+    elif options.splits and key is not None and schema.names.count(key) < 2:
+        check_group_type(schema, key)
     parts = dict(parts_of(options.splits, group_by or key)) if options.splits else {"": None}
     selected: dict[str, tuple[Table, Groups | None]] = dict.fromkeys(parts, (table, None))
     if options.where or options.limit is not None or options.splits or group_by is not None:
+        refuse_repeated(schema)
         counted = select_rows(table, options.where, options.limit, list(parts.values()), group_by)
         selected = dict(zip(parts, counted, strict=True))
     sample = next(iter(selected.values()))[0]
-    fields = infer_fields(schema, options.mapping, key, first_payloads(sample), options.class_names, options.columns)
+    try:
+        fields = infer_fields(
+            schema, options.mapping, key, first_payloads(sample), options.class_names, options.columns
+        )
+    except InputError as error:
+        raise error.at(table.files[0].path) from error
     unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
     if unused:
         logger.info("columns that are not written: %s", ", ".join(unused))

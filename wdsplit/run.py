@@ -96,6 +96,7 @@ class Run:
         names = [name for name in self.storage.list() if name != RUN_FOLDER]
         finished, started = HEADER_NAME in names, self.storage.size(_PLAN_NAME) is not None
         if overwrite:
+            self._refuse_adopted(finished)
             self._refuse_foreign([name for name in names if not (finished or started) or not self._is_ours(name)])
             return
         if not (names or started or resume) or (resume and (started or finished)):
@@ -117,6 +118,18 @@ class Run:
             remedy=remedy,
             url=self.storage.url,
         )
+
+    def _refuse_adopted(self, finished: bool) -> None:
+        """Refuse to remove tars that others wrote, and that `wdsplit index` made a dataset of."""
+        if finished and b'"adopted"' in self.storage.read(HEADER_NAME):
+            raise OutputExistsError(
+                "the output holds tars that wdsplit did not write, but indexed",
+                place=self.storage.url,
+                expected="a dataset that wdsplit converted, an unfinished run, or nothing",
+                found="a dataset of adopted tars",
+                remedy="choose another folder; these tars would be lost",
+                url=self.storage.url,
+            )
 
     def _refuse_foreign(self, foreign: Sequence[str]) -> None:
         if foreign:

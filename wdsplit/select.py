@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.keys import hash_keys
 from wdsplit.order import Int64, hash_numbers, hash_stream
 from wdsplit.table import Part, Table
-from wdsplit.values import scalar_text, without_views
+from wdsplit.values import scalar_text, stored, without_views
 from wdsplit.where import parse_where
 
 __all__ = ["Picker", "check_group_type", "hash_groups", "in_part", "parts_of"]
@@ -47,6 +48,14 @@ def parts_of(splits: Mapping[str, float], column: str | None) -> dict[str, Part]
             remedy="give the rest a name of its own: nothing is left out silently",
         )
     cuts = [round(math.fsum(fractions[:number]) * 2**53) << 11 for number in range(len(fractions))] + [2**64]
+    empty = [name for name, low, high in zip(splits, cuts, cuts[1:], strict=False) if low >= high]
+    if empty:
+        raise InputError(
+            "a split is too small to hold anything",
+            expected="fractions that a hash of 64 bits can tell apart",
+            found=", ".join(f"{name}={splits[name]:g}" for name in empty),
+            remedy="leave it out, or give it more",
+        )
     return {name: Part(column, cuts[number], cuts[number + 1]) for number, name in enumerate(splits)}
 
 
@@ -60,7 +69,7 @@ def check_group_type(schema: pa.Schema, column: str) -> None:
         raise InputError(
             f"column {column!r} is not in the table",
             expected=f"one of {', '.join(schema.names)}",
-            remedy="check --group-by",
+            remedy="check --key and --group-by",
         )
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -90,6 +99,7 @@ def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
     def where(row: int) -> str:
         return f"{table.where(int(numbers[row]))}, column {name!r}"
 
+    column = stored(without_views(column))
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
@@ -98,7 +108,8 @@ def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
             expected="a value for each row",
             remedy="fill the column, or leave such rows out with --where",
         )
-    return hash_keys(scalar_text(without_views(column), where).cast(pa.large_string()))
+    text = scalar_text(column, where).cast(pa.large_string())
+    return hash_keys(text) + np.asarray(pc.binary_length(text)).astype(np.uint64)
 
 
 class Picker:

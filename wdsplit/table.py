@@ -7,7 +7,7 @@ each of these has a place, counted through the rows that are kept. Without a sel
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from wdsplit.order import Int64
 
-__all__ = ["FileRange", "InputFile", "Part", "Selection", "Table"]
+__all__ = ["FileRange", "InputFile", "Part", "Selection", "Table", "joined"]
 
 
 @dataclass(frozen=True)
@@ -184,3 +184,16 @@ class Table:
         begins = ends - file.counts
         groups = np.flatnonzero((ends > skip) & (begins < skip + count) & (ends > begins)).tolist()
         return FileRange(file, tuple(groups), self.first_numbers(number, groups), skip - int(begins[groups[0]]), count)
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return the rows of all parts of a table as one selection."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    counts = [np.sum([table.files[number].counts for table in tables], axis=0) for number in range(len(first.files))]
+    files = tuple(
+        replace(file, selected=tuple(np.asarray(count, np.int64).tolist()))
+        for file, count in zip(first.files, counts, strict=True)
+    )
+    return Table(files, first.schema, replace(first.selection, part=None))
