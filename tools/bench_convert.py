@@ -3,7 +3,7 @@
 Two tables are made: *small* (rows of about 320 bytes of text and an integer label) and *image* (rows of 50 to 150 kB of
 incompressible bytes and a label). In each round every contender converts them once, in a process of its own, to the
 same kind of place; what is printed are medians over the rounds, ratios of medians, and the most memory that one process
-had. A contender that is not installed is left out (pip install mosaicml-streaming litdata). The clock starts when the
+had. A contender that is not installed is left out (pip install '.[bench]'). The clock starts when the
 libraries are imported and stops when the last byte is handed to the system.
 
 Example: python tools/bench_convert.py --output /dev/shm --rounds 5
@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SHARD_BYTES = 256_000_000
+SHARD_BYTES = 128_000_000
 
 
 def make_small(path: Path, num_rows: int) -> None:

@@ -17,6 +17,7 @@ import orjson
 import pyarrow as pa
 
 from wdsplit.engine import end_if_told
+from wdsplit.formats.common import MAX_BATCH_ROWS
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.manifest import RUN_FOLDER
 from wdsplit.order import Int64
@@ -33,10 +34,13 @@ _TASKS_NAME = f"{SPILL_FOLDER}/tasks.json"
 _PLACE, _NUMBER = "place", "number"
 """Columns of a run besides those of the table, which are numbered c0, c1, ..."""
 
-_PROCESS_BYTES = 160 * 1024**2
-"""What a process needs before it holds any row."""
-_COPIES = 5
+_BASE_BYTES = 256 * 1024**2
+_JOB_BYTES = 128 * 1024**2
+"""What all jobs together, and each of them, need besides the rows they hold: libraries, pages being decoded."""
+_COPIES = 6
 """How often a task holds its rows at the most: as read, sorted, encoded, laid out and written."""
+_ROW_BYTES = 64
+"""What a row takes besides its columns: its place, its number, and their sorting."""
 _LEAST_BYTES, _MOST_BYTES = 8 * 1024**2, 1024**3
 _BATCH_BYTES = 16 * 1024**2
 _BUCKETS_PER_TASK = 4
@@ -45,7 +49,7 @@ _MAX_OPEN = 256
 
 def task_bytes(memory_bytes: int, jobs: int) -> int:
     """Return how many bytes of rows a task may hold so that all jobs together keep to a memory bound."""
-    free = (memory_bytes - _PROCESS_BYTES * (jobs + (jobs > 1))) // (jobs * _COPIES)
+    free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
     return min(_MOST_BYTES, max(_LEAST_BYTES, free))
 
 
@@ -79,7 +83,7 @@ def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> tuple[ScatterJob,
     storage = open_storage(output)
     if storage.size(_TASKS_NAME) is None:
         storage.remove(SPILL_FOLDER)
-        row_bytes = max(1, plan.table.data_bytes // plan.num_rows)
+        row_bytes = plan.table.data_bytes // plan.num_rows + _ROW_BYTES
         bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
         cuts = {"cuts": _cuts(plan, held_bytes), "bucket_rows": bucket_rows}
         with storage.publish(_TASKS_NAME) as file:
@@ -106,7 +110,7 @@ def _cuts(plan: Plan, held_bytes: int) -> list[int]:
     for file in plan.table.files:
         for rows in file.counts:
             place += rows
-            held += rows * file.row_bytes
+            held += rows * (file.row_bytes + _ROW_BYTES)
             if held >= held_bytes:
                 cuts.append(place)
                 held = 0.0
@@ -133,7 +137,7 @@ def scatter(job: ScatterJob, task: tuple[int, int]) -> int:
         end_if_told()
         held.append(rows)
         places.append(places_of(rows))
-        held_bytes += sum(array.nbytes for array in rows.columns.values())
+        held_bytes += rows.nbytes + len(rows) * _ROW_BYTES
         if held_bytes >= job.held_bytes:
             flush()
             held, places, held_bytes = [], [], 0
@@ -231,7 +235,7 @@ class SpilledRows:
         self._bucket_rows = orjson.loads(self._storage.read(_TASKS_NAME))["bucket_rows"]
         row_bytes = max(1, sum(run["bytes"] for _, _, run in runs) // plan.num_rows)
         self._gathered_rows = max(1, held_bytes // row_bytes)
-        self._batch_rows = max(1, min(held_bytes, _BATCH_BYTES) // row_bytes)
+        self._batch_rows = min(MAX_BATCH_ROWS, max(1, min(held_bytes, _BATCH_BYTES) // row_bytes))
         self._open: OrderedDict[str, pa.RecordBatchFileReader] = OrderedDict()
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:

@@ -1,0 +1,100 @@
+"""Measure how long a global shuffle takes, and how much memory: the whole first pass, and a sample of the second.
+
+A table of one integer a row is made in files of a million rows. All rows are scattered; then a few shards, spread over the
+dataset, are gathered and written, because the tar of 100 million samples would take 100 GB. What is printed are seconds
+and the most memory that the process had, mapped files included.
+
+Example: python tools/bench_shuffle.py --rows 100000000 --jobs 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wdsplit.engine import run_tasks
+from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.plan import Plan, Span
+from wdsplit.planning import plan_conversion
+from wdsplit.scatter import scatter, scatter_tasks, task_bytes
+from wdsplit.task import Job, write_shards
+
+FILE_ROWS = 1_000_000
+
+
+class Peak:
+    """The most memory that this process had since it was last asked, looked at 50 times a second."""
+
+    def __init__(self) -> None:
+        self._kib = 0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            found = re.search(r"VmRSS:\s*(\d+)", Path("/proc/self/status").read_text())
+            self._kib = max(self._kib, int(found[1]) if found else 0)
+            time.sleep(0.02)
+
+    def megabytes(self) -> int:
+        kib, self._kib = self._kib, 0
+        return kib // 1024
+
+
+def make_table(folder: Path, num_rows: int) -> None:
+    folder.mkdir()
+    for number, first in enumerate(range(0, num_rows, FILE_ROWS)):
+        labels = np.arange(first, min(num_rows, first + FILE_ROWS))
+        path = folder / f"{number:05d}.parquet"
+        pq.write_table(pa.table({"label": labels}), path, row_group_size=FILE_ROWS // 4, use_dictionary=False)
+
+
+def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) -> None:
+    peak, held_bytes = Peak(), task_bytes(memory, jobs)
+    started = time.perf_counter()
+    job, tasks = scatter_tasks(output, plan, held_bytes)
+    rows = sum(run_tasks(partial(scatter, job), tasks, jobs, threads=True))
+    report("scattered", rows, time.perf_counter() - started, peak)
+    shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()
+    started = time.perf_counter()
+    write = partial(write_shards, Job(output, plan, held_bytes))
+    written = list(run_tasks(write, [Span(shard, shard + 1) for shard in shards], jobs, threads=True))
+    rows = sum(shard.num_samples for part in written for shard in part.values())
+    report(f"gathered and wrote {len(written)} of {plan.num_shards} shards", rows, time.perf_counter() - started, peak)
+
+
+def report(what: str, rows: int, seconds: float, peak: Peak) -> None:
+    print(
+        f"{what}: {rows:,} rows in {seconds:.1f} s, {rows / seconds:,.0f} rows/s, at most {peak.megabytes()} MiB held"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000_000)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--memory", type=int, default=1024**3, help="bytes")
+    parser.add_argument("--shards", type=int, default=12, help="how many shards to write")
+    parser.add_argument("--folder", type=Path, help="where to work; the default is the folder for temporary files")
+    arguments = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, pyarrow {pa.__version__}")
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        make_table(Path(name) / "in", arguments.rows)
+        started = time.perf_counter()
+        plan = plan_conversion(f"{name}/in", ConvertOptions(PlanOptions(shuffle=True)))
+        print(f"planned: {plan.num_rows:,} rows, {plan.num_shards:,} shards in {time.perf_counter() - started:.2f} s")
+        shuffle(plan, f"{name}/out", arguments.jobs, arguments.memory, arguments.shards)
+
+
+if __name__ == "__main__":
+    main()
