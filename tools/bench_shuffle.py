@@ -1,7 +1,7 @@
 """Measure how long a global shuffle takes, and how much memory: the whole first pass, and a sample of the second.
 
-A table of one integer a row is made in files of a million rows. All rows are scattered; then a few shards, spread over the
-dataset, are gathered and written, because the tar of 100 million samples would take 100 GB. What is printed are seconds
+A table of one integer a row is made in files of a million rows. All rows are scattered; then a few shards, spread over
+the dataset, are gathered and written, because the tar of 100 million samples would take 100 GB. Printed are seconds
 and the most memory that the process had, mapped files included.
 
 Example: python tools/bench_shuffle.py --rows 100000000 --jobs 2

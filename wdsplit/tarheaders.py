@@ -46,8 +46,10 @@ _CHECKSUM_FIELD = slice(148, 156)
 _MAGIC = slice(257, 263)
 _PREFIX = slice(345, 500)
 _POSIX_MAGIC = np.frombuffer(b"ustar\0", np.uint8)
-_OCTAL_11 = (8 ** np.arange(10, -1, -1)).astype(np.int64)
-_OCTAL_6 = (8 ** np.arange(5, -1, -1)).astype(np.int64)
+_SHIFTS_11 = 3 * np.arange(10, -1, -1)
+_SHIFTS_6 = 3 * np.arange(5, -1, -1)
+_OCTAL_11 = 1 << _SHIFTS_11
+_OCTAL_6 = 1 << _SHIFTS_6
 _EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
 _PAX_NAME = b"././@PaxHeader"
 _RECORD = re.compile(rb"([1-9][0-9]{0,9}) ([^=\n]+)=")
@@ -116,8 +118,8 @@ def pack_headers(names: npt.NDArray[np.uint8], sizes: Int64) -> npt.NDArray[np.u
 
 def _finished(headers: npt.NDArray[np.uint8], sizes: Int64) -> npt.NDArray[np.uint8]:
     """Fill in sizes and checksums."""
-    headers[:, _SIZE] = sizes[:, None] // _OCTAL_11 % 8 + ord("0")
-    headers[:, _CHECKSUM] = _sums(headers)[:, None] // _OCTAL_6 % 8 + ord("0")
+    headers[:, _SIZE] = (sizes[:, None] >> _SHIFTS_11 & 7) + ord("0")
+    headers[:, _CHECKSUM] = (_sums(headers)[:, None] >> _SHIFTS_6 & 7) + ord("0")
     headers[:, 154] = 0
     return headers
 
