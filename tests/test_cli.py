@@ -635,7 +635,7 @@ def sealed(tmp_path):
     return tmp_path / "sealed" / "train"
 
 
-UNWRITABLE = [a_file, below_a_file, named_too_long, *([sealed] if os.geteuid() else [])]
+UNWRITABLE = [below_a_file, named_too_long, *([sealed] if os.geteuid() else [])]
 """Nothing is sealed for root."""
 
 
@@ -645,6 +645,13 @@ def test_an_output_that_cannot_be_written_is_named(run, table, tmp_path, place):
     ended = run("convert", table, output, "--jobs", 1)
     assert (ended.code, ended.out) == (1, "")
     assert_says(ended.err, "the system refused", output, "check permissions")
+
+
+def test_an_output_that_is_a_file_is_refused_as_forgotten(refused, table, tmp_path):
+    output = a_file(tmp_path)
+    data = output.read_bytes()
+    assert_says(refused(2, "convert", table, output), "the output is a file", output, "INPUT... OUTPUT")
+    assert output.read_bytes() == data
 
 
 # Keys of all kinds

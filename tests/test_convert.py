@@ -493,7 +493,7 @@ def test_an_input_inside_the_output_is_refused(tmp_path, overwrite):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_output_that_cannot_be_written_is_refused_by_name(table_path, tmp_path, jobs):
     (tmp_path / "file").write_text("a file")
-    for output in (tmp_path / "file", tmp_path / "file" / "out", Path("/proc/nope")):
+    for output in (tmp_path / "file" / "out", Path("/proc/nope")):
         with pytest.raises(StorageError) as caught:
             converted(table_path, output, jobs=jobs)
         assert str(output) in caught.value.place

@@ -159,15 +159,15 @@ def test_a_column_has_a_type_that_keeps_all_its_values(read, values, kind, order
 def test_a_field_with_nothing_in_it_is_null_in_numbers_and_empty_in_text(read):
     table = read('n,f,b,t,none\n1,1.5,true,x,\n,,,,\n"","","","",""\n')
     assert table.to_pylist() == [
-        {"n": 1, "f": 1.5, "b": True, "t": "x", "none": None},
-        *[{"n": None, "f": None, "b": None, "t": "", "none": None}] * 2,
+        {"n": 1, "f": 1.5, "b": True, "t": "x", "none": ""},
+        *[{"n": None, "f": None, "b": None, "t": "", "none": ""}] * 2,
     ]
-    assert table.schema.field("none").type == pa.null()
+    assert table.schema.field("none").type == pa.string()
 
 
 def test_types_are_common_to_all_files(tmp_path, block_bytes):
     files = {
-        "a": "id,x,zip,only\n1,1,007,5\n",
+        "a": "id,x,zip\n1,1,007\n",
         "b": "x,id,zip\n2.5,,12345\n",
         "c": "id,x,zip\n",
         "d": "id,x,zip\n9007199254740993,9007199254740993,1\n",
@@ -177,13 +177,23 @@ def test_types_are_common_to_all_files(tmp_path, block_bytes):
         paths.append(str(tmp_path / f"{name}.csv"))
         Path(paths[-1]).write_text(data)
     table = read_files(paths[:3])
-    assert table.schema.types == [pa.int64(), pa.float64(), pa.string(), pa.int64()]
+    assert table.schema.types == [pa.int64(), pa.float64(), pa.string()]
     assert table.to_pylist() == [
-        {"id": 1, "x": 1.0, "zip": "007", "only": 5},
-        {"id": None, "x": 2.5, "zip": "12345", "only": None},
+        {"id": 1, "x": 1.0, "zip": "007"},
+        {"id": None, "x": 2.5, "zip": "12345"},
     ]
     assert not any(field.metadata for field in table.schema)
     assert read_files(paths).column("x").to_pylist() == ["1", "2.5", "9007199254740993"]
+
+
+def test_a_column_that_a_file_lacks_is_named_with_the_file(tmp_path):
+    for name, header in (("a", "id,caption"), ("b", "id,captoin")):
+        (tmp_path / f"{name}.csv").write_text(f"{header}\n1,x\n")
+    with pytest.raises(InputError, match="differ in their columns") as caught:
+        read_files([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")])
+    assert caught.value.place == str(tmp_path / "b.csv")
+    assert f"column 'captoin' is only in {tmp_path / 'b.csv'}" in caught.value.found
+    assert f"column 'caption' is only in {tmp_path / 'a.csv'}" in caught.value.found
 
 
 @given(st.floats(allow_nan=False), st.sampled_from(["%r", "%.17g", "%.18e", "%.25e", "%.15g", "%f"]))

@@ -328,7 +328,7 @@ def test_the_first_payload_that_is_not_null_is_found_past_nulls_empty_files_and_
         }
     )
     table = open_inputs(write_files(tmp_path, table, [0, 3, 0, 6], 2))
-    found = first_payloads(table)
+    found = first_payloads(table, table.schema.names)
     assert found == {"a": (b"\xff\xd8\xff" * 50)[:64], "b": b"GIF89a", "c": None, "d": b"fLaC"}
 
 
@@ -336,7 +336,7 @@ def test_tables_without_binary_columns_are_not_read_for_their_first_bytes(tmp_pa
     path = write_table(tmp_path / "a.parquet", {"a": [1], "b": ["x"]})
     table = open_inputs([path])
     os.remove(path)
-    assert first_payloads(table) == {}
+    assert first_payloads(table, table.schema.names) == {}
 
 
 def test_a_batch_is_bounded_by_what_its_values_take_when_they_are_decoded(tmp_path):

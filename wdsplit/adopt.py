@@ -302,7 +302,7 @@ def _refuse_repeated_keys(storage: Storage, found: Sequence[_Found]) -> None:
                     place=f"{storage.url}/{path}",
                     expected="each key once in the whole dataset",
                     found=f"{key!r}, which also stands in {storage.url}/{seen[key]}",
-                    remedy="remove one of them, or put the table through `wdsplit convert`, which writes keys anew",
+                    remedy="remove one of them, or convert the tars with `wdsplit convert --number-keys`",
                     url=f"{storage.url}/{path}",
                     key=key,
                 )

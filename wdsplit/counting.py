@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.engine import in_order
 from wdsplit.grouping import Groups
 from wdsplit.inputs import file_batches, matching_groups
 from wdsplit.order import Int64
 from wdsplit.select import Picker, hash_groups, in_part
 from wdsplit.table import FileRange, InputFile, Part, Selection, Table
+from wdsplit.values import without_views
 
 __all__ = ["select_rows"]
 
@@ -55,24 +56,32 @@ def select_rows(
         InputError: The condition cannot be, a file cannot be read, or a row is in no group.
     """
     counter = _Counter(table, where, parts, group_by)
-    if limit is None:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            counts = list(pool.map(counter.count, range(len(table.files))))
-    else:
-        counts, left = [], limit
-        for number in range(len(table.files)):
-            counts.append(counter.count(number, left))
-            left -= counts[-1].kept
-    results = []
-    for number, part in enumerate(parts):
-        files = tuple(
-            dataclasses.replace(file, selected=tuple(found.selected[number].tolist()))
-            for file, found in zip(table.files, counts, strict=True)
+    files: list[list[InputFile]] = [[] for _ in parts]
+    groups: list[list[Groups]] = [[] for _ in parts]
+    for file, found in zip(table.files, _counted(counter, len(table.files), limit), strict=True):
+        for number, count in enumerate(found.selected):
+            files[number].append(dataclasses.replace(file, selected=tuple(count.tolist())))
+            groups[number].append(found.groups[number])
+            if len(groups[number]) > _GROUPS_AT_ONCE:
+                groups[number] = [Groups.merged(groups[number])]
+    return [
+        (
+            Table(tuple(files[number]), table.schema, Selection(where, limit, part)),
+            Groups.merged(groups[number]) if group_by is not None else None,
         )
-        selected = Table(files, table.schema, Selection(where, limit, part))
-        groups = Groups.merged([found.groups[number] for found in counts]) if group_by is not None else None
-        results.append((selected, groups))
-    return results
+        for number, part in enumerate(parts)
+    ]
+
+
+def _counted(counter: _Counter, num_files: int, limit: int | None) -> Iterator[_Counts]:
+    """Count file by file: several at once, unless it depends on one file what the next gives."""
+    if limit is None:
+        yield from in_order(counter.count, range(num_files), _THREADS)
+        return
+    for number in range(num_files):
+        found = counter.count(number, limit)
+        limit -= found.kept
+        yield found
 
 
 class _Counter:
@@ -129,12 +138,12 @@ class _Counter:
         if not groups:
             return
         part = FileRange(file, tuple(groups), table.first_numbers(number, groups), 0, 0)
-        ends = np.cumsum([file.row_groups[group] for group in groups])
+        ends, order = np.cumsum([file.row_groups[group] for group in groups]), np.asarray(groups)
         read = 0
         for arrays, count in self._columns(file, groups, columns, int(ends[-1])):
             rows = np.arange(read, read + count)
             read += count
-            of_group = np.asarray(groups)[np.searchsorted(ends, rows, side="right")]
+            of_group = order[np.searchsorted(ends, rows, side="right")]
             yield arrays, part.row_numbers(read - count, read), of_group
 
     def _columns(
@@ -146,4 +155,4 @@ class _Counter:
                 yield {}, min(num_rows - first, _ROWS_AT_ONCE)
             return
         for batch in file_batches(self._table, file, groups, columns):
-            yield dict(zip(columns, batch.columns, strict=True)), len(batch)
+            yield dict(zip(columns, map(without_views, batch.columns), strict=True)), len(batch)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from wdsplit.errors import ConvertError
 
-__all__ = ["ahead", "end_if_told", "run_tasks"]
+__all__ = ["ahead", "end_if_told", "in_order", "run_tasks"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ def run_tasks(
         function: Called once a task, in another process if there are several jobs. Each process gets it once, so
             what all tasks need is best bound to it (`functools.partial`).
         tasks: Picklable.
-        jobs: Processes; with 1 all is done in this one.
+        jobs: How many at a time; with 1 all is done in this thread.
         threads: Whether up to four jobs may be threads of this process instead: the function calls `end_if_told`
             often, and runs little Python.
 
@@ -96,7 +96,37 @@ def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs:
         yield from _bounded(pool, function, tasks, _QUEUED_PER_JOB * jobs)
     finally:
         ended.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        _wait_for_threads(pool)
+
+
+def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
+    """Map a function over tasks in threads of this process, and yield the results in the order of the tasks.
+
+    Args:
+        function: Calls `end_if_told` often, if it may take long.
+        tasks: What it is called with.
+        threads: How many, at most.
+    """
+    ended = threading.Event()
+    pool = ThreadPoolExecutor(threads, initializer=setattr, initargs=(_run, "ended", ended))
+    try:
+        yield from pool.map(function, tasks)
+    finally:
+        ended.set()
+        _wait_for_threads(pool)
+
+
+def _wait_for_threads(pool: ThreadPoolExecutor) -> None:
+    """Wait until all threads have ended, however often Ctrl-C is pressed: nobody expects them to write any more."""
+    interrupted = False
+    while True:
+        try:
+            pool.shutdown(wait=True, cancel_futures=True)
+            break
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:

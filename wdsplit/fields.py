@@ -122,7 +122,7 @@ def infer_fields(
             problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
     if problems:
         raise _unusable(problems)
-    names = [*mapping, *_inferred_names(schema, inferred, first_bytes)]
+    names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping))]
     fields = []
     for name, column in zip(names, chosen, strict=True):
         kind = schema.field(column).type
@@ -195,7 +195,9 @@ def _encoding_for(field: str, kind: pa.DataType, default: str) -> str | None:
     return default if allowed is None or default in allowed else None
 
 
-def _inferred_names(schema: pa.Schema, columns: Sequence[str], first_bytes: Mapping[str, bytes | None]) -> list[str]:
+def _inferred_names(
+    schema: pa.Schema, columns: Sequence[str], first_bytes: Mapping[str, bytes | None], taken: Sequence[str]
+) -> list[str]:
     """Name the fields by their encodings; where two would have one name, put the column's name before it."""
     extensions = []
     for column in columns:
@@ -205,7 +207,8 @@ def _inferred_names(schema: pa.Schema, columns: Sequence[str], first_bytes: Mapp
     names = []
     for column, extension in zip(columns, extensions, strict=True):
         prefix = re.sub(r"[^a-z0-9_-]", "_", column.lower())
-        names.append(extension if extensions.count(extension) == 1 else f"{prefix}.{extension}")
+        alone = extensions.count(extension) == 1 and extension not in taken
+        names.append(extension if alone else f"{prefix}.{extension}")
     return names
 
 

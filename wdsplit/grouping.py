@@ -1,7 +1,7 @@
 """Groups of rows that stand together in one shard: which shard each goes to, and where in it.
 
 Pure (no I/O). Groups are told apart by 64-bit hashes of their values. Those with the most rows are dealt out first,
-each to the shard that has the fewest rows so far (Graham 1969), so shards differ by less than one small group.
+each to the shard that has the fewest rows so far (Graham 1969), so shards are as equal as the groups allow.
 """
 
 from __future__ import annotations

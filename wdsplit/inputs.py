@@ -6,9 +6,9 @@ The only room, with the formats below it, that opens input tables. A reader star
 from __future__ import annotations
 
 import glob
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +17,21 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.encode import media_bytes
+from wdsplit.engine import end_if_told, in_order
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields import class_names, needs_sniff
-from wdsplit.formats import FOLDER_SUFFIXES, format_named, name_of_format
+from wdsplit.formats import FOLDER_SUFFIXES, format_named, is_compressed, name_of_format
 from wdsplit.formats.common import BATCH_BYTES
+from wdsplit.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.order import Int64
 from wdsplit.select import Picker
 from wdsplit.storage import local_path
 from wdsplit.table import FileRange, InputFile, Table
-from wdsplit.values import decoded_parts, stored
+from wdsplit.values import decoded_parts, stored, without_views
 
 __all__ = ["Rows", "file_batches", "find_inputs", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
+
+logger = logging.getLogger(__name__)
 
 _FOOTER_THREADS = 8
 _SNIFF_BYTES = 64
@@ -130,18 +134,40 @@ def _tables_below(folder: str) -> list[str]:
     found: dict[str, list[str]] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)):
         name = FOLDER_SUFFIXES.get(os.path.splitext(path)[1].lower())
-        if name is not None and os.path.isfile(path):
+        if is_compressed(path) and os.path.isfile(path):
+            raise InputError(
+                "a folder holds a compressed table",
+                place=path,
+                expected="tables that are not compressed as a whole: rows are read from the middle of a file",
+                remedy="decompress it, move it away, or name the files that are meant by a pattern",
+                url=path,
+            )
+        if name is not None and os.path.isfile(path) and not _is_manifest(path):
             found.setdefault(name, []).append(path)
+    _warn_of_partitions(folder, [path for paths in found.values() for path in paths])
     if len(found) > 1:
         raise InputError(
             "a folder holds tables of several formats",
             place=folder,
             expected="one format",
             found=", ".join(f"{len(paths)} of {name}, such as {paths[0]}" for name, paths in sorted(found.items())),
-            remedy=f"say which are meant, as in '{os.path.join(folder, '*.parquet')}'",
+            remedy=f"say which are meant, as in '{os.path.join(folder, '*.' + min(found))}'",
             url=folder,
         )
     return next(iter(found.values()), [])
+
+
+def _is_manifest(path: str) -> bool:
+    """Tell whether a file is the list of the shards of one of our own datasets, which is no table to convert."""
+    folder, name = os.path.split(path)
+    return name == SHARDS_NAME and os.path.exists(os.path.join(folder, HEADER_NAME))
+
+
+def _warn_of_partitions(folder: str, paths: Sequence[str]) -> None:
+    parts = [part for path in paths for part in os.path.relpath(path, folder).split(os.sep)[:-1]]
+    columns = sorted({part.partition("=")[0] for part in parts if "=" in part})
+    if columns:
+        logger.warning("%s: what folders say is not read as columns: %s", folder, ", ".join(columns))
 
 
 def open_inputs(paths: Sequence[str]) -> Table:
@@ -150,8 +176,7 @@ def open_inputs(paths: Sequence[str]) -> Table:
     Raises:
         InputError: A file cannot be read, or two differ in their format or their columns.
     """
-    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        opened = list(pool.map(_open_file, paths))
+    opened = list(in_order(_open_file, paths, _FOOTER_THREADS))
     files = tuple(file for file, _ in opened)
     _check_one_format(files)
     reader = format_named(files[0].format)
@@ -209,9 +234,9 @@ def _check_same_columns(first: str, schema: pa.Schema, path: str, other: pa.Sche
         )
 
 
-def first_payloads(table: Table) -> dict[str, bytes | None]:
-    """Return the beginning of the first payload that is not null of each column whose field depends on it."""
-    names = table.schema.names
+def first_payloads(table: Table, columns: Sequence[str]) -> dict[str, bytes | None]:
+    """Return the beginning of the first payload that is not null of those of the columns whose field depends on it."""
+    names = [name for name in table.schema.names if name in columns]
     found: dict[str, bytes | None] = {
         name: None for name in names if names.count(name) == 1 and needs_sniff(table.schema.field(name).type)
     }
@@ -260,14 +285,18 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
 def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
     """Join batches that are small, as those of many small files are: what is done with a batch has its price."""
     held: list[Rows] = []
+    held_rows = held_bytes = 0
     for rows in batches:
-        if len(rows) >= _SMALL_ROWS or rows.nbytes >= _SMALL_BYTES:
+        num_bytes = rows.nbytes
+        small = len(rows) < _SMALL_ROWS and num_bytes < _SMALL_BYTES
+        if small:
+            held.append(rows)
+            held_rows, held_bytes = held_rows + len(rows), held_bytes + num_bytes
+        if not small or held_rows >= _SMALL_ROWS or held_bytes >= _SMALL_BYTES:
             yield from _flushed(held)
+            held_rows = held_bytes = 0
+        if not small:
             yield rows
-            continue
-        held.append(rows)
-        if sum(map(len, held)) >= _SMALL_ROWS or sum(rows.nbytes for rows in held) >= _SMALL_BYTES:
-            yield from _flushed(held)
     yield from _flushed(held)
 
 
@@ -287,7 +316,7 @@ def _read_range(
     """Read the rows of a file that are wanted: columns by their names, and the rows' numbers."""
     read, picked = 0, 0
     for batch in file_batches(table, part.file, part.groups, columns):
-        arrays = dict(zip(columns, batch.columns, strict=True))
+        arrays = dict(zip(columns, map(without_views, batch.columns), strict=True))
         numbers = part.row_numbers(read, read + len(batch))
         read += len(batch)
         if not picker.picks_all:
@@ -312,7 +341,9 @@ def file_batches(
     """
     reader = format_named(file.format)
     with _readable(file.path, reader.WHAT):
-        yield from reader.read_batches(file, groups, columns, table.schema)
+        for batch in reader.read_batches(file, groups, columns, table.schema):
+            end_if_told()
+            yield batch
 
 
 def matching_groups(file: InputFile, expression: Any) -> list[int]:

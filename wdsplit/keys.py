@@ -43,7 +43,7 @@ def is_key_type(kind: pa.DataType) -> bool:
     """Tell whether a column of this type can hold keys: strings and integers."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
+    return str(kind) in ("string", "large_string", "string_view") or bool(pa.types.is_integer(kind))
 
 
 def escape_keys(column: pa.Array, where: Where) -> pa.LargeStringArray:

@@ -71,7 +71,9 @@ class PlanOptions:
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if not isinstance(value, (int, type(None))):
+                problems.append(f"{name} = {value!r}: expected a whole number")
+            elif value is not None and not low <= value <= high:
                 bound = f"at least {low}" if value < low else f"at most {high}"
                 problems.append(f"{name} = {value}: expected {bound}")
         sizings = [name for name in ("shards", "samples_per_shard", "shard_size") if getattr(self, name) is not None]
@@ -105,10 +107,10 @@ class ConvertOptions:
         where: A condition on rows, such as "label < 10 and width >= 256"; empty for all rows.
         limit: How many of the rows that meet it to convert: the first ones; None for all.
         splits: Name to fraction: a dataset for each, drawn by a hash of `plan.group_by`, else of the key.
-        jobs: Processes.
+        jobs: Tasks at a time.
         overwrite: Remove a dataset, or an unfinished run, that is in the output already.
         resume: Continue an unfinished run of the same plan; one that is finished is left as it is.
-        memory: Bytes that all processes together may hold while they put rows into another order.
+        memory: Bytes that all jobs together may hold while they put rows into another order.
         emit: What to write for other readers beside the shards: some of dali, energon and wids.
         class_names: Write the names of classes beside their numbers, where the table has them.
     """
@@ -130,7 +132,12 @@ class ConvertOptions:
     class_names: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("jobs", self.jobs), ("limit", self.limit)):
+        for name, names in (("columns", self.columns), ("emit", self.emit)):
+            if isinstance(names, str):
+                raise InputError(f"{name} = {names!r} cannot be", expected="a sequence of names", found="one text")
+        for name, value in (("jobs", self.jobs), ("limit", self.limit), ("memory", self.memory)):
+            if not isinstance(value, (int, type(None))):
+                raise InputError(f"{name} = {value!r} cannot be", expected="a whole number", found=repr(value))
             if value is not None and value < 1:
                 raise InputError(f"{name} = {value} cannot be", expected="at least 1", found=str(value))
         if self.overwrite and self.resume:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -202,12 +202,16 @@ def make_plan(
     """
     if not table.num_rows:
         raise _no_rows(table)
+    columns = {one.column for one in fields} | ({key} if key is not None else set())
+    table = replace(table, files=tuple(file.narrowed(columns) for file in table.files))
     num_rows, readers = table.num_rows, options.readers
     lanes = options.lanes or readers * -(-MIN_LANES // readers)
     if options.shards is not None:
         num_shards = _given_shards(options.shards, readers)
     else:
-        num_shards = _derived_shards(table, len(fields), options, lanes)
+        num_shards = min(
+            _derived_shards(table, len(fields), options, lanes), _round_up(num_rows, math.lcm(lanes, readers))
+        )
     most = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > most:
         if options.shards is not None or readers > most:

@@ -19,13 +19,15 @@ from wdsplit.keys import is_key_type
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, make_plan
 from wdsplit.select import check_group_type, parts_of
-from wdsplit.table import Table
+from wdsplit.table import Table, joined
 
 __all__ = ["TAR_KEY", "PathLike", "input_paths", "plan_conversion", "plan_splits", "refuse_splits"]
 
 logger = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
+
+_MANY_PADS, _MANY_FIELDS = 1000, 50
 
 TAR_KEY = "__key__"
 """The column of tars that holds the keys."""
@@ -83,13 +85,17 @@ def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) 
         refuse_repeated(schema)
         counted = select_rows(table, options.where, options.limit, list(parts.values()), group_by)
         selected = dict(zip(parts, counted, strict=True))
-    sample = next(iter(selected.values()))[0]
+    sample = joined([wanted for wanted, _ in selected.values()])
+    inferred = options.columns or ([] if options.mapping else [name for name in schema.names if name != key])
+    payloads = first_payloads(sample, [name for name in inferred if name not in options.mapping.values()])
     try:
-        fields = infer_fields(
-            schema, options.mapping, key, first_payloads(sample), options.class_names, options.columns
-        )
+        fields = infer_fields(schema, options.mapping, key, payloads, options.class_names, options.columns)
     except InputError as error:
         raise error.at(table.files[0].path) from error
+    if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":
+        logger.warning(
+            "%d fields: do the keys hold dots? By webdataset's rule a key ends at the first dot of a name", len(fields)
+        )
     unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
     if unused:
         logger.info("columns that are not written: %s", ", ".join(unused))
@@ -101,15 +107,23 @@ def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) 
             if not name:
                 raise
             raise error.at(f"split {name!r}") from error
+        if plans[name].num_pads > max(_MANY_PADS, plans[name].num_rows // 10):
+            logger.warning(
+                "%d pads for %d rows in %d shards%s: use fewer shards, or --pad none",
+                plans[name].num_pads,
+                plans[name].num_rows,
+                plans[name].num_shards,
+                ", because groups differ in size" if groups is not None else "",
+            )
     return plans
 
 
 def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:
     """Return the options for samples that have keys and fields already: they keep them, and lack what they lack."""
-    mapping = options.mapping
-    if not mapping:
-        names = options.columns or [name for name in table.schema.names if name != TAR_KEY]
-        mapping = {name: name for name in names}
+    names: Sequence[str] = options.columns
+    if not (names or options.mapping):
+        names = [name for name in table.schema.names if name != TAR_KEY]
+    mapping = {**options.mapping, **{name: name for name in names if name not in options.mapping.values()}}
     key = options.key or (None if options.number_keys else TAR_KEY)
     null = "omit" if options.plan.null == "error" else options.plan.null
     plan = dataclasses.replace(options.plan, null=null)

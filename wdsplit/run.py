@@ -7,6 +7,7 @@ folder is there before anything of the output is touched, and goes when the mani
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from wdsplit.emit import shard_sidecars
 from wdsplit.errors import InputError, OutputExistsError
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.plan import Plan
+from wdsplit.scatter import SPILL_FOLDER
 from wdsplit.shards import read_manifest
 from wdsplit.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
 from wdsplit.storage import Storage, is_temporary, local_path
@@ -42,6 +44,7 @@ class Run:
     def __init__(self, storage: Storage, emit: Sequence[str] = ()) -> None:
         self.storage = storage
         self.emit = list(emit)
+        self._ended = False
 
     @property
     def is_begun(self) -> bool:
@@ -59,7 +62,7 @@ class Run:
             try:
                 yield
             finally:
-                if self.storage.size(_PLAN_NAME) is None:
+                if not self._ended and self.storage.size(_PLAN_NAME) is None:
                     self.end()
 
     def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
@@ -93,6 +96,14 @@ class Run:
         Raises:
             OutputExistsError: It holds something else than was asked for.
         """
+        if os.path.isfile(local_path(self.storage.url)):
+            raise InputError(
+                "the output is a file",
+                place=self.storage.url,
+                expected="a folder, which need not exist",
+                remedy="give the output last: INPUT... OUTPUT",
+                url=self.storage.url,
+            )
         names = [name for name in self.storage.list() if name != RUN_FOLDER]
         finished, started = HEADER_NAME in names, self.storage.size(_PLAN_NAME) is not None
         if overwrite:
@@ -153,8 +164,9 @@ class Run:
 
     def start(self, plan: Plan) -> dict[int, Shard]:
         """Begin anew; what the output held is removed, its header first. Return the shards that are there: none."""
-        self.storage.remove(DONE_FOLDER)
-        self.storage.remove_temporary(RUN_FOLDER)
+        for name in self.storage.list(RUN_FOLDER):
+            if f"{RUN_FOLDER}/{name}" != _LOCK_NAME:
+                self.storage.remove(f"{RUN_FOLDER}/{name}")
         with self.storage.publish(_PLAN_NAME, durable=True) as file:
             file.write([orjson.dumps({**plan.summary(), "emit": self.emit}, option=orjson.OPT_INDENT_2)])
         names = [name for name in self.storage.list() if name != RUN_FOLDER]
@@ -197,14 +209,16 @@ class Run:
         return manifest
 
     def leave_resumable(self) -> None:
-        """Clear up after an error: no temporary files, and nothing at all if nothing was published."""
+        """Clear up after an error: no temporary files, and nothing at all if there is nothing to continue."""
         self.storage.remove_temporary()
-        if self.storage.list() == [RUN_FOLDER]:
+        self.storage.remove_temporary(SPILL_FOLDER)
+        if self.storage.list() == [RUN_FOLDER] and len(self.storage.list(SPILL_FOLDER)) < 2:
             self.end()
 
     def end(self) -> None:
         """Remove what only an unfinished run needs."""
         self.storage.remove(RUN_FOLDER)
+        self._ended = True
 
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:
         if found != plan.hash:

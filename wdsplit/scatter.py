@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from wdsplit.engine import end_if_told
+from wdsplit.errors import CorruptDataError
 from wdsplit.formats.common import MAX_BATCH_ROWS
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.manifest import RUN_FOLDER
@@ -81,22 +83,42 @@ def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> tuple[ScatterJob,
         held_bytes: Bytes of rows that a task may hold.
     """
     storage = open_storage(output)
-    if storage.size(_TASKS_NAME) is None:
+    cuts = _note(storage, _TASKS_NAME)
+    if not isinstance(cuts, dict) or cuts.get("plan") != plan.hash:
         storage.remove(SPILL_FOLDER)
         row_bytes = plan.table.data_bytes // plan.num_rows + _ROW_BYTES
         bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
-        cuts = {"cuts": _cuts(plan, held_bytes), "bucket_rows": bucket_rows}
+        cuts = {"plan": plan.hash, "cuts": _cuts(plan, held_bytes), "bucket_rows": bucket_rows}
         with storage.publish(_TASKS_NAME) as file:
             file.write([orjson.dumps(cuts)])
     storage.remove_temporary(SPILL_FOLDER)
-    cuts = orjson.loads(storage.read(_TASKS_NAME))
-    done = set(storage.list(SPILL_FOLDER))
     tasks = [
         (first, stop)
         for first, stop in zip(cuts["cuts"], cuts["cuts"][1:], strict=False)
-        if f"{_task_name(first)}.json" not in done
+        if not isinstance(_note(storage, f"{SPILL_FOLDER}/{_task_name(first)}.json"), list)
     ]
     return ScatterJob(output, plan, cuts["bucket_rows"], held_bytes), tasks
+
+
+def _note(storage: Storage, path: str) -> Any:
+    """Return a note; None if it is not there, or was damaged as by a power failure."""
+    if storage.size(path) is None:
+        return None
+    try:
+        return orjson.loads(storage.read(path))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _damaged(place: str, found: str) -> CorruptDataError:
+    return CorruptDataError(
+        "a spill file is damaged",
+        place=place,
+        expected="the rows that were spilled",
+        found=found,
+        remedy="start anew with --overwrite; the disk may have lost it in a power failure",
+        url=place,
+    )
 
 
 def _task_name(first: int) -> str:
@@ -182,7 +204,7 @@ def _write_run(storage: Storage, path: str, plan: Plan, held: Sequence[Rows], pl
     buckets, starts = np.unique(places // bucket_rows, return_index=True)
     schema = table.schema.with_metadata({"buckets": orjson.dumps(buckets.tolist())})
     with storage.publish(path) as file, pa.ipc.new_file(_Sink(file), schema) as writer:
-        for start, stop in zip(starts, [*starts[1:], len(places)], strict=True):
+        for start, stop in zip(starts, [*starts[1:], *([len(places)] if len(places) else [])], strict=True):
             part = table.slice(int(start), int(stop - start)).combine_chunks()
             writer.write_batch(part.to_batches()[0].replace_schema_metadata(schema.metadata))
 
@@ -241,10 +263,24 @@ class SpilledRows:
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
         for begin, end in self._stretches(first, stop):
-            rows = self._gather(begin, end)
-            rows = rows.slice(max(0, first - begin), min(end, stop) - begin)
-            for low in range(0, len(rows), self._batch_rows):
-                yield rows.slice(low, min(len(rows), low + self._batch_rows))
+            place = begin
+            for rows in self._stretch(begin, end):
+                wanted = rows.slice(min(len(rows), max(0, first - place)), max(0, min(len(rows), stop - place)))
+                place += len(rows)
+                for low in range(0, len(wanted), self._batch_rows):
+                    yield wanted.slice(low, min(len(wanted), low + self._batch_rows))
+                if place >= stop:
+                    return
+            self._check_count(place - begin, begin, end)
+
+    def _stretch(self, begin: int, end: int) -> Iterator[Rows]:
+        """Give the rows of a stretch; one group of more rows than may be held comes run by run, which is its order."""
+        if end - begin <= self._gathered_rows:
+            yield self._gather(begin, end)
+            return
+        for path in self._paths:
+            for part in self._parts_of(path, begin, end):
+                yield self._rows(pa.Table.from_batches([part]), part.column(_NUMBER).to_numpy())
 
     def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Cut places into stretches of as many rows as may be held; groups stay whole, also at both ends."""
@@ -266,11 +302,17 @@ class SpilledRows:
         places, numbers = table.column(_PLACE).to_numpy(), table.column(_NUMBER).to_numpy()
         order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
         whole = self._starts is not None or np.array_equal(places[order], np.arange(first, stop))
-        if len(order) != stop - first or not whole:
-            raise AssertionError(f"the spill files hold {len(order)} rows for the places {first} to {stop - 1}")
-        table = table.take(pa.array(order)).combine_chunks()
+        self._check_count(len(order) if whole else -1, first, stop)
+        return self._rows(table.take(pa.array(order)).combine_chunks(), numbers[order])
+
+    def _check_count(self, count: int, first: int, stop: int) -> None:
+        """Refuse spill files that do not hold the rows of a range of places."""
+        if count != stop - first:
+            raise _damaged(f"{self._storage.url}/{SPILL_FOLDER}", f"other rows for the places {first} to {stop - 1}")
+
+    def _rows(self, table: pa.Table, numbers: Int64) -> Rows:
         columns = {name: table.column(f"c{i}").chunk(0) for i, name in enumerate(self._plan.columns)}
-        return Rows(columns, numbers[order], self._plan.table)
+        return Rows(columns, numbers, self._plan.table)
 
     def _parts_of(self, path: str, first: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Give the parts of a run whose places lie in a range."""
@@ -288,7 +330,10 @@ class SpilledRows:
     def _opened(self, path: str) -> pa.RecordBatchFileReader:
         """Return a run, mapped; those used last are kept open."""
         if path not in self._open:
-            self._open[path] = pa.ipc.open_file(pa.py_buffer(self._storage.map(path)))
+            try:
+                self._open[path] = pa.ipc.open_file(pa.py_buffer(self._storage.map(path)))
+            except pa.ArrowInvalid as error:
+                raise _damaged(f"{self._storage.url}/{path}", str(error)) from error
             if len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
         self._open.move_to_end(path)

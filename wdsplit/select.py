@@ -45,7 +45,7 @@ def parts_of(splits: Mapping[str, float], column: str | None) -> dict[str, Part]
             "the splits do not make a whole",
             expected="fractions above 0 that add up to 1, such as train=0.9,val=0.1",
             found=", ".join(f"{name}={fraction:g}" for name, fraction in splits.items()),
-            remedy="give the rest a name of its own: nothing is left out silently",
+            remedy="give parts of 1, not percent; what is to be left out needs a name too",
         )
     cuts = [round(math.fsum(fractions[:number]) * 2**53) << 11 for number in range(len(fractions))] + [2**64]
     empty = [name for name, low, high in zip(splits, cuts, cuts[1:], strict=False) if low >= high]

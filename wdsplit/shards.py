@@ -18,6 +18,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, W
 from wdsplit.index import dump_index, parse_index
 from wdsplit.manifest import (
     HEADER_NAME,
+    RUN_FOLDER,
     SHARDS_NAME,
     Manifest,
     Shard,
@@ -137,15 +138,27 @@ def read_manifest(storage: Storage) -> Manifest:
             "there is no dataset",
             place=storage.url,
             expected=f"a folder with {HEADER_NAME}, as `wdsplit convert` writes it",
-            found=", ".join(storage.list()[:5]) or "no such folder, or an empty one",
-            remedy="check the path, and give the folder, not its files; a conversion that was stopped is continued "
-            "with --resume",
+            found=", ".join(storage.list()[:5]) or "a file, no such folder, or an empty one",
+            remedy=_where_else(storage),
             url=storage.url,
         )
     try:
         return parse_manifest(storage.read(HEADER_NAME), storage.read(SHARDS_NAME))
     except (CorruptDataError, InputError) as error:
         raise error.at(storage.url) from error
+
+
+def _where_else(storage: Storage) -> str:
+    """Say what may be meant by a folder that is no dataset."""
+    names = storage.list()
+    inner = [name for name in names if storage.size(f"{name}/{HEADER_NAME}") is not None]
+    if inner:
+        return f"give one of the datasets in it: {', '.join(inner[:5])}"
+    if any(name.endswith(".tar") for name in names) and RUN_FOLDER not in names:
+        return "make a dataset of its tars with `wdsplit index`"
+    return (
+        "check the path, and give the folder, not its files; a conversion that was stopped is continued with --resume"
+    )
 
 
 def write_manifest(storage: Storage, manifest: Manifest) -> None:

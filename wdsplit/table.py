@@ -6,7 +6,7 @@ each of these has a place, counted through the rows that are kept. Without a sel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,6 +33,7 @@ class InputFile:
         format: Name of the format.
         offsets: Where each row group begins and the last one ends, in bytes; empty if the footer says so itself.
         selected: Rows of each row group that are kept; None if all are.
+        column_bytes: Size of each column when decoded, about; empty if that is not known.
     """
 
     path: str
@@ -45,6 +46,14 @@ class InputFile:
     format: str = "parquet"
     offsets: tuple[int, ...] = ()
     selected: tuple[int, ...] | None = None
+    column_bytes: tuple[tuple[str, int], ...] = ()
+
+    def narrowed(self, columns: Collection[str]) -> InputFile:
+        """Return the file with the size of some of its columns only, if it tells."""
+        if not self.column_bytes:
+            return self
+        data_bytes = sum(size for name, size in self.column_bytes if name in columns)
+        return replace(self, data_bytes=data_bytes, column_bytes=())
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -108,10 +117,16 @@ class FileRange:
     def row_numbers(self, first: int, stop: int) -> Int64:
         """Return the numbers of the rows first, ..., stop - 1 of those that the groups hold."""
         rows = np.arange(first, stop)
-        begins = np.cumsum([0, *(self.file.row_groups[group] for group in self.groups[:-1])])
-        shifts = np.asarray(self.numbers) - begins
+        begins, shifts = self._shifts
         numbers: Int64 = rows + shifts[np.searchsorted(begins, rows, side="right") - 1]
         return numbers
+
+    @cached_property
+    def _shifts(self) -> tuple[Int64, Int64]:
+        """Where each group begins among the rows that the groups hold, and how far its numbers lie from that."""
+        counts = np.array([self.file.row_groups[group] for group in self.groups], np.int64)
+        begins = np.cumsum(counts) - counts
+        return begins, np.array(self.numbers, np.int64) - begins
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ __all__ = ["TarSamples", "group_samples"]
 _NAMES_TOLD = 5
 _MAX_FIELDS = 1000
 """More are no fields, but the rests of keys with dots, which readers would merge."""
-_RESHARD = "write the tar again with the members of each sample together, or put the table through `wdsplit convert`"
+_REMEDY = "write the tar again with the members of each sample together"
 
 Int64 = npt.NDArray[np.int64]
 
@@ -137,7 +137,7 @@ def _check_keys(keys: pa.LargeStringArray) -> None:
                 place=f"key {key!r}",
                 expected="the members of a sample one after another",
                 found="members of other samples between them",
-                remedy=_RESHARD,
+                remedy=_REMEDY,
                 key=key,
             )
         seen.add(key)

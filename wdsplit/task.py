@@ -104,6 +104,7 @@ def _bodies(
         yield build_body(keys, fields)
     number = 0
     for rows in pads:
+        end_if_told()
         keys = pa.array([pad_key(shard, number + row) for row in range(len(rows))], pa.large_string())
         yield build_body(keys, _encoded(plan, rows))
         number += len(rows)

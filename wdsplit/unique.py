@@ -63,7 +63,8 @@ def _look_at_keys(plan: Plan, suspects: npt.NDArray[np.uint64]) -> None:
                     place=rows.where(row),
                     expected="each key once in the whole dataset",
                     found=f"{key!r}, which is also the key of {seen[key]}",
-                    remedy="choose another key column, remove the duplicate, or leave out --key to number the rows",
+                    remedy="choose another key column, remove the duplicate, or number the rows: leave out --key, "
+                    "or give --number-keys for tars",
                     key=key,
                 )
             seen[key] = rows.where(row)

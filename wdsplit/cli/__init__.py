@@ -32,7 +32,7 @@ _UNUSABLE = (DatasetNotFoundError, InputError, OutputExistsError, TopologyError)
 @click.version_option(package_name="wdsplit", prog_name="wdsplit")
 @click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
 def cli(verbose: bool) -> None:
-    """Rewrite parquet tables into balanced WebDataset shards, and check what training will read from them."""
+    """Rewrite tables into balanced WebDataset shards, and check what training will read from them."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
 

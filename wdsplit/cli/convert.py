@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from wdsplit.cli.options import json_option, with_options
-from wdsplit.cli.terminal import available_cpus, byte_size, echo_json, human_bytes, progress_bar, stderr, table
+from wdsplit.cli.terminal import Bar, available_cpus, byte_size, echo_json, human_bytes, progress_bar, stderr, table
 from wdsplit.converter import Progress, convert, convert_splits
 from wdsplit.encode import NULLS
 from wdsplit.manifest import Manifest
@@ -20,6 +20,8 @@ from wdsplit.planning import plan_splits
 from wdsplit.sidecars import SIDECARS
 
 __all__ = ["convert_command", "plan_command"]
+
+_SHOWN_FIELDS = 20
 
 _OPTIONS = (
     click.option(
@@ -40,19 +42,26 @@ _OPTIONS = (
         metavar="EXT=COLUMN",
         help="Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
     ),
-    click.option("--columns", metavar="NAME[,NAME...]", help="Write these columns, besides those that --map names."),
+    click.option(
+        "--columns",
+        multiple=True,
+        metavar="NAME[,NAME...]",
+        help="Write these columns, besides those that --map names.",
+    ),
     click.option(
         "--key", metavar="COLUMN", help="Column that holds the keys.  [default: number the rows; tars keep their keys]"
     ),
     click.option("--number-keys", is_flag=True, help="Number the samples of tars instead of keeping their keys."),
     click.option(
         "--where",
+        multiple=True,
         metavar="CONDITION",
         help='Only the rows that meet it, as in "label < 10 and width >= 256".',
     ),
     click.option("--limit", type=click.IntRange(1), help="Only so many rows: the first that meet the condition."),
     click.option(
         "--split",
+        multiple=True,
         metavar="NAME=FRACTION,...",
         help="Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
     ),
@@ -104,26 +113,28 @@ def _options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
             raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
         mapping[name] = column
     own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "class_names")}
-    columns, where = arguments.pop("columns"), arguments.pop("where")
-    for name, value in (("--columns", columns), ("--where", where)):
-        if value is not None and not value.strip(" ,"):
+    columns, where, split = (arguments.pop(name) for name in ("columns", "where", "split"))
+    for name, values in (("--columns", columns), ("--where", where)):
+        if not all(value.strip(" ,") for value in values):
             raise click.BadParameter("is empty: leave it out to take all", param_hint=repr(name))
-    splits = _splits(arguments.pop("split"))
+    for name, values, how in (("--where", where, "and"), ("--split", split, "a comma")):
+        if len(values) > 1:
+            raise click.BadParameter(f"is given twice: give it once, joined by {how}", param_hint=repr(name))
     return ConvertOptions(
         plan=PlanOptions(**arguments),
         mapping=mapping,
-        columns=tuple(columns.split(",")) if columns else (),
-        where=where or "",
-        splits=splits,
+        columns=tuple(name.strip() for value in columns for name in value.split(",")),
+        where="".join(where),
+        splits=_splits(split[0]) if split else {},
         **own,
         **more,
     )
 
 
-def _splits(text: str | None) -> dict[str, float]:
+def _splits(text: str) -> dict[str, float]:
     """Parse what --split names."""
     splits: dict[str, float] = {}
-    for entry in text.split(",") if text is not None else ():
+    for entry in text.split(","):
         name, _, fraction = entry.strip().partition("=")
         try:
             value = float(fraction)
@@ -144,7 +155,7 @@ def _splits(text: str | None) -> dict[str, float]:
 @_plan_options
 @json_option
 def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
-    """Say what convert would do with the same options; only footers, and columns that select rows, are read.
+    """Say what convert would do with the same options; nothing is written.
 
     INPUT is a file, a folder of them, a glob or a brace expression.
     """
@@ -177,7 +188,7 @@ def _sidecars(context: click.Context, parameter: click.Parameter, value: str | N
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.argument("output")
 @_plan_options
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@click.option("--jobs", type=click.IntRange(1), help="Tasks at a time.  [default: one a processor]")
 @click.option(
     "--memory",
     type=byte_size,
@@ -204,7 +215,7 @@ def convert_command(
     resume: bool,
     **arguments: Any,
 ) -> None:
-    """Rewrite parquet tables into a dataset of balanced WebDataset shards.
+    """Rewrite tables into a dataset of balanced WebDataset shards.
 
     INPUT is a file, a folder of them, a glob or a brace expression; OUTPUT is a folder. The number of shards
     is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes of the shards do not
@@ -215,30 +226,35 @@ def convert_command(
     )
     started = time.monotonic()
     last: dict[str, Progress] = {}
-    with progress_bar("converting") as bar:
+    try:
+        with progress_bar("converting") as bar:
 
-        def report(plan: Plan, progress: Progress) -> None:
-            last[progress.split] = progress
-            name = f" {progress.split}" if progress.split else ""
-            if progress.scattered is not None:
-                bar.update(progress.scattered, plan.num_rows, f"shuffling{name}", rows=progress.scattered)
-            else:
-                amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
-                bar.update(progress.shards, plan.num_shards, f"writing{name}", **amounts)
+            def report(plan: Plan, progress: Progress) -> None:
+                last[progress.split] = progress
+                _show(bar, plan, progress)
 
-        try:
             if options.splits:
                 manifests = convert_splits(inputs, output, options, report)
             else:
                 manifests = {"": convert(inputs, output, options, report)}
-        except KeyboardInterrupt:
-            if last:
-                shards = sum(progress.shards for progress in last.values())
-                stderr(f"{shards} shards are published; continue with the same command and --resume")
-            raise
+    except KeyboardInterrupt:
+        shards = sum(progress.shards for progress in last.values())
+        if shards or any(progress.scattered for progress in last.values()):
+            stderr(f"{shards} shards are published; continue with the same command and --resume")
+        raise
     for name, manifest in manifests.items():
         click.echo(_summary(manifest, os.path.join(output, name) if name else output, last[name]))
     click.echo(_rates(list(manifests.values()), list(last.values()), time.monotonic() - started))
+
+
+def _show(bar: Bar, plan: Plan, progress: Progress) -> None:
+    """Show how far a conversion has got."""
+    name = f" {progress.split}" if progress.split else ""
+    if progress.scattered is not None:
+        bar.update(progress.scattered, plan.num_rows, f"shuffling{name}", rows=progress.scattered)
+    else:
+        amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
+        bar.update(progress.shards, plan.num_shards, f"writing{name}", **amounts)
 
 
 def _plan_text(plan: Plan) -> str:
@@ -268,7 +284,7 @@ def _summary(manifest: Manifest, output: str, progress: Progress) -> str:
     lines = [
         f"{output}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
         f"{human_bytes(manifest.num_bytes)}",
-        f"fields: {', '.join(f'{field.name} (from {field.column})' for field in manifest.fields)}",
+        _fields(manifest),
     ]
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {provenance['num_rows']:,} rows")
@@ -278,6 +294,12 @@ def _summary(manifest: Manifest, output: str, progress: Progress) -> str:
     if progress.skipped:
         lines.append(f"resumed: {progress.skipped:,} shards were there already")
     return "\n".join(lines)
+
+
+def _fields(manifest: Manifest) -> str:
+    texts = [f"{field.name} (from {field.column})" for field in manifest.fields]
+    more = f", and {len(texts) - _SHOWN_FIELDS} more" if len(texts) > _SHOWN_FIELDS else ""
+    return f"fields: {', '.join(texts[:_SHOWN_FIELDS])}{more}"
 
 
 def _rates(manifests: list[Manifest], progress: list[Progress], elapsed_s: float) -> str:

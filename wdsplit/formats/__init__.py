@@ -15,7 +15,7 @@ import pyarrow as pa
 from wdsplit.errors import InputError
 from wdsplit.table import InputFile
 
-__all__ = ["FOLDER_SUFFIXES", "Format", "format_named", "name_of_format"]
+__all__ = ["FOLDER_SUFFIXES", "Format", "format_named", "is_compressed", "name_of_format"]
 
 FOLDER_SUFFIXES = {
     ".parquet": "parquet",
@@ -79,6 +79,12 @@ class Format(Protocol):
 
     def matching_groups(self, file: InputFile, expression: Any) -> Sequence[int]:
         """Return the row groups that may hold rows that meet a condition, rising; all, if the file does not tell."""
+
+
+def is_compressed(path: str) -> bool:
+    """Tell whether a name is that of a compressed table."""
+    lower = path.lower()
+    return lower.endswith((".tgz", *(f"{suffix}{more}" for suffix in _SUFFIXES for more in _COMPRESSED)))
 
 
 def format_named(name: str) -> Format:

@@ -198,11 +198,26 @@ def _field(name: str, kinds: Sequence[str] | None) -> pa.Field:
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return the columns of all files, each of a type that all values allow.
+    """Return the columns of all files, each of a type that all values allow; one of no values at all is text.
 
     Args:
         schemas: Path to columns, as `open_file` tells them.
+
+    Raises:
+        InputError: A file lacks a column that another has.
     """
+    first, names = next((path, schema.names) for path, schema in schemas.items())
+    for path, schema in schemas.items():
+        if set(schema.names) != set(names):
+            odd = sorted(set(schema.names) ^ set(names))
+            raise InputError(
+                "two inputs differ in their columns",
+                place=path,
+                expected="the same columns in all inputs",
+                found="; ".join(f"column {name!r} is only in {first if name in names else path}" for name in odd),
+                remedy="correct the header, or convert the files as two datasets",
+                url=path,
+            )
     found: dict[str, list[str] | None] = {}
     for schema in schemas.values():
         for field in schema:
@@ -210,7 +225,8 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
             if field.metadata:
                 its_kinds = field.metadata[_KINDS].decode().split()
                 found[field.name] = [kind for kind in its_kinds if kinds is None or kind in kinds]
-    return pa.schema([_field(name, kinds).remove_metadata() for name, kinds in found.items()])
+    fields = [_field(name, kinds).remove_metadata() for name, kinds in found.items()]
+    return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in fields])
 
 
 def read_batches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +34,8 @@ def open_file(path: str) -> tuple[InputFile, pa.Schema]:
         data_bytes = sum(group.total_byte_size for group in groups)
         rows = tuple(group.num_rows for group in groups)
         modified_ns = os.stat(path).st_mtime_ns
-        return InputFile(path, size, metadata.num_rows, rows, data_bytes, footer, modified_ns), file.schema_arrow
+        found = InputFile(path, size, metadata.num_rows, rows, data_bytes, footer, modified_ns)
+        return replace(found, column_bytes=_column_sizes(groups, file.schema_arrow)), file.schema_arrow
 
 
 def _footer_of(path: str) -> tuple[int, str]:
@@ -69,6 +71,19 @@ def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], c
         row_bytes = max(row_bytes, batch.nbytes // len(batch))
         break
     return min(MAX_BATCH_ROWS, max(1, BATCH_BYTES // row_bytes))
+
+
+def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> tuple[tuple[str, int], ...]:
+    """Return the bytes of each column in all row groups."""
+    sizes = dict.fromkeys(schema.names, 0)
+    for group in groups:
+        for number in range(group.num_columns):
+            chunk = group.column(number)
+            name = chunk.path_in_schema
+            while name not in sizes and "." in name:
+                name = name.rpartition(".")[0]
+            sizes[name] = sizes.get(name, 0) + chunk.total_uncompressed_size
+    return tuple(sizes.items())
 
 
 def _column_bytes(group: Any, columns: Sequence[str]) -> int:

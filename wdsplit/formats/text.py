@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import xxhash
 
+from wdsplit.engine import end_if_told
 from wdsplit.errors import InputError
 from wdsplit.formats.common import check_unchanged, stat_of
 from wdsplit.table import InputFile
@@ -110,6 +111,7 @@ class TextReader:
             self._digest.update(_BOM[:begin])
             rest = b""
             while not is_last:
+                end_if_told()
                 wanted = max(BLOCK_BYTES, len(rest))
                 new = file.read(wanted)
                 self._digest.update(new)
