@@ -90,13 +90,11 @@ def end_if_told() -> None:
 
 
 def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
-    ended = threading.Event()
-    pool = ThreadPoolExecutor(min(jobs, len(tasks)), initializer=setattr, initargs=(_run, "ended", ended))
+    pool = _Threads(min(jobs, len(tasks)))
     try:
         yield from _bounded(pool, function, tasks, _QUEUED_PER_JOB * jobs)
     finally:
-        ended.set()
-        _wait_for_threads(pool)
+        pool.end()
 
 
 def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
@@ -107,26 +105,45 @@ def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads:
         tasks: What it is called with.
         threads: How many, at most.
     """
-    ended = threading.Event()
-    pool = ThreadPoolExecutor(threads, initializer=setattr, initargs=(_run, "ended", ended))
+    pool = _Threads(threads)
     try:
         yield from pool.map(function, tasks)
     finally:
-        ended.set()
-        _wait_for_threads(pool)
+        pool.end()
 
 
-def _wait_for_threads(pool: ThreadPoolExecutor) -> None:
-    """Wait until all threads have ended, however often Ctrl-C is pressed: nobody expects them to write any more."""
-    interrupted = False
-    while True:
-        try:
-            pool.shutdown(wait=True, cancel_futures=True)
-            break
-        except KeyboardInterrupt:
-            interrupted = True
-    if interrupted:
-        raise KeyboardInterrupt
+class _Threads(ThreadPoolExecutor):
+    """Threads whose tasks can be told to end, and are waited for whatever happens."""
+
+    def __init__(self, threads: int) -> None:
+        self._ended = threading.Event()
+        self._left: set[Future[Any]] = set()
+        super().__init__(threads, initializer=setattr, initargs=(_run, "ended", self._ended))
+
+    def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
+        future = super().submit(*arguments, **keywords)
+        self._left.add(future)
+        future.add_done_callback(self._left.discard)
+        return future
+
+    def end(self) -> None:
+        """End all tasks, however often Ctrl-C is pressed: nobody expects them to write any more.
+
+        The tasks are waited for, not the threads: a thread whose join is interrupted counts as ended in some versions
+        of Python though it is at work.
+        """
+        self._ended.set()
+        interrupted = False
+        while True:
+            try:
+                self.shutdown(wait=False, cancel_futures=True)
+                wait(list(self._left))
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+        self.shutdown(wait=True)
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
