@@ -361,9 +361,31 @@ def test_inspect_shows_the_fields_of_a_sample_in_their_order_and_bytes_by_their_
     assert "  txt: caption 2 é\n" in last
 
 
+@pytest.mark.parametrize("choice", [("--key", "00000099"), ("--index", 99), ("--index", -2)], ids=str)
+def test_inspect_shows_one_sample_by_its_key_or_number(done, numbers, choice):
+    out = done("inspect", numbers, *choice).out
+    assert out == f"00000099  ({numbers}/000006.tar)\n  cls: 99\n  txt: row 99\n"
+    found = done("inspect", numbers, *choice, "--json").json
+    assert (found["__key__"], found["__position__"], found["txt"]) == ("00000099", "99", "row 99")
+
+
+@pytest.mark.parametrize(
+    ("choice", "part"),
+    [(("--key", "99"), "no sample has this key"), (("--index", 101), "a number from -101 to 100")],
+    ids=str,
+)
+def test_inspect_refuses_a_sample_that_is_not_there(refused, numbers, choice, part):
+    assert_says(refused(2, "inspect", numbers, *choice), part, numbers, choice[1])
+
+
+def test_a_key_and_a_number_contradict_each_other(refused, numbers):
+    assert "contradict each other" in refused(2, "inspect", numbers, "--key", "00000099", "--index", 99)
+
+
 def test_assign_gives_whole_lanes_to_readers_where_they_divide(done, whole_lanes):
     found = done("assign", whole_lanes, "--world-size", 4, "--workers", 3, "--no-shuffle", "--json").json
     assert (found["lanes"], found["readers_per_lane"], found["recut"]) == (12, 1, False)
+    assert (found["read_amplification"], found["pads"], found["advice"]) == (1.0, 0, None)
     assert found["readers"] == [
         {"rank": rank, "worker": worker, "samples": 8, "shards": [rank + 4 * worker, rank + 4 * worker + 12]}
         for rank in range(4)
@@ -375,6 +397,9 @@ def test_assign_leaves_no_sample_and_no_shard_out_where_lanes_do_not_divide(done
     found = done("assign", numbers, "--world-size", 3, "--workers", 2, "--epoch", 1, "--seed", 7, "--json").json
     assert (found["lanes"], found["readers_per_lane"], found["recut"]) == (4, 3, True)
     assert sum(reader["samples"] for reader in found["readers"]) == 102
+    assert 2.5 < found["read_amplification"] < 3
+    assert found["pads"] == 1
+    assert "4 lanes, so 3 readers share each lane" in found["advice"]
     assert {shard for reader in found["readers"] for shard in reader["shards"]} == set(range(7))
 
 
@@ -387,9 +412,11 @@ def test_assign_counts_the_samples_of_each_tail(done, numbers, tail, samples):
 def test_assign_can_be_read_by_people(done, whole_lanes, numbers):
     out = done("assign", whole_lanes, "--lanes", 1, "--no-shuffle").out
     assert re.search(r"^0 +0 +96 +0, 1, .*, 11, \.\.\. \(24 in all\)$", out, re.M)
-    assert "1 lanes; each window is read by 1 of the readers" in out
-    assert "cut at equal counts" not in out
-    assert "cut at equal counts" in done("assign", numbers).out
+    assert out.endswith("\n1 lanes, 0 pads; each window is read 1.00 times on average\n")
+    out = done("assign", numbers, "--world-size", 3, "--batch-size", 8).out
+    assert "\n4 lanes, 19 pads; each window is read 2." in out
+    assert "cut at equal counts" in out
+    assert "each lane has one reader with lanes=3 or lanes=6 or 2 ranks or 4 ranks (" in out
 
 
 def test_assign_depends_on_seed_and_epoch_and_on_nothing_else(done, whole_lanes):

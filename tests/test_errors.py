@@ -24,6 +24,7 @@ BUILTINS = {
     "MissingDependencyError": ImportError,
     "OutputExistsError": FileExistsError,
     "PipelineError": RuntimeError,
+    "SampleNotFoundError": LookupError,
     "StateError": ValueError,
     "StorageError": OSError,
     "TopologyError": ValueError,

@@ -14,6 +14,7 @@ PUBLIC = [
     "CorruptDataError",
     "Dataset",
     "DatasetNotFoundError",
+    "EpochShardList",
     "IndexOptions",
     "InputError",
     "Loader",
@@ -21,6 +22,7 @@ PUBLIC = [
     "OutputExistsError",
     "PipelineError",
     "PlanOptions",
+    "SampleNotFoundError",
     "StateError",
     "StorageError",
     "TopologyError",
@@ -28,6 +30,8 @@ PUBLIC = [
     "convert",
     "convert_splits",
     "index_tars",
+    "mix",
+    "resized",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
 

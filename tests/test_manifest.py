@@ -22,6 +22,7 @@ from wdsplit.manifest import (
     parse_manifest,
     shard_path,
 )
+from wdsplit.shardtable import dump_shards
 
 FIELDS = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "text", "int64"))
 
@@ -40,7 +41,7 @@ def shard_rows(draw):
         path=draw(paths),
         num_samples=num_samples,
         num_pads=draw(st.integers(0, num_samples)),
-        num_bytes=draw(st.integers(0, 2**50)),
+        num_bytes=draw(st.integers(512 * num_samples, 2**50)),
         checksum=f"xxh3_128:{draw(st.integers(0, 2**128 - 1)):032x}",
     )
 
@@ -69,15 +70,24 @@ def with_header(changes):
     return json.dumps({name: value for name, value in values.items() if value is not ...}).encode(), table
 
 
-def with_table(table):
+def with_table(table, **changes):
     """Return a manifest's two files, the shard table replaced and its checksum put right."""
-    header, _ = with_header({"shards_checksum": checksum_of(xxhash.xxh3_128(table))})
+    header, _ = with_header({"shards_checksum": checksum_of(xxhash.xxh3_128(table)), **changes})
     return header, table
 
 
 def parquet(columns):
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def parquet_of(columns):
+    """Return a parquet file of columns of which some may have one name."""
+    sink = io.BytesIO()
+    pq.write_table(
+        pa.Table.from_arrays([pa.array(values) for _, values in columns], [name for name, _ in columns]), sink
+    )
     return sink.getvalue()
 
 
@@ -169,7 +179,7 @@ def test_json_that_is_no_header_is_refused(header):
 @pytest.mark.parametrize("version", [0, 2, "1", None, [1]])
 def test_another_format_version_is_an_input_error_that_names_both(version):
     error = refused(with_header({"wdsplit": version}), InputError)
-    assert (error.expected, error.found) == ("1", str(version))
+    assert (error.expected, error.found) == ("1", repr(version))
 
 
 @pytest.mark.parametrize("name", sorted(set(json.loads(dump_manifest(manifest())[0])) - {"wdsplit"}))
@@ -253,6 +263,44 @@ def test_counts_that_cannot_be_are_refused(changes):
     assert "counts that cannot be" in refused(dump_manifest(manifest(shard_row(**changes)))).cause
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [shard_row(num_samples=41)],
+        [shard_row(num_bytes=2**62, path=f"{n}.tar") for n in range(2)],
+        [shard_row(num_bytes=2**62, path=f"{n}.tar") for n in range(4)],
+    ],
+    ids=["more samples than blocks", "2**63 bytes", "2**64 bytes"],
+)
+def test_counts_that_no_shards_can_have_are_refused(rows):
+    header, table = with_table(dump_shards(Shards.of(rows)), num_shards=len(rows))
+    assert "counts that cannot be" in refused((header, table)).cause
+
+
+@pytest.mark.parametrize("name", ["lanes", "window"])
+@pytest.mark.parametrize("value", [2**40 + 1, 2**63, 2**64 - 1])
+def test_lanes_and_windows_that_no_order_can_have_are_refused(name, value):
+    error = refused(with_header({name: value}))
+    assert f"{name} = {value}" in error.found and "1 to" in error.expected
+
+
+DEEP = {"list": b"[" * 1000 + b"]" * 1000, "object": b'{"a":' * 1000 + b"1" + b"}" * 1000}
+LONG = {"text": b'"' + b"x" * 10**6 + b'"', "list of texts": b'["' + b"x" * 10**6 + b'"]', "digits": b"9" * 10**6}
+
+
+@pytest.mark.parametrize("value", [*DEEP.values(), *LONG.values()], ids=[*DEEP, *LONG])
+@pytest.mark.parametrize("name", sorted(json.loads(dump_manifest(manifest())[0])))
+def test_values_that_are_nested_deep_or_long_are_refused_in_a_short_message(name, value):
+    header, table = with_header({name: "PLACE"})
+    header = header.replace(b'"PLACE"', value)
+    if name == "provenance" and value == DEEP["list"]:
+        header = header.replace(value, b'{"a":%b}' % value)
+    if (name, value) == ("pad", LONG["text"]):
+        return
+    error = refused((header, table), InputError if name == "wdsplit" and value != LONG["digits"] else CorruptDataError)
+    assert len(str(error)) < 2000
+
+
 COLUMNS = {name: [value] for name, value in dataclasses.asdict(shard_row()).items()}
 
 
@@ -269,10 +317,12 @@ COLUMNS = {name: [value] for name, value in dataclasses.asdict(shard_row()).item
         parquet({**COLUMNS, "num_samples": ["many"]}),
         parquet({**COLUMNS, "num_samples": [10.5]}),
         parquet({**COLUMNS, "checksum": [["a"]]}),
+        parquet({**COLUMNS, "path": pa.array([["a.tar"]], pa.list_(pa.string()))}),
+        parquet_of([*COLUMNS.items(), ("path", ["b.tar"])]),
     ],
 )
 def test_a_table_that_is_not_the_shards_is_refused(table):
-    error = refused(with_table(table))
+    error = refused(with_table(table, num_shards=1))
     assert error.cause == "shards.parquet cannot be read"
     assert "path, num_samples" in error.expected and error.found
 

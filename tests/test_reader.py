@@ -105,13 +105,13 @@ def test_the_samples_of_any_positions_are_those_in_the_tars(
     order = opened.order(window, lanes, epoch, shuffle, tail)
     reader = opened.reader(order, num_lanes=1)
     for wanted in reads:
-        assert reader.read(wanted) == opened.expected(order, wanted)
+        assert list(reader.read(wanted).samples()) == opened.expected(order, wanted)
 
 
 def test_ragged_samples_have_the_fields_that_were_not_null(ragged):
     order = ragged.order()
     table = ragged_table(NUM_ROWS).to_pylist()
-    for sample in ragged.reader(order).read(np.arange(NUM_ROWS)):
+    for sample in ragged.reader(order).read(np.arange(NUM_ROWS)).samples():
         row = table[int(sample["cls"])]
         assert ("txt" in sample, "dat" in sample) == (row["txt"] is not None, row["bin"] is not None)
         assert sample.get("txt", b"").decode() == (row["txt"] or "")
@@ -124,7 +124,9 @@ def test_how_much_is_read_at_a_time_and_kept_changes_nothing(uniform, chunk, num
     order = uniform.order()
     reader = uniform.reader(order, num_lanes)
     wanted = np.arange(NUM_ROWS)
-    samples = [sample for first in range(0, NUM_ROWS, chunk) for sample in reader.read(wanted[first : first + chunk])]
+    samples = [
+        sample for first in range(0, NUM_ROWS, chunk) for sample in reader.read(wanted[first : first + chunk]).samples()
+    ]
     assert samples == uniform.expected(order, wanted)
 
 
@@ -132,16 +134,16 @@ def test_reading_can_start_anywhere(uniform):
     order = uniform.order()
     for first in range(NUM_ROWS):
         wanted = np.arange(first, min(first + 3, NUM_ROWS))
-        assert uniform.reader(order).read(wanted) == uniform.expected(order, wanted)
+        assert list(uniform.reader(order).read(wanted).samples()) == uniform.expected(order, wanted)
 
 
 def test_no_positions_are_no_samples(uniform):
-    assert uniform.reader(uniform.order()).read(np.zeros(0, np.int64)) == []
+    assert list(uniform.reader(uniform.order()).read(np.zeros(0, np.int64)).samples()) == []
 
 
 def test_a_whole_epoch_holds_each_key_once_and_no_pad_of_the_tars(uniform):
     assert uniform.manifest.num_pads > 0
-    keys = [sample["__key__"] for sample in uniform.reader(uniform.order()).read(np.arange(NUM_ROWS))]
+    keys = [sample["__key__"] for sample in uniform.reader(uniform.order()).read(np.arange(NUM_ROWS)).samples()]
     assert len(set(keys)) == NUM_ROWS
     assert not any(key.startswith("__pad__/") for key in keys)
 
@@ -149,6 +151,6 @@ def test_a_whole_epoch_holds_each_key_once_and_no_pad_of_the_tars(uniform):
 def test_a_sample_is_a_dict_of_its_own(uniform):
     """A stage may change a sample; a pad or a second reading of the position must not see it."""
     reader = uniform.reader(uniform.order())
-    first, second = reader.read(np.array([3, 3]))
+    first, second = reader.read(np.array([3, 3])).samples()
     first["cls"] = "changed"
     assert second["cls"] != "changed"

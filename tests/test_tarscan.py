@@ -404,6 +404,88 @@ def test_a_header_that_cannot_be_is_told(data):
         scan_tar(memoryview(data + bytes(1024)))
 
 
+# What readers take for different things
+
+
+def long_link(name, kind=b"L"):
+    return crafted(b"././@LongLink", b"%011o\0" % len(name), kind, name)
+
+
+def in_a_window(data):
+    """Return names and payloads of what is read as a window of one sample."""
+    members = parse_members(memoryview(data), np.array([0, len(data)]))
+    rows = zip(members.names.tolist(), members.starts.tolist(), members.sizes.tolist(), strict=True)
+    return [(name.decode(), data[start : start + size]) for name, start, size in rows]
+
+
+def as_all_read(data):
+    """Return names and payloads, which are the same for a whole tar, for a window and for tarfile."""
+    found = read(data)
+    assert found == in_a_window(data) == read_by_tarfile(data + bytes(1024))
+    return found
+
+
+def refused_by_all(data, kind=CorruptDataError):
+    for parse in (read, in_a_window):
+        with pytest.raises(kind):
+            parse(data)
+
+
+def test_what_stands_after_the_end_of_a_name_is_no_part_of_it():
+    assert as_all_read(crafted(b"a.jpg\0junk") + crafted(b"a.cls")) == [("a.jpg", b"abc"), ("a.cls", b"abc")]
+
+
+def test_a_folder_of_the_oldest_format_is_no_member_of_a_sample_and_has_no_bytes():
+    folder = crafted(b"dir/", b"%011o\0" % 0, b"\0", b"")
+    assert as_all_read(folder + crafted(b"dir/a.jpg", kind=b"\0")) == [("dir/a.jpg", b"abc")]
+    refused_by_all(crafted(b"dir/", b"%011o\0" % 1024, b"\0", crafted(b"x.cls")) + crafted())
+
+
+@pytest.mark.parametrize("first", [pax(path="b.jpg"), long_link(b"b.jpg\0")], ids=["pax", "gnu"])
+def test_a_folder_of_the_oldest_format_that_another_name_makes_a_file_is_refused(first):
+    refused_by_all(first + crafted(b"dir/", b"%011o\0" % 0, b"\0", b""))
+    refused_by_all(long_link(b"dir/\0") + crafted(b"b.jpg", b"%011o\0" % 0, b"\0", b""))
+
+
+def test_a_folder_without_a_name_in_it_is_no_name():
+    header = bytearray(crafted(b"", b"%011o\0" % 0, payload=b""))
+    header[345:348], header[148:156] = b"dir", b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    refused_by_all(bytes(header))
+
+
+@pytest.mark.parametrize("record", [{"size": ""}, {"size": "3 "}, {"size": "-1"}, {"size": "9" * 19}])
+def test_a_size_that_is_no_number_is_refused_as_readers_take_it_for_nothing_or_for_none(record):
+    refused_by_all(pax(**record) + crafted())
+
+
+@pytest.mark.parametrize(
+    "records", [{"GNU_sparse_name": "b.jpg"}, {"GNU_sparse_map": "0,3"}, {"GNU_sparse_major": "1"}]
+)
+def test_any_record_of_a_sparse_file_is_refused(records):
+    refused_by_all(pax(**records) + crafted(), InputError)
+
+
+@pytest.mark.parametrize(
+    "extended",
+    [pax(path="b.jpg")[:-20] + b"15 path=c.jpg\n".ljust(20, b"\0"), long_link(b"b.jpg")[:-507] + b"x" + bytes(506)],
+    ids=["pax", "gnu"],
+)
+def test_bytes_that_fill_up_an_extended_header_are_zeros_as_readers_take_them_for_a_part_of_it(extended):
+    refused_by_all(extended + crafted())
+
+
+@pytest.mark.parametrize("length", [4096, 4097])
+@pytest.mark.parametrize("how", ["pax", "gnu"])
+def test_a_name_has_at_most_4096_bytes(how, length):
+    name = "n" * (length - 4) + ".jpg"
+    data = (pax(path=name) if how == "pax" else long_link(name.encode() + b"\0")) + crafted()
+    if length == 4096:
+        assert as_all_read(data) == [(name, b"abc")]
+    else:
+        refused_by_all(data)
+
+
 # Damage
 
 

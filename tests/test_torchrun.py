@@ -59,3 +59,14 @@ def test_each_group_sees_the_whole_dataset_and_spawned_workers_know_their_rank(n
     assert ranks[3]["spawned, DataLoader"] == delivered[3:104:4]
     assert ranks[3]["forkserver, Loader"] == delivered[3::4]
     assert ranks[3]["spawned, Loader, group"] == delivered[1::2]
+
+
+def test_ranks_at_the_same_data_parallel_place_of_a_mesh_see_the_same_and_the_places_see_all(numbers, tmp_path):
+    ranks = torchrun(4, "mesh", numbers, tmp_path)
+    expected = expected_batches(numbers, 9)
+    assert ranks[0]["dp"] == ranks[1]["dp"]
+    assert ranks[2]["dp"] == ranks[3]["dp"]
+    assert global_batches([ranks[0]["dp"], ranks[2]["dp"]]) == expected
+    assert global_batches([rank["whole"] for rank in ranks]) == expected
+    delivered = [list(delivery) for batch in expected for delivery in batch]
+    assert ranks[2]["spawned"] == delivered[1::2]

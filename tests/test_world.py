@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch.distributed
 import torch.utils.data
+from torch.distributed.device_mesh import init_device_mesh
 
 from wdsplit.errors import TopologyError
 from wdsplit.split import World
@@ -98,6 +99,20 @@ def test_an_initialised_process_group_wins_over_the_environment(gloo):
 
 def test_arguments_win_over_a_process_group(gloo):
     assert detect_rank(1, 4, group=gloo) == World(1, 4)
+
+
+def test_a_device_mesh_counts_as_a_group(gloo):
+    """Meshes of more than one process are in test_torchrun.py."""
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    assert detect_rank(group=mesh["dp"], environ=TORCHRUN) == World(0, 1)
+    assert detect_rank(group=mesh, environ=TORCHRUN) == World(0, 1)
+    assert detect_rank(1, 4, group=mesh) == World(1, 4)
+
+
+def test_asking_for_the_rank_loads_no_torch():
+    script = "import sys, wdsplit.world; print(wdsplit.world.detect_rank(environ={}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split()[-1] == "False", done.stderr
 
 
 def test_a_group_without_an_initialised_process_group_is_an_error():

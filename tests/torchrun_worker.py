@@ -15,10 +15,13 @@ from pathlib import Path
 import torch.distributed as distributed
 import torch.utils.data
 from made_datasets import all_deliveries, deliveries, delivering, real_rows
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from wdsplit.dataset import Dataset
+from wdsplit.errors import TopologyError
 from wdsplit.loader import Loader
 from wdsplit.split import World
+from wdsplit.world import detect_rank
 
 GLOBAL_BATCH = 12
 WORKERS = (0, 1, 3)
@@ -106,7 +109,48 @@ def spawned(path, group):
     }
 
 
-TASKS = {"epochs": epochs, "stop": stop, "resume": resume, "groups": groups}
+def mesh(path, out):
+    """Run an epoch on a mesh of 2 x 2: on its data-parallel dimension, on all of it, and with spawned workers."""
+    rank = distributed.get_rank()
+    whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    check_places(rank, whole)
+    result = {}
+    for name, group in (("dp", whole["dp"]), ("whole", whole)):
+        dataset = delivering(Dataset(path, group=group))
+        batch_size = GLOBAL_BATCH // dataset.world().world_size
+        batches = [deliveries(batch) for batch in Loader(dataset, batch_size, num_workers=2)]
+        check_parts(gathered(batches, whole["dp"].get_group() if name == "dp" else None), dataset.manifest.num_samples)
+        result[name] = batches
+    for name in ("RANK", "WORLD_SIZE"):
+        del os.environ[name]
+    if rank == 2:
+        part = delivering(Dataset(path, group=whole["dp"]))
+        result["spawned"] = all_deliveries(Loader(part, 6, num_workers=1, multiprocessing_context="spawn"))
+    distributed.barrier()
+    return result
+
+
+def check_places(rank, whole):
+    """Assert that a mesh counts by the places in it, row by row, whichever ranks stand there."""
+    assert detect_rank(group=whole["dp"]) == World(rank // 2, 2)
+    assert detect_rank(group=whole["tp"]) == World(rank % 2, 2)
+    assert detect_rank(group=whole) == detect_rank(group=whole["dp", "tp"]) == World(rank, 4)
+    hybrid = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    assert detect_rank(group=hybrid["dp_replicate", "dp_shard"]) == World(rank // 2, 2)
+    assert detect_rank(group=DeviceMesh("cpu", [[0, 2], [1, 3]])) == World([0, 2, 1, 3][rank], 4)
+    half = DeviceMesh("cpu", [1, 0])
+    if rank < 2:
+        assert detect_rank(group=half) == World(1 - rank, 2)
+        return
+    try:
+        detect_rank(group=half)
+    except TopologyError as error:
+        assert error.cause == "this process is not in the group that was given"
+    else:
+        raise AssertionError("a process outside the mesh was given a rank")
+
+
+TASKS = {"epochs": epochs, "stop": stop, "resume": resume, "groups": groups, "mesh": mesh}
 
 
 def main(task, path, folder):

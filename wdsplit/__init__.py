@@ -18,6 +18,7 @@ from wdsplit.errors import (
     MissingDependencyError,
     OutputExistsError,
     PipelineError,
+    SampleNotFoundError,
     StateError,
     StorageError,
     TopologyError,
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
     from wdsplit.adopt import IndexOptions, index_tars
     from wdsplit.converter import convert, convert_splits
     from wdsplit.dataset import Dataset
+    from wdsplit.images import resized
     from wdsplit.loader import Loader
+    from wdsplit.mixing import mix
     from wdsplit.options import ConvertOptions, PlanOptions
+    from wdsplit.shardlist import EpochShardList
 
 __all__ = [
     "ConvertError",
@@ -37,6 +41,7 @@ __all__ = [
     "CorruptDataError",
     "Dataset",
     "DatasetNotFoundError",
+    "EpochShardList",
     "IndexOptions",
     "InputError",
     "Loader",
@@ -44,6 +49,7 @@ __all__ = [
     "OutputExistsError",
     "PipelineError",
     "PlanOptions",
+    "SampleNotFoundError",
     "StateError",
     "StorageError",
     "TopologyError",
@@ -51,6 +57,8 @@ __all__ = [
     "convert",
     "convert_splits",
     "index_tars",
+    "mix",
+    "resized",
 ]
 
 __version__ = version("wdsplit")
@@ -60,12 +68,15 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _LAZY = {
     "ConvertOptions": "wdsplit.options",
     "Dataset": "wdsplit.dataset",
+    "EpochShardList": "wdsplit.shardlist",
     "IndexOptions": "wdsplit.adopt",
     "Loader": "wdsplit.loader",
     "PlanOptions": "wdsplit.options",
     "convert": "wdsplit.converter",
     "convert_splits": "wdsplit.converter",
     "index_tars": "wdsplit.adopt",
+    "mix": "wdsplit.mixing",
+    "resized": "wdsplit.images",
 }
 
 

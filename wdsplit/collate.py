@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from wdsplit.block import Columns
 from wdsplit.errors import PipelineError
 from wdsplit.order import Int64
 
-__all__ = ["Column", "collate", "weave"]
+__all__ = ["Column", "collate", "collate_columns", "num_bytes", "weave"]
 
 _MAX_INT = 2**63
 _PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other", torch.Tensor: "tensor"}
@@ -59,13 +61,48 @@ def collate(samples: Sequence[Any]) -> Any:
     return _column(list(samples), "the value")
 
 
-def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool) -> Any:
+def collate_columns(columns: Columns) -> Any:
+    """Turn samples that are columns already into columns for `weave`; the result is that of `collate`.
+
+    Raises:
+        PipelineError: A column's values cannot be stacked.
+    """
+    if isinstance(columns, dict):
+        return {name: _whole_column(values, repr(name)) for name, values in columns.items()}
+    return tuple(_whole_column(values, f"element {i}") for i, values in enumerate(columns))
+
+
+def _whole_column(values: Any, name: str) -> Column:
+    if not isinstance(values, np.ndarray):
+        return _column(values, name)
+    is_numbers = values.ndim == 1 and values.dtype in (np.int64, np.float64, np.bool_)
+    return Column("number" if is_numbers else "array", _as_tensor(values, name))
+
+
+def num_bytes(part: Any) -> int:
+    """Return about how much memory the values of a part take."""
+    if isinstance(part, Column):
+        return num_bytes(part.data)
+    if isinstance(part, dict):
+        return sum(map(num_bytes, part.values()))
+    if isinstance(part, (list, tuple)):
+        return sum(map(num_bytes, part))
+    if isinstance(part, (bytes, str)):
+        return len(part)
+    if isinstance(part, (torch.Tensor, np.ndarray)):
+        return int(part.nbytes)
+    size = getattr(part, "size", None)
+    return 4 * size[0] * size[1] if isinstance(size, tuple) and len(size) == 2 else 8
+
+
+def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bool = False) -> Any:
     """Put the columns of parts together.
 
     Args:
         parts: At least one; for each the places of its samples in the batch (int64), and what `collate` made of them.
         size: Samples of the batch.
         pin: Whether tensors shall lie in pinned memory.
+        borrowed: Whether the parts lie in memory that will be used again, so that all must be copied.
 
     Returns:
         A dict or a tuple of tensors and lists, or one of them.
@@ -79,7 +116,7 @@ def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool) -> Any:
             raise _differ(_layout(first), _layout(part))
 
     def woven(of: Callable[[Any], Column], name: str) -> Any:
-        return _weave_column([(places, of(part)) for places, part in parts], size, pin, name)
+        return _weave_column([(places, of(part)) for places, part in parts], size, pin, borrowed, name)
 
     if isinstance(first, dict):
         return {name: woven(lambda part, name=name: part[name], repr(name)) for name in first}  # type: ignore[misc]
@@ -153,9 +190,12 @@ def _numbers(values: list[Any], name: str) -> torch.Tensor:
 
 
 def _stacked(values: list[Any], name: str) -> torch.Tensor:
-    array = np.stack(values)
+    return _as_tensor(np.stack(values), name)
+
+
+def _as_tensor(array: npt.NDArray[Any], name: str) -> torch.Tensor:
     try:
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable))
     except TypeError as error:
         raise _unlike(name, "arrays of a dtype that torch has", str(array.dtype)) from error
 
@@ -176,18 +216,22 @@ def _unlike(name: str, expected: str, found: str) -> PipelineError:
     )
 
 
-def _weave_column(parts: Sequence[tuple[Int64, Column]], size: int, pin: bool, name: str) -> Any:
+def _weave_column(parts: Sequence[tuple[Int64, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
     kinds = {column.kind for _, column in parts}
     if len(kinds) > 1:
         raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
     if kinds == {"other"}:
         values: list[Any] = [None] * size
         for places, column in parts:
+            even = _slice(places)
+            if even is not None:
+                values[even] = column.data
+                continue
             for place, value in zip(places.tolist(), column.data, strict=True):
                 values[place] = value
         return values
     first = parts[0][1].data
-    if len(parts) == 1 and not pin:
+    if len(parts) == 1 and not pin and not borrowed:
         return first
     dtype = first.dtype
     if kinds == {"number"}:
@@ -197,5 +241,14 @@ def _weave_column(parts: Sequence[tuple[Int64, Column]], size: int, pin: bool, n
         _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in parts], name)
     out = torch.empty((size, *first.shape[1:]), dtype=dtype, pin_memory=pin)
     for places, column in parts:
-        out[torch.from_numpy(places)] = column.data.to(dtype)
+        even = _slice(places)
+        out[torch.from_numpy(places) if even is None else even] = column.data.to(dtype)
     return out
+
+
+def _slice(places: Int64) -> slice | None:
+    """Return places as a slice if they are evenly spaced: those of one worker are, unless ranks advance unevenly."""
+    first, last, count = int(places[0]), int(places[-1]), len(places)
+    step = (last - first) // (count - 1) if count > 1 else 1
+    even = slice(first, last + 1, step)
+    return even if step > 0 and np.array_equal(places, np.arange(first, last + 1, step)) else None

@@ -11,20 +11,24 @@ import logging
 import multiprocessing.context
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from webdataset.compat import FluidInterface
 from webdataset.pipeline import DataPipeline
 
+from wdsplit.decoders import Handler, decode_sample_stage
+from wdsplit.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.errors import InputError
+from wdsplit.lookup import find_sample
 from wdsplit.manifest import Manifest
-from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
-from wdsplit.plan import default_window
-from wdsplit.reader import SampleReader
+from wdsplit.order import OrderOptions, Tail
+from wdsplit.randomness import GeneratorKind, RandomMap
 from wdsplit.shards import read_manifest
-from wdsplit.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, whole
+from wdsplit.source import AnySource, Source
+from wdsplit.split import AnyOrder, Steps, World, reader_positions, whole
+from wdsplit.stages import ColumnStage, Rename, ToTuple
 from wdsplit.storage import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
@@ -59,47 +63,21 @@ class SharedEpoch:
     def value(self, epoch: int) -> None:
         self._cell[0] = epoch
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the memory shared with a process that is being started; a copy of another kind has its own."""
+        if multiprocessing.context.get_spawning_popen() is not None:
+            return _shared_epoch, (self._cell,)
+        return SharedEpoch, (self.value,)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedEpoch:
         """Return an epoch of its own: a deep copy goes its own way."""
         return SharedEpoch(self.value)
 
 
-class Source:
-    """The first stage: reads the samples of given positions, or of this reader's whole epoch.
-
-    Args:
-        url: The dataset's folder.
-        manifest: Its manifest.
-        options: The order's options.
-    """
-
-    def __init__(self, url: str, manifest: Manifest, options: OrderOptions) -> None:
-        self.url = url
-        self.manifest = manifest
-        self.options = options
-
-    @property
-    def chunk(self) -> int:
-        """Samples that are read at a time: those that make about 8 MiB, whatever the window."""
-        return default_window(self.manifest.num_bytes, self.manifest.num_samples + self.manifest.num_pads)
-
-    def order(self, epoch: int) -> EpochOrder:
-        """Return the order of an epoch."""
-        return EpochOrder(self.manifest.shards.num_real, self.options, epoch)
-
-    def read(self, order: EpochOrder, world: World, chunks: Iterator[Int64]) -> Iterator[dict[str, Any]]:
-        """Give the samples at the positions of the chunks, which must be those of one reader, rising."""
-        num_lanes = len(assigned_lanes(self.options.lanes, world))
-        reader = SampleReader(open_storage(self.url), self.manifest, order, num_lanes)
-        for positions in chunks:
-            yield from reader.read(positions)
-
-    def __call__(self) -> Iterator[dict[str, Any]]:
-        """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""
-        raise InputError(
-            "the pipeline of a Dataset cannot be run by another pipeline",
-            remedy="iterate the Dataset itself, or append its stages to it",
-        )
+def _shared_epoch(cell: torch.Tensor) -> SharedEpoch:
+    shared = SharedEpoch()
+    shared._cell = cell
+    return shared
 
 
 class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
@@ -123,7 +101,9 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         window: Samples of a window (Q) instead of the dataset's own; changes the order.
         rank: This process's rank; detected if None.
         world_size: The number of ranks; detected if None. `rank=0, world_size=1` switches the split off.
-        group: A torch process group whose ranks count instead of all.
+        group: A torch process group, DeviceMesh or slice of one, whose ranks count instead of all: ranks that hold the
+            same data-parallel place get the same samples.
+        fields: The fields that are wanted; only they are read. None for all.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`.
@@ -143,6 +123,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         rank: int | None = None,
         world_size: int | None = None,
         group: Any = None,
+        fields: Sequence[str] | None = None,
     ) -> None:
         manifest = read_manifest(open_storage(str(path)))
         options = OrderOptions(
@@ -152,21 +133,38 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             manifest.window if window is None else whole(window),
             tail,
         )
-        super().__init__(Source(str(path), manifest, options))
+        self._begin_with(Source(str(path), manifest, options, fields), rank, world_size, group)
+
+    def _begin_with(self, source: AnySource, rank: int | None, world_size: int | None, group: Any) -> None:
+        super().__init__(source)
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self._group = group
         self._epoch = SharedEpoch()
 
     @property
-    def source(self) -> Source:
+    def source(self) -> AnySource:
         """The first stage."""
-        source: Source = self.pipeline[0]
+        source: AnySource = self.pipeline[0]
         return source
 
     @property
     def manifest(self) -> Manifest:
-        """The dataset's manifest."""
-        return self.source.manifest
+        """The dataset's manifest.
+
+        Raises:
+            InputError: The dataset is a mixture.
+        """
+        return self._single("a manifest").manifest
+
+    def _single(self, wanted: str) -> Source:
+        source = self.source
+        if not isinstance(source, Source):
+            raise InputError(
+                f"a mixture has not {wanted} of its own",
+                place=source.url,
+                remedy="open the dataset that you mean with wdsplit.Dataset",
+            )
+        return source
 
     @property
     def options(self) -> OrderOptions:
@@ -194,7 +192,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """
         return self._rank or detect_rank(group=self._group)
 
-    def order(self, epoch: int | None = None) -> EpochOrder:
+    def order(self, epoch: int | None = None) -> AnyOrder:
         """Return the order of an epoch, by default of the next iteration's."""
         return self.source.order(self.epoch if epoch is None else epoch)
 
@@ -209,11 +207,13 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """Give this rank's and worker's part of the epoch, through all stages."""
         order, world = self.order(), with_worker(self.world())
         announce(self, world)
-        chunks = reader_positions(order, world, self.source.chunk)
-        return self.through_stages(self.source.read(order, world, chunks))
+        reader = self.source.reader(order, world)
+        chunks = reader_positions(order, world, self.source.samples_at_once(world))
+        samples = (sample for positions in chunks for sample in reader.read(positions).samples())
+        return self.through_stages(samples, order.epoch)
 
-    def through_stages(self, samples: Iterator[dict[str, Any]]) -> Iterator[Any]:
-        """Give what the stages after the source make of samples.
+    def through_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
+        """Give what the stages after the source make of samples of an epoch.
 
         Raises:
             InputError: The dataset was told to repeat.
@@ -226,8 +226,94 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             )
         stream: Any = samples
         for stage in self.pipeline[1:]:
-            stream = self.invoke(stage, stream)
+            stream = self.invoke(stage.at(epoch) if isinstance(stage, RandomMap) else stage, stream)
         return iter(stream)
+
+    def column_stages(self) -> list[ColumnStage] | None:
+        """Return the stages after the source if all of them work on columns; None if one does not."""
+        stages = self.pipeline[1:]
+        if all(isinstance(stage, ColumnStage) and stage.is_columnar for stage in stages) and self.repetitions == 1:
+            return list(stages)
+        return None
+
+    def decode(
+        self,
+        *handlers: str | Handler,
+        only: Sequence[str] | str | None = None,
+        partial: bool = False,
+        allow_pickle: bool = False,
+        **options: Any,
+    ) -> Dataset:
+        """Decode the fields of each sample by their names, as webdataset's `decode` does, but unpickle nothing unasked.
+
+        `help(wdsplit.decoders.decode_sample_stage)` describes the rest.
+
+        Args:
+            handlers: Names of image formats (`pil`, `rgb8`, `torchrgb`, ...), or functions of name and bytes.
+            only: The fields that are decoded; None for all.
+            partial: Leave values alone that are not bytes.
+            allow_pickle: Decode pickles and object arrays too: they can run any code, so only if you trust the shards.
+            options: `pre`, `post`, `handler`, `max_field_bytes`.
+        """
+        return self._with(
+            decode_sample_stage(*handlers, only=only, partial=partial, allow_pickle=allow_pickle, **options)
+        )
+
+    def map_random(
+        self, function: Callable[..., Any], field: str | None = None, generator: GeneratorKind = "numpy"
+    ) -> Dataset:
+        """Map samples by a function of chance: the same on any topology, and after a resume.
+
+        The function is called with the sample, or with the value of one field, and a generator that is seeded from the
+        dataset's seed, the epoch and the sample's position.
+
+        Args:
+            function: Called with (sample, generator), or (value, generator) if `field` is given.
+            field: The field that is replaced by what the function returns; None for the whole sample.
+            generator: `numpy` (numpy.random.Generator), `torch` (torch.Generator), `python` (random.Random); or
+                `global`: the function is called without one, while the global generators of all three are seeded, for
+                transforms that draw from those. Threads share them, so `global` does not go with them.
+        """
+        number = sum(isinstance(stage, RandomMap) for stage in self.pipeline)
+        return self._with(RandomMap(function, field, generator, self.options.seed, number))
+
+    def _with(self, stage: Any) -> Dataset:
+        dataset: Dataset = self.compose(stage)
+        return dataset
+
+    def to_tuple(self, *args: Any, **options: Any) -> Dataset:
+        """Make each sample a tuple of the named fields, as webdataset's `to_tuple` does."""
+        names = tuple(args[0].split()) if len(args) == 1 and isinstance(args[0], str) else args
+        dataset: Dataset = super().to_tuple(*args, **options) if options else self._with(ToTuple(names))
+        return dataset
+
+    def rename(self, **names: Any) -> Dataset:
+        """Give fields other names, `new="old"`, as webdataset's `rename` does."""
+        has_options = bool({"handler", "keep"} & names.keys())
+        dataset: Dataset = super().rename(**names) if has_options else self._with(Rename(names))
+        return dataset
+
+    def shard_distribution(self, num_workers: int = 0, batch_size: int = 1) -> ShardDistribution:
+        """Return which shards this rank and its workers read in the next epoch, and what that costs.
+
+        Args:
+            num_workers: Workers of each rank.
+            batch_size: Samples a batch and rank.
+        """
+        source = self._single("shards")
+        world = with_worker(self.world())
+        if num_workers and world.num_workers == 1:
+            world = World(world.rank, world.world_size, 0, num_workers)
+        return shard_distribution(source.order(self.epoch), world, batch_size)
+
+    def sample(self, key_or_index: str | int) -> dict[str, Any]:
+        """Return one sample, with its fields as bytes: by its key, or by its number in the dataset.
+
+        Raises:
+            SampleNotFoundError: There is no such sample.
+        """
+        source = self._single("numbers")
+        return find_sample(open_storage(source.url), source.manifest, key_or_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Settle the rank before a copy goes to a process that cannot find it out: a spawned worker of this rank."""
@@ -256,17 +342,6 @@ def announce(dataset: Dataset, world: World) -> None:
         world.num_workers,
         dataset.options.seed,
     )
-    lanes = dataset.options.lanes
-    shared = readers_per_lane(lanes, world.world_size, world.num_workers)
-    if shared > 1 and world.rank == 0 and world.worker == 0:
-        readers = world.world_size * world.num_workers
-        logger.info(
-            "%s: %d ranks x %d workers do not divide %d lanes, so each window is read by %d of them. The order is "
-            "the same; reading is cheapest when ranks x workers divides the lanes, as with lanes=%d",
-            dataset.source.url,
-            world.world_size,
-            world.num_workers,
-            lanes,
-            shared,
-            -(-lanes // readers) * readers,
-        )
+    advice = reading_advice(dataset.options.lanes, world.world_size, world.num_workers)
+    if advice is not None and world.rank == 0 and world.worker == 0:
+        logger.warning("%s: %s", dataset.source.url, advice)

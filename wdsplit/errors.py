@@ -1,6 +1,6 @@
 """The errors of wdsplit: each says cause, place, expected, found and remedy.
 
-Only exception classes live here. Each is also the builtin that a caller would expect, carries the same typed
+Only exceptions live here. Each is also the builtin that a caller would expect, carries the same typed
 attributes, and survives pickling on its way out of a worker process.
 """
 
@@ -16,10 +16,12 @@ __all__ = [
     "MissingDependencyError",
     "OutputExistsError",
     "PipelineError",
+    "SampleNotFoundError",
     "StateError",
     "StorageError",
     "TopologyError",
     "WdsplitError",
+    "noted",
 ]
 
 
@@ -81,6 +83,10 @@ class InputError(WdsplitError, ValueError):
     """An input table, an option or an argument cannot be used as it is."""
 
 
+class SampleNotFoundError(InputError, KeyError, IndexError):
+    """No sample of the dataset has the key, or the number, that was asked for."""
+
+
 class CorruptDataError(WdsplitError, ValueError):
     """A shard, an index or a manifest does not hold what it must."""
 
@@ -122,3 +128,12 @@ class PipelineError(WdsplitError, RuntimeError):
 
 class ConvertError(WdsplitError, RuntimeError):
     """A conversion ended before it was complete."""
+
+
+def noted(error: Exception, note: str) -> Exception:
+    """Return an error of somebody else with a note of ours: where it happened."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
+    return error

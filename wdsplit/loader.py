@@ -1,26 +1,31 @@
 """The loader: one rank's batches, the same on any topology, with a state that resumes anywhere.
 
-Composition of the dataset and torch's worker processes. Each worker makes its part of every step, a sub-batch; this
-process weaves the parts of a step into the batch, so the number of workers does not change it.
+Composition of the dataset and its workers, threads or torch's worker processes. Each worker makes its part of every
+step, a sub-batch; this process weaves the parts of a step into the batch, so the number of workers does not change it.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from wdsplit.collate import weave
+from wdsplit.counters import Statistics
 from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, PipelineError, StateError
-from wdsplit.parts import Failure, Packed, Parts
+from wdsplit.parts import Bound, Parts
+from wdsplit.segments import Placed, Segments
 from wdsplit.split import Step, Steps, World, whole, worker_of
 from wdsplit.state import State, dump_state, parse_state
+from wdsplit.threads import Raised, Threads
 
 __all__ = ["Loader"]
 
@@ -39,12 +44,16 @@ class Loader:
     Args:
         dataset: The dataset, with stages that give one sample for each they take.
         batch_size: Samples a batch and rank.
-        num_workers: Worker processes; 0 reads in this one.
+        num_workers: Workers; 0 reads in this thread.
+        workers: What they are: `process`, each with an interpreter of its own; or `thread`, from which nothing is
+            copied, for decoders that let other threads run.
         collate_fn: Makes a batch from the list of its samples, in this process.
         pin_memory: Put tensors into pinned memory, for copies to a GPU that do not block.
         prefetch_factor: Steps that each worker works ahead.
+        prefetch_bytes: Bytes that the parts made ahead by all workers may hold together; each may always make one.
         persistent_workers: Keep the worker processes from one epoch to the next.
-        multiprocessing_context: How workers are started: `fork`, `forkserver` or `spawn`; None for torch's default.
+        multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`; None for torch's
+            default.
 
     Raises:
         InputError: An argument cannot be.
@@ -56,20 +65,27 @@ class Loader:
         batch_size: int,
         *,
         num_workers: int = 0,
+        workers: Literal["process", "thread"] = "process",
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         prefetch_factor: int = 2,
+        prefetch_bytes: int = 2**30,
         persistent_workers: bool = False,
         multiprocessing_context: str | None = None,
     ) -> None:
         batch_size, num_workers, prefetch_factor = whole(batch_size), whole(num_workers), whole(prefetch_factor)
         problems = []
+        if workers not in ("process", "thread"):
+            problems.append(f"workers = {workers!r}: expected 'process' or 'thread'")
+        elif workers == "thread" and multiprocessing_context is not None:
+            problems.append(f"multiprocessing_context = {multiprocessing_context!r}: expected None for threads")
         if not isinstance(dataset, Dataset):
             problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")
         for name, value, low in (
             ("batch_size", batch_size, 1),
             ("num_workers", num_workers, 0),
             ("prefetch_factor", prefetch_factor, 1),
+            ("prefetch_bytes", whole(prefetch_bytes), 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 problems.append(f"{name} = {value!r}: expected an integer of at least {low}")
@@ -81,7 +97,9 @@ class Loader:
         self.collate_fn = collate_fn
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.prefetch_factor = prefetch_factor
-        self.persistent_workers = persistent_workers and num_workers > 0
+        self.prefetch_bytes = whole(prefetch_bytes)
+        self.workers = workers
+        self.persistent_workers = persistent_workers and num_workers > 0 and workers == "process"
         self.multiprocessing_context = multiprocessing_context
         self._next = State(dataset.epoch, 0)
         self._reached: State | None = None
@@ -89,6 +107,8 @@ class Loader:
         self._parts: Parts | None = None
         self._workers: Iterable[Any] | None = None
         self._current: weakref.ref[_Iteration] | None = None
+        self._clock = _Clock()
+        self._counted = [0, 0, 0, 0]
 
     @property
     def epoch(self) -> int:
@@ -121,7 +141,7 @@ class Loader:
         """
         start = self._start()
         state, dataset = self._reached or start, self.dataset
-        return dump_state(state, dataset.manifest.fingerprint, dataset.options, dataset.world())
+        return dump_state(state, dataset.source.fingerprint, dataset.options, dataset.world())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
@@ -130,7 +150,7 @@ class Loader:
             StateError: The state is of another dataset or other options.
         """
         dataset = self.dataset
-        state = parse_state(state_dict, dataset.manifest.fingerprint, dataset.options, dataset.world())
+        state = parse_state(state_dict, dataset.source.fingerprint, dataset.options, dataset.world())
         num_positions = dataset.order(state.epoch).num_positions
         if state.position >= max(1, num_positions):
             raise StateError(
@@ -161,10 +181,10 @@ class Loader:
             logger.warning(
                 "%s: there are no batches: %d samples are fewer than a global batch of %d, and tail='drop' drops them",
                 self.dataset.source.url,
-                self.dataset.manifest.num_samples,
+                self.dataset.source.num_samples,
                 self.batch_size * world.world_size,
             )
-        iteration = _Iteration(self, begin.epoch, steps, self._begin(begin, world))
+        iteration = _Iteration(self, begin.epoch, steps, self._begin(begin, world), self._clock)
         self._current = weakref.ref(iteration)
         self._next, self._reached = State(begin.epoch, 0), begin
         if not len(steps):
@@ -183,21 +203,50 @@ class Loader:
         if self._iteration() is iteration:
             self._workers = None
 
+    def statistics(self) -> Statistics:
+        """Return what this loader has delivered so far, and whether it or its consumer is the bottleneck."""
+        made = [0] * 4 if self._parts is None else self._parts.counters.total()
+        samples, num_bytes, windows_read, windows_held = (a + b for a, b in zip(self._counted, made, strict=True))
+        clock = self._clock
+        return Statistics(clock.batches, samples, num_bytes, windows_read, windows_held, clock.wait_s, clock.compute_s)
+
     def _begin(self, begin: State, world: World) -> _Running:
         """Begin to make the workers' parts: step by step, worker by worker."""
         current = self._iteration()
         if current is not None and self.persistent_workers:
             current.parts.supersede()
         if self._parts is None or self._workers is None or not self.persistent_workers or self._parts.world != world:
-            self._parts = Parts(self.dataset, self.batch_size, world, self.collate_fn is None)
-            self._workers = self._worker_parts(self._parts)
+            if self._parts is not None:
+                self._counted = [a + b for a, b in zip(self._counted, self._parts.counters.total(), strict=True)]
+            self._parts = Parts(self.dataset, self.batch_size, world, self.num_workers, self.collate_fn is None)
+            self._segments = Segments()
+            self._workers = None if self._is_threaded else self._worker_parts(self._parts)
         self._parts.begin(begin.epoch, begin.position)
-        return _Running(iter(self._workers), self.persistent_workers)
+        parts = iter(self._workers) if self._workers is not None else self._threads(self._parts)
+        return _Running(parts, self.persistent_workers, self._segments, self._parts.bound, max(1, self.num_workers))
+
+    @property
+    def _is_threaded(self) -> bool:
+        return self.workers == "thread" and self.num_workers > 0
+
+    def _threads(self, parts: Parts) -> Threads:
+        """Start a thread for each worker."""
+        rank, world_size, num_workers = parts.world.rank, parts.world.world_size, self.num_workers
+        return Threads(
+            lambda worker: parts.of(World(rank, world_size, worker, num_workers)),
+            num_workers,
+            self.prefetch_factor,
+            self.prefetch_bytes // num_workers,
+        )
 
     def _worker_parts(self, parts: Parts) -> Iterable[Any]:
         """Return the parts of all workers in turn; worker processes start when it is iterated."""
         if not self.num_workers:
             return parts
+        context = multiprocessing.get_context(self.multiprocessing_context)
+        parts.bound = Bound(
+            context, self.num_workers, self.prefetch_factor + 2, self.prefetch_bytes // self.num_workers
+        )
         return DataLoader(
             parts,
             batch_size=None,
@@ -210,6 +259,28 @@ class Loader:
         )
 
 
+class _Clock:
+    """Who has waited for whom, in seconds."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.wait_s = self.compute_s = 0.0
+        self._left: float | None = None
+
+    def enter(self) -> None:
+        """The consumer begins to wait."""
+        self._entered = time.perf_counter()
+        if self._left is not None:
+            self.compute_s += self._entered - self._left
+
+    def leave(self, delivered: bool) -> None:
+        """The consumer has its batch, or the epoch has ended."""
+        now = time.perf_counter()
+        self.wait_s += now - self._entered
+        self.batches += delivered
+        self._left = now if delivered else None
+
+
 class _Iteration:
     """The batches of one epoch, or of the rest of one; its state is explicit, so that it can be named at any time.
 
@@ -218,13 +289,15 @@ class _Iteration:
         epoch: The epoch.
         steps: Its steps, from where it begins.
         parts: The workers' parts of them.
+        clock: Measures who waits for whom.
     """
 
-    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: _Running) -> None:
+    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: _Running, clock: _Clock) -> None:
         self.epoch = epoch
         self.parts = parts
         self.ended = False
         self._loader = loader
+        self._clock = clock
         self._world_size = steps.world.world_size
         self._steps = iter(steps)
         self._left = len(steps)
@@ -237,12 +310,17 @@ class _Iteration:
         if self.ended or not self._left:
             self.close()
             raise StopIteration
+        self._clock.enter()
+        delivered = False
         try:
             step = next(self._steps)
             batch = self._batch(step)
+            delivered = True
         except BaseException:
             self.close(failed=True)
             raise
+        finally:
+            self._clock.leave(delivered)
         self._left -= 1
         state = State(self.epoch, step.end) if self._left else State(self.epoch + 1, 0)
         self._loader.delivered(self, state, last=not self._left)
@@ -260,12 +338,15 @@ class _Iteration:
             if len(places):
                 taken.append((places, part))
         if loader.collate_fn is None:
-            return weave(taken, len(step.positions), loader.pin_memory)
-        samples: list[Any] = [None] * len(step.positions)
-        for places, part in taken:
-            for place, sample in zip(places.tolist(), part, strict=True):
-                samples[place] = sample
-        return loader.collate_fn(samples)
+            batch = weave(taken, len(step.positions), loader.pin_memory, self.parts.lends)
+        else:
+            samples: list[Any] = [None] * len(step.positions)
+            for places, part in taken:
+                for place, sample in zip(places.tolist(), part, strict=True):
+                    samples[place] = sample
+            batch = loader.collate_fn(samples)
+        self.parts.delivered()
+        return batch
 
     def close(self, failed: bool = False) -> None:
         """End the iteration; workers end with it, unless they are persistent and all is well."""
@@ -279,12 +360,35 @@ class _Iteration:
 
 
 class _Running:
-    """An iteration under way: the parts that are still to come."""
+    """An iteration under way: the parts that are still to come.
 
-    def __init__(self, parts: Iterator[Any], persistent: bool) -> None:
+    Args:
+        parts: The parts of all workers in turn.
+        persistent: Whether worker processes stay when it ends.
+        segments: The memory in which worker processes leave parts.
+        bound: Told of each part that was delivered, if there are worker processes.
+        num_workers: Workers.
+
+    Attributes:
+        lends: Whether parts lie in memory that will be used again.
+    """
+
+    def __init__(
+        self, parts: Iterator[Any], persistent: bool, segments: Segments, bound: Bound | None, num_workers: int
+    ) -> None:
         self._parts: Iterator[Any] | None = parts
         self._persistent = persistent
+        self._segments = segments
+        self._bound = bound
+        self._num_workers = num_workers
+        self._placed = [False] * num_workers
+        self._turn = 0
         self._superseded = False
+
+    @property
+    def lends(self) -> bool:
+        """Whether parts lie in memory that will be used again."""
+        return self._bound is not None
 
     def take(self) -> Any:
         """Return the next part.
@@ -302,9 +406,18 @@ class _Running:
             part = next(self._parts)
         except StopIteration as error:
             raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
-        if isinstance(part, Failure):
+        if isinstance(part, Raised):
             raise part.error
-        return part.unpack() if isinstance(part, Packed) else part
+        self._placed[self._turn] = isinstance(part, Placed)
+        self._turn = (self._turn + 1) % self._num_workers
+        return self._segments.part(part) if isinstance(part, Placed) else part
+
+    def delivered(self) -> None:
+        """Say that the parts of a step were copied, so that their memory may be used again."""
+        if self._bound is not None:
+            for worker in range(self._num_workers):
+                if self._placed[worker]:
+                    self._bound.deliver(worker)
 
     def supersede(self) -> None:
         """Give no more parts: the workers serve another iteration."""

@@ -176,6 +176,8 @@ class EpochOrder:
         counts: int64 of shape (shards,): samples of each shard, tar pads left out.
         options: Seed, lanes, window, tail.
         epoch: The epoch, at least 0.
+        equal_lanes: Cut the lanes at equal counts even if whole shards come out even: then position p holds a sample
+            exactly if p is below the number of samples.
 
     Attributes:
         sequence: int64 of shape (shards,): the shards in lane-major order, lane 0's first.
@@ -183,13 +185,13 @@ class EpochOrder:
         lane_begin: int64 of shape (lanes,): where each lane begins in the lane-major sequence of samples.
         lane_length: int64 of shape (lanes,): samples of each lane, pads left out.
         is_recut: Whether the lanes were cut at equal counts, inside shards if need be, because lanes of whole shards
-            could differ by more than 1 %.
+            could differ by more than 1 %, or because it was asked for.
         num_samples: Samples of the dataset.
         num_positions: Positions of the epoch before the last step is filled. The same in every epoch: the number of
             samples if the lanes were cut, else C times the longest (`drop`: the shortest) that a lane can be.
     """
 
-    def __init__(self, counts: Int64, options: OrderOptions, epoch: int) -> None:
+    def __init__(self, counts: Int64, options: OrderOptions, epoch: int, equal_lanes: bool = False) -> None:
         if epoch < 0:
             raise InputError("the epoch cannot be", expected="at least 0", found=str(epoch))
         num_shards, lanes = len(counts), options.lanes
@@ -202,7 +204,8 @@ class EpochOrder:
         self.num_samples = int(self.ends[-1]) if num_shards else 0
         self.lane_begin, self.lane_length = self._whole_shard_lanes(num_shards)
         shortest, longest = self._lane_bounds()
-        self.is_recut = options.tail != "uneven" and (longest - shortest) * 100 > longest * _UNEVEN_PERCENT
+        differ = (longest - shortest) * 100 > longest * _UNEVEN_PERCENT
+        self.is_recut = equal_lanes or (options.tail != "uneven" and differ)
         if self.is_recut:
             self.lane_begin, self.lane_length = self._equal_lanes()
             self.num_positions = self.num_samples

@@ -1,133 +1,206 @@
 """A worker's side of the loader: its part of every step.
 
-Runs in a worker process, or in the loader's own if there is none. What it gives is what the loader's other side takes:
-one item a step, in the order of the steps.
+Runs in a worker process, in a thread, or in the loader's own thread if there are no workers. What it gives is what the
+loader's other side takes: one item a step, in the order of the steps.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import random
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from wdsplit.collate import Column, collate
+from wdsplit.block import Block
+from wdsplit.collate import collate, collate_columns, num_bytes
+from wdsplit.counters import Counters
 from wdsplit.dataset import Dataset
-from wdsplit.errors import PipelineError, WdsplitError
+from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.order import Int64, hash_stream
+from wdsplit.segments import Ring
 from wdsplit.split import Step, Steps, World, worker_of
+from wdsplit.stages import wanted_fields
+from wdsplit.threads import Raised
 from wdsplit.world import is_worker_process, with_worker
 
-__all__ = ["Failure", "Packed", "Parts"]
+__all__ = ["Parts"]
 
-
-@dataclass(frozen=True)
-class Failure:
-    """An error of ours on its way from a worker to the caller, without torch's wrapping."""
-
-    error: WdsplitError
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A part on its way from a worker, as bytes.
-
-    torch would send each tensor of a list through a file of its own, and a process may only have so many.
-    """
-
-    data: bytes
-
-    def unpack(self) -> Any:
-        """Return the part."""
-        return pickle.loads(self.data)
-
-
-def _packed(part: Any) -> Any:
-    """Pack what is neither a failure nor columns of which each is one tensor, or a list of texts or bytes."""
-    if part is None or isinstance(part, Failure) or all(map(_travels_well, _columns_of(part))):
-        return part
-    return Packed(pickle.dumps(part, protocol=5))
-
-
-def _columns_of(part: Any) -> list[Any]:
-    if isinstance(part, dict):
-        return list(part.values())
-    return list(part) if isinstance(part, tuple) else [part]
-
-
-def _travels_well(column: Any) -> bool:
-    if not isinstance(column, Column):
-        return False
-    return column.kind != "other" or set(map(type, column.data)) <= {str, bytes, type(None)}
+_PATIENCE_S = 1.0
+"""How often a worker that waits for room looks whether it is still wanted."""
 
 
 class Parts(IterableDataset[Any]):
     """The sub-batches of one worker, one a step; None for a step in which it has no sample.
 
     Where to begin lies in shared memory, so that persistent workers see it too.
+
+    Args:
+        dataset: The dataset.
+        batch_size: Samples a batch and rank.
+        world: Rank and world size.
+        num_workers: Workers, 0 for none.
+        collated: Whether a part is columns, else a list of samples.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, world: World, collated: bool) -> None:
+    def __init__(self, dataset: Dataset, batch_size: int, world: World, num_workers: int, collated: bool) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         self.world = world
         self.collated = collated
-        self._begin = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self.counters = Counters(max(1, num_workers))
+        self.bound: Bound | None = None
+        self._begin = torch.zeros(4, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._ring: Ring | None = None
 
     def begin(self, epoch: int, start: int) -> None:
         """Say where the next iteration begins, and what this process was seeded with."""
         seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
         self._begin[0], self._begin[1], self._begin[2] = epoch, start, seed
+        self._begin[3] += 1
 
     def __iter__(self) -> Iterator[Any]:
         """Give the sub-batches of the iteration that `begin` named: which one is settled now, not with the first."""
-        epoch, start, seed = self._begin.tolist()
         world = with_worker(self.world)
-        steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-        parts = self._guarded(steps, world)
         if not is_worker_process():
-            return parts
+            return self.of(world)
+        epoch, start, seed, number = self._begin.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
-        return map(_packed, parts)
+        return self._sent(self.of(world), world.worker, number)
+
+    def of(self, world: World) -> Iterator[Any]:
+        """Give the sub-batches of one worker."""
+        epoch, start, _, _ = self._begin.tolist()
+        steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
+        return self._guarded(steps, world)
 
     def _guarded(self, steps: Steps, world: World) -> Iterator[Any]:
         try:
             yield from self._sub_batches(steps, world)
         except WdsplitError as error:
-            yield Failure(error)
+            yield Raised(error)
+
+    def _sent(self, parts: Iterator[Any], worker: int, number: int) -> Iterator[Any]:
+        """Give parts as they travel from a worker process, and no more ahead than there is room for."""
+        if self._ring is None:
+            self._ring = Ring(worker, 0 if self.bound is None else self.bound.num_slots)
+        self._ring.restart()
+        ahead = deque[int]()
+        if self.bound is not None:
+            self.bound.start(worker)
+        for part in parts:
+            if part is None or isinstance(part, Raised):
+                yield part
+                continue
+            if self.bound is not None:
+                ahead.append(num_bytes(part))
+                self.bound.wait(worker, ahead, lambda: int(self._begin[3]) == number)
+            yield self._ring.place(part)
 
     def _sub_batches(self, steps: Steps, world: World) -> Iterator[Any]:
+        blocks = self._blocks(steps, world)
+        stages = self.dataset.column_stages() if self.collated else None
+        if stages is None:
+            return self._streamed(steps, world, blocks)
+        return (self._columnar(block, stages, steps.order.epoch) if len(block) else None for block in blocks)
+
+    def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
+        """Give this worker's samples of each step."""
+        reader = self.dataset.source.reader(steps.order, world)
+        for owned in _together(steps, world, self.dataset.source.samples_at_once(world)):
+            block = reader.read(np.concatenate(owned))
+            self.counters.read(world.worker, reader.num_parsed, reader.num_held)
+            first = 0
+            for positions in owned:
+                part = block.cut(first, first + len(positions))
+                self.counters.made(world.worker, len(part), part.num_bytes)
+                yield part
+                first += len(positions)
+
+    def _columnar(self, block: Block, stages: list[Any], epoch: int) -> Any:
+        """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
+        columns: Any = block.columns(wanted_fields(stages))
+        for stage in stages:
+            columns = None if columns is None else stage.columns(columns)
+        if columns is not None:
+            return collate_columns(columns)
+        return collate(list(self.dataset.through_stages(block.samples(), epoch)))
+
+    def _streamed(self, steps: Steps, world: World, blocks: Iterator[Block]) -> Iterator[Any]:
+        """Give sub-batches sample by sample."""
         counter = _Counter()
-        chunks = _chunks(steps, world, self.dataset.source.chunk)
-        samples = counter.count(self.dataset.source.read(steps.order, world, chunks))
-        stream = self.dataset.through_stages(samples)
+        stream = self.dataset.through_stages(counter.count(blocks), steps.order.epoch)
         expected = 0
         for step in steps:
             size = len(_own(step, world))
             expected += size
-            part = list(islice(stream, size))
+            try:
+                part = list(islice(stream, size))
+            except Exception as error:
+                raise counter.placed(error) from error.__cause__
             if len(part) != size or counter.given != expected:
-                raise _not_one_to_one(expected - size + len(part), counter.given)
+                raise _not_one_to_one(expected - size + len(part), counter.given, counter.last)
             yield (collate(part) if self.collated else part) if size else None
 
 
+class Bound:
+    """How many bytes of parts the worker processes may have made that were not delivered yet.
+
+    Args:
+        context: What makes the workers.
+        num_workers: Workers.
+        num_slots: Parts of a worker that can be under way at once.
+        most_bytes: Bytes of a worker's parts; one part may always be under way.
+    """
+
+    def __init__(self, context: BaseContext, num_workers: int, num_slots: int, most_bytes: int) -> None:
+        self.num_slots = num_slots
+        self._most_bytes = most_bytes
+        self._delivered = [context.Semaphore(0) for _ in range(num_workers)]
+
+    def start(self, worker: int) -> None:
+        """Forget what was delivered of an earlier iteration."""
+        while self._delivered[worker].acquire(block=False):
+            pass
+
+    def deliver(self, worker: int) -> None:
+        """Say that a part was delivered; called by the loader's side."""
+        self._delivered[worker].release()
+
+    def wait(self, worker: int, ahead: deque[int], is_wanted: Any) -> None:
+        """Wait until the parts under way, the last of which is yet to be sent, are few enough bytes."""
+        while len(ahead) > 1 and self._delivered[worker].acquire(block=False):
+            ahead.popleft()
+        while len(ahead) > 1 and sum(ahead) > self._most_bytes and is_wanted():
+            if self._delivered[worker].acquire(timeout=_PATIENCE_S):
+                ahead.popleft()
+
+
 class _Counter:
-    """Counts the samples that the stages have taken."""
+    """Counts the samples that the stages have taken, and knows the last."""
 
     def __init__(self) -> None:
         self.given = 0
+        self.last: dict[str, Any] = {}
 
-    def count(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for sample in samples:
-            self.given += 1
-            yield sample
+    def count(self, blocks: Iterator[Block]) -> Iterator[dict[str, Any]]:
+        for block in blocks:
+            for sample in block.samples():
+                self.given += 1
+                self.last = {"__key__": sample["__key__"], "__url__": sample["__url__"]}
+                yield sample
+
+    def placed(self, error: Exception) -> Exception:
+        """Return an error with the sample that was under way, unless it tells so itself."""
+        if not self.last or (isinstance(error, WdsplitError) and error.key):
+            return error
+        return noted(error, f"in sample {self.last['__key__']!r} of {self.last['__url__']}")
 
 
 def _own(step: Step, world: World) -> Int64:
@@ -137,23 +210,25 @@ def _own(step: Step, world: World) -> Int64:
     return own
 
 
-def _chunks(steps: Steps, world: World, size: int) -> Iterator[Int64]:
-    """Give a worker's positions of all steps, put together to at least `size` at a time where there are as many."""
+def _together(steps: Steps, world: World, most: int) -> Iterator[list[Int64]]:
+    """Give a worker's positions of some steps at a time: of one first, so that it comes soon, then of more and more."""
     held: list[Int64] = []
-    count = 0
+    count, enough = 0, 1
     for step in steps:
         held.append(_own(step, world))
         count += len(held[-1])
-        if count >= size:
-            yield np.concatenate(held)
+        if count >= enough:
+            yield held
+            enough = min(2 * max(enough, count), most)
             held, count = [], 0
     if held:
-        yield np.concatenate(held)
+        yield held
 
 
-def _not_one_to_one(given: int, taken: int) -> PipelineError:
+def _not_one_to_one(given: int, taken: int, last: dict[str, Any]) -> PipelineError:
     return PipelineError(
         "a stage did not give one sample for each sample it took",
+        place=f"at or before sample {last['__key__']!r} of {last['__url__']}" if last else "",
         expected="as many samples out as in, so that every rank has the same steps",
         found=f"{taken} samples in, {given} out" + (", and then no more" if taken == given else ""),
         remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage "

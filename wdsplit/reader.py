@@ -7,15 +7,17 @@ start at any position, because nothing depends on what was read before.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from wdsplit.block import Block, Objects
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, groups, window_order, window_samples
-from wdsplit.shards import OpenShard, Window, open_shard
+from wdsplit.shards import OpenShard, open_shard
 from wdsplit.storage import Storage, allow_open_files
+from wdsplit.window import Window
 
 __all__ = ["SampleReader"]
 
@@ -30,41 +32,54 @@ class SampleReader:
         manifest: Its manifest.
         order: The epoch's order.
         num_lanes: Lanes that this reader visits: about as many windows are kept.
+        fields: The fields that are wanted; None for all.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest, order: EpochOrder, num_lanes: int) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        order: EpochOrder,
+        num_lanes: int,
+        fields: Collection[str] | None = None,
+    ) -> None:
         allow_open_files(2 * (2 * num_lanes + 2))
         self._storage = storage
         self._shards = manifest.shards
         self._order = order
+        self._fields = fields
         self._visits: _Recent[_Visit] = _Recent(2 * num_lanes + 2)
         self._windows: _Recent[tuple[Window, Int64]] = _Recent(2 * num_lanes + 2)
 
-    def read(self, positions: Int64) -> list[dict[str, Any]]:
+    @property
+    def num_parsed(self) -> int:
+        """Windows that were read and parsed so far."""
+        return self._windows.num_made
+
+    @property
+    def num_held(self) -> int:
+        """Times that a window was at hand already."""
+        return self._windows.num_held
+
+    def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order.
 
         Args:
             positions: int64 of any length.
 
-        Returns:
-            Dicts of `__key__`, `__url__`, `__position__`, `__pad__` and the fields' bytes.
-
         Raises:
             WdsplitError: A shard is missing or damaged.
         """
-        samples: list[dict[str, Any]] = [{}] * len(positions)
         shards, visits, pads = self._order.visits(positions)
+        gathered = _Gathered(len(positions), self._fields)
         for shard, rows in groups(shards):
             visit = self._visits.get(shard, self._open, shard)
             slots = np.searchsorted(visit.ends, visits[rows], side="right")
             for slot, members in groups(slots):
                 chosen = rows[members]
                 window, order = self._windows.get((shard, slot), self._parse, visit, slot)
-                places = order[visits[chosen] - visit.begin(slot)]
-                taken = window.take(places.tolist(), positions[chosen].tolist(), pads[chosen].tolist())
-                for row, sample in zip(chosen.tolist(), taken, strict=True):
-                    samples[row] = sample
-        return samples
+                gathered.add(window, order[visits[chosen] - visit.begin(slot)], chosen)
+        return gathered.block(positions, pads)
 
     def _open(self, shard: int) -> _Visit:
         count = int(self._order.counts[shard])
@@ -80,7 +95,35 @@ class SampleReader:
         first = number * options.window
         count = int(self._order.counts[visit.shard])
         order = window_samples(options, epoch, visit.shard, count, number) - first
+        if slot + 1 < len(visit.windows):
+            following = int(visit.windows[slot + 1]) * options.window
+            visit.opened.expect(following, min(count, following + options.window))
         return visit.opened.window(first, first + len(order)), order
+
+
+class _Gathered:
+    """A block in the making: samples of several windows, put into their places."""
+
+    def __init__(self, size: int, fields: Collection[str] | None) -> None:
+        self._wanted = fields
+        self._keys, self._urls = np.empty(size, object), np.empty(size, object)
+        self._sizes = np.zeros(size, np.int64)
+        self._fields: dict[str, Objects] = {}
+
+    def add(self, window: Window, places: Int64, rows: Int64) -> None:
+        """Put samples of a window into the rows of the block."""
+        fields = [name for name in window.fields if self._wanted is None or name in self._wanted]
+        self._keys[rows] = window.keys_at(places)
+        self._urls[rows] = window.url
+        self._sizes[rows] = window.sizes_at(places, fields)
+        for name in fields:
+            if name not in self._fields:
+                self._fields[name] = np.empty(len(self._keys), object)
+            self._fields[name][rows] = window.payloads_at(name, places)
+
+    def block(self, positions: Int64, pads: Any) -> Block:
+        """Return the block."""
+        return Block(self._keys, self._urls, positions, pads, self._sizes, self._fields)
 
 
 class _Visit:
@@ -102,13 +145,17 @@ class _Recent(Generic[Value]):
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
+        self.num_made = 0
+        self.num_held = 0
 
     def get(self, key: Hashable, make: Callable[..., Value], *arguments: Any) -> Value:
         """Return the value of a key; if it is not held, make it from the arguments."""
         if key in self._values:
             self._values.move_to_end(key)
+            self.num_held += 1
             return self._values[key]
         value = self._values[key] = make(*arguments)
+        self.num_made += 1
         if len(self._values) > self._capacity:
             self._values.popitem(last=False)
         return value

@@ -7,9 +7,8 @@ index. Reading maps the file; a window's headers are parsed at once and its payl
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -28,12 +27,15 @@ from wdsplit.manifest import (
     parse_manifest,
 )
 from wdsplit.order import Int64
-from wdsplit.sample import RESERVED_FIELDS, split_member
-from wdsplit.storage import Storage
-from wdsplit.tar import Body, Members, parse_members, trailer_bytes
+from wdsplit.storage import ReadableFile, Storage
+from wdsplit.tar import Body, parse_members, trailer_bytes
 from wdsplit.tarheaders import BLOCK_BYTES
+from wdsplit.window import Window
 
-__all__ = ["OpenShard", "Window", "check_tail", "open_shard", "read_manifest", "write_manifest", "write_shard"]
+__all__ = ["OpenShard", "check_tail", "open_shard", "read_manifest", "write_manifest", "write_shard"]
+
+_SMALL_SAMPLE_BYTES = 16_384
+"""Up to this mean size, reading a window at once costs less than finding and reading its payloads."""
 
 
 def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> Shard:
@@ -72,31 +74,42 @@ class OpenShard:
 
     Attributes:
         url: What to call it.
-        data: Its bytes, mapped.
+        file: Its file.
         offsets: Its index: int64 of shape (num_samples + 1,), pads included.
     """
 
     url: str
-    data: mmap.mmap | bytes
+    file: ReadableFile
     offsets: Int64
 
-    def members(self, first: int, stop: int) -> Members:
-        """Parse the members of the samples first, first + 1, ..., stop - 1.
+    @property
+    def data(self) -> mmap.mmap | bytes:
+        """All its bytes, mapped."""
+        return self.file.map()
+
+    def expect(self, first: int, stop: int) -> None:
+        """Let the system begin to read the samples first, ..., stop - 1, which will be wanted soon."""
+        begin = int(self.offsets[first])
+        self.file.expect(begin, int(self.offsets[stop]) - begin)
+
+    def window(self, first: int, stop: int) -> Window:
+        """Parse the samples first, first + 1, ..., stop - 1.
+
+        Samples that are small are read at once; of large ones only the headers are touched.
 
         Raises:
             CorruptDataError: They are not what the index says.
         """
         offsets = self.offsets[first : stop + 1]
-        base = int(offsets[0])
+        base, span = int(offsets[0]), int(offsets[-1] - offsets[0])
+        small = span <= _SMALL_SAMPLE_BYTES * (stop - first)
+        data = self.file.read(base, span) if small else None
+        view = memoryview(self.data)[base : base + span] if data is None else memoryview(data)
         try:
-            return parse_members(memoryview(self.data)[base : int(offsets[-1])], offsets, base)
+            return Window(self.url, parse_members(view, offsets, base), self.file.read, base, data)
         except WdsplitError as error:
             error.url = self.url
             raise error.at(self.url) from error
-
-    def window(self, first: int, stop: int) -> Window:
-        """Return the samples first, first + 1, ..., stop - 1, ready to be taken one by one."""
-        return Window(self, self.members(first, stop))
 
 
 def open_shard(storage: Storage, shard: Shard) -> OpenShard:
@@ -106,14 +119,14 @@ def open_shard(storage: Storage, shard: Shard) -> OpenShard:
         DatasetNotFoundError: Either is not there.
         CorruptDataError: The shard's size or its index is not what the manifest says.
     """
-    data = storage.map(shard.path)
+    file = storage.open(shard.path)
     url = f"{storage.url}/{shard.path}"
-    if len(data) != shard.num_bytes:
+    if file.size != shard.num_bytes:
         raise CorruptDataError(
             "a shard has another size than the manifest says",
             place=url,
             expected=f"{shard.num_bytes} bytes",
-            found=f"{len(data)} bytes",
+            found=f"{file.size} bytes",
             remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
             url=url,
         )
@@ -122,7 +135,7 @@ def open_shard(storage: Storage, shard: Shard) -> OpenShard:
     except CorruptDataError as error:
         error.url = index_path(url)
         raise error.at(error.url) from error
-    return OpenShard(url, data, offsets)
+    return OpenShard(url, file, offsets)
 
 
 def read_manifest(storage: Storage) -> Manifest:
@@ -167,151 +180,6 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     for path, data in ((SHARDS_NAME, table), (HEADER_NAME, header)):
         with storage.publish(path, durable=True) as file:
             file.write([data])
-
-
-class Window:
-    """Consecutive samples of a shard, parsed; payloads are sliced when a sample is taken.
-
-    Args:
-        shard: Where they are.
-        members: Their members.
-    """
-
-    def __init__(self, shard: OpenShard, members: Members) -> None:
-        self._data = shard.data
-        self._url = shard.url
-        self._members = members
-        self._columns = _uniform_columns(members)
-        self._ends = np.cumsum(members.counts).tolist() if self._columns is None else []
-
-    def __len__(self) -> int:
-        return len(self._members.counts)
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the samples."""
-        if self._columns is not None:
-            return self._columns[0]
-        return [self._ragged(row, 0, False)["__key__"] for row in range(len(self))]
-
-    def field_names(self) -> Iterator[tuple[str, list[str]]]:
-        """Give the field names of each sample with its key; once for all if all samples have the same fields."""
-        if self._columns is not None:
-            keys, fields = self._columns
-            yield keys[0], [field for field, _, _ in fields]
-            return
-        for row in range(len(self)):
-            sample = self._ragged(row, 0, False)
-            yield sample["__key__"], [name for name in sample if name not in RESERVED_FIELDS]
-
-    def take(self, rows: Sequence[int], positions: Sequence[int], pads: Sequence[bool]) -> Iterator[dict[str, Any]]:
-        """Give samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and fields (bytes).
-
-        Args:
-            rows: Places in the window.
-            positions: Their positions in the epoch.
-            pads: Whether they are repetitions.
-        """
-        data, url = self._data, self._url
-        if self._columns is None:
-            for row, position, pad in zip(rows, positions, pads, strict=True):
-                yield self._ragged(row, position, pad)
-            return
-        keys, fields = self._columns
-        for row, position, pad in zip(rows, positions, pads, strict=True):
-            sample = {"__key__": keys[row], "__url__": url, "__position__": position, "__pad__": pad}
-            for field, starts, stops in fields:
-                sample[field] = data[starts[row] : stops[row]]
-            yield sample
-
-    def _ragged(self, row: int, position: int, pad: bool) -> dict[str, Any]:
-        """Take a sample of a window whose samples have not all the same fields."""
-        members, stop = self._members, self._ends[row]
-        sample: dict[str, Any] = {}
-        for member in range(stop - int(members.counts[row]), stop):
-            parts = split_member(bytes(members.names[member]))
-            if parts is None:
-                continue
-            key, field = _text(parts[0]), _text(parts[1]).lower()
-            if sample and key != sample["__key__"]:
-                raise self._mixed(sample["__key__"], key)
-            sample = sample or {"__key__": key, "__url__": self._url, "__position__": position, "__pad__": pad}
-            if field in sample:
-                raise self._twice(key, field)
-            start = int(members.starts[member])
-            sample[field] = self._data[start : start + int(members.sizes[member])]
-        if not sample:
-            raise self._none(row)
-        return sample
-
-    def _twice(self, key: str, field: str) -> CorruptDataError:
-        return CorruptDataError(
-            "a sample has a field twice",
-            place=self._url,
-            expected=f"one member {key}.{field}",
-            found="two of them",
-            remedy="the shard was not written by wdsplit, or was changed: convert again with --overwrite",
-            url=self._url,
-            key=key,
-        )
-
-    def _mixed(self, first: str, second: str) -> CorruptDataError:
-        return CorruptDataError(
-            "members of two samples stand where the index has one",
-            place=self._url,
-            expected=f"members of {first!r} only",
-            found=f"a member of {second!r}",
-            remedy="the index does not belong to this shard: copy or convert both again",
-            url=self._url,
-            key=first,
-        )
-
-    def _none(self, row: int) -> CorruptDataError:
-        return CorruptDataError(
-            "no members stand where the index has a sample",
-            place=f"{self._url}, sample {row} of a window",
-            expected="members that have a key and a field",
-            remedy="the index does not belong to this shard: copy or convert both again",
-            url=self._url,
-        )
-
-
-def _text(name: bytes) -> str:
-    return bytes(name).decode("utf-8", "surrogateescape")
-
-
-Columns = tuple[list[str], list[tuple[str, list[int], list[int]]]]
-
-
-def _uniform_columns(members: Members) -> Columns | None:
-    """Return keys and, for each field, where the payloads begin and end; None if the samples' fields differ."""
-    counts = members.counts
-    if not len(counts) or (counts != counts[0]).any():
-        return None
-    num_fields = int(counts[0])
-    names: list[bytes] = members.names.tolist()
-    first = [parts for parts in map(split_member, names[:num_fields]) if parts is not None]
-    fields = [_text(field).lower() for _, field in first]
-    if not num_fields or len(set(fields)) < num_fields:
-        return None
-    suffixes = [b"." + field for _, field in first]
-    lead = names[0].removesuffix(first[0][0] + suffixes[0])
-    keys = [name[len(lead) : -len(suffixes[0])] for name in names[::num_fields]]
-    if not _are_plain(keys):
-        return None
-    for number, suffix in enumerate(suffixes):
-        if names[number::num_fields] != [lead + key + suffix for key in keys]:
-            return None
-    columns = []
-    for number, field in enumerate(fields):
-        starts = members.starts[number::num_fields]
-        columns.append((field, starts.tolist(), (starts + members.sizes[number::num_fields]).tolist()))
-    return [_text(key) for key in keys], columns
-
-
-def _are_plain(keys: list[bytes]) -> bool:
-    """Tell whether all keys are such that a name splits right after them: no dots, or only in the names of folders."""
-    return b"." not in b"".join(keys) or all(split_member(key + b".x") == (key, b"x") for key in keys)
 
 
 def check_tail(shard: OpenShard) -> CorruptDataError | None:

@@ -11,14 +11,15 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order import EpochOrder, Int64
+from wdsplit.order import EpochOrder, Int64, OrderOptions
 
 __all__ = [
+    "AnyOrder",
     "Step",
     "Steps",
     "World",
@@ -66,6 +67,33 @@ class World:
                 )
 
 
+class AnyOrder(Protocol):
+    """What the positions of an epoch lead to."""
+
+    @property
+    def options(self) -> OrderOptions:
+        """What it depends on."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples, pads left out."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions before the last step is filled."""
+
+    @property
+    def lane_length(self) -> Int64:
+        """int64 of shape (lanes,): samples of each lane."""
+
+    def is_real(self, positions: Int64) -> Any:
+        """Tell which positions hold a sample that is not a pad."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One rank's part of one step.
@@ -92,7 +120,7 @@ class Steps:
         start: The position to start from: 0, or that of a checkpoint.
     """
 
-    def __init__(self, order: EpochOrder, world: World, batch_size: int, start: int = 0) -> None:
+    def __init__(self, order: AnyOrder, world: World, batch_size: int, start: int = 0) -> None:
         if batch_size < 1:
             raise InputError("the batch size cannot be", expected="at least 1", found=str(batch_size))
         self.order = order
@@ -192,7 +220,7 @@ def assigned_shards(order: EpochOrder, world: World) -> list[int]:
     return shards
 
 
-def reader_positions(order: EpochOrder, world: World, chunk: int) -> Iterator[Int64]:
+def reader_positions(order: AnyOrder, world: World, chunk: int) -> Iterator[Int64]:
     """Give the positions of one reader over a whole epoch, at most `chunk` at a time: steps of one sample a rank.
 
     With tail `pad` the end is filled, with `drop` cut, so that all ranks get the same number.

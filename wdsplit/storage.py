@@ -20,9 +20,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
 
-from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 
-__all__ = ["LocalStorage", "PendingFile", "Storage", "allow_open_files", "is_temporary", "local_path", "open_storage"]
+__all__ = [
+    "LocalStorage",
+    "PendingFile",
+    "ReadableFile",
+    "Storage",
+    "allow_open_files",
+    "is_temporary",
+    "local_path",
+    "open_storage",
+]
 
 _IOV_MAX = 1024
 _OTHER_FILES = 256
@@ -36,6 +45,28 @@ class PendingFile(Protocol):
 
     def write(self, pieces: Sequence[memoryview | bytes]) -> None:
         """Append the pieces, one after another."""
+
+
+class ReadableFile(Protocol):
+    """An object that is open for reading; it is closed when nobody refers to it any more."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on.
+
+        Raises:
+            CorruptDataError: The object ends before.
+            StorageError: The system refused.
+        """
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Let the system begin to read what will be wanted soon; nothing waits for it."""
+
+    def map(self) -> mmap.mmap | bytes:
+        """Return all its bytes without reading them all, where the system can."""
 
 
 class Storage(Protocol):
@@ -53,6 +84,9 @@ class Storage(Protocol):
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Return the bytes of an object without reading them all, where the system can."""
+
+    def open(self, path: str) -> ReadableFile:
+        """Open an object for reading at any offset."""
 
     def size(self, path: str) -> int | None:
         """Return the size of an object in bytes, or None if there is no such object (but a folder, say)."""
@@ -132,10 +166,11 @@ class LocalStorage:
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Map a file into memory, read-only; an empty file cannot be mapped and comes as b''."""
-        with _translated(self.root / path), open(self.root / path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self.open(path).map()
+
+    def open(self, path: str) -> LocalFile:
+        """Open a file for reading."""
+        return LocalFile(self.root / path)
 
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes, or None if there is no such file."""
@@ -163,7 +198,7 @@ class LocalStorage:
         temporary = final.with_name(f".{final.name}.{os.getpid()}-{next(_attempts)}.tmp")
         with _translated(final, writing=True):
             final.parent.mkdir(parents=True, exist_ok=True)
-            with _LocalFile(temporary) as file:
+            with _NewFile(temporary) as file:
                 yield file
                 if durable:
                     os.fsync(file.fd)
@@ -226,13 +261,58 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-class _LocalFile:
+class LocalFile:
+    """A file of the local disk or of a network file system, open for reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _translated(path):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.size = os.fstat(self._fd).st_size
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on, however few the system gives at a time."""
+        with _translated(self._path):
+            data = os.pread(self._fd, num_bytes, offset)
+            while len(data) < num_bytes:
+                more = os.pread(self._fd, num_bytes - len(data), offset + len(data))
+                if not more:
+                    raise self._too_short(offset + num_bytes, offset + len(data))
+                data += more
+        return data
+
+    def _too_short(self, expected: int, found: int) -> CorruptDataError:
+        return CorruptDataError(
+            "a file has become shorter while it was read",
+            place=str(self._path),
+            expected=f"at least {expected} bytes",
+            found=f"{found} bytes",
+            remedy="the file was truncated: copy it again",
+            url=str(self._path),
+        )
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Let the system read ahead, where it takes such advice."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+
+    def map(self) -> mmap.mmap | bytes:
+        """Map the file into memory, read-only; an empty file cannot be mapped and comes as b''."""
+        with _translated(self._path):
+            return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
+
+
+class _NewFile:
     """A file under its temporary name; removed when left, unless it was renamed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __enter__(self) -> _LocalFile:
+    def __enter__(self) -> _NewFile:
         self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         return self
 

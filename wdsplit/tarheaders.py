@@ -25,6 +25,7 @@ __all__ = [
     "extended_headers",
     "idle_extensions",
     "large_binary",
+    "may_matter",
     "pack_headers",
     "padding_bytes",
     "parse_headers",
@@ -191,7 +192,7 @@ def parse_headers(headers: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.bytes_
 
     Returns:
         Names (S100), payload sizes (int64), and a boolean array that is False where the header is not that of a
-        plain file with a right checksum.
+        plain file with a right checksum: also where bytes follow the end of a name, or an old header is a folder's.
     """
     names = np.ascontiguousarray(headers[:, :NAME_BYTES]).view(f"S{NAME_BYTES}").reshape(-1)
     size_digits = headers[:, _SIZE] - np.uint8(ord("0"))
@@ -200,9 +201,14 @@ def parse_headers(headers: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.bytes_
     stored = sum_digits.astype(np.int64) @ _OCTAL_6
     kind = headers[:, 156]
     plain = (kind == ord("0")) | (kind == 0)
-    no_prefix = headers[:, 345] == 0
+    no_prefix = headers[:, _PREFIX.start] == 0
+    is_empty = headers[:, :NAME_BYTES] == 0
+    ended = ~(is_empty[:, :-1] & ~is_empty[:, 1:]).any(axis=1)
+    old = np.flatnonzero(kind == 0)
+    plain[old] = ~np.char.endswith(names[old], b"/")
     octal = (size_digits < 8).all(axis=1) & (sum_digits < 8).all(axis=1) & (headers[:, _SIZE.stop] <= ord(" "))
-    return names, sizes, octal & plain & no_prefix & (stored == _checksums(headers)) & (headers[:, 0] != 0)
+    sound = stored == _checksums(headers)
+    return names, sizes, octal & plain & no_prefix & sound & ended & ~is_empty[:, 0]
 
 
 def _sums(headers: npt.NDArray[np.uint8]) -> Int64:
@@ -238,7 +244,7 @@ def are_sound(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 
 def idle_extensions(headers: npt.NDArray[np.uint8], blocks: npt.NDArray[np.uint8], places: Int64) -> bool:
-    """Tell whether all of n extended headers have one block of records, none of which is of a name or a size.
+    """Tell whether all of n extended headers have one block of records, none of which matters (`may_matter`).
 
     So it is with the tars of webdataset's ShardWriter: the time of each member is a fraction, which ustar cannot hold.
 
@@ -252,15 +258,19 @@ def idle_extensions(headers: npt.NDArray[np.uint8], blocks: npt.NDArray[np.uint8
     one_block = (digits < 8).all() and ((sizes > 0) & (sizes <= BLOCK_BYTES)).all() and places[-1] + 1 < len(blocks)
     if not (one_block and headers[:, _SIZE.stop].max() <= ord(" ") and are_sound(headers).all()):
         return False
-    records = blocks[places + 1].tobytes()
-    return b"path=" not in records and b"size=" not in records
+    return not may_matter(blocks[places + 1].tobytes())
+
+
+def may_matter(records: bytes) -> bool:
+    """Tell whether records may say something of a member's name or of its bytes; if so they must be parsed."""
+    return b"path=" in records or b"size=" in records or b"GNU.sparse" in records
 
 
 def whole_names(headers: npt.NDArray[np.uint8]) -> list[bytes]:
-    """Return the names of n headers, put together where ustar has split them."""
+    """Return the names of n headers, put together where ustar has split them; empty where there is none."""
     raw = np.ascontiguousarray(headers[:, :NAME_BYTES]).view(f"S{NAME_BYTES}").reshape(-1)
     names: list[bytes] = [name.partition(b"\0")[0] for name in raw.tolist()]
-    rows = np.flatnonzero(headers[:, _PREFIX.start])
+    rows = np.flatnonzero((headers[:, _PREFIX.start] != 0) & (headers[:, 0] != 0))
     rows = rows[(headers[rows, _MAGIC] == _POSIX_MAGIC).all(axis=1)]
     if len(rows):
         prefixes = np.ascontiguousarray(headers[rows, _PREFIX]).view(f"S{_PREFIX.stop - _PREFIX.start}")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
-from wdsplit.tarheaders import BLOCK_BYTES, are_sound, parse_number, parse_records, whole_names
+from wdsplit.tarheaders import BLOCK_BYTES, are_sound, may_matter, parse_number, parse_records, whole_names
 
 __all__ = ["Scan", "damaged", "scan_tar", "scan_window"]
 
@@ -34,8 +34,11 @@ _REFUSED = {
 }
 _FIRST_SIZE_KIND = struct.Struct("B 123x 12s 20x B").unpack_from
 _MAX_EXTENDED_BYTES = 1024**2
+_MAX_NAME_BYTES = 4096
+"""No file system has longer paths; and the names of a window are held in an array as wide as the longest of them."""
 _MAX_DIGITS = 18
 _HEADERS_AT_ONCE = 8192
+_WORDS_AT_ONCE = 1024**2
 _COMPRESSED = {
     b"\x1f\x8b": ("gzip", "gunzip"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
@@ -188,7 +191,7 @@ def _walk(data: memoryview) -> _Walk:
             walk.end = stop
         else:
             said = said or _Said()
-            walk.problem = _take_extended(kind, bytes(data[position + BLOCK_BYTES : stop])[:size], said, position)
+            walk.problem = _take_extended(kind, data[position + BLOCK_BYTES : stop], size, said, position)
             if walk.problem is not None:
                 return walk
         position = stop
@@ -197,14 +200,21 @@ def _walk(data: memoryview) -> _Walk:
     return walk
 
 
-def _take_extended(kind: int, body: bytes, said: _Said, position: int) -> WdsplitError | None:
-    """Note what an extended header says; return what is wrong with it, if anything."""
-    if len(body) > _MAX_EXTENDED_BYTES:
+def _take_extended(kind: int, blocks: memoryview, size: int, said: _Said, position: int) -> WdsplitError | None:
+    """Note what an extended header says in `size` bytes; return what is wrong with it, if anything.
+
+    What fills up its last block must be zeros: other readers take it for more of the name, or for further records.
+    """
+    if size > _MAX_EXTENDED_BYTES or any(blocks[size:]):
         return damaged(position)
+    return _take_body(kind, bytes(blocks[:size]), said, position)
+
+
+def _take_body(kind: int, body: bytes, said: _Said, position: int) -> WdsplitError | None:
     name: bytes | None
     if kind == _LONG_NAME:
         name, size = body.partition(b"\0")[0], None
-    elif kind == _LONG_LINK or not (b"path=" in body or b"size=" in body):
+    elif kind == _LONG_LINK or not may_matter(body):
         return None
     else:
         records = parse_records(body)
@@ -214,12 +224,12 @@ def _take_extended(kind: int, body: bytes, said: _Said, position: int) -> Wdspli
             return _refused("a sparse file", records.get(b"GNU.sparse.name", records.get(b"path", b"")), position)
         if kind == _GLOBAL and (b"path" in records or b"size" in records):
             return _refused("a global header with a name or a size for all members", b"", position)
-        digits = records.get(b"size", b"")
-        if digits.strip(b"0123456789") or len(digits) > _MAX_DIGITS:
+        digits = records.get(b"size", b"0")
+        if not digits or digits.strip(b"0123456789") or len(digits) > _MAX_DIGITS:
             return damaged(position)
         name = records[b"path"].rstrip(b"/") if b"path" in records else None
-        size = int(digits) if digits else None
-    if name is not None and (not name or b"\0" in name):
+        size = int(digits) if b"size" in records else None
+    if name is not None and (not name or b"\0" in name or len(name) > _MAX_NAME_BYTES):
         return damaged(position)
     said.name = name if said.name is None else said.name
     said.size = size if said.size is None else said.size
@@ -257,9 +267,11 @@ def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
     begins = headers[np.concatenate([np.zeros(1, np.int64), members + 1])[: len(members)]]
     files = np.isin(kinds[members], list(_FILES))
     tops, headers, sizes = begins[files], headers[members[files]], sizes[members[files]]
-    names = [walk.names.get(place, name) for place, name in zip(headers.tolist(), names, strict=False)]
-    folders = [row for row in np.flatnonzero(kinds[members[files]] == 0).tolist() if names[row].endswith(b"/")]
-    bad = [row for row in folders if sizes[row]] + ([names.index(b"")] if b"" in names else [])
+    short, names = names, [walk.names.get(place, name) for place, name in zip(headers.tolist(), names, strict=False)]
+    old = np.flatnonzero(kinds[members[files]] == 0).tolist()
+    folders = [row for row in old if short[row].endswith(b"/") or names[row].endswith(b"/")]
+    bad = [row for row in folders if sizes[row] or short[row][-1:] != names[row][-1:]]  # readers differ on these
+    bad += [names.index(b"")] if b"" in names else []
     if bad:
         raise damaged(base + int(headers[min(bad)]))
     if folders:
@@ -305,9 +317,11 @@ def _refuse_compressed(data: memoryview) -> None:
 def _check_end(data: memoryview, end: int) -> None:
     """Refuse a tar in which anything but zeros follows the last member."""
     rest = np.frombuffer(data, np.uint64)[end // 8 :]
-    if not rest.any():
+    parts = (rest[first : first + _WORDS_AT_ONCE] != 0 for first in range(0, len(rest), _WORDS_AT_ONCE))
+    first = next((number * _WORDS_AT_ONCE + int(part.argmax()) for number, part in enumerate(parts) if part.any()), -1)
+    if first < 0:
         return
-    offset = (end + 8 * int((rest != 0).argmax())) // BLOCK_BYTES * BLOCK_BYTES
+    offset = (end + 8 * first) // BLOCK_BYTES * BLOCK_BYTES
     if are_sound(_blocks(data[offset : offset + BLOCK_BYTES])).all():
         raise InputError(
             "a tar is followed by another one in the same file",

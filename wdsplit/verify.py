@@ -20,9 +20,10 @@ from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import Manifest, Shard, checksum_of
 from wdsplit.sample import is_pad_key
-from wdsplit.shards import OpenShard, Window, check_tail, open_shard, read_manifest
+from wdsplit.shards import OpenShard, check_tail, open_shard, read_manifest
 from wdsplit.storage import open_storage
 from wdsplit.unique import repeated
+from wdsplit.window import Window
 
 __all__ = ["Report", "verify"]
 

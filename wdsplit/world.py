@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from wdsplit.errors import TopologyError
 from wdsplit.split import World, whole
 
@@ -28,7 +30,9 @@ def detect_rank(
     Args:
         rank: The rank; goes with `world_size`, and wins over all else.
         world_size: The number of ranks.
-        group: A torch process group: its ranks count, not those of the whole job.
+        group: A torch process group: its ranks count, not those of the whole job. Or a torch DeviceMesh, whole or
+            sliced, such as mesh["dp"] or mesh["dp_replicate", "dp_shard"]: its places count, row by row, and
+            processes at the same place of such a slice are the same rank.
         environ: Instead of the environment.
 
     Raises:
@@ -60,13 +64,24 @@ def is_group_initialised() -> bool:
 
 
 def _of_group(distributed: Any, group: Any) -> World:
-    rank = distributed.get_rank(group)
+    if _is_mesh(group):
+        place = group.get_coordinate()
+        rank = -1 if place is None else int(np.ravel_multi_index(tuple(place), tuple(group.shape)))
+        world_size = group.size()
+    else:
+        rank, world_size = distributed.get_rank(group), distributed.get_world_size(group)
     if rank < 0:
         raise TopologyError(
             "this process is not in the group that was given",
             remedy="iterate the loader on the members of its group only",
         )
-    return World(rank, distributed.get_world_size(group))
+    return World(rank, world_size)
+
+
+def _is_mesh(group: Any) -> bool:
+    """Tell whether a group is a torch DeviceMesh: if the program has one, it has loaded the module."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    return module is not None and isinstance(group, module.DeviceMesh)
 
 
 def _of_environ(environ: Mapping[str, str]) -> World:

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from wdsplit.cli.options import json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, table
+from wdsplit.distribution import Readers, reading_advice
+from wdsplit.lookup import find_sample
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, OrderOptions
 from wdsplit.sample import RESERVED_FIELDS
 from wdsplit.shards import open_shard, read_manifest
-from wdsplit.split import World, assigned_shards, reader_positions, readers_per_lane
+from wdsplit.split import readers_per_lane
 from wdsplit.storage import Storage, open_storage
 
 __all__ = ["assign_command", "inspect_command"]
 
 _PREVIEW_CHARACTERS = 60
-_POSITIONS_AT_ONCE = 1 << 20
 
 
 @click.command("inspect", epilog="Example: wdsplit inspect data/train --samples 5")
 @click.argument("dataset")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="First samples to show.")
+@click.option("--key", help="Show the sample with this key only.")
+@click.option("--index", type=int, help="Show the sample with this number only, counted from 0, or from the end: -1.")
 @json_option
-def inspect_command(dataset: str, samples: int, as_json: bool) -> None:
-    """Say what is in DATASET: totals, fields, the first samples."""
+def inspect_command(dataset: str, samples: int, key: str | None, index: int | None, as_json: bool) -> None:
+    """Say what is in DATASET: totals, fields, the first samples; or show one sample."""
     storage = open_storage(dataset)
     manifest = read_manifest(storage)
+    wanted = key if key is not None else index
+    if wanted is not None:
+        if key is not None and index is not None:
+            raise click.UsageError("--key and --index contradict each other")
+        _show_one(find_sample(storage, manifest, wanted), as_json)
+        return
     first = list(_first_samples(storage, manifest, samples))
     totals = {
         "dataset": dataset,
@@ -45,7 +53,7 @@ def inspect_command(dataset: str, samples: int, as_json: bool) -> None:
     }
     if as_json:
         fields = [dataclasses.asdict(field) for field in manifest.fields]
-        shown = [{name: _preview(value) for name, value in sample.items()} for sample in first]
+        shown = list(map(_previews, first))
         echo_json({**totals, "fields": fields, "first_samples": shown, "provenance": manifest.provenance})
         return
     click.echo(
@@ -56,10 +64,26 @@ def inspect_command(dataset: str, samples: int, as_json: bool) -> None:
     rows = [(field.name, field.column, field.type, field.encoding) for field in manifest.fields]
     click.echo(table(("field", "column", "type", "encoding"), rows))
     for sample in first:
-        click.echo(f"\n{sample['__key__']}  ({sample['__url__']})")
-        for name, value in sample.items():
-            if name not in RESERVED_FIELDS:
-                click.echo(f"  {name}: {_preview(value)}")
+        click.echo()
+        _show(sample)
+
+
+def _show_one(sample: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        echo_json(_previews(sample))
+    else:
+        _show(sample)
+
+
+def _show(sample: dict[str, Any]) -> None:
+    click.echo(f"{sample['__key__']}  ({sample['__url__']})")
+    for name, value in sample.items():
+        if name not in RESERVED_FIELDS:
+            click.echo(f"  {name}: {_preview(value)}")
+
+
+def _previews(sample: dict[str, Any]) -> dict[str, str]:
+    return {name: _preview(value) for name, value in sample.items()}
 
 
 def _first_samples(storage: Storage, manifest: Manifest, count: int) -> Iterator[dict[str, Any]]:
@@ -90,6 +114,7 @@ def _preview(value: Any) -> str:
 @click.command("assign", epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3")
 @click.argument("dataset")
 @order_options
+@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Samples a batch and rank.")
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch.")
 @click.option("--lanes", type=click.IntRange(1), help="Lanes.  [default: the dataset's]")
 @json_option
@@ -101,6 +126,7 @@ def assign_command(
     seed: int,
     shuffle: bool,
     tail: Any,
+    batch_size: int,
     lanes: int | None,
     as_json: bool,
 ) -> None:
@@ -108,40 +134,39 @@ def assign_command(
     manifest = read_manifest(open_storage(dataset))
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)
     order = EpochOrder(manifest.shards.num_real, options, epoch)
-    readers = max(1, workers)
-    worlds = [World(rank, world_size, worker, readers) for rank in range(world_size) for worker in range(readers)]
-    entries = [_Assignment.of(order, world) for world in worlds]
-    shared = readers_per_lane(options.lanes, world_size, readers)
+    num_workers = max(1, workers)
+    readers = Readers(order, world_size, num_workers, batch_size)
+    totals = {
+        "lanes": options.lanes,
+        "readers_per_lane": readers_per_lane(options.lanes, world_size, num_workers),
+        "recut": order.is_recut,
+        "read_amplification": readers.read_amplification,
+        "pads": readers.num_pads,
+        "advice": reading_advice(options.lanes, world_size, num_workers),
+    }
+    entries: list[dict[str, Any]] = [
+        {
+            "rank": rank,
+            "worker": worker,
+            "samples": readers.num_given(rank, worker),
+            "shards": readers.shards(rank, worker),
+        }
+        for rank in range(world_size)
+        for worker in range(num_workers)
+    ]
     if as_json:
-        echo_json(
-            {
-                "lanes": options.lanes,
-                "readers_per_lane": shared,
-                "recut": order.is_recut,
-                "readers": list(map(vars, entries)),
-            }
-        )
+        echo_json({**totals, "readers": entries})
         return
-    rows = [(entry.rank, entry.worker, f"{entry.samples:,}", _shard_list(entry.shards)) for entry in entries]
+    rows = [(one["rank"], one["worker"], f"{one['samples']:,}", _shard_list(one["shards"])) for one in entries]
     click.echo(table(("rank", "worker", "samples", "shards"), rows))
-    click.echo(f"\n{options.lanes} lanes; each window is read by {shared} of the readers")
+    click.echo(
+        f"\n{options.lanes} lanes, {readers.num_pads:,} pads; "
+        f"each window is read {readers.read_amplification:.2f} times on average"
+    )
     if order.is_recut:
         click.echo("shards differ, so lanes were cut at equal counts: neighbours share the shards at their borders")
-
-
-@dataclass(frozen=True)
-class _Assignment:
-    """What one reader reads."""
-
-    rank: int
-    worker: int
-    samples: int
-    shards: list[int]
-
-    @classmethod
-    def of(cls, order: EpochOrder, world: World) -> _Assignment:
-        samples = sum(map(len, reader_positions(order, world, _POSITIONS_AT_ONCE)))
-        return cls(world.rank, world.worker, samples, assigned_shards(order, world))
+    if totals["advice"]:
+        click.echo(totals["advice"])
 
 
 def _shard_list(shards: list[int]) -> str:

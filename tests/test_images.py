@@ -1,0 +1,260 @@
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from webdataset.autodecode import ImageHandler
+
+from wdsplit.decoders import decode_sample_stage
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.images import resized
+
+LIBRARIES = ["simplejpeg", "pillow"]
+every_library = pytest.mark.parametrize("library", LIBRARIES)
+
+
+def picture(height, width):
+    """Return a smooth picture whose red rises downwards and whose green rises to the right."""
+    down, right = np.mgrid[0:height, 0:width]
+    red, green = down * 255 // max(height - 1, 1), right * 255 // max(width - 1, 1)
+    return np.stack([red, green, np.full_like(red, 90)], axis=2).astype(np.uint8)
+
+
+def encoded(image, kind="JPEG", **options):
+    file = io.BytesIO()
+    image = image if isinstance(image, PIL.Image.Image) else PIL.Image.fromarray(image)
+    image.save(file, kind, **({"quality": 95} if kind == "JPEG" else {}), **options)
+    return file.getvalue()
+
+
+def decoded(payload, size, name="jpg", **options):
+    """Return the pixels that a stage makes of a payload: int64 of shape (height, width, 3)."""
+    stage = decode_sample_stage(resized(size, output="numpy", **options))
+    pixels = stage.sample({"__key__": "a/17", "__url__": "/data/3.tar", name: payload})[name]
+    assert pixels.dtype == np.uint8
+    return pixels.astype(np.int64)
+
+
+def off_by(one, other):
+    """Return by how much two pictures differ at most."""
+    assert one.shape == other.shape
+    return np.abs(one - other).max()
+
+
+SIZES = [(375, 500), (500, 375), (224, 224), (1000, 1500), (1793, 224), (448, 449), (100, 80), (1, 1), (7, 900)]
+
+
+@every_library
+@pytest.mark.parametrize("crop", [None, "center"])
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_a_jpeg_comes_at_the_size_and_looks_as_resized_from_the_whole(height, width, crop, library):
+    payload = encoded(picture(height, width))
+    found = decoded(payload, (224, 160), crop=crop, library=library)
+    whole = PIL.Image.open(io.BytesIO(payload)).convert("RGB")
+    box = None
+    if crop:
+        scale = min(height / 224, width / 160)
+        top, left = (height - 224 * scale) / 2, (width - 160 * scale) / 2
+        box = (left, top, left + 160 * scale, top + 224 * scale)
+    expected = np.array(whole.resize((160, 224), PIL.Image.Resampling.BILINEAR, box=box)).astype(np.int64)
+    assert np.abs(found - expected).mean() < 1.5
+    assert off_by(found, expected) <= (40 if min(height, width) < 10 else 8)
+
+
+@pytest.mark.parametrize("name", ["png", "webp", "PNG", "left.png", "jpg"])
+def test_png_and_webp_come_at_the_size_whatever_the_field_is_called(name):
+    kind = "WEBP" if name == "webp" else "PNG"
+    payload = encoded(picture(300, 200), kind, **({"lossless": True} if kind == "WEBP" else {}))
+    assert off_by(decoded(payload, (150, 100), name), decoded(encoded(picture(300, 200)), (150, 100))) <= 8
+
+
+def test_the_scale_of_a_jpeg_is_the_smallest_that_nothing_need_be_enlarged_from(monkeypatch):
+    """What is decoded is seen by what is resized, and by nothing else."""
+    seen = []
+    original = torch.nn.functional.interpolate
+
+    def interpolate(planes, *arguments, **options):
+        seen.append(tuple(planes.shape[2:]))
+        return original(planes, *arguments, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "interpolate", interpolate)
+    for height, width in [(375, 500), (448, 600), (446, 600), (600, 600), (1792, 2000), (4000, 3000)]:
+        decoded(encoded(picture(height, width)), 224)
+    assert seen == [(375, 500), (224, 300), (446, 600), (225, 225), (224, 250), (500, 375)]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_center_crop_is_not_decoded_too_small(library):
+    """A quarter would do for the whole image, but not for the part that is kept."""
+    striped = np.zeros((400, 1600, 3), np.uint8)
+    striped[:, ::8] = 255
+    found = decoded(encoded(striped, subsampling=0), (400, 400), crop="center", library=library)
+    assert off_by(found, striped[:, 600:1000].astype(np.int64)) < 60
+
+
+@every_library
+def test_grey_cmyk_and_transparent_images_come_as_rgb(library):
+    image = PIL.Image.fromarray(picture(90, 120))
+    grey = decoded(encoded(image.convert("L")), 60, library=library)
+    assert (grey[..., 0] == grey[..., 1]).all()
+    assert off_by(grey[..., 0], np.array(image.convert("L").resize((60, 60))).astype(np.int64)) <= 8
+    cmyk = encoded(image.convert("CMYK"))
+    assert off_by(decoded(cmyk, 60, library=library), decoded(encoded(image), 60, library=library)) <= 10
+    clear = image.copy()
+    clear.putalpha(0)
+    opaque = decoded(encoded(image, "PNG"), 60, library=library)
+    assert off_by(decoded(encoded(clear, "PNG"), 60, "png", library=library), opaque) == 0
+
+
+@every_library
+def test_an_exif_orientation_is_not_applied(library):
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(picture(90, 120), exif=exif)
+    assert off_by(decoded(turned, 60, library=library), decoded(encoded(picture(90, 120)), 60, library=library)) == 0
+
+
+@every_library
+def test_a_progressive_jpeg_is_decoded_as_another(library):
+    both = [decoded(encoded(picture(90, 120), progressive=mode), 60, library=library) for mode in (False, True)]
+    assert off_by(*both) == 0
+
+
+@every_library
+@pytest.mark.parametrize("kept", [0, 2, 3, 20, 300, 0.5, 0.9, -2, -1])
+def test_a_truncated_jpeg_is_an_error_that_names_its_sample(kept, library):
+    payload = encoded(picture(375, 500))
+    payload = payload[: int(kept * len(payload)) if isinstance(kept, float) else kept]
+    with pytest.raises(CorruptDataError, match=r"'jpg' of sample 'a/17', /data/3\.tar"):
+        decoded(payload, 224, library=library)
+
+
+def test_a_jpeg_that_lacks_data_but_not_its_end_is_an_error_too():
+    payload = encoded(picture(375, 500))
+    with pytest.raises(CorruptDataError, match="remature end"):
+        decoded(payload[: len(payload) // 2] + b"\xff\xd9", 224)
+
+
+# What comes out
+
+
+@every_library
+def test_the_outputs_hold_the_same_pixels(library):
+    payload = encoded(picture(375, 500))
+    tensor, array, image = (
+        resized((50, 70), library=library, output=output)(".jpg", payload) for output in ("torch", "numpy", "pil")
+    )
+    assert (tensor.dtype, tuple(tensor.shape)) == (torch.uint8, (3, 50, 70))
+    assert (array.dtype, array.shape) == (np.uint8, (50, 70, 3))
+    assert (image.mode, image.size) == ("RGB", (70, 50))
+    assert (tensor.permute(1, 2, 0).numpy() == array).all()
+    assert (np.asarray(image) == array).all()
+    array[:], tensor[:] = 0, 0
+
+
+def test_other_fields_are_left_to_other_decoders():
+    assert resized(8)(".txt", b"jpg") is None
+    sample = decode_sample_stage(resized(8), "rgb8").sample({"cls": b"3", "gif": encoded(picture(5, 6), "GIF")})
+    assert (sample["cls"], sample["gif"].shape) == (3, (5, 6, 3))
+
+
+def test_a_decoder_survives_pickling():
+    assert pickle.loads(pickle.dumps(resized((3, 4), crop="center"))) == resized((3, 4), crop="center")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"size": 0}, "size = 0"),
+        ({"size": True}, "size = True"),
+        ({"size": (3, 4, 5)}, "size = "),
+        ({"size": (3, -4)}, "size = "),
+        ({"size": 2.0}, "size = 2.0"),
+        ({"size": 3, "crop": "left"}, "crop = 'left'"),
+        ({"size": 3, "library": "cv2"}, "library = 'cv2'"),
+        ({"size": 3, "output": "jax"}, "output = 'jax'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(arguments, named):
+    with pytest.raises(InputError, match=named.replace(".", r"\.")):
+        resized(**arguments)
+
+
+@pytest.mark.parametrize("spec", ["pil", "rgb8", "torchrgb8", "torch", "l", "pilrgba"])
+def test_a_named_decoder_is_webdatasets(spec):
+    payload = encoded(picture(5, 6), "PNG")
+    found = decode_sample_stage(spec).sample({"png": payload})["png"]
+    expected = ImageHandler(spec)(".png", payload)
+    assert type(found) is type(expected)
+    assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+# Strangers
+
+
+def png_bomb(height, width):
+    """Return a PNG that claims a size and has no pixels."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")]
+    parts = [
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    ]
+    return b"".join([b"\x89PNG\r\n\x1a\n", *parts])
+
+
+def jpeg_bomb(height, width):
+    """Return a JPEG whose header claims another size."""
+    payload = bytearray(encoded(picture(16, 16)))
+    struct.pack_into(">HH", payload, payload.index(b"\xff\xc0") + 5, height, width)
+    return bytes(payload)
+
+
+@pytest.mark.parametrize("decoder", ["pil", "torchrgb8", *LIBRARIES])
+@pytest.mark.parametrize(
+    "bomb",
+    [png_bomb(10_000, 9_000), png_bomb(60_000, 60_000), jpeg_bomb(10_000, 9_000), jpeg_bomb(65_500, 65_500)],
+    ids=["png to be warned of", "png", "jpeg to be warned of", "jpeg"],
+)
+def test_an_image_that_claims_too_many_pixels_is_refused(decoder, bomb):
+    handler = resized(8, library=decoder) if decoder in LIBRARIES else decoder
+    with pytest.raises(InputError, match=r"(?s)too many pixels.*'jpg' of sample 'k'.*MAX_IMAGE_PIXELS"):
+        decode_sample_stage(handler).sample({"__key__": "k", "jpg": bomb})
+
+
+def test_the_limit_of_pixels_is_pillows(monkeypatch):
+    payload = encoded(picture(375, 500))
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 375 * 500 - 1)
+    with pytest.raises(InputError, match="too many pixels"):
+        resized(8)(".jpg", payload)
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
+    assert resized(8)(".jpg", payload).shape == (3, 8, 8)
+
+
+def test_an_image_that_another_program_would_decode_is_refused():
+    payload = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) run\n%%EOF\n"
+    with pytest.raises(InputError, match="format EPS"):
+        decode_sample_stage("pil").sample({"eps": payload})
+    with pytest.raises(CorruptDataError, match="cannot identify"):
+        decode_sample_stage(resized(8)).sample({"jpg": payload})
+
+
+def test_a_library_that_is_missing_is_named_with_its_remedy():
+    code = """
+import sys
+sys.modules["simplejpeg"] = None
+from wdsplit.decoders import decode_sample_stage
+from wdsplit.images import resized
+try:
+    decode_sample_stage(resized(8)).sample({"__key__": "k", "jpg": b"\\xff\\xd8\\xff"})
+except ImportError as error:
+    print(type(error).__name__, str(error))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("MissingDependencyError simplejpeg is not installed")
+    assert "sample 'k'" in said
+    assert "wdsplit[images]" in said

@@ -1,0 +1,120 @@
+"""Samples as columns: what is done with many samples is done with arrays, not sample by sample.
+
+Pure (no I/O). Payloads are bytes, or, where a copy ahead of time would only fill memory, calls that read
+them when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.order import Int64
+
+__all__ = ["Block", "Columns", "Objects", "Pending", "as_objects"]
+
+Objects = npt.NDArray[np.object_]
+
+Pending = tuple[Callable[[int, int], bytes], int, int]
+"""A payload that is yet to be read: what reads it, the offset and the number of bytes."""
+
+Columns = dict[str, Any] | tuple[Any, ...]
+"""Samples as columns, lists or arrays: of dicts by their keys, or of tuples by their places."""
+
+_BYTES_AT_ONCE = 256 * 1024
+"""Payloads that become samples together: few enough that their memory is used again and again."""
+_SAMPLES_AT_ONCE = 1024
+
+
+def as_objects(values: Sequence[Any]) -> Objects:
+    """Return any values as an array of objects of shape (n,)."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+@dataclass(frozen=True)
+class Block:
+    """n samples.
+
+    Attributes:
+        keys: object of shape (n,): str.
+        urls: object of shape (n,): the shard of each sample.
+        positions: int64 of shape (n,): places in the epoch's order.
+        pads: bool of shape (n,): True where the sample is a repetition.
+        sizes: int64 of shape (n,): bytes of all payloads of each sample.
+        fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field.
+    """
+
+    keys: Objects
+    urls: Objects
+    positions: Int64
+    pads: npt.NDArray[np.bool_]
+    sizes: Int64
+    fields: dict[str, Objects]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return int(self.sizes.sum())
+
+    def cut(self, first: int, stop: int) -> Block:
+        """Return the samples first, first + 1, ..., stop - 1; nothing is copied."""
+        rows = slice(first, stop)
+        fields = {name: values[rows] for name, values in self.fields.items()}
+        return Block(self.keys[rows], self.urls[rows], self.positions[rows], self.pads[rows], self.sizes[rows], fields)
+
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """Give the samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and the fields' bytes."""
+        mean = self.num_bytes // max(1, len(self))
+        size = max(1, min(_SAMPLES_AT_ONCE, _BYTES_AT_ONCE // max(1, mean)))
+        for first in range(0, len(self), size):
+            yield from self.cut(first, first + size)._dicts()
+
+    def _dicts(self) -> list[dict[str, Any]]:
+        named = zip(self.keys.tolist(), self.urls.tolist(), self.positions.tolist(), self.pads.tolist(), strict=True)
+        samples: list[dict[str, Any]] = [
+            {"__key__": key, "__url__": url, "__position__": position, "__pad__": pad}
+            for key, url, position, pad in named
+        ]
+        for name in self.fields:
+            for sample, payload in zip(samples, self.payloads(name), strict=True):
+                if payload is not None:
+                    sample[name] = payload
+        return samples
+
+    def columns(self, wanted: Collection[str] | None = None) -> dict[str, Any] | None:
+        """Return the samples as columns, named as in a sample; None if a sample lacks a field.
+
+        Positions and pads are arrays, all else lists.
+
+        Args:
+            wanted: The fields that are read; None for all.
+        """
+        columns: dict[str, Any] = {
+            "__key__": self.keys.tolist(),
+            "__url__": self.urls.tolist(),
+            "__position__": self.positions,
+            "__pad__": self.pads,
+        }
+        for name in self.fields:
+            if wanted is not None and name not in wanted:
+                continue
+            columns[name] = self.payloads(name)
+            if None in columns[name]:
+                return None
+        return columns
+
+    def payloads(self, field: str) -> list[Any]:
+        """Return the payloads of a field as bytes; None where a sample lacks it."""
+        values: list[Any] = self.fields[field].tolist()
+        if tuple in set(map(type, values)):
+            return [value[0](value[1], value[2]) if type(value) is tuple else value for value in values]
+        return values

@@ -1,0 +1,89 @@
+"""What a loader has done so far, and who waits for whom.
+
+Composition. Workers count in memory that all processes share, each in a row of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Counters", "Statistics"]
+
+_SAMPLES, _BYTES, _PARSED, _HELD = range(4)
+_BUSY_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counters of a loader, from its beginning on.
+
+    Attributes:
+        batches: Batches that were delivered.
+        samples: Samples that the workers have made, those of prefetched batches included.
+        num_bytes: Bytes of their payloads.
+        windows_read: Windows that were read and parsed.
+        windows_held: Times that a window was at hand already.
+        wait_s: Seconds that the consumer has waited for batches.
+        compute_s: Seconds that the consumer has taken between batches.
+    """
+
+    batches: int
+    samples: int
+    num_bytes: int
+    windows_read: int
+    windows_held: int
+    wait_s: float
+    compute_s: float
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time in which the consumer waited, from 0 to 1."""
+        total = self.wait_s + self.compute_s
+        return self.wait_s / total if total else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """`loader` if the consumer waits for more than a tenth of the time, else `model`."""
+        return "loader" if self.wait_share > _BUSY_SHARE else "model"
+
+    def __str__(self) -> str:
+        seconds = self.wait_s + self.compute_s
+        rate = f"{self.samples / seconds:,.0f} samples/s, {self.num_bytes / 1e6 / seconds:,.1f} MB/s" if seconds else ""
+        advice = {
+            "loader": "the loader is the bottleneck: more workers, or less to decode",
+            "model": "the model is the bottleneck: the loader keeps up",
+        }[self.bottleneck]
+        return (
+            f"{self.batches:,} batches, {self.samples:,} samples; {rate}; waited {self.wait_share:.0%} of the time: "
+            f"{advice}"
+        )
+
+
+class Counters:
+    """What the workers of a loader have made.
+
+    Args:
+        num_workers: Rows; one for each worker.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        shape = (num_workers, 4)
+        self._rows = torch.zeros(shape, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def made(self, worker: int, samples: int, num_bytes: int) -> None:
+        """Count samples of a worker."""
+        row = self._rows[worker]
+        row[_SAMPLES] += samples
+        row[_BYTES] += num_bytes
+
+    def read(self, worker: int, windows_read: int, windows_held: int) -> None:
+        """Note how many windows a worker has read in this iteration, and found at hand."""
+        row = self._rows[worker]
+        row[_PARSED] = windows_read
+        row[_HELD] = windows_held
+
+    def total(self) -> list[int]:
+        """Return samples, bytes, windows read and windows held of all workers."""
+        return [int(value) for value in self._rows.sum(dim=0)]

@@ -1,0 +1,193 @@
+"""The stage that decodes samples: each field by the first handler that knows it, each error with its place.
+
+Composition of webdataset's handlers and ours, by webdataset's rules. Whole columns are decoded at once where all that
+may touch them is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from webdataset.autodecode import Continue
+
+from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError
+from wdsplit.images import ImageField, Resized, extension_of
+from wdsplit.payloads import COLUMNS, Inflate, Payloads
+
+__all__ = ["Decode", "Handler", "decode_sample_stage"]
+
+Handler = Callable[[str, bytes], Any]
+"""Takes a field's name with a dot before it and its bytes; returns the value, or None to leave it to the next."""
+
+_OURS = (Inflate, ImageField, Payloads, Resized)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A stage that decodes the fields of samples; made by `decode_sample_stage`.
+
+    Attributes:
+        handlers: What may decode a field: the first that returns a value does.
+        only: The fields that are decoded; None for all. Those that begin with two underscores never are.
+        partial: Leave values alone that are not bytes, instead of refusing them.
+    """
+
+    handlers: tuple[Handler, ...]
+    only: frozenset[str] | None
+    partial: bool
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether no function of the user's has a say, so that `block` may be used."""
+        return all(isinstance(handler, _OURS) for handler in self.handlers)
+
+    def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Give the samples, in their order, with their fields decoded.
+
+        Raises:
+            CorruptDataError: A field is damaged; names sample, field and shard.
+            InputError: A field is refused: it is a pickle, or too large; names the same.
+            PipelineError: A field is not bytes.
+        """
+        return map(self.sample, samples)
+
+    def sample(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return one sample with its fields decoded."""
+        return {
+            name: self._value(name, value, sample) if self._is_decoded(name) else value
+            for name, value in sample.items()
+        }
+
+    def block(self, fields: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Decode whole columns.
+
+        The values are those that `sample` gives row by row, and so are the errors. Not to be used unless `is_columnar`.
+
+        Args:
+            fields: For each field n values: bytes, but for the fields that are not decoded.
+
+        Returns:
+            For each field n values: int64 of shape (n,) for integers, an array of shape (n, ...) for npy of one shape
+            and dtype (numbers, in native byte order), else a list. Fields that are not decoded come as they are.
+        """
+        try:
+            return {
+                name: self._column(name, values) if self._is_decoded(name) else values
+                for name, values in fields.items()
+            }
+        except Exception:
+            for row in zip(*fields.values(), strict=True):
+                self.sample(dict(zip(fields, row, strict=True)))
+            raise
+
+    def _is_decoded(self, name: str) -> bool:
+        return name[:2] != "__" and (self.only is None or name in self.only)
+
+    def _column(self, name: str, values: Sequence[Any]) -> Any:
+        decode = COLUMNS.get(extension_of(name))
+        is_known = decode is not None and any(isinstance(handler, Payloads) for handler in self.handlers)
+        if is_known and set(map(type, values)) == {bytes}:
+            column = decode(values)  # type: ignore[misc]
+            if column is not None:
+                return column
+        return [self._value(name, value, {}) for value in values]
+
+    def _value(self, name: str, value: Any, sample: Mapping[str, Any]) -> Any:
+        if not isinstance(value, bytes):
+            if self.partial:
+                return value
+            raise PipelineError(
+                "a field cannot be decoded",
+                place=_place(name, sample),
+                expected="bytes",
+                found=type(value).__name__,
+                remedy="decode once only, or with partial=True, or only= the fields that are bytes",
+            )
+        key, data = f".{name}", value
+        for handler in self.handlers:
+            try:
+                result = handler(key, data)
+            except Exception as error:
+                if isinstance(handler, _OURS):
+                    raise _located(error, name, sample) from error
+                if hasattr(error, "add_note"):
+                    error.add_note(f"while decoding {_place(name, sample)}")
+                raise
+            if isinstance(result, Continue):
+                key, data = result.key, result.data
+            elif result is not None:
+                return result
+        return data
+
+
+def decode_sample_stage(
+    *handlers: str | Handler,
+    pre: Sequence[Handler] | None = None,
+    post: Sequence[Handler] | None = None,
+    only: str | Iterable[str] | None = None,
+    partial: bool = False,
+    allow_pickle: bool = False,
+    max_field_bytes: int = 2**30,
+) -> Decode:
+    """Return a stage that decodes the fields of samples, as webdataset's `decode` does.
+
+    Each field is offered to the handlers until one returns a value; if none does, it stays bytes. What follows the
+    last dot of a field's name says what it is: txt, text, transcript; cls, cls2, index, inx, id; json, jsn; npy, npz;
+    ten, tb; mp, msg; cbor; any of them compressed with .gz.
+
+    Shards may come from strangers: pickles (pkl, pickle, pyd, pth, objects in npy and npz) are refused, and so is
+    what would inflate beyond `max_field_bytes`. A handler of yours for such a field comes first and has the last word.
+
+    Args:
+        handlers: Functions of a field's name, with a dot before it, and its bytes, which return a value or None; or
+            names of webdataset's image decoders, such as `pil`, `rgb8` or `torchrgb8`.
+        pre: Handlers to come first, instead of the one that decompresses .gz.
+        post: Handlers to come last, instead of those for the names above; nothing guards these.
+        only: The fields to be decoded, as a list or separated by spaces; by default all.
+        partial: Leave values alone that are not bytes, instead of refusing them.
+        allow_pickle: Unpickle fields: whoever wrote the data can then run any program here.
+        max_field_bytes: The most bytes that a compressed field may inflate to.
+
+    Raises:
+        InputError: An argument cannot be.
+    """
+    if isinstance(max_field_bytes, bool) or not isinstance(max_field_bytes, int) or max_field_bytes < 1:
+        raise InputError("max_field_bytes cannot be", expected="an integer of at least 1", found=repr(max_field_bytes))
+    before = (Inflate(max_field_bytes),) if pre is None else tuple(pre)
+    named = tuple(ImageField(handler) if isinstance(handler, str) else handler for handler in handlers)
+    after = (Payloads(bool(allow_pickle), max_field_bytes),) if post is None else tuple(post)
+    for handler in (*before, *named, *after):
+        if not callable(handler):
+            raise InputError("a decoder cannot be called", expected="a function or a name", found=repr(handler))
+    chosen = only.split() if isinstance(only, str) else only
+    return Decode((*before, *named, *after), None if chosen is None else frozenset(chosen), bool(partial))
+
+
+# Errors
+
+
+def _place(name: str, sample: Mapping[str, Any]) -> str:
+    return f"field {name!r} of sample {sample.get('__key__', '')!r}, {sample.get('__url__', '')}"
+
+
+def _located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitError:
+    """Return an error that says which field of which sample it is about."""
+    if isinstance(error, WdsplitError):
+        located = error.at(_place(name, sample))
+    elif isinstance(error, ImportError):
+        located = MissingDependencyError(
+            f"{error.name} is not installed",
+            place=_place(name, sample),
+            remedy="install it, or decode only= other fields",
+        )
+    else:
+        located = CorruptDataError(
+            "a field cannot be decoded",
+            place=_place(name, sample),
+            found=f"{type(error).__name__}: {error}",
+            remedy="verify the dataset with wdsplit verify; if it is whole, its source was not",
+        )
+    located.key, located.url = str(sample.get("__key__", "")), str(sample.get("__url__", ""))
+    return located

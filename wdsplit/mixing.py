@@ -1,0 +1,221 @@
+"""Several datasets as one: `wdsplit.mix`.
+
+Composition of the order of a mixture and a reader for each source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from wdsplit.block import Block, Objects
+from wdsplit.dataset import Dataset
+from wdsplit.errors import InputError
+from wdsplit.mixture import MixedOrder, epoch_counts, source_seed
+from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
+from wdsplit.reader import SampleReader
+from wdsplit.shards import read_manifest
+from wdsplit.source import BlockReader, Source
+from wdsplit.split import World, assigned_lanes, whole
+from wdsplit.storage import open_storage
+
+__all__ = ["MixedSource", "Mixture", "mix"]
+
+_EPOCHS_HELD = 2
+"""Epochs of a source that are read at once: lanes come to the end of one at slightly different positions."""
+
+Path = str | os.PathLike[str]
+
+
+class MixedSource:
+    """Reads a mixture.
+
+    Args:
+        sources: What is mixed.
+        counts: For each the samples that it gives an epoch.
+        options: The order's options; the window is each source's own.
+    """
+
+    def __init__(self, sources: Sequence[Source], counts: Sequence[int], options: OrderOptions) -> None:
+        self.sources = tuple(sources)
+        self.counts = tuple(counts)
+        self.options = options
+        self._sizes = [source.num_samples for source in sources]
+        self.order(0)
+
+    @property
+    def url(self) -> str:
+        """What to call the mixture."""
+        return f"mix({', '.join(source.url for source in self.sources)})"
+
+    @property
+    def fingerprint(self) -> str:
+        """What a state belongs to: the sources in their order, and their shares."""
+        parts = zip(self.sources, self.counts, strict=True)
+        text = " ".join(f"{source.fingerprint}:{source.options.window}:{count}" for source, count in parts)
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch, pads left out."""
+        return sum(self.counts)
+
+    def order(self, epoch: int) -> MixedOrder:
+        """Return the order of an epoch."""
+        return MixedOrder(self._sizes, self.counts, self.options, epoch)
+
+    def reader(self, order: MixedOrder, world: World) -> BlockReader:
+        """Return what reads the positions of an order for one of its readers."""
+        return _MixedReader(self.sources, order, world)
+
+    def samples_at_once(self, world: World) -> int:
+        """Return how many samples a reader shall read at a time."""
+        return max(source.samples_at_once(world) for source in self.sources)
+
+    def __call__(self) -> Any:
+        """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""
+        return self.sources[0]()
+
+
+class _MixedReader:
+    """Reads the samples of a mixture's positions, each source by a reader of its own."""
+
+    def __init__(self, sources: Sequence[Source], order: MixedOrder, world: World) -> None:
+        self._sources = sources
+        self._order = order
+        self._num_lanes = len(assigned_lanes(order.options.lanes, world))
+        self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
+        self._gone = [0, 0]
+
+    @property
+    def num_parsed(self) -> int:
+        """Windows that were read and parsed so far."""
+        return self._gone[0] + sum(reader.num_parsed for reader in self._readers.values())
+
+    @property
+    def num_held(self) -> int:
+        """Times that a window was at hand already."""
+        return self._gone[1] + sum(reader.num_held for reader in self._readers.values())
+
+    def read(self, positions: Int64) -> Block:
+        """Return the samples at the given positions, in their order; `__source__` tells where each is from."""
+        size = len(positions)
+        keys, urls, names = (np.empty(size, object) for _ in range(3))
+        sizes = np.zeros(size, np.int64)
+        fields: dict[str, Objects] = {"__source__": names}
+        for part in self._order.parts(positions):
+            block = self._reader(part.source, part.source_epoch).read(part.positions)
+            keys[part.rows], urls[part.rows], sizes[part.rows] = block.keys, block.urls, block.sizes
+            names[part.rows] = self._sources[part.source].url
+            for name, values in block.fields.items():
+                if name not in fields:
+                    fields[name] = np.empty(size, object)
+                fields[name][part.rows] = values
+        return Block(keys, urls, positions, self._order.pads(positions), sizes, fields)
+
+    def _reader(self, number: int, epoch: int) -> SampleReader:
+        key = number, epoch
+        if key not in self._readers:
+            self._readers[key] = self._new_reader(number, epoch)
+            if len(self._readers) > _EPOCHS_HELD * len(self._sources):
+                _, old = self._readers.popitem(last=False)
+                self._gone = [self._gone[0] + old.num_parsed, self._gone[1] + old.num_held]
+        self._readers.move_to_end(key)
+        return self._readers[key]
+
+    def _new_reader(self, number: int, epoch: int) -> SampleReader:
+        source, options = self._sources[number], self._order.options
+        own = replace(options, seed=source_seed(options.seed, number), window=source.options.window)
+        order = EpochOrder(source.manifest.shards.num_real, own, epoch, equal_lanes=True)
+        return SampleReader(open_storage(source.url), source.manifest, order, self._num_lanes, source.fields)
+
+
+class Mixture(Dataset):
+    """The samples of several datasets, mixed; made by `mix`. A `Dataset` in all else."""
+
+    def __init__(self, source: MixedSource, rank: int | None, world_size: int | None, group: Any) -> None:
+        self._begin_with(source, rank, world_size, group)
+
+
+def mix(
+    weights: Mapping[Path, float] | None = None,
+    *,
+    repeat: Mapping[Path, float] | None = None,
+    choose: Mapping[Path, int] | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    tail: Tail = "pad",
+    lanes: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    group: Any = None,
+    fields: Sequence[str] | None = None,
+) -> Dataset:
+    """Mix datasets: an epoch takes a share of each, evenly spread.
+
+    Give either `weights`, or `repeat` and `choose`. A dataset of which an epoch takes fewer samples than it has goes on
+    in the next epoch where it stopped: no sample is seen a second time before all have been seen once. One of which it
+    takes more begins anew, in another order. Samples have a field `__source__`: the dataset that they are from.
+
+    Args:
+        weights: For each dataset's folder its part of an epoch: `{"data/a": 0.7, "data/b": 0.3}`.
+        repeat: For each dataset's folder how often its samples appear an epoch; 0.5 takes half of them.
+        choose: For each dataset's folder how many of its samples an epoch takes.
+        num_samples: Samples of an epoch, with `weights`; by default as many as all datasets have together.
+        seed: As of `Dataset`.
+        shuffle: As of `Dataset`; which dataset stands where is spread evenly in any case.
+        tail: As of `Dataset`, but for `uneven`.
+        lanes: Lanes (C); by default the most that one of the datasets has.
+        rank: As of `Dataset`.
+        world_size: As of `Dataset`.
+        group: As of `Dataset`.
+        fields: As of `Dataset`.
+
+    Raises:
+        InputError: The shares, or an option, cannot be.
+        DatasetNotFoundError: There is no finished dataset in a folder.
+    """
+    urls = _listed(weights, repeat, choose)
+    manifests = {url: read_manifest(open_storage(url)) for url in urls}
+    most_lanes = max(manifest.lanes for manifest in manifests.values()) if lanes is None else whole(lanes)
+    sources = [
+        Source(url, manifest, OrderOptions(whole(seed), bool(shuffle), most_lanes, manifest.window, tail), fields)
+        for url, manifest in manifests.items()
+    ]
+    sizes = [source.num_samples for source in sources]
+    by_weight, repeats, chosen = (_in_order(asked, urls) for asked in (weights, repeat, choose))
+    counts = epoch_counts(sizes, by_weight, repeats, chosen, num_samples, urls)
+    options = OrderOptions(whole(seed), bool(shuffle), most_lanes, 1, tail)
+    return Mixture(MixedSource(sources, counts, options), rank, world_size, group)
+
+
+def _in_order(shares: Mapping[Path, Any] | None, urls: Sequence[str]) -> list[Any] | None:
+    """Return the shares of the datasets; None for one that is not named."""
+    if shares is None:
+        return None
+    named = {str(path): share for path, share in shares.items()}
+    return [named.get(url) for url in urls]
+
+
+def _listed(*asked: Mapping[Path, Any] | None) -> list[str]:
+    """Return the datasets that are named, in their order."""
+    if not any(asked) or (asked[0] is not None and any(shares is not None for shares in asked[1:])):
+        raise InputError(
+            "it is not clear what to mix",
+            expected="weights, such as {'data/a': 0.7, 'data/b': 0.3}; or repeat= and choose=",
+            found="neither" if not any(asked) else "both",
+        )
+    urls: list[str] = []
+    for shares in asked:
+        for path in shares or {}:
+            if str(path) in urls:
+                raise InputError("a dataset is named twice", place=str(path), expected="one share of each dataset")
+            urls.append(str(path))
+    return urls

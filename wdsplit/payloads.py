@@ -1,0 +1,279 @@
+"""Payloads as values: bounded in memory, and never unpickled unless that is asked for.
+
+Composition of webdataset's readers and ours. A name says what its payload is, by webdataset's rule; a payload may come
+from strangers, so what a header claims is compared with the bytes that are there before anything is taken for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from webdataset import autodecode, tenbin
+from webdataset.autodecode import Continue
+
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.images import extension_of
+
+__all__ = ["COLUMNS", "Inflate", "Payloads"]
+
+Array = npt.NDArray[Any]
+
+_PICKLES = frozenset({"pickle", "pkl", "pth", "pyd"})
+_STACKED_KINDS = "biufc"
+_PIECE_BYTES = 64 * 1024
+_MOST_HEADER_BYTES = 10_000
+_NPY_LENGTHS = {b"\x01": 10, b"\x02": 12, b"\x03": 12}
+"""Where the text of an npy header begins, by version; its length stands from byte 8 up to there."""
+
+
+@dataclass(frozen=True)
+class Inflate:
+    """Decompresses fields that end with .gz, piece by piece, for the handlers that follow.
+
+    Attributes:
+        max_bytes: The most bytes that a field may inflate to.
+    """
+
+    max_bytes: int
+
+    def __call__(self, key: str, data: bytes) -> Continue | None:
+        """Return the name without .gz and the bytes within, or None if the field is not compressed.
+
+        Raises:
+            InputError: There are more than `max_bytes`.
+        """
+        if not key.endswith(".gz"):
+            return None
+        pieces, num_bytes = [], 0
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while piece := file.read(_PIECE_BYTES):
+                pieces.append(piece)
+                num_bytes += len(piece)
+                if num_bytes > self.max_bytes:
+                    raise _too_large(self.max_bytes, f"more than {num_bytes - 1} bytes in {len(data)}")
+        return Continue(key[: -len(".gz")], b"".join(pieces))
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """Decodes the fields whose names say what they are.
+
+    Attributes:
+        allow_pickle: Unpickle.
+        max_bytes: The most bytes that an npz may inflate to.
+    """
+
+    allow_pickle: bool
+    max_bytes: int
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """Return the value, or None if the name says nothing.
+
+        Raises:
+            InputError: It is a pickle, or too large.
+            CorruptDataError: It is damaged.
+        """
+        extension = extension_of(key)
+        if extension == "npy":
+            return _read_npy(data, self.allow_pickle)
+        if extension == "npz":
+            return self._read_npz(data)
+        if extension in _PICKLES:
+            if not self.allow_pickle:
+                raise _pickled(f"a field .{extension} is a pickle")
+            return autodecode.basichandlers(key, data)
+        decode = _READERS.get(extension)
+        return None if decode is None else decode(data)
+
+    def _read_npz(self, data: bytes) -> dict[str, Any]:
+        """Return the arrays of an npz by name; what is no array comes as bytes, as from numpy."""
+        values = {}
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            num_bytes = sum(info.file_size for info in archive.infolist())
+            if num_bytes > self.max_bytes:
+                raise _too_large(self.max_bytes, f"{num_bytes} bytes in {len(data)}")
+            for name in archive.namelist():
+                info = archive.getinfo(name)
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise CorruptDataError("an npz is compressed as numpy never does", place=name)
+                with archive.open(info) as file:
+                    # Read by its size: zipfile would inflate all there is, whatever size the header claims.
+                    payload = file.read(info.file_size)
+                is_array = payload[:6] == np.lib.format.MAGIC_PREFIX
+                values[name.removesuffix(".npy")] = _read_npy(payload, self.allow_pickle) if is_array else payload
+        return values
+
+
+# Arrays
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What an npy's header says: it is followed by `num_bytes` of payload."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[Any]
+    num_bytes: int
+
+
+def _npy_header(data: bytes) -> bytes:
+    """Return an npy's header, up to where its payload begins."""
+    begin = _NPY_LENGTHS.get(data[6:7], 0)
+    if data[:6] != np.lib.format.MAGIC_PREFIX or not begin:
+        raise CorruptDataError(
+            "an npy does not begin as one", expected=r"\x93NUMPY and a version", found=repr(data[:8])
+        )
+    length = int.from_bytes(data[8:begin], "little")
+    if length > _MOST_HEADER_BYTES or len(data) < begin + length:
+        raise CorruptDataError(
+            "an npy's header cannot be",
+            expected=f"at most {_MOST_HEADER_BYTES} bytes, all of them there",
+            found=f"a header of {length} bytes in a field of {len(data)}",
+        )
+    return data[: begin + length]
+
+
+@functools.lru_cache(maxsize=256)
+def _npy_layout(header: bytes) -> _Layout:
+    """Parse an npy's header; samples mostly have the same, so it is parsed once."""
+    file = io.BytesIO(header)
+    version, _ = np.lib.format.read_magic(file)
+    # Version 3 differs in how names of columns are encoded, not in what counts here.
+    read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    return _Layout(shape, is_fortran, dtype, math.prod(shape) * dtype.itemsize)
+
+
+def _read_npy(data: bytes, allow_pickle: bool) -> Array:
+    """Return the array of an npy, which nothing else refers to."""
+    header = _npy_header(data)
+    layout = _npy_layout(header)
+    if layout.dtype.hasobject:
+        if not allow_pickle:
+            raise _pickled("an npy holds objects, which are pickles")
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=True)
+    if layout.num_bytes != len(data) - len(header) or not layout.dtype.itemsize or min(layout.shape, default=0) < 0:
+        raise CorruptDataError(
+            "an npy is not as long as its header says",
+            expected=f"{layout.num_bytes} bytes for {layout.dtype} of shape {layout.shape}",
+            found=f"{len(data) - len(header)} bytes",
+        )
+    if layout.dtype.kind == "V" or not layout.num_bytes:
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    order: Any = "F" if layout.is_fortran else "C"
+    array = np.frombuffer(data, layout.dtype, offset=len(header)).copy()
+    return np.reshape(array, layout.shape, order=order)
+
+
+def _stacked_npy(values: Sequence[bytes]) -> Array | None:
+    """Return the arrays of npys of one header as one; None if they differ, or are none of numbers."""
+    header = _npy_header(values[0])
+    layout = _npy_layout(header)
+    is_plain = layout.dtype.kind in _STACKED_KINDS and layout.num_bytes and not layout.is_fortran
+    if not is_plain or set(map(len, values)) != {len(header) + layout.num_bytes}:
+        return None
+    if not all(value.startswith(header) for value in values):
+        return None
+    payloads = bytearray().join([memoryview(value)[len(header) :] for value in values])
+    array = np.frombuffer(payloads, layout.dtype).reshape(len(values), *layout.shape)
+    return array.astype(layout.dtype.newbyteorder("="), copy=False)
+
+
+# Other values
+
+
+_LONG_NUMBER = re.compile(rb"\d{19}")
+
+
+def _read_json(data: bytes) -> Any:
+    """Return what json.loads does, mostly by orjson: that makes floats of large integers, and refuses NaN."""
+    if not _LONG_NUMBER.search(data):
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:
+            pass
+    return json.loads(data)
+
+
+def _read_ten(data: bytes) -> Any:
+    """Return the arrays of a ten, once no chunk of it points backwards: webdataset would go round for ever."""
+    offset = 0
+    while offset < len(data):
+        num_bytes = int.from_bytes(data[offset + 8 : offset + 16], "little", signed=True)
+        if num_bytes < 0:
+            raise CorruptDataError("a ten has a chunk of less than nothing", found=f"{num_bytes} bytes", offset=offset)
+        offset += 16 + tenbin.roundup(num_bytes)
+    return tenbin.decode_buffer(data)
+
+
+_READERS: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), _read_json),
+    **dict.fromkeys(("ten", "tb"), _read_ten),
+    **dict.fromkeys(("mp", "msg"), autodecode.msgpack_loads),
+    "cbor": autodecode.cbor_loads,
+}
+
+
+# Columns
+
+
+def _integers(values: Sequence[bytes]) -> Any:
+    numbers = list(map(int, values))
+    try:
+        return np.array(numbers, np.int64)
+    except OverflowError:
+        return numbers
+
+
+def _texts(values: Sequence[bytes]) -> list[str]:
+    return list(map(bytes.decode, values))
+
+
+def _jsons(values: Sequence[bytes]) -> list[Any] | None:
+    """Return what the texts say; None if one says null, which leaves a field as it is."""
+    decoded = list(map(_read_json, values))
+    return None if any(value is None for value in decoded) else decoded
+
+
+COLUMNS: dict[str, Callable[[Sequence[bytes]], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), _texts),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integers),
+    **dict.fromkeys(("json", "jsn"), _jsons),
+    "npy": _stacked_npy,
+}
+"""What decodes a whole column: the values that `Payloads` gives, or None if they must be decoded one by one."""
+
+
+# Errors
+
+
+def _pickled(cause: str) -> InputError:
+    return InputError(
+        cause,
+        expected="data that runs no program when it is read",
+        remedy="pass allow_pickle=True to decode if you trust where the data comes from, or only= other fields",
+    )
+
+
+def _too_large(max_bytes: int, found: str) -> InputError:
+    return InputError(
+        "a compressed field is too large",
+        expected=f"at most {max_bytes} bytes once inflated",
+        found=found,
+        remedy="pass a larger max_field_bytes to decode if the field is what it should be",
+    )

@@ -1,0 +1,132 @@
+"""Chance that does not depend on topology: each sample has generators of its own.
+
+A generator is seeded from the dataset's seed, the epoch and the sample's position, so that what a function draws is the
+same on any number of ranks and workers, and after a resume.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from wdsplit.errors import InputError, PipelineError
+from wdsplit.order import hash_stream
+
+__all__ = ["GeneratorKind", "RandomMap"]
+
+GeneratorKind = Literal["numpy", "torch", "python", "global"]
+_KINDS = ("numpy", "torch", "python", "global")
+_DOMAIN = 12
+"""Domain of the hash, beside those of `order`."""
+
+
+@dataclass(frozen=True)
+class RandomMap:
+    """A stage that maps each sample by a function of chance.
+
+    Attributes:
+        function: Called with the sample, or with the value of `field`, and a generator (unless it is `global`).
+        field: The field that the result replaces; None for the whole sample.
+        generator: What kind of generator.
+        seed: The dataset's seed.
+        number: Which of a dataset's stages of this kind: each draws numbers of its own.
+        epoch: The epoch.
+
+    Raises:
+        InputError: There is no such generator.
+    """
+
+    function: Callable[..., Any]
+    field: str | None
+    generator: GeneratorKind
+    seed: int
+    number: int
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.generator not in _KINDS:
+            raise InputError("the generator cannot be", expected=", ".join(_KINDS), found=repr(self.generator))
+
+    def at(self, epoch: int) -> RandomMap:
+        """Return the stage for an epoch."""
+        return replace(self, epoch=epoch)
+
+    def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Give what the function makes of each sample.
+
+        Raises:
+            PipelineError: The samples have no position any more, or the generators would be shared by threads.
+        """
+        if self.generator == "global" and threading.current_thread() is not threading.main_thread():
+            raise PipelineError(
+                "the global generators are shared by all threads",
+                expected="generator='numpy', 'torch' or 'python', or workers that are processes",
+                found="generator='global' in a thread",
+                remedy="let the function draw from the generator that it is given, or use workers='process'",
+            )
+        return map(self._mapped, samples)
+
+    def _mapped(self, sample: Any) -> Any:
+        if not isinstance(sample, dict) or "__position__" not in sample:
+            raise PipelineError(
+                "a sample has no position to seed a generator from",
+                expected="a dict with __position__",
+                found=f"a {type(sample).__name__}",
+                remedy="call map_random before to_tuple",
+            )
+        seed = hash_stream(self.seed, _DOMAIN, self.number, self.epoch, sample["__position__"])
+        if self.field is None:
+            return self._drawn(sample, seed)
+        if self.field not in sample:
+            raise PipelineError(
+                "a sample lacks the field that is mapped",
+                place=f"sample {sample['__key__']!r} of {sample['__url__']}",
+                expected=self.field,
+                found=", ".join(sample),
+                remedy="name a field that all samples have",
+                key=sample["__key__"],
+            )
+        return {**sample, self.field: self._drawn(sample[self.field], seed)}
+
+    def _drawn(self, value: Any, seed: int) -> Any:
+        if self.generator == "global":
+            with _seeded(seed):
+                return self.function(value)
+        return self.function(value, _GENERATORS[self.generator](seed))
+
+
+def _numpy_generator(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed))
+
+
+def _torch_generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+_GENERATORS: dict[str, Callable[[int], Any]] = {
+    "numpy": _numpy_generator,
+    "torch": _torch_generator,
+    "python": random.Random,
+}
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of random, numpy and torch (of the CPU), and put them back afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.random.set_rng_state(states[2])

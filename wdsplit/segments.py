@@ -1,0 +1,187 @@
+"""Parts of batches on their way from a worker process, in memory that both processes share.
+
+A worker lays a part out in one of a few segments of its own, which it uses in turn; what goes through the pipe is where
+things lie. The other side copies them out before the worker comes round to the segment again, which the loader's
+bounded prefetch guarantees.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from wdsplit.collate import Column
+from wdsplit.order import Int64
+
+__all__ = ["Placed", "Ring", "Segments"]
+
+_ALIGNMENT = 64
+_GROWTH = 1.25
+_SMALL_BYTES = 4096
+"""Values of this mean size are joined before they are copied: a copy of each would cost more."""
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    kind: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    offset: int
+    lengths: Int64
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part that lies in a segment.
+
+    Attributes:
+        worker: Whose segment.
+        slot: Which of its segments.
+        segment: The segment itself, the first time that it is used in an iteration.
+        layout: Where in it the part's columns lie, or all of the part.
+    """
+
+    worker: int
+    slot: int
+    segment: torch.Tensor | None
+    layout: Any
+
+
+class Ring:
+    """The segments of a worker.
+
+    Args:
+        worker: Its number.
+        num_slots: Segments that are used in turn.
+    """
+
+    def __init__(self, worker: int, num_slots: int) -> None:
+        self._worker = worker
+        self._slots: list[torch.Tensor | None] = [None] * num_slots
+        self._announced: set[int] = set()
+        self._next = 0
+
+    def restart(self) -> None:
+        """Begin another iteration: parts of the one before may never have been taken, and segments with them."""
+        self._announced.clear()
+
+    def place(self, part: Any) -> Placed:
+        """Copy a part into the next segment."""
+        pieces = _Pieces()
+        if isinstance(part, dict) and all(isinstance(column, Column) for column in part.values()):
+            layout: Any = {name: pieces.add_column(column) for name, column in part.items()}
+        elif isinstance(part, tuple) and all(isinstance(column, Column) for column in part):
+            layout = tuple(map(pieces.add_column, part))
+        elif isinstance(part, Column):
+            layout = pieces.add_column(part)
+        else:
+            layout = pieces.add_pickled(part)
+        slot, self._next = self._next, (self._next + 1) % len(self._slots)
+        segment = self._slots[slot]
+        if segment is None or len(segment) < pieces.num_bytes:
+            size = int(_GROWTH * pieces.num_bytes) + _ALIGNMENT
+            segment = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+            self._slots[slot] = segment
+            self._announced.discard(slot)
+        pieces.copy_to(segment)
+        is_new = slot not in self._announced
+        self._announced.add(slot)
+        return Placed(self._worker, slot, segment if is_new else None, layout)
+
+
+class _Pieces:
+    """What shall lie in a segment, one after another."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._pieces: list[tuple[int, Any]] = []
+
+    def _add(self, pieces: Sequence[Any], num_bytes: int) -> int:
+        offset = self.num_bytes
+        place = offset
+        for piece in pieces:
+            self._pieces.append((place, piece))
+            place += len(piece)
+        self.num_bytes = offset + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+    def add_column(self, column: Column) -> Any:
+        """Lay out a column; return what finds it again."""
+        if column.kind != "other":
+            data = column.data.contiguous()
+            flat = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b""
+            return _Tensor(column.kind, data.dtype, tuple(data.shape), self._add([flat], len(flat)))
+        if set(map(type, column.data)) != {bytes}:
+            return self.add_pickled(column)
+        lengths = np.fromiter(map(len, column.data), np.int64, len(column.data))
+        total = int(lengths.sum())
+        pieces = [b"".join(column.data)] if total < _SMALL_BYTES * len(lengths) else column.data
+        return _Bytes(self._add(pieces, total), lengths)
+
+    def add_pickled(self, value: Any) -> _Pickled:
+        """Lay out any value."""
+        data = pickle.dumps(value, protocol=5)
+        return _Pickled(self._add([data], len(data)), len(data))
+
+    def copy_to(self, segment: torch.Tensor) -> None:
+        """Copy everything to its place."""
+        view = _view(segment)
+        for place, piece in self._pieces:
+            view[place : place + len(piece)] = memoryview(piece)
+
+
+class Segments:
+    """The segments of all workers, as the other side sees them."""
+
+    def __init__(self) -> None:
+        self._segments: dict[tuple[int, int], torch.Tensor] = {}
+
+    def part(self, placed: Placed) -> Any:
+        """Return a part; its tensors lie in the segment, so they must be copied before it is used again."""
+        if placed.segment is not None:
+            self._segments[placed.worker, placed.slot] = placed.segment
+        segment = self._segments[placed.worker, placed.slot]
+        if isinstance(placed.layout, dict):
+            return {name: _taken(segment, column) for name, column in placed.layout.items()}
+        if isinstance(placed.layout, tuple):
+            return tuple(_taken(segment, column) for column in placed.layout)
+        return _taken(segment, placed.layout)
+
+
+def _view(segment: torch.Tensor) -> memoryview:
+    array: Any = segment.numpy()
+    return memoryview(array)
+
+
+def _taken(segment: torch.Tensor, entry: Any) -> Any:
+    """Return the column, or any value, that an entry of a layout tells of."""
+    if isinstance(entry, _Tensor):
+        num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
+        data = segment[entry.offset : entry.offset + num_bytes].view(entry.dtype)
+        return Column(entry.kind, data.reshape(entry.shape))
+    view = _view(segment)
+    if isinstance(entry, _Pickled):
+        return pickle.loads(view[entry.offset : entry.offset + entry.num_bytes])
+    ends = np.cumsum(entry.lengths)
+    begins, total = (ends - entry.lengths).tolist(), int(ends[-1])
+    view = view[entry.offset : entry.offset + total]
+    if total < _SMALL_BYTES * len(begins):
+        joined = bytes(view)
+        return Column("other", [joined[first:stop] for first, stop in zip(begins, ends.tolist(), strict=True)])
+    return Column("other", [bytes(view[first:stop]) for first, stop in zip(begins, ends.tolist(), strict=True)])

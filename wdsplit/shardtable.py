@@ -1,0 +1,327 @@
+"""The table of a dataset's shards: a row a shard, as parquet and back.
+
+Pure (no I/O). A table comes with a dataset that anyone may have made, so before it is read its pages are counted: a few
+compressed or repeated bytes can stand for terabytes, and what a parquet file says of itself need not be true.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from wdsplit.errors import CorruptDataError
+from wdsplit.tarheaders import BLOCK_BYTES
+
+__all__ = ["MAX_SHARDS", "MAX_TABLE_BYTES", "SHARDS_NAME", "Shard", "Shards", "dump_shards", "parse_shards"]
+
+SHARDS_NAME = "shards.parquet"
+MAX_SHARDS = 2**24
+MAX_TABLE_BYTES = 2 * 1024**3
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("num_samples", pa.int64(), nullable=False),
+        pa.field("num_pads", pa.int64(), nullable=False),
+        pa.field("num_bytes", pa.int64(), nullable=False),
+        pa.field("checksum", pa.string(), nullable=False),
+    ]
+)
+_TEXTS = ["path", "checksum"]
+_INNER_PATH = r"^[^/\\\x00-\x1f]+(/[^/\\\x00-\x1f]+)*$"
+_OUTWARD_PATH = r"(^|/)\.\.?(/|$)|^[A-Za-z]:"
+
+_SLACK_SHARDS, _MIN_ROW_BYTES = 2**16, 8
+"""How many rows a table may have: so many, and one for each so many of its bytes."""
+_SLACK_BYTES, _MAX_EXPANSION = 16 * 1024**2, 256
+"""What a table may take when it is read: so much, and so much for each of its bytes. A row has a checksum of its own,
+which takes 16 bytes however well it is compressed, and a path of at most 4,096."""
+_FOOTER_SLACK_BYTES, _FOOTER_PART = 64 * 1024, 16
+"""How long the footer may be: so much, and so much of the whole table. Reading it takes hundreds of times its size."""
+_MAX_LISTED = 10_000
+"""Entries of any list in the footer."""
+_PLAIN_ENCODINGS = frozenset((0, 2, 3, 8))
+"""PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY. In others a value may hold bytes of the one before it."""
+_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_TRUE, _FALSE, _INT_32, _INT_64, _BINARY, _STRUCT = 1, 2, 5, 6, 8, 12
+_MAX_FIELD_ID, _MAX_DEPTH = 31, 4
+_REMEDY = "copy the dataset again, or convert it again with --overwrite"
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard, as the manifest has it.
+
+    Attributes:
+        path: Where it is, relative to the dataset.
+        num_samples: Its samples, pads included.
+        num_pads: How many of them are pads; they stand last.
+        num_bytes: Its size.
+        checksum: Of its bytes, as `checksum_of` writes it.
+    """
+
+    path: str
+    num_samples: int
+    num_pads: int
+    num_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of a dataset, a row each, in their order.
+
+    Attributes:
+        table: Arrow table with the columns path, num_samples (pads included), num_pads, num_bytes, checksum.
+    """
+
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, shard: int) -> Shard:
+        return Shard(**{name: self.table.column(name)[shard].as_py() for name in _SCHEMA.names})
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> Shards:
+        """Build the table."""
+        return cls(pa.Table.from_pylist([dataclasses.asdict(shard) for shard in shards], schema=_SCHEMA))
+
+    def column(self, name: str) -> Int64:
+        """Return one of the numeric columns as int64 of shape (shards,)."""
+        return np.asarray(self.table.column(name).to_numpy(), np.int64)
+
+    @property
+    def num_real(self) -> Int64:
+        """Samples of each shard that are not pads: int64 of shape (shards,). They stand first in the shard."""
+        return self.column("num_samples") - self.column("num_pads")
+
+
+def dump_shards(shards: Shards) -> bytes:
+    """Return the bytes of the table."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(shards.table, sink, compression="zstd")
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def parse_shards(data: bytes, num_shards: int) -> Shards:
+    """Parse the table.
+
+    Args:
+        data: Its bytes.
+        num_shards: The rows that it must have.
+
+    Raises:
+        CorruptDataError: It is damaged, larger than a table of so many shards can be, or names what cannot be.
+    """
+    try:
+        table = _read(data, num_shards)
+    except (pa.ArrowException, KeyError, OSError, ValueError, OverflowError, IndexError, MemoryError) as error:
+        if isinstance(error, CorruptDataError):
+            raise
+        raise _unreadable(str(error)[:1000]) from error
+    _check_paths(table.column("path"))
+    shards = Shards(table)
+    _check_counts(shards)
+    return shards
+
+
+def _read(data: bytes, num_shards: int) -> pa.Table:
+    """Read the table, once it is known what memory that takes."""
+    file = _open(data)
+    most = min(MAX_SHARDS, _SLACK_SHARDS + len(data) // _MIN_ROW_BYTES)
+    if file.metadata.num_rows != num_shards or num_shards > most:
+        rows = f"{file.metadata.num_rows} rows, and at most {most} in {len(data)} bytes"
+        raise _unreadable(f"num_shards = {num_shards} in the header", rows)
+    if not all(_is_right(file.schema_arrow, name) for name in _SCHEMA.names):
+        raise _unreadable(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
+    if not num_shards:
+        return _SCHEMA.empty_table()
+    limit = _SLACK_BYTES + _MAX_EXPANSION * len(data)
+    if sum(_page_bytes(data, file.metadata)) > limit:
+        raise _unreadable("pages that take more memory than a table of this size can", f"at most {limit} bytes")
+    table = file.read(_SCHEMA.names, use_threads=False)
+    if sum(_text_bytes(table.column(name)) for name in _TEXTS) > limit:
+        raise _unreadable("texts that take more memory than those of a table of this size can")
+    table = table.select(_SCHEMA.names).cast(_SCHEMA)
+    table.validate(full=True)
+    return table
+
+
+def _open(data: bytes) -> pq.ParquetFile:
+    footer_bytes = int.from_bytes(data[-8:-4], "little")
+    if len(data) > MAX_TABLE_BYTES or footer_bytes > _FOOTER_SLACK_BYTES + len(data) // _FOOTER_PART:
+        raise _unreadable(f"{len(data)} bytes, {footer_bytes} of them in the footer")
+    return pq.ParquetFile(
+        pa.BufferReader(_in_arrow_memory(data)),
+        read_dictionary=_TEXTS,
+        thrift_string_size_limit=len(data),
+        thrift_container_size_limit=_MAX_LISTED,
+    )
+
+
+def _is_right(schema: pa.Schema, name: str) -> bool:
+    """Tell whether a column is there once, and of a type that cannot hold more values than rows."""
+    kinds = [schema.field(place).type for place in schema.get_all_field_indices(name)]
+    plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
+    return plain == [_SCHEMA.field(name).type]
+
+
+def _in_arrow_memory(data: bytes) -> pa.Buffer:
+    """Return bytes as a buffer that Python does not own.
+
+    A thread of Arrow's that lets go of a buffer of Python's while the interpreter ends makes it abort.
+    """
+    buffer = pa.allocate_buffer(len(data))
+    memoryview(buffer).cast("B")[:] = data
+    return buffer
+
+
+def _text_bytes(column: pa.ChunkedArray) -> int:
+    """Return the bytes of texts that may be held as a dictionary, were they written out."""
+    total = 0
+    for chunk in column.chunks:
+        if pa.types.is_dictionary(chunk.type):
+            lengths = np.asarray(pc.binary_length(chunk.dictionary).fill_null(0), np.int64)
+            total += int(lengths[np.asarray(chunk.indices.fill_null(0), np.int64)].sum()) if len(lengths) else 0
+        else:
+            total += chunk.nbytes
+    return total
+
+
+# The pages of a parquet file
+
+
+def _page_bytes(data: bytes, metadata: Any) -> Iterator[int]:
+    """Give what each page of the columns takes when it is decompressed; refuse pages that Arrow could make more of."""
+    left = len(data)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(group.num_columns):
+            chunk = group.column(place)
+            if chunk.path_in_schema not in _SCHEMA.names:
+                continue
+            first = chunk.data_page_offset
+            if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < first:
+                first = chunk.dictionary_page_offset
+            stop = first + chunk.total_compressed_size
+            left -= chunk.total_compressed_size
+            if not 0 < first <= stop <= len(data) or left < 0 or not 0 <= group.num_rows <= metadata.num_rows:
+                raise _unreadable("columns that lie outside the file, or on top of each other")
+            while first < stop:
+                page, first = _struct(data, first)
+                yield _checked_page(page, group.num_rows)
+                first += page[3]
+            if first != stop:
+                raise _unreadable("a page that does not end with its column")
+
+
+def _checked_page(page: dict[int, Any], num_rows: int) -> int:
+    """Return the size of a page, decompressed."""
+    about = page.get(5) if page.get(1) == _DATA_PAGE else page.get(7) if page.get(1) == _DICTIONARY_PAGE else None
+    numbers = [page.get(2), page.get(3), *((about.get(1), about.get(2)) if isinstance(about, dict) else ())]
+    if len(numbers) < 4 or not all(type(number) is int and number >= 0 for number in numbers):
+        raise _unreadable("a page of an unknown kind")
+    if numbers[2] > num_rows or numbers[3] not in _PLAIN_ENCODINGS:
+        raise _unreadable("a page of more values than rows, or in an encoding that is not written")
+    return int(page[2])
+
+
+def _struct(data: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """Return the 32-bit numbers and inner structs of a struct in Thrift's compact protocol, by field id; and its end.
+
+    Source: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. What the header of a page
+    never holds is refused, so that Arrow's reader sees the same: lists, a field twice, or one of an unknown id.
+    """
+    values: dict[int, Any] = {}
+    field = 0
+    while data[place]:
+        delta, kind = divmod(data[place], 16)
+        place += 1
+        if delta:
+            field += delta
+        else:
+            field, place = _number(data, place)
+        if field in values or not 0 < field <= _MAX_FIELD_ID:
+            raise _unreadable("a page whose header has a field twice, or an unknown one")
+        values[field] = None
+        if kind in (_TRUE, _FALSE):
+            continue
+        if kind in (_INT_32, _INT_64):
+            number, place = _number(data, place)
+            values[field] = number if kind == _INT_32 else None
+        elif kind == _BINARY:
+            length, place = _varint(data, place)
+            place += length
+        elif kind == _STRUCT and depth < _MAX_DEPTH:
+            values[field], place = _struct(data, place, depth + 1)
+        else:
+            raise _unreadable("a page whose header holds what no such header has")
+    return values, place + 1
+
+
+def _number(data: bytes, place: int) -> tuple[int, int]:
+    value, place = _varint(data, place)
+    return value >> 1 ^ -(value & 1), place
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (data[place] & 127) << shift
+        place += 1
+        if data[place - 1] < 128:
+            return value, place
+    raise _unreadable("a number of more than 64 bits")
+
+
+# What a table says
+
+
+def _check_paths(paths: pa.ChunkedArray) -> None:
+    inner = pc.and_(
+        pc.match_substring_regex(paths, _INNER_PATH),
+        pc.invert(pc.match_substring_regex(paths, _OUTWARD_PATH)),
+    )
+    if not pc.all(inner, min_count=0).as_py():
+        bad = pc.filter(paths, pc.invert(inner))[0].as_py()
+        raise CorruptDataError(
+            f"{SHARDS_NAME} names a shard outside the dataset",
+            expected="a relative path without '..'",
+            found=repr(bad[:1000]),
+            remedy="do not use this dataset: it may have been tampered with",
+        )
+    if len(pc.unique(paths)) != len(paths):
+        raise CorruptDataError(f"{SHARDS_NAME} names a shard twice", expected="each path once", remedy=_REMEDY)
+
+
+def _check_counts(shards: Shards) -> None:
+    counts, pads, sizes = (shards.column(name) for name in ("num_samples", "num_pads", "num_bytes"))
+    wrong = (pads < 0) | (pads > counts) | (counts > sizes // BLOCK_BYTES)
+    if wrong.any() or sum(sizes.tolist()) >= 2**63:
+        raise CorruptDataError(
+            f"{SHARDS_NAME} holds counts that cannot be",
+            expected=f"0 <= num_pads <= num_samples <= num_bytes / {BLOCK_BYTES} for each shard, and no more bytes in "
+            "all than 64 bits can count",
+            remedy=_REMEDY,
+        )
+
+
+def _unreadable(found: str, expected: str = "") -> CorruptDataError:
+    return CorruptDataError(
+        f"{SHARDS_NAME} cannot be read",
+        expected=expected or f"a parquet table with the columns {', '.join(_SCHEMA.names)}",
+        found=found,
+        remedy=_REMEDY,
+    )

@@ -1,0 +1,92 @@
+"""Stages that work on whole columns: what webdataset's stages of the same names do, many samples at a time.
+
+No I/O. A stage here gives one sample for each it takes. It runs on samples one by one like any stage of webdataset,
+and, as long as all stages before it can, on the columns of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from webdataset import filters
+
+from wdsplit.block import Columns
+
+__all__ = ["ColumnStage", "Rename", "ToTuple", "wanted_fields"]
+
+
+@runtime_checkable
+class ColumnStage(Protocol):
+    """A stage that can work on columns."""
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether it can, as it was set up."""
+
+    def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Give what becomes of each sample."""
+
+    def columns(self, columns: Columns) -> Columns | None:
+        """Return what becomes of all samples; None to have them done one by one."""
+
+
+@dataclass(frozen=True)
+class ToTuple:
+    """Samples become tuples of the named fields, as webdataset's `to_tuple` makes them."""
+
+    names: tuple[str, ...]
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether each name is that of one field."""
+        return all(isinstance(name, str) and not set(name) & {" ", ";"} for name in self.names)
+
+    def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[Any]:
+        """Give a tuple for each sample."""
+        stream: Iterator[Any] = filters.to_tuple(*self.names)(samples)
+        return stream
+
+    def columns(self, columns: Columns) -> Columns | None:
+        """Return the columns of the names, in their order; None where a value is missing."""
+        if not isinstance(columns, dict) or any(name not in columns for name in self.names):
+            return None
+        chosen = tuple(columns[name] for name in self.names)
+        if any(isinstance(column, list) and any(value is None for value in column) for column in chosen):
+            return None
+        return chosen
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Fields get other names, as webdataset's `rename` gives them."""
+
+    names: dict[str, str]
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether each old name is that of one field."""
+        return all(isinstance(old, str) and ";" not in old for old in self.names.values())
+
+    def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[Any]:
+        """Give each sample with its fields renamed."""
+        stream: Iterator[Any] = filters.rename(**self.names)(samples)
+        return stream
+
+    def columns(self, columns: Columns) -> Columns | None:
+        """Return the columns under their new names; None where one is missing."""
+        if not isinstance(columns, dict) or any(old not in columns for old in self.names.values()):
+            return None
+        kept = {name: column for name, column in columns.items() if name not in self.names.values()}
+        return kept | {new: columns[old] for new, old in self.names.items()}
+
+
+def wanted_fields(stages: Iterable[ColumnStage]) -> tuple[str, ...] | None:
+    """Return the fields that stages leave over, as far as it can be told before they run; None for all."""
+    for stage in stages:
+        if isinstance(stage, Rename):
+            return None
+        if isinstance(stage, ToTuple):
+            return stage.names
+    return None
