@@ -24,6 +24,7 @@ from wdsplit.sample import split_member
 from wdsplit.tar import parse_members
 from wdsplit.tarsamples import group_samples
 from wdsplit.tarscan import scan_tar
+from wdsplit.window import Window
 
 BLOCK = 512
 REFUSED = (CorruptDataError, InputError)
@@ -178,7 +179,38 @@ def fuzz_members(data):
         expected = as_tarfile_reads(tar[first:stop])
         assert expected in (None, files[done : done + count])
         done += count
+    check_samples(members, files, tar, base)
     return True
+
+
+def check_samples(members, files, data, base):
+    """Compare the samples of a window with those that its files make one by one."""
+    stops = np.cumsum(members.counts).tolist()
+    rows = range(len(stops))
+    expected = []
+    for stop, count in zip(stops, members.counts.tolist(), strict=True):
+        parts = [(split_member(name), payload) for name, payload in files[stop - count : stop]]
+        named = [(text(part[0]), text(part[1]).lower(), payload) for part, payload in parts if part]
+        expected.append(named)
+    for held in (data, None):
+        window = outcome(opened, members, data, base, held)
+        if window is None:
+            continue
+        samples = list(window.take(rows, rows, [False] * len(rows)))
+        for row, (sample, named) in enumerate(zip(samples, expected, strict=True)):
+            assert named, "members that name no sample make none"
+            known = {"__key__": named[0][0], "__url__": "shard", "__position__": row, "__pad__": False}
+            assert sample == {**known, **{field: payload for _, field, payload in named}}
+            assert {key for key, _, _ in named} == {known["__key__"]} and len(sample) == len(known) + len(named)
+
+
+def opened(members, data, base, held):
+    """Return a window whose payloads are copied from what is held, or else read one by one."""
+    return Window("shard", members, lambda at, size: data[at - base : at - base + size], base=base, data=held)
+
+
+def text(name):
+    return name.decode("utf-8", "surrogateescape")
 
 
 def fuzz_scan(data):

@@ -356,7 +356,7 @@ def column_payloads(num_rows):
         "json": json_values.map(lambda value: json.dumps(value).encode()),
         "npy": array,
         "one.npy": st.integers(0, 9).map(lambda k: npy(np.arange(k, k + 4, dtype=">u2").reshape(2, 2))),
-        "f.npy": st.integers(0, 9).map(lambda k: npy(np.full((2, 3), k, order="F"))),
+        "f.npy": st.integers(0, 9).map(lambda k: npy(np.asfortranarray(np.arange(k, k + 6).reshape(2, 3)))),
         "bin": st.binary(max_size=3),
         "cls.gz": st.integers(0, 9).map(lambda n: gzip.compress(b"%d" % n)),
     }
@@ -387,7 +387,7 @@ def test_columns_are_those_of_the_samples_they_are_made_of(columns, only):
         return [dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)]
 
     by_row = outcome(lambda: list(stage(rows)))
-    by_column = outcome(lambda: split(stage.block(columns)))
+    by_column = outcome(lambda: split(stage.columns(columns)))
     if isinstance(by_row, list) and by_row:
         by_row, by_column = outcome(lambda: collate(by_row)), outcome(lambda: collate(by_column))
     assert same(by_column, by_row)
@@ -401,7 +401,7 @@ def test_columns_of_numbers_come_as_one_array_each():
         "npy": np.array([npy(array) for array in arrays] + [None], object)[:4],
         "txt": [b"a"] * 4,
     }
-    block = decode_sample_stage().block(columns)
+    block = decode_sample_stage().columns(columns)
     assert block["__pad__"] is columns["__pad__"]
     assert same(block["cls"], np.arange(1, 5))
     assert same(block["npy"], arrays.astype("<f4"))
@@ -414,7 +414,7 @@ def test_an_npy_of_another_header_is_not_stacked_with_its_neighbours():
     """Both are as long as each other, so only their headers tell that they differ."""
     values = [npy(np.array([1.0, 2.0])), npy(np.array([1, 2]))]
     assert len(values[0]) == len(values[1])
-    assert same(decode_sample_stage().block({"npy": values})["npy"], [np.array([1.0, 2.0]), np.array([1, 2])])
+    assert same(decode_sample_stage().columns({"npy": values})["npy"], [np.array([1.0, 2.0]), np.array([1, 2])])
 
 
 def test_only_stages_without_functions_of_the_user_are_columnar():
@@ -426,5 +426,5 @@ def test_only_stages_without_functions_of_the_user_are_columnar():
 
 
 def test_the_values_of_a_column_that_does_not_fit_stay_whole():
-    assert decode_sample_stage().block({"cls": [b"1", b"%d" % 2**63]}) == {"cls": [1, 2**63]}
-    assert decode_sample_stage().block({"cls": []}) == {"cls": []}
+    assert decode_sample_stage().columns({"cls": [b"1", b"%d" % 2**63]}) == {"cls": [1, 2**63]}
+    assert decode_sample_stage().columns({"cls": []}) == {"cls": []}

@@ -376,3 +376,50 @@ def test_a_forged_table_never_gives_a_foreign_error_nor_counts_that_cannot_be(fl
         return
     assert len(parsed.shards) == 2
     assert (parsed.num_samples, parsed.num_pads, parsed.num_bytes) == (18, 2, 40_960)
+
+
+def test_a_forged_footer_is_refused_or_changes_nothing_and_never_ends_the_process():
+    """Arrow ends the process for some footers when it is asked where a column lies."""
+    table, refusals = dump_manifest(manifest())[1], 0
+    begin = len(table) - 8 - int.from_bytes(table[-8:-4], "little")
+    for place in range(begin, len(table)):
+        try:
+            parsed = parse_manifest(*with_table(flipped(table, (place, 0x20))))
+        except CorruptDataError:
+            refusals += 1
+        else:
+            assert parsed.shards == manifest().shards
+    assert refusals > 300
+
+
+def thrift(*fields):
+    """Return a struct in Thrift's compact protocol of fields, each an id, a type and bytes."""
+    return b"".join(bytes([kind, 2 * number]) + value for number, kind, value in fields) + b"\0"
+
+
+def footed(footer):
+    return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+INT_64, BINARY, LIST, STRUCT = 6, 8, 9, 12
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        b"",
+        thrift((3, INT_64, b"\2")),
+        thrift((3, INT_64, b"\2"), (4, LIST, b"\x18\0")),
+        thrift((3, INT_64, b"\2"), (4, LIST, b"\x19\x0c")),
+        thrift((3, INT_64, b"\2"), (4, LIST, b"\xfc\xff\xff\xff\xff\7")),
+        thrift((3, INT_64, b"\2"), (3, INT_64, b"\2"), (4, LIST, b"\x0c")),
+        thrift((3, INT_64, b"\xff" * 12)),
+        thrift((3, INT_64, b"\2"), (4, LIST, b"\x0c"), (40, INT_64, b"\2")),
+        thrift((3, BINARY, b"\xff\xff\xff\xff\7")),
+        bytes([16 + STRUCT]) * 2000,
+        bytes([16 + LIST, 16 + LIST]) * 2000,
+    ],
+    ids=range(11),
+)
+def test_a_footer_that_readers_could_take_for_different_things_is_refused(footer):
+    assert refused(with_table(footed(footer), num_shards=1)).cause == "shards.parquet cannot be read"

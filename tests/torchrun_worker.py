@@ -5,7 +5,6 @@
 The ranks find each other as users' programs do; nothing here tells the loader a rank.
 """
 
-import itertools
 import json
 import os
 import sys
@@ -24,8 +23,6 @@ from wdsplit.split import World
 from wdsplit.world import detect_rank
 
 GLOBAL_BATCH = 12
-WORKERS = (0, 1, 3)
-STOPPED_AT = 4
 
 
 def gathered(value, group=None):
@@ -41,41 +38,6 @@ def check_parts(parts, num_samples):
     assert sorted(positions) == list(range(len(positions))), "the ranks overlap, or a position is missing"
     assert real_rows(delivered) == list(range(num_samples)), "a sample is missing, or stands twice"
     assert len(set(map(len, parts))) == 1, "the ranks have unequal numbers of batches"
-
-
-def epochs(path, out):
-    """Run an epoch with each number of workers, shuffled and not."""
-    rank, world_size = distributed.get_rank(), distributed.get_world_size()
-    result = {}
-    for num_workers, shuffle in itertools.product(WORKERS, (False, True)):
-        dataset = delivering(Dataset(path, shuffle=shuffle))
-        assert dataset.world() == World(rank, world_size)
-        loader = Loader(dataset, GLOBAL_BATCH // world_size, num_workers=num_workers)
-        batches = [deliveries(batch) for batch in loader]
-        assert len({len(loader), len(batches)}) == 1
-        check_parts(gathered(batches), dataset.manifest.num_samples)
-        result[f"{num_workers} {shuffle}"] = batches
-    return result
-
-
-def stop(path, out):
-    """Run some steps of an epoch and save the state, as a training that is stopped does."""
-    loader = Loader(delivering(Dataset(path)), GLOBAL_BATCH // distributed.get_world_size(), num_workers=2)
-    loader.set_epoch(3)
-    batches = [deliveries(batch) for batch in itertools.islice(loader, STOPPED_AT)]
-    states = gathered(loader.state_dict())
-    assert all(state == states[0] for state in states)
-    if distributed.get_rank() == 0:
-        (out / "state.json").write_text(json.dumps(states[0]))
-    return batches
-
-
-def resume(path, out):
-    """Run the rest of the epoch."""
-    loader = Loader(delivering(Dataset(path)), GLOBAL_BATCH // distributed.get_world_size(), num_workers=1)
-    loader.load_state_dict(json.loads((out / "state.json").read_text()))
-    loader.set_epoch(3)
-    return [deliveries(batch) for batch in loader]
 
 
 def groups(path, out):
@@ -150,7 +112,7 @@ def check_places(rank, whole):
         raise AssertionError("a process outside the mesh was given a rank")
 
 
-TASKS = {"epochs": epochs, "stop": stop, "resume": resume, "groups": groups, "mesh": mesh}
+TASKS = {"groups": groups, "mesh": mesh}
 
 
 def main(task, path, folder):

@@ -86,7 +86,7 @@ def num_bytes(part: Any) -> int:
     if isinstance(part, dict):
         return sum(map(num_bytes, part.values()))
     if isinstance(part, (list, tuple)):
-        return sum(map(num_bytes, part))
+        return sum(map(len if set(map(type, part)) <= {bytes, str} else num_bytes, part))
     if isinstance(part, (bytes, str)):
         return len(part)
     if isinstance(part, (torch.Tensor, np.ndarray)):

@@ -5,11 +5,12 @@ Composition. Workers count in memory that all processes share, each in a row of 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Counters", "Statistics"]
+__all__ = ["Clock", "Counters", "Statistics"]
 
 _SAMPLES, _BYTES, _PARSED, _HELD = range(4)
 _BUSY_SHARE = 0.1
@@ -79,11 +80,44 @@ class Counters:
         row[_BYTES] += num_bytes
 
     def read(self, worker: int, windows_read: int, windows_held: int) -> None:
-        """Note how many windows a worker has read in this iteration, and found at hand."""
+        """Count windows that a worker has read, and found at hand."""
         row = self._rows[worker]
-        row[_PARSED] = windows_read
-        row[_HELD] = windows_held
+        row[_PARSED] += windows_read
+        row[_HELD] += windows_held
 
     def total(self) -> list[int]:
         """Return samples, bytes, windows read and windows held of all workers."""
         return [int(value) for value in self._rows.sum(dim=0)]
+
+
+class Clock:
+    """Who has waited for whom, in seconds; the time between two iterations is nobody's.
+
+    Attributes:
+        batches: Batches that were delivered.
+        wait_s: Seconds that the consumer has waited.
+        compute_s: Seconds that it has taken between batches.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.wait_s = self.compute_s = 0.0
+        self._entered = 0.0
+        self._left: float | None = None
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self._left = None
+
+    def enter(self) -> None:
+        """The consumer begins to wait."""
+        self._entered = time.perf_counter()
+        if self._left is not None:
+            self.compute_s += self._entered - self._left
+
+    def leave(self, delivered: bool) -> None:
+        """The consumer has its batch, or the iteration has ended."""
+        now = time.perf_counter()
+        self.wait_s += now - self._entered
+        self.batches += delivered
+        self._left = now if delivered else None

@@ -21,13 +21,14 @@ from webdataset.pipeline import DataPipeline
 from wdsplit.decoders import Handler, decode_sample_stage
 from wdsplit.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.errors import InputError
+from wdsplit.iteration import Iteration, resumable
 from wdsplit.lookup import find_sample
 from wdsplit.manifest import Manifest
 from wdsplit.order import OrderOptions, Tail
 from wdsplit.randomness import GeneratorKind, RandomMap
 from wdsplit.shards import read_manifest
 from wdsplit.source import AnySource, Source
-from wdsplit.split import AnyOrder, Steps, World, reader_positions, whole
+from wdsplit.split import AnyOrder, Steps, World, whole
 from wdsplit.stages import ColumnStage, Rename, ToTuple
 from wdsplit.storage import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
@@ -203,14 +204,13 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """
         return len(Steps(self.order(), self.world(), batch_size=1))
 
-    def __iter__(self) -> Iterator[Any]:
-        """Give this rank's and worker's part of the epoch, through all stages."""
-        order, world = self.order(), with_worker(self.world())
+    def __iter__(self) -> Iteration:
+        """Give this rank's and worker's part of the epoch, through all stages; the iterator has a `state_dict`."""
+        world = with_worker(self.world())
         announce(self, world)
-        reader = self.source.reader(order, world)
-        chunks = reader_positions(order, world, self.source.samples_at_once(world))
-        samples = (sample for positions in chunks for sample in reader.read(positions).samples())
-        return self.through_stages(samples, order.epoch)
+        staged = self.compose()
+        staged.pipeline[1:] = [resumable(stage, self.invoke) for stage in self.pipeline[1:]]
+        return Iteration(self.source, self.epoch, world, staged.pipeline[1:], staged.through_stages)
 
     def through_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
         """Give what the stages after the source make of samples of an epoch.
@@ -253,7 +253,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             only: The fields that are decoded; None for all.
             partial: Leave values alone that are not bytes.
             allow_pickle: Decode pickles and object arrays too: they can run any code, so only if you trust the shards.
-            options: `pre`, `post`, `handler`, `max_field_bytes`.
+            options: `pre`, `post`, `max_field_bytes`.
         """
         return self._with(
             decode_sample_stage(*handlers, only=only, partial=partial, allow_pickle=allow_pickle, **options)

@@ -12,7 +12,8 @@ from typing import Any
 
 from webdataset.autodecode import Continue
 
-from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError
+from wdsplit.block import Columns
+from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
 from wdsplit.images import ImageField, Resized, extension_of
 from wdsplit.payloads import COLUMNS, Inflate, Payloads
 
@@ -40,7 +41,7 @@ class Decode:
 
     @property
     def is_columnar(self) -> bool:
-        """Whether no function of the user's has a say, so that `block` may be used."""
+        """Whether no function of the user's has a say, so that `columns` may be used."""
         return all(isinstance(handler, _OURS) for handler in self.handlers)
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -60,26 +61,28 @@ class Decode:
             for name, value in sample.items()
         }
 
-    def block(self, fields: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Decode whole columns.
+    def columns(self, columns: Columns) -> Columns | None:
+        """Decode whole columns; None if the samples are no dicts.
 
         The values are those that `sample` gives row by row, and so are the errors. Not to be used unless `is_columnar`.
 
         Args:
-            fields: For each field n values: bytes, but for the fields that are not decoded.
+            columns: For each field n values: bytes, but for the fields that are not decoded.
 
         Returns:
             For each field n values: int64 of shape (n,) for integers, an array of shape (n, ...) for npy of one shape
             and dtype (numbers, in native byte order), else a list. Fields that are not decoded come as they are.
         """
+        if not isinstance(columns, dict):
+            return None
         try:
             return {
                 name: self._column(name, values) if self._is_decoded(name) else values
-                for name, values in fields.items()
+                for name, values in columns.items()
             }
         except Exception:
-            for row in zip(*fields.values(), strict=True):
-                self.sample(dict(zip(fields, row, strict=True)))
+            for row in zip(*columns.values(), strict=True):
+                self.sample(dict(zip(columns, row, strict=True)))
             raise
 
     def _is_decoded(self, name: str) -> bool:
@@ -112,9 +115,7 @@ class Decode:
             except Exception as error:
                 if isinstance(handler, _OURS):
                     raise _located(error, name, sample) from error
-                if hasattr(error, "add_note"):
-                    error.add_note(f"while decoding {_place(name, sample)}")
-                raise
+                raise noted(error, f"while decoding {_place(name, sample)}") from error.__cause__
             if isinstance(result, Continue):
                 key, data = result.key, result.data
             elif result is not None:

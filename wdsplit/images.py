@@ -102,23 +102,21 @@ class Resized:
         return _imported("torch").from_numpy(pixels).permute(2, 0, 1)
 
     def _by_simplejpeg(self, data: bytes) -> Pixels | None:
-        """Return a JPEG's pixels, uint8 of shape (height, width, 3); None for CMYK, which only Pillow makes RGB."""
+        """Return a JPEG's pixels, uint8 of shape (height, width, 3); None for CMYK, which is left to Pillow."""
         simplejpeg = _imported("simplejpeg")
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         _check_pixels(width, height)
         if colorspace in ("CMYK", "YCCK"):
             return None
-        least_height, least_width = self._least(height, width)
         pixels: Pixels = simplejpeg.decode_jpeg(
-            data, "RGB", min_height=least_height, min_width=least_width, min_factor=_LEAST_SCALE
+            data, "RGB", min_height=self.height, min_width=self.width, min_factor=_LEAST_SCALE
         )
         top, left, height, width = self._box(*pixels.shape[:2])
         return self._resampled(pixels[top : top + height, left : left + width])
 
     def _by_pillow(self, data: bytes) -> Pixels:
         image = _open_image(data, _RESIZED_FORMATS)
-        least_height, least_width = self._least(image.height, image.width)
-        image.draft(None, (least_width, least_height))
+        image.draft(None, (self.width, self.height))
         image = image.convert("RGB")
         top, left, height, width = self._box(image.height, image.width)
         box = (left, top, left + width, top + height)
@@ -133,14 +131,6 @@ class Resized:
             planes = interpolate(planes, (self.height, self.width), mode="bilinear", antialias=True)
             pixels = planes[0].permute(1, 2, 0).numpy()
         return np.ascontiguousarray(pixels)
-
-    def _least(self, height: int, width: int) -> tuple[int, int]:
-        """Return the least height and width of the whole image from which nothing need be enlarged."""
-        if self.crop is None:
-            return self.height, self.width
-        if self.height * width >= self.width * height:
-            return self.height, -(-width * self.height // height)
-        return -(-height * self.width // width), self.width
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return top, left, height and width of the part of an image that is wanted."""

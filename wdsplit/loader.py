@@ -7,8 +7,7 @@ step, a sub-batch; this process weaves the parts of a step into the batch, so th
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import time
+import multiprocessing.util
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from wdsplit.collate import weave
-from wdsplit.counters import Statistics
+from wdsplit.counters import Clock, Statistics
 from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, PipelineError, StateError
 from wdsplit.parts import Bound, Parts
@@ -107,7 +106,7 @@ class Loader:
         self._parts: Parts | None = None
         self._workers: Iterable[Any] | None = None
         self._current: weakref.ref[_Iteration] | None = None
-        self._clock = _Clock()
+        self._clock = Clock()
         self._counted = [0, 0, 0, 0]
 
     @property
@@ -219,11 +218,10 @@ class Loader:
             if self._parts is not None:
                 self._counted = [a + b for a, b in zip(self._counted, self._parts.counters.total(), strict=True)]
             self._parts = Parts(self.dataset, self.batch_size, world, self.num_workers, self.collate_fn is None)
-            self._segments = Segments()
             self._workers = None if self._is_threaded else self._worker_parts(self._parts)
         self._parts.begin(begin.epoch, begin.position)
         parts = iter(self._workers) if self._workers is not None else self._threads(self._parts)
-        return _Running(parts, self.persistent_workers, self._segments, self._parts.bound, max(1, self.num_workers))
+        return _Running(parts, self._parts, self.persistent_workers, max(1, self.num_workers))
 
     @property
     def _is_threaded(self) -> bool:
@@ -232,21 +230,17 @@ class Loader:
     def _threads(self, parts: Parts) -> Threads:
         """Start a thread for each worker."""
         rank, world_size, num_workers = parts.world.rank, parts.world.world_size, self.num_workers
-        return Threads(
-            lambda worker: parts.of(World(rank, world_size, worker, num_workers)),
-            num_workers,
-            self.prefetch_factor,
-            self.prefetch_bytes // num_workers,
-        )
+        worlds = [World(rank, world_size, worker, num_workers) for worker in range(num_workers)]
+        return Threads(list(map(parts.of, worlds)), self.prefetch_factor, self.prefetch_bytes // num_workers)
 
     def _worker_parts(self, parts: Parts) -> Iterable[Any]:
         """Return the parts of all workers in turn; worker processes start when it is iterated."""
         if not self.num_workers:
             return parts
         context = multiprocessing.get_context(self.multiprocessing_context)
-        parts.bound = Bound(
-            context, self.num_workers, self.prefetch_factor + 2, self.prefetch_bytes // self.num_workers
-        )
+        multiprocessing.util.get_temp_dir()  # workers put sockets there, and those that are killed do not tidy up
+        most_bytes = self.prefetch_bytes // self.num_workers
+        parts.bound = Bound(context, self.num_workers, self.prefetch_factor + 1, most_bytes)
         return DataLoader(
             parts,
             batch_size=None,
@@ -257,28 +251,6 @@ class Loader:
             multiprocessing_context=self.multiprocessing_context,
             generator=torch.Generator(),
         )
-
-
-class _Clock:
-    """Who has waited for whom, in seconds."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self.wait_s = self.compute_s = 0.0
-        self._left: float | None = None
-
-    def enter(self) -> None:
-        """The consumer begins to wait."""
-        self._entered = time.perf_counter()
-        if self._left is not None:
-            self.compute_s += self._entered - self._left
-
-    def leave(self, delivered: bool) -> None:
-        """The consumer has its batch, or the epoch has ended."""
-        now = time.perf_counter()
-        self.wait_s += now - self._entered
-        self.batches += delivered
-        self._left = now if delivered else None
 
 
 class _Iteration:
@@ -292,7 +264,7 @@ class _Iteration:
         clock: Measures who waits for whom.
     """
 
-    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: _Running, clock: _Clock) -> None:
+    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: _Running, clock: Clock) -> None:
         self.epoch = epoch
         self.parts = parts
         self.ended = False
@@ -301,23 +273,33 @@ class _Iteration:
         self._world_size = steps.world.world_size
         self._steps = iter(steps)
         self._left = len(steps)
+        clock.begin()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        if self.ended or not self._left:
-            self.close()
+        if self.ended:
             raise StopIteration
         self._clock.enter()
+        if not self._left:
+            self._clock.leave(delivered=False)
+            self.close()
+            raise StopIteration
         delivered = False
         try:
             step = next(self._steps)
             batch = self._batch(step)
             delivered = True
-        except BaseException:
-            self.close(failed=True)
+        except BaseException as error:
+            self.close(failed=True, at_once=not isinstance(error, Exception))
+            if isinstance(error, StopIteration):  # it would pass for the end of the epoch
+                raise PipelineError(
+                    "the collate_fn raised StopIteration",
+                    expected="a batch of the samples that it is given",
+                    remedy="catch it in the collate_fn",
+                ) from error
             raise
         finally:
             self._clock.leave(delivered)
@@ -348,15 +330,20 @@ class _Iteration:
         self.parts.delivered()
         return batch
 
-    def close(self, failed: bool = False) -> None:
-        """End the iteration; workers end with it, unless they are persistent and all is well."""
+    def close(self, failed: bool = False, at_once: bool = False) -> None:
+        """End the iteration; workers end with it, unless they are persistent and all is well.
+
+        Args:
+            failed: Whether it ends because of an error.
+            at_once: Whether worker processes shall not be waited for, because the program was interrupted.
+        """
         self.ended = True
-        self.parts.close(failed)
+        self.parts.close(failed, at_once)
         if failed:
             self._loader.failed(self)
 
     def __del__(self) -> None:
-        self.parts.close(failed=False)
+        self.parts.close()
 
 
 class _Running:
@@ -364,22 +351,16 @@ class _Running:
 
     Args:
         parts: The parts of all workers in turn.
+        source: What they are made by; told when a part was delivered, and when no more are wanted.
         persistent: Whether worker processes stay when it ends.
-        segments: The memory in which worker processes leave parts.
-        bound: Told of each part that was delivered, if there are worker processes.
         num_workers: Workers.
-
-    Attributes:
-        lends: Whether parts lie in memory that will be used again.
     """
 
-    def __init__(
-        self, parts: Iterator[Any], persistent: bool, segments: Segments, bound: Bound | None, num_workers: int
-    ) -> None:
+    def __init__(self, parts: Iterator[Any], source: Parts, persistent: bool, num_workers: int) -> None:
         self._parts: Iterator[Any] | None = parts
+        self._source = source
         self._persistent = persistent
-        self._segments = segments
-        self._bound = bound
+        self._segments: Segments | None = Segments()
         self._num_workers = num_workers
         self._placed = [False] * num_workers
         self._turn = 0
@@ -388,7 +369,7 @@ class _Running:
     @property
     def lends(self) -> bool:
         """Whether parts lie in memory that will be used again."""
-        return self._bound is not None
+        return self._source.bound is not None
 
     def take(self) -> Any:
         """Return the next part.
@@ -396,7 +377,7 @@ class _Running:
         Raises:
             WdsplitError: A worker failed so, or its processes serve another iteration by now.
         """
-        if self._superseded or self._parts is None:
+        if self._superseded or self._parts is None or self._segments is None:
             raise PipelineError(
                 "another iteration of this Loader has begun",
                 expected="one iteration at a time, because its workers are persistent",
@@ -414,19 +395,26 @@ class _Running:
 
     def delivered(self) -> None:
         """Say that the parts of a step were copied, so that their memory may be used again."""
-        if self._bound is not None:
-            for worker in range(self._num_workers):
-                if self._placed[worker]:
-                    self._bound.deliver(worker)
+        bound = self._source.bound
+        for worker, is_placed in enumerate(self._placed):
+            if bound is not None and is_placed:
+                bound.deliver(worker)
 
     def supersede(self) -> None:
         """Give no more parts: the workers serve another iteration."""
         self._superseded = True
+        self._segments = None
+        self._source.end()
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed: bool = False, at_once: bool = False) -> None:
         """Let go of the parts. Workers end now, not when they are collected, unless they stay and all is well."""
-        parts, self._parts = self._parts, None
-        if parts is not None and not self._superseded and (failed or not self._persistent):
+        parts, self._parts, self._segments = self._parts, None, None
+        if parts is None or self._superseded:
+            return
+        self._source.end()
+        if failed or not self._persistent:
+            for process in getattr(parts, "_workers", ()) if at_once else ():
+                process.terminate()
             end = getattr(parts, "_shutdown_workers", None) or getattr(parts, "close", None)
             if end is not None:
                 end()

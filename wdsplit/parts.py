@@ -7,9 +7,11 @@ loader's other side takes: one item a step, in the order of the steps.
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import pickle
 import random
-from collections import deque
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -28,12 +30,12 @@ from wdsplit.segments import Ring
 from wdsplit.split import Step, Steps, World, worker_of
 from wdsplit.stages import wanted_fields
 from wdsplit.threads import Raised
-from wdsplit.world import is_worker_process, with_worker
+from wdsplit.world import with_worker
 
-__all__ = ["Parts"]
+__all__ = ["Bound", "Parts"]
 
 _PATIENCE_S = 1.0
-"""How often a worker that waits for room looks whether it is still wanted."""
+"""How often a worker that waits for room looks whether the loader's process still lives."""
 
 
 class Parts(IterableDataset[Any]):
@@ -61,61 +63,77 @@ class Parts(IterableDataset[Any]):
 
     def begin(self, epoch: int, start: int) -> None:
         """Say where the next iteration begins, and what this process was seeded with."""
+        self.end()
         seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
         self._begin[0], self._begin[1], self._begin[2] = epoch, start, seed
+
+    def end(self) -> None:
+        """Say that no more parts of the iteration under way are wanted: its workers stop, wherever they are."""
         self._begin[3] += 1
+        if self.bound is not None:
+            self.bound.wake()
 
     def __iter__(self) -> Iterator[Any]:
         """Give the sub-batches of the iteration that `begin` named: which one is settled now, not with the first."""
+        if self.bound is None:
+            return self.of(self.world)
         world = with_worker(self.world)
-        if not is_worker_process():
-            return self.of(world)
-        epoch, start, seed, number = self._begin.tolist()
+        epoch, start, seed, _ = self._begin.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
-        return self._sent(self.of(world), world.worker, number)
+        return self._sent(self.of(world), world.worker, self.bound, self._wanted())
 
     def of(self, world: World) -> Iterator[Any]:
         """Give the sub-batches of one worker."""
         epoch, start, _, _ = self._begin.tolist()
-        steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-        return self._guarded(steps, world)
+        return self._guarded(epoch, start, world, self._wanted())
 
-    def _guarded(self, steps: Steps, world: World) -> Iterator[Any]:
+    def _wanted(self) -> Callable[[], bool]:
+        """Return what tells whether the iteration is still that which is under way now."""
+        begin = self._begin.numpy()
+        number = begin[3].item()
+        return lambda: bool(begin[3] == number)
+
+    def _guarded(self, epoch: int, start: int, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
         try:
-            yield from self._sub_batches(steps, world)
+            steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
+            yield from self._sub_batches(steps, world, is_wanted)
         except WdsplitError as error:
             yield Raised(error)
 
-    def _sent(self, parts: Iterator[Any], worker: int, number: int) -> Iterator[Any]:
+    def _sent(self, parts: Iterator[Any], worker: int, bound: Bound, is_wanted: Callable[[], bool]) -> Iterator[Any]:
         """Give parts as they travel from a worker process, and no more ahead than there is room for."""
-        if self._ring is None:
-            self._ring = Ring(worker, 0 if self.bound is None else self.bound.num_slots)
-        self._ring.restart()
-        ahead = deque[int]()
-        if self.bound is not None:
-            self.bound.start(worker)
-        for part in parts:
-            if part is None or isinstance(part, Raised):
-                yield part
-                continue
-            if self.bound is not None:
-                ahead.append(num_bytes(part))
-                self.bound.wait(worker, ahead, lambda: int(self._begin[3]) == number)
-            yield self._ring.place(part)
+        ring = self._ring = self._ring or Ring(worker, bound.num_slots)
+        ring.restart()
+        bound.restart(worker)
+        try:
+            for part in parts:
+                if part is None or isinstance(part, Raised):
+                    yield part if part is None else Raised(_portable(part.error, part.error))
+                    continue
+                size = num_bytes(part)
+                if not bound.wait(worker, ring, size, is_wanted):
+                    return
+                yield ring.place(part, size)
+        except WdsplitError as error:
+            yield Raised(error)
+        except Exception as error:
+            raise _portable(error, type(error)) from error.__cause__
 
-    def _sub_batches(self, steps: Steps, world: World) -> Iterator[Any]:
+    def _sub_batches(self, steps: Steps, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
         blocks = self._blocks(steps, world)
         stages = self.dataset.column_stages() if self.collated else None
         if stages is None:
-            return self._streamed(steps, world, blocks)
+            return self._streamed(steps, world, blocks, is_wanted)
         return (self._columnar(block, stages, steps.order.epoch) if len(block) else None for block in blocks)
 
     def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
         """Give this worker's samples of each step."""
         reader = self.dataset.source.reader(steps.order, world)
+        num_parsed = num_held = 0
         for owned in _together(steps, world, self.dataset.source.samples_at_once(world)):
             block = reader.read(np.concatenate(owned))
-            self.counters.read(world.worker, reader.num_parsed, reader.num_held)
+            self.counters.read(world.worker, reader.num_parsed - num_parsed, reader.num_held - num_held)
+            num_parsed, num_held = reader.num_parsed, reader.num_held
             first = 0
             for positions in owned:
                 part = block.cut(first, first + len(positions))
@@ -130,11 +148,17 @@ class Parts(IterableDataset[Any]):
             columns = None if columns is None else stage.columns(columns)
         if columns is not None:
             return collate_columns(columns)
-        return collate(list(self.dataset.through_stages(block.samples(), epoch)))
-
-    def _streamed(self, steps: Steps, world: World, blocks: Iterator[Block]) -> Iterator[Any]:
-        """Give sub-batches sample by sample."""
         counter = _Counter()
+        try:
+            return collate(list(self.dataset.through_stages(counter.count([block]), epoch)))
+        except Exception as error:
+            raise counter.placed(error) from error.__cause__
+
+    def _streamed(
+        self, steps: Steps, world: World, blocks: Iterator[Block], is_wanted: Callable[[], bool]
+    ) -> Iterator[Any]:
+        """Give sub-batches sample by sample, as long as they are wanted."""
+        counter = _Counter(is_wanted)
         stream = self.dataset.through_stages(counter.count(blocks), steps.order.epoch)
         expected = 0
         for step in steps:
@@ -144,18 +168,20 @@ class Parts(IterableDataset[Any]):
                 part = list(islice(stream, size))
             except Exception as error:
                 raise counter.placed(error) from error.__cause__
+            if not is_wanted():
+                return
             if len(part) != size or counter.given != expected:
                 raise _not_one_to_one(expected - size + len(part), counter.given, counter.last)
             yield (collate(part) if self.collated else part) if size else None
 
 
 class Bound:
-    """How many bytes of parts the worker processes may have made that were not delivered yet.
+    """How many bytes of parts the worker processes may have placed that were not delivered yet.
 
     Args:
         context: What makes the workers.
         num_workers: Workers.
-        num_slots: Parts of a worker that can be under way at once.
+        num_slots: The most parts of a worker.
         most_bytes: Bytes of a worker's parts; one part may always be under way.
     """
 
@@ -164,34 +190,47 @@ class Bound:
         self._most_bytes = most_bytes
         self._delivered = [context.Semaphore(0) for _ in range(num_workers)]
 
-    def start(self, worker: int) -> None:
+    def restart(self, worker: int) -> None:
         """Forget what was delivered of an earlier iteration."""
         while self._delivered[worker].acquire(block=False):
             pass
 
     def deliver(self, worker: int) -> None:
-        """Say that a part was delivered; called by the loader's side."""
+        """Say that a worker's oldest part was delivered; called by the loader's side."""
         self._delivered[worker].release()
 
-    def wait(self, worker: int, ahead: deque[int], is_wanted: Any) -> None:
-        """Wait until the parts under way, the last of which is yet to be sent, are few enough bytes."""
-        while len(ahead) > 1 and self._delivered[worker].acquire(block=False):
-            ahead.popleft()
-        while len(ahead) > 1 and sum(ahead) > self._most_bytes and is_wanted():
-            if self._delivered[worker].acquire(timeout=_PATIENCE_S):
-                ahead.popleft()
+    def wake(self) -> None:
+        """Let all workers that wait look whether they are wanted; called by the loader's side when they are not."""
+        for delivered in self._delivered:
+            delivered.release()
+
+    def wait(self, worker: int, ring: Ring, num_bytes: int, is_wanted: Callable[[], bool]) -> bool:
+        """Wait until there is room for a part; return False if none is wanted any more."""
+        while is_wanted():
+            is_full = not ring.has_room(num_bytes, self._most_bytes)
+            if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):
+                if is_wanted():
+                    ring.release()
+            elif not is_full:
+                return True
+            elif not _has_parent():
+                return False
+        return False
 
 
 class _Counter:
     """Counts the samples that the stages have taken, and knows the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
         self.given = 0
         self.last: dict[str, Any] = {}
+        self._is_wanted = is_wanted
 
-    def count(self, blocks: Iterator[Block]) -> Iterator[dict[str, Any]]:
+    def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
         for block in blocks:
             for sample in block.samples():
+                if not self._is_wanted():
+                    return
                 self.given += 1
                 self.last = {"__key__": sample["__key__"], "__url__": sample["__url__"]}
                 yield sample
@@ -200,7 +239,12 @@ class _Counter:
         """Return an error with the sample that was under way, unless it tells so itself."""
         if not self.last or (isinstance(error, WdsplitError) and error.key):
             return error
-        return noted(error, f"in sample {self.last['__key__']!r} of {self.last['__url__']}")
+        key, url = self.last["__key__"], self.last["__url__"]
+        if isinstance(error, WdsplitError):
+            located = error.at(f"sample {key!r} of {url}")
+            located.key, located.url = key, url
+            return located
+        return noted(error, f"in sample {key!r} of {url}")
 
 
 def _own(step: Step, world: World) -> Int64:
@@ -234,6 +278,25 @@ def _not_one_to_one(given: int, taken: int, last: dict[str, Any]) -> PipelineErr
         remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage "
         "(select, a map that returns None, a handler that skips): filter the table before it is converted",
     )
+
+
+def _has_parent() -> bool:
+    """Tell whether the process still lives that started this one."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()
+
+
+def _portable(error: BaseException, sent: Any) -> BaseException:
+    """Return an error that can leave this process: itself, unless what is sent of it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(sent))
+        return error
+    except Exception:
+        return PipelineError(
+            f"a stage failed with {type(error).__name__}, an error that cannot leave its process",
+            found="".join(traceback.format_exception(error)).strip(),
+            remedy="define the class of the error at the top of a module, or use workers='thread'",
+        )
 
 
 def _seed_generators(state: int) -> None:

@@ -165,7 +165,7 @@ def _read_npy(data: bytes, allow_pickle: bool) -> Array:
         if not allow_pickle:
             raise _pickled("an npy holds objects, which are pickles")
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=True)
-    if layout.num_bytes != len(data) - len(header) or not layout.dtype.itemsize or min(layout.shape, default=0) < 0:
+    if layout.num_bytes != len(data) - len(header) or not layout.dtype.itemsize:
         raise CorruptDataError(
             "an npy is not as long as its header says",
             expected=f"{layout.num_bytes} bytes for {layout.dtype} of shape {layout.shape}",

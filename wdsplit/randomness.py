@@ -71,7 +71,7 @@ class RandomMap:
                 found="generator='global' in a thread",
                 remedy="let the function draw from the generator that it is given, or use workers='process'",
             )
-        return map(self._mapped, samples)
+        return (self._mapped(sample) for sample in samples)
 
     def _mapped(self, sample: Any) -> Any:
         if not isinstance(sample, dict) or "__position__" not in sample:

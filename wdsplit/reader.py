@@ -15,8 +15,8 @@ import numpy as np
 from wdsplit.block import Block, Objects
 from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, groups, window_order, window_samples
-from wdsplit.shards import OpenShard, open_shard
-from wdsplit.storage import Storage, allow_open_files
+from wdsplit.shards import OpenShard, Scratch, open_shard
+from wdsplit.storage import Storage, allow_open_files, keep_freed_memory
 from wdsplit.window import Window
 
 __all__ = ["SampleReader"]
@@ -44,10 +44,12 @@ class SampleReader:
         fields: Collection[str] | None = None,
     ) -> None:
         allow_open_files(2 * (2 * num_lanes + 2))
+        keep_freed_memory()
         self._storage = storage
         self._shards = manifest.shards
         self._order = order
         self._fields = fields
+        self._scratch = Scratch()
         self._visits: _Recent[_Visit] = _Recent(2 * num_lanes + 2)
         self._windows: _Recent[tuple[Window, Int64]] = _Recent(2 * num_lanes + 2)
 
@@ -71,7 +73,7 @@ class SampleReader:
             WdsplitError: A shard is missing or damaged.
         """
         shards, visits, pads = self._order.visits(positions)
-        gathered = _Gathered(len(positions), self._fields)
+        gathered = _Gathered(len(positions))
         for shard, rows in groups(shards):
             visit = self._visits.get(shard, self._open, shard)
             slots = np.searchsorted(visit.ends, visits[rows], side="right")
@@ -98,28 +100,26 @@ class SampleReader:
         if slot + 1 < len(visit.windows):
             following = int(visit.windows[slot + 1]) * options.window
             visit.opened.expect(following, min(count, following + options.window))
-        return visit.opened.window(first, first + len(order)), order
+        return visit.opened.window(first, first + len(order), self._fields, self._scratch), order
 
 
 class _Gathered:
     """A block in the making: samples of several windows, put into their places."""
 
-    def __init__(self, size: int, fields: Collection[str] | None) -> None:
-        self._wanted = fields
+    def __init__(self, size: int) -> None:
         self._keys, self._urls = np.empty(size, object), np.empty(size, object)
         self._sizes = np.zeros(size, np.int64)
         self._fields: dict[str, Objects] = {}
 
     def add(self, window: Window, places: Int64, rows: Int64) -> None:
         """Put samples of a window into the rows of the block."""
-        fields = [name for name in window.fields if self._wanted is None or name in self._wanted]
         self._keys[rows] = window.keys_at(places)
         self._urls[rows] = window.url
-        self._sizes[rows] = window.sizes_at(places, fields)
-        for name in fields:
+        self._sizes[rows] = window.sizes_at(places)
+        for name, payloads in window.fields.items():
             if name not in self._fields:
                 self._fields[name] = np.empty(len(self._keys), object)
-            self._fields[name][rows] = window.payloads_at(name, places)
+            self._fields[name][rows] = payloads[places]
 
     def block(self, positions: Int64, pads: Any) -> Block:
         """Return the block."""

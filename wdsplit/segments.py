@@ -1,13 +1,13 @@
 """Parts of batches on their way from a worker process, in memory that both processes share.
 
-A worker lays a part out in one of a few segments of its own, which it uses in turn; what goes through the pipe is where
-things lie. The other side copies them out before the worker comes round to the segment again, which the loader's
-bounded prefetch guarantees.
+A worker lays a part out in one of a few segments of its own; what goes through the pipe is where things lie. The other
+side copies them out and says so, and only then is the segment used again.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from wdsplit.collate import Column
+from wdsplit.errors import PipelineError
 from wdsplit.order import Int64
 
 __all__ = ["Placed", "Ring", "Segments"]
@@ -64,25 +65,40 @@ class Placed:
 
 
 class Ring:
-    """The segments of a worker.
+    """The segments of a worker, and which of them hold parts that were not copied yet.
 
     Args:
         worker: Its number.
-        num_slots: Segments that are used in turn.
+        num_slots: The most segments, and so the most parts that may be under way.
     """
 
     def __init__(self, worker: int, num_slots: int) -> None:
         self._worker = worker
         self._slots: list[torch.Tensor | None] = [None] * num_slots
-        self._announced: set[int] = set()
-        self._next = 0
+        self.restart()
 
     def restart(self) -> None:
         """Begin another iteration: parts of the one before may never have been taken, and segments with them."""
-        self._announced.clear()
+        self._announced: set[int] = set()
+        self._held: deque[tuple[int, int]] = deque()
+        self._free = list(reversed(range(len(self._slots))))
 
-    def place(self, part: Any) -> Placed:
-        """Copy a part into the next segment."""
+    def has_room(self, num_bytes: int, most_bytes: int) -> bool:
+        """Tell whether a part may be placed so that all under way hold at most some bytes; one part always may."""
+        held = sum(size for _, size in self._held)
+        return not self._held or (bool(self._free) and held + num_bytes <= most_bytes)
+
+    def release(self) -> None:
+        """Take note that the oldest part was copied. Its segment is the next to be used, so that few are."""
+        slot, _ = self._held.popleft()
+        self._free.append(slot)
+
+    def place(self, part: Any, num_bytes: int) -> Placed:
+        """Copy a part of about `num_bytes` into a free segment.
+
+        Raises:
+            PipelineError: A value cannot be pickled.
+        """
         pieces = _Pieces()
         if isinstance(part, dict) and all(isinstance(column, Column) for column in part.values()):
             layout: Any = {name: pieces.add_column(column) for name, column in part.items()}
@@ -92,7 +108,8 @@ class Ring:
             layout = pieces.add_column(part)
         else:
             layout = pieces.add_pickled(part)
-        slot, self._next = self._next, (self._next + 1) % len(self._slots)
+        slot = self._free.pop()
+        self._held.append((slot, num_bytes))
         segment = self._slots[slot]
         if segment is None or len(segment) < pieces.num_bytes:
             size = int(_GROWTH * pieces.num_bytes) + _ALIGNMENT
@@ -136,7 +153,15 @@ class _Pieces:
 
     def add_pickled(self, value: Any) -> _Pickled:
         """Lay out any value."""
-        data = pickle.dumps(value, protocol=5)
+        try:
+            data = pickle.dumps(value, protocol=5)
+        except Exception as error:
+            raise PipelineError(
+                "a value of a sample cannot be sent from a worker process",
+                expected="values that can be pickled",
+                found=f"{type(error).__name__}: {error}",
+                remedy="drop the field with to_tuple, or use workers='thread'",
+            ) from error
         return _Pickled(self._add([data], len(data)), len(data))
 
     def copy_to(self, segment: torch.Tensor) -> None:

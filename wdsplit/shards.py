@@ -7,8 +7,10 @@ index. Reading maps the file; a window's headers are parsed at once and its payl
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -32,7 +34,7 @@ from wdsplit.tar import Body, parse_members, trailer_bytes
 from wdsplit.tarheaders import BLOCK_BYTES
 from wdsplit.window import Window
 
-__all__ = ["OpenShard", "check_tail", "open_shard", "read_manifest", "write_manifest", "write_shard"]
+__all__ = ["OpenShard", "Scratch", "check_tail", "open_shard", "read_manifest", "write_manifest", "write_shard"]
 
 _SMALL_SAMPLE_BYTES = 16_384
 """Up to this mean size, reading a window at once costs less than finding and reading its payloads."""
@@ -82,7 +84,7 @@ class OpenShard:
     file: ReadableFile
     offsets: Int64
 
-    @property
+    @cached_property
     def data(self) -> mmap.mmap | bytes:
         """All its bytes, mapped."""
         return self.file.map()
@@ -92,24 +94,49 @@ class OpenShard:
         begin = int(self.offsets[first])
         self.file.expect(begin, int(self.offsets[stop]) - begin)
 
-    def window(self, first: int, stop: int) -> Window:
+    def window(
+        self, first: int, stop: int, fields: Collection[str] | None = None, scratch: Scratch | None = None
+    ) -> Window:
         """Parse the samples first, first + 1, ..., stop - 1.
 
         Samples that are small are read at once; of large ones only the headers are touched.
+
+        Args:
+            first: The first sample.
+            stop: The sample after the last.
+            fields: The fields that are wanted; None for all.
+            scratch: Memory to read in, if there is any at hand.
 
         Raises:
             CorruptDataError: They are not what the index says.
         """
         offsets = self.offsets[first : stop + 1]
         base, span = int(offsets[0]), int(offsets[-1] - offsets[0])
-        small = span <= _SMALL_SAMPLE_BYTES * (stop - first)
-        data = self.file.read(base, span) if small else None
-        view = memoryview(self.data)[base : base + span] if data is None else memoryview(data)
+        data: Any = None
+        if span <= _SMALL_SAMPLE_BYTES * (stop - first):
+            data = (scratch or Scratch()).of(span)
+            view = memoryview(data)[:span]
+            self.file.read_into(view, base)
+        else:
+            view = memoryview(self.data)[base : base + span]
         try:
-            return Window(self.url, parse_members(view, offsets, base), self.file.read, base, data)
+            return Window(self.url, parse_members(view, offsets, base), self.file.read, fields, base, data)
         except WdsplitError as error:
             error.url = self.url
             raise error.at(self.url) from error
+
+
+class Scratch:
+    """Memory that one window after another is read in: new memory costs more than what is copied from it."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def of(self, num_bytes: int) -> mmap.mmap:
+        """Return memory of at least some bytes; what was in it is lost."""
+        if self._memory is None or len(self._memory) < num_bytes:
+            self._memory = mmap.mmap(-1, max(num_bytes, 1))
+        return self._memory
 
 
 def open_shard(storage: Storage, shard: Shard) -> OpenShard:

@@ -51,8 +51,16 @@ _MAX_LISTED = 10_000
 _PLAIN_ENCODINGS = frozenset((0, 2, 3, 8))
 """PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY. In others a value may hold bytes of the one before it."""
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
-_TRUE, _FALSE, _INT_32, _INT_64, _BINARY, _STRUCT = 1, 2, 5, 6, 8, 12
-_MAX_FIELD_ID, _MAX_DEPTH = 31, 4
+_TRUE, _FALSE, _BYTE, _INT_16, _INT_32, _INT_64, _BINARY, _LIST, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 12
+_LONG_LIST = 15
+_ITEMS = {
+    (4, 1, 3, 2): _INT_32,  # encodings
+    (4, 1, 3, 3): _BINARY,  # path_in_schema
+    (4, 1, 3, 16, 2): _INT_64,  # size_statistics: repetition_level_histogram
+    (4, 1, 3, 16, 3): _INT_64,  # definition_level_histogram
+}
+"""The items of the lists in a footer, by their field ids from FileMetaData on; of all others they are structs."""
+_MAX_FIELD_ID, _MAX_DEPTH = 31, 8
 _REMEDY = "copy the dataset again, or convert it again with --overwrite"
 
 Int64 = npt.NDArray[np.int64]
@@ -139,36 +147,24 @@ def parse_shards(data: bytes, num_shards: int) -> Shards:
 
 def _read(data: bytes, num_shards: int) -> pa.Table:
     """Read the table, once it is known what memory that takes."""
-    file = _open(data)
-    most = min(MAX_SHARDS, _SLACK_SHARDS + len(data) // _MIN_ROW_BYTES)
-    if file.metadata.num_rows != num_shards or num_shards > most:
-        rows = f"{file.metadata.num_rows} rows, and at most {most} in {len(data)} bytes"
-        raise _unreadable(f"num_shards = {num_shards} in the header", rows)
-    if not all(_is_right(file.schema_arrow, name) for name in _SCHEMA.names):
-        raise _unreadable(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
-    if not num_shards:
-        return _SCHEMA.empty_table()
     limit = _SLACK_BYTES + _MAX_EXPANSION * len(data)
-    if sum(_page_bytes(data, file.metadata)) > limit:
-        raise _unreadable("pages that take more memory than a table of this size can", f"at most {limit} bytes")
-    table = file.read(_SCHEMA.names, use_threads=False)
-    if sum(_text_bytes(table.column(name)) for name in _TEXTS) > limit:
-        raise _unreadable("texts that take more memory than those of a table of this size can")
-    table = table.select(_SCHEMA.names).cast(_SCHEMA)
-    table.validate(full=True)
-    return table
-
-
-def _open(data: bytes) -> pq.ParquetFile:
-    footer_bytes = int.from_bytes(data[-8:-4], "little")
-    if len(data) > MAX_TABLE_BYTES or footer_bytes > _FOOTER_SLACK_BYTES + len(data) // _FOOTER_PART:
-        raise _unreadable(f"{len(data)} bytes, {footer_bytes} of them in the footer")
-    return pq.ParquetFile(
+    _check_pages(data, num_shards, limit)
+    file = pq.ParquetFile(
         pa.BufferReader(_in_arrow_memory(data)),
         read_dictionary=_TEXTS,
         thrift_string_size_limit=len(data),
         thrift_container_size_limit=_MAX_LISTED,
     )
+    if not all(_is_right(file.schema_arrow, name) for name in _SCHEMA.names):
+        raise _unreadable(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
+    if not num_shards:
+        return _SCHEMA.empty_table()
+    table = file.read(_SCHEMA.names, use_threads=False)
+    if table.num_rows != num_shards or sum(_text_bytes(table.column(name)) for name in _TEXTS) > limit:
+        raise _unreadable("texts that take more memory than those of a table of this size can")
+    table = table.select(_SCHEMA.names).cast(_SCHEMA)
+    table.validate(full=True)
+    return table
 
 
 def _is_right(schema: pa.Schema, name: str) -> bool:
@@ -200,51 +196,62 @@ def _text_bytes(column: pa.ChunkedArray) -> int:
     return total
 
 
-# The pages of a parquet file
+# The pages of a parquet file, found without Arrow, of which odd footers end the process
 
 
-def _page_bytes(data: bytes, metadata: Any) -> Iterator[int]:
-    """Give what each page of the columns takes when it is decompressed; refuse pages that Arrow could make more of."""
+def _check_pages(data: bytes, num_shards: int, limit: int) -> None:
+    """Refuse a file whose pages take more than a limit when they are decompressed, or can be read as more than that."""
+    footer_bytes = int.from_bytes(data[-8:-4], "little")
+    if len(data) > MAX_TABLE_BYTES or footer_bytes > _FOOTER_SLACK_BYTES + len(data) // _FOOTER_PART:
+        raise _unreadable(f"{len(data)} bytes, {footer_bytes} of them in the footer")
+    try:
+        footer, _ = _struct(data, len(data) - 8 - footer_bytes)
+        groups = [(group[3, _INT_64], chunk[3, _STRUCT]) for group in footer[4, _LIST] for chunk in group[1, _LIST]]
+        num_rows = footer[3, _INT_64]
+    except (KeyError, IndexError) as error:
+        raise _unreadable("a footer that is none") from error
+    most = min(MAX_SHARDS, _SLACK_SHARDS + len(data) // _MIN_ROW_BYTES)
+    if num_rows != num_shards or num_shards > most:
+        rows = f"{num_rows} rows, and at most {most} in {len(data)} bytes"
+        raise _unreadable(f"num_shards = {num_shards} in the header", rows)
     left = len(data)
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for place in range(group.num_columns):
-            chunk = group.column(place)
-            if chunk.path_in_schema not in _SCHEMA.names:
-                continue
-            first = chunk.data_page_offset
-            if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < first:
-                first = chunk.dictionary_page_offset
-            stop = first + chunk.total_compressed_size
-            left -= chunk.total_compressed_size
-            if not 0 < first <= stop <= len(data) or left < 0 or not 0 <= group.num_rows <= metadata.num_rows:
-                raise _unreadable("columns that lie outside the file, or on top of each other")
-            while first < stop:
-                page, first = _struct(data, first)
-                yield _checked_page(page, group.num_rows)
-                first += page[3]
-            if first != stop:
-                raise _unreadable("a page that does not end with its column")
+    for rows, column in groups if num_rows else ():
+        first, num_bytes = column.get((9, _INT_64), -1), column.get((7, _INT_64), -1)
+        dictionary = column.get((11, _INT_64), 0)
+        first = dictionary if 0 < dictionary < first else first
+        left -= num_bytes
+        if min(first, num_bytes, left, rows) < 0 or first + num_bytes > len(data) or rows > num_rows:
+            raise _unreadable("columns that lie outside the file, or on top of each other")
+        limit -= sum(_page_bytes(data, first, first + num_bytes, rows))
+        if limit < 0:
+            raise _unreadable("pages that take more memory than a table of this size can")
 
 
-def _checked_page(page: dict[int, Any], num_rows: int) -> int:
-    """Return the size of a page, decompressed."""
-    about = page.get(5) if page.get(1) == _DATA_PAGE else page.get(7) if page.get(1) == _DICTIONARY_PAGE else None
-    numbers = [page.get(2), page.get(3), *((about.get(1), about.get(2)) if isinstance(about, dict) else ())]
-    if len(numbers) < 4 or not all(type(number) is int and number >= 0 for number in numbers):
-        raise _unreadable("a page of an unknown kind")
-    if numbers[2] > num_rows or numbers[3] not in _PLAIN_ENCODINGS:
-        raise _unreadable("a page of more values than rows, or in an encoding that is not written")
-    return int(page[2])
+def _page_bytes(data: bytes, first: int, stop: int, num_rows: int) -> Iterator[int]:
+    """Give what each page of a column takes when it is decompressed."""
+    while first < stop:
+        page, first = _struct(data, first)
+        about = {_DATA_PAGE: page.get((5, _STRUCT)), _DICTIONARY_PAGE: page.get((7, _STRUCT))}.get(
+            page.get((1, _INT_32))
+        )
+        if about is None or min(page.get((2, _INT_32), -1), page.get((3, _INT_32), -1)) < 0:
+            raise _unreadable("a page of an unknown kind")
+        if not 0 <= about.get((1, _INT_32), -1) <= num_rows or about.get((2, _INT_32)) not in _PLAIN_ENCODINGS:
+            raise _unreadable("a page of more values than rows, or in an encoding that is not written")
+        yield page[2, _INT_32]
+        first += page[3, _INT_32]
+    if first != stop:
+        raise _unreadable("a page that does not end with its column")
 
 
-def _struct(data: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Return the 32-bit numbers and inner structs of a struct in Thrift's compact protocol, by field id; and its end.
+def _struct(data: bytes, place: int, path: tuple[int, ...] = ()) -> tuple[dict[tuple[int, int], Any], int]:
+    """Return the values of a struct in Thrift's compact protocol, by field id and type; and where it ends.
 
-    Source: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. What the header of a page
-    never holds is refused, so that Arrow's reader sees the same: lists, a field twice, or one of an unknown id.
+    Source: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. What Arrow's reader could
+    take for something else is refused: a field twice, one of an unknown id, a list of other items.
     """
-    values: dict[int, Any] = {}
+    values: dict[tuple[int, int], Any] = {}
+    fields: set[int] = set()
     field = 0
     while data[place]:
         delta, kind = divmod(data[place], 16)
@@ -253,22 +260,36 @@ def _struct(data: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any], in
             field += delta
         else:
             field, place = _number(data, place)
-        if field in values or not 0 < field <= _MAX_FIELD_ID:
-            raise _unreadable("a page whose header has a field twice, or an unknown one")
-        values[field] = None
-        if kind in (_TRUE, _FALSE):
-            continue
-        if kind in (_INT_32, _INT_64):
-            number, place = _number(data, place)
-            values[field] = number if kind == _INT_32 else None
-        elif kind == _BINARY:
-            length, place = _varint(data, place)
-            place += length
-        elif kind == _STRUCT and depth < _MAX_DEPTH:
-            values[field], place = _struct(data, place, depth + 1)
-        else:
-            raise _unreadable("a page whose header holds what no such header has")
+        if field in fields or not 0 < field <= _MAX_FIELD_ID:
+            raise _unreadable("a field twice, or an unknown one")
+        fields.add(field)
+        if kind not in (_TRUE, _FALSE):
+            values[field, kind], place = _value(data, place, kind, (*path, field))
     return values, place + 1
+
+
+def _value(data: bytes, place: int, kind: int, path: tuple[int, ...]) -> tuple[Any, int]:
+    if kind == _BYTE:
+        return None, place + 1
+    if kind in (_INT_16, _INT_32, _INT_64):
+        return _number(data, place)
+    if kind == _BINARY:
+        length, place = _varint(data, place)
+        return None, place + length
+    if kind == _STRUCT and len(path) < _MAX_DEPTH:
+        return _struct(data, place, path)
+    if kind == _LIST:
+        count, inner = divmod(data[place], 16)
+        place += 1
+        if count == _LONG_LIST:
+            count, place = _varint(data, place)
+        if count <= _MAX_LISTED and inner == _ITEMS.get(path, _STRUCT):
+            items = []
+            for _ in range(count):
+                item, place = _value(data, place, inner, path)
+                items.append(item)
+            return items, place
+    raise _unreadable("a value that no table has")
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class Rename:
     @property
     def is_columnar(self) -> bool:
         """Whether each old name is that of one field."""
-        return all(isinstance(old, str) and ";" not in old for old in self.names.values())
+        return all(isinstance(old, str) and not set(old) & {" ", ";"} for old in self.names.values())
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[Any]:
         """Give each sample with its fields renamed."""

@@ -29,11 +29,13 @@ __all__ = [
     "Storage",
     "allow_open_files",
     "is_temporary",
+    "keep_freed_memory",
     "local_path",
     "open_storage",
 ]
 
 _IOV_MAX = 1024
+_LARGEST_BLOCK_BYTES = 32 * 1024**2 - 8192
 _OTHER_FILES = 256
 """What a program may hold open besides."""
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+\.tmp$")
@@ -61,6 +63,9 @@ class ReadableFile(Protocol):
             CorruptDataError: The object ends before.
             StorageError: The system refused.
         """
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes from an offset on; raises as `read` does."""
 
     def expect(self, offset: int, num_bytes: int) -> None:
         """Let the system begin to read what will be wanted soon; nothing waits for it."""
@@ -141,6 +146,16 @@ def allow_open_files(count: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep some memory that was freed for what is allocated next, as readers do all the time.
+
+    glibc gives freed memory back to the system, and gets it again page by page, beyond thresholds that it raises when
+    it sees a large block freed (M_MMAP_THRESHOLD in mallopt(3)): so one of the largest size that counts is freed here.
+    Elsewhere this does nothing.
+    """
+    bytearray(_LARGEST_BLOCK_BYTES)
 
 
 def open_storage(url: str) -> Storage:
@@ -262,7 +277,11 @@ def _join(folder: str, name: str) -> str:
 
 
 class LocalFile:
-    """A file of the local disk or of a network file system, open for reading."""
+    """A file of the local disk or of a network file system, open for reading.
+
+    Attributes:
+        size: Its bytes.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -284,6 +303,16 @@ class LocalFile:
                     raise self._too_short(offset + num_bytes, offset + len(data))
                 data += more
         return data
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes from an offset on."""
+        with _translated(self._path):
+            filled = 0
+            while filled < len(buffer):
+                count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
+                if not count:
+                    raise self._too_short(offset + len(buffer), offset + filled)
+                filled += count
 
     def _too_short(self, expected: int, found: int) -> CorruptDataError:
         return CorruptDataError(

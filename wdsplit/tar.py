@@ -286,6 +286,9 @@ def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:
     if not columns:
         none = np.zeros(0, np.int64)
         return Members(np.zeros(0, f"S{NAME_BYTES}"), none, none, counts)
+    if (counts == len(columns)).all():
+        starts, names, sizes = (np.stack(values, axis=1).reshape(-1) for values in list(zip(*columns, strict=True))[1:])
+        return Members(names, starts, sizes, counts)
     starts = np.concatenate([column[1] for column in columns])
     order = np.argsort(starts, kind="stable")
     names = np.concatenate([column[2] for column in columns])[order]

@@ -6,14 +6,19 @@ How far a worker gets ahead is bounded, in parts and in bytes.
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from wdsplit.collate import num_bytes
 
 __all__ = ["Raised", "Threads"]
+
+_PATIENCE_S = 2.0
+"""How long the end of the threads is waited for. What blocks one for longer does not block the program."""
 
 
 @dataclass(frozen=True)
@@ -26,23 +31,24 @@ class Raised:
 class Threads:
     """The parts of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
 
+    They end when this is closed or collected, and at the end of the program; one that is busy then ends later, without
+    its work being taken.
+
     Args:
-        make: Returns the parts of a worker; called, and iterated, in the worker's thread.
-        num_workers: Threads.
+        parts: The parts of each worker; iterated in the worker's thread.
         parts_ahead: Parts that a worker may have made before they are taken.
         bytes_ahead: Bytes that they may hold; one part is always made.
     """
 
-    def __init__(
-        self, make: Callable[[int], Iterator[Any]], num_workers: int, parts_ahead: int, bytes_ahead: int
-    ) -> None:
-        self._queues = [_Queue(parts_ahead, bytes_ahead) for _ in range(num_workers)]
-        self._threads = [
-            threading.Thread(target=_work, args=(make, worker, queue), name=f"wdsplit-{worker}", daemon=True)
-            for worker, queue in enumerate(self._queues)
-        ]
+    def __init__(self, parts: Sequence[Iterator[Any]], parts_ahead: int, bytes_ahead: int) -> None:
+        self._queues = [_Queue(parts_ahead, bytes_ahead) for _ in parts]
         self._turn = 0
-        for thread in self._threads:
+        threads = [
+            threading.Thread(target=_work, args=work, name=f"wdsplit-{worker}", daemon=True)
+            for worker, work in enumerate(zip(parts, self._queues, strict=True))
+        ]
+        self._end = weakref.finalize(self, _end, self._queues, threads)
+        for thread in threads:
             thread.start()
 
     def __iter__(self) -> Iterator[Any]:
@@ -59,17 +65,24 @@ class Threads:
         return queue.take()
 
     def close(self) -> None:
-        """End all workers, and wait for them."""
-        for queue in self._queues:
-            queue.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        """End all workers, and wait for them; not for long, though."""
+        self._end()
 
 
-def _work(make: Callable[[int], Iterator[Any]], worker: int, queue: _Queue) -> None:
+def _end(queues: Sequence[_Queue], threads: Sequence[threading.Thread]) -> None:
+    for queue in queues:
+        queue.close()
+    if threading.current_thread() in threads:  # the collector runs in any thread, in one with locks, too
+        return
+    deadline = time.monotonic() + _PATIENCE_S
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _work(parts: Iterator[Any], queue: _Queue) -> None:
     try:
-        for part in make(worker):
+        for part in parts:
             if not queue.put(part):
                 return
     except BaseException as error:

@@ -5,7 +5,7 @@ Pure (no I/O).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,31 +24,41 @@ Spans = tuple[Int64, Int64]
 
 
 class Window:
-    """Consecutive samples of a shard; payloads are taken when they are asked for.
+    """Consecutive samples of a shard.
 
     Args:
         url: What to call the shard.
         members: The members of the samples.
         read: Reads a number of bytes at an offset of the shard.
+        wanted: The fields that are wanted; None for all.
         base: Where the first sample begins.
-        data: The bytes from there on, if payloads shall be copied from them; else they are read one by one.
+        data: The bytes from there on, if payloads shall be copied from them, which is done now. Else they are read one
+            by one when they are asked for.
 
     Attributes:
         url: What to call the shard.
+        fields: For each field, as `Block` has them, the payloads.
 
     Raises:
         CorruptDataError: The members are not those of the samples.
     """
 
     def __init__(
-        self, url: str, members: Members, read: Callable[[int, int], bytes], base: int = 0, data: bytes | None = None
+        self,
+        url: str,
+        members: Members,
+        read: Callable[[int, int], bytes],
+        wanted: Collection[str] | None = None,
+        base: int = 0,
+        data: Any = None,
     ) -> None:
         self.url = url
-        self._data = data
-        self._base = base
-        self._read = read
-        self._keys, self._spans = _uniform(members) or _ragged(members)
-        self._payloads: dict[str, Objects] = {}
+        self._keys, spans = _uniform(members) or _ragged(members)
+        if wanted is not None:
+            spans = {name: span for name, span in spans.items() if name in wanted}
+        self._sizes = sum((stops - starts for starts, stops in spans.values()), np.zeros(len(self._keys), np.int64))
+        pending = _pending if data is None else _copied
+        self.fields = {name: as_objects(pending(span, data or read, base)) for name, span in spans.items()}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -58,14 +68,9 @@ class Window:
         """The keys of the samples."""
         return list(self._keys)
 
-    @property
-    def fields(self) -> list[str]:
-        """The names of all fields that a sample has."""
-        return list(self._spans)
-
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
         """Give the field names of each sample with its key; once for all if all samples have the same fields."""
-        present = {name: starts >= 0 for name, (starts, _) in self._spans.items()}
+        present = {name: payloads != None for name, payloads in self.fields.items()}  # noqa: E711 (of each payload)
         rows = range(len(self) if any(not there.all() for there in present.values()) else min(1, len(self)))
         for row in rows:
             yield self._keys[row], [name for name, there in present.items() if there[row]]
@@ -74,31 +79,9 @@ class Window:
         """Return the keys of some samples: object of shape (m,)."""
         return self._keys[rows]
 
-    def payloads_at(self, field: str, rows: Int64) -> Objects:
-        """Return the payloads of a field, as `Block` has them: object of shape (m,)."""
-        if field not in self._payloads:
-            self._payloads[field] = as_objects(self._taken(field))
-        return self._payloads[field][rows]
-
-    def sizes_at(self, rows: Int64, fields: Iterable[str]) -> Int64:
+    def sizes_at(self, rows: Int64) -> Int64:
         """Return the bytes of some samples' payloads: int64 of shape (m,)."""
-        sizes = np.zeros(len(rows), np.int64)
-        for name in fields:
-            starts, stops = self._spans[name]
-            sizes += stops[rows] - starts[rows]
-        return sizes
-
-    def _taken(self, field: str) -> list[Any]:
-        starts, stops = self._spans[field]
-        present = bool((starts >= 0).all())
-        if self._data is None:
-            spans = zip(starts.tolist(), (stops - starts).tolist(), strict=True)
-            return [(self._read, start, size) if start >= 0 else None for start, size in spans]
-        data = self._data
-        cuts = zip((starts - self._base).tolist(), (stops - self._base).tolist(), strict=True)
-        if present:
-            return [data[start:stop] for start, stop in cuts]
-        return [data[start:stop] if there else None for (start, stop), there in zip(cuts, starts >= 0, strict=True)]
+        return np.asarray(self._sizes[rows])
 
     def take(self, rows: Sequence[int], positions: Sequence[int], pads: Sequence[bool]) -> Iterator[dict[str, Any]]:
         """Give samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and fields (bytes).
@@ -109,10 +92,25 @@ class Window:
             pads: Whether they are repetitions.
         """
         places = np.asarray(rows, np.int64)
-        fields = {name: self.payloads_at(name, places) for name in self._spans}
+        fields = {name: payloads[places] for name, payloads in self.fields.items()}
         numbers, flags = np.asarray(positions, np.int64), np.asarray(pads, np.bool_)
-        urls, sizes = as_objects([self.url] * len(places)), self.sizes_at(places, self._spans)
+        urls, sizes = as_objects([self.url] * len(places)), self.sizes_at(places)
         return Block(self.keys_at(places), urls, numbers, flags, sizes, fields).samples()
+
+
+def _copied(span: Spans, data: Any, base: int) -> list[Any]:
+    """Return payloads, copied from the bytes that begin at `base`."""
+    starts, stops = span[0] - base, span[1] - base
+    cuts = zip(starts.tolist(), stops.tolist(), strict=True)
+    if (span[0] >= 0).all():
+        return [data[start:stop] for start, stop in cuts]
+    return [data[start:stop] if there else None for (start, stop), there in zip(cuts, span[0] >= 0, strict=True)]
+
+
+def _pending(span: Spans, read: Any, base: int) -> list[Any]:
+    """Return payloads that are yet to be read."""
+    sizes = (span[1] - span[0]).tolist()
+    return [(read, start, size) if start >= 0 else None for start, size in zip(span[0].tolist(), sizes, strict=True)]
 
 
 # Samples that all have the same fields
@@ -124,19 +122,22 @@ def _uniform(members: Members) -> tuple[Objects, dict[str, Spans]] | None:
     if not len(counts) or not counts[0] or (counts != counts[0]).any():
         return None
     num_fields = int(counts[0])
-    width = members.names.dtype.itemsize
-    names = members.names.view(np.uint8).reshape(len(counts), num_fields, width)
+    lengths = np.char.str_len(members.names)
+    names = members.names.view(np.uint8).reshape(len(members.names), -1)[:, : int(lengths.max())]
+    names = names.reshape(len(counts), num_fields, -1)
     first = [split_member(name) for name in members.names[:num_fields].tolist()]
     suffixes = [b"." + parts[1] for parts in first if parts is not None]
     fields = [_text(suffix[1:]).lower() for suffix in suffixes]
     if len(set(fields)) < num_fields or first[0] is None:
         return None
-    raw = members.names[::num_fields].tolist()
-    lead = len(raw[0]) - len(first[0][0]) - len(suffixes[0])
-    if not _same_stems(names, suffixes):
+    stem = lengths[::num_fields] - len(suffixes[0])
+    lead = int(stem[0]) - len(first[0][0])
+    if not _same_stems(names, lengths.reshape(-1, num_fields), suffixes):
         return None
-    keys = _keys([name[lead : -len(suffixes[0])] for name in raw])
-    if keys is None or (lead and any(not name.startswith(raw[0][:lead]) for name in raw)):
+    if (names[:, 0, :lead] != names[0, 0, :lead]).any() or (stem <= lead).any():
+        return None
+    keys = _keys(names[:, 0, lead:], stem - lead)
+    if keys is None:
         return None
     starts = members.starts.reshape(-1, num_fields)
     stops = starts + members.sizes.reshape(-1, num_fields)
@@ -146,21 +147,19 @@ def _uniform(members: Members) -> tuple[Objects, dict[str, Spans]] | None:
     }
 
 
-def _same_stems(names: npt.NDArray[np.uint8], suffixes: list[bytes]) -> bool:
+def _same_stems(names: npt.NDArray[np.uint8], lengths: Int64, suffixes: list[bytes]) -> bool:
     """Tell whether the members of each sample differ in nothing but what follows the key, and all samples alike.
 
     Args:
         names: uint8 of shape (n, members, width), filled up with NULs.
+        lengths: int64 of shape (n, members): bytes of each name.
         suffixes: For each member what must follow the key.
     """
-    width = names.shape[2]
-    place = np.arange(width)
-    lengths = width - np.argmax((names != 0)[:, :, ::-1], axis=2)
     stems = lengths - np.array([len(suffix) for suffix in suffixes])
     if (stems != stems[:, :1]).any() or (stems <= 0).any():
         return False
     stem = stems[:, 0]
-    inside = place < stem[:, None]
+    inside = np.arange(names.shape[2]) < stem[:, None]
     for number, suffix in enumerate(suffixes):
         tail = stem[:, None] + np.arange(len(suffix))
         ends = np.take_along_axis(names[:, number], tail, axis=1)
@@ -171,13 +170,19 @@ def _same_stems(names: npt.NDArray[np.uint8], suffixes: list[bytes]) -> bool:
     return True
 
 
-def _keys(raw: list[bytes]) -> Objects | None:
-    """Return keys as text; None if a name might split elsewhere: keys have no dot but in the names of folders."""
-    joined = b"\0".join(raw)
-    if b"." in joined and not all(split_member(key + b".x") == (key, b"x") for key in raw):
+def _keys(names: npt.NDArray[np.uint8], lengths: Int64) -> Objects | None:
+    """Return keys as text; None if a name might split elsewhere: keys have no dot but in the names of folders.
+
+    Args:
+        names: uint8 of shape (n, width): what begins with the keys.
+        lengths: int64 of shape (n,): bytes of each key; less than the width.
+    """
+    place, ends = np.arange(names.shape[1]), lengths[:, None]
+    joined = np.where(place == ends, np.uint8(0), names)[place <= ends].tobytes()[:-1]
+    if b"." in joined and not all(split_member(key + b".x") == (key, b"x") for key in joined.split(b"\0")):
         return None
     keys = _text(joined).split("\0")
-    return as_objects(keys) if len(keys) == len(raw) and all(keys) else None
+    return as_objects(keys) if len(keys) == len(names) else None
 
 
 def _text(name: bytes) -> str:

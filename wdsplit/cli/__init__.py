@@ -13,6 +13,7 @@ import sys
 import click
 
 from wdsplit.cli.adopt import index_command
+from wdsplit.cli.bench import bench_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import convert_command, plan_command
 from wdsplit.cli.inspect import assign_command, inspect_command
@@ -45,6 +46,7 @@ for _command in (
     verify_command,
     assign_command,
     audit_command,
+    bench_command,
 ):
     cli.add_command(_command)
 

@@ -1,0 +1,346 @@
+"""An iteration of a dataset: what is left of an epoch, and how far it has got.
+
+Composition of a source's order and reader and the stages after it. All that is kept is how many samples the stages have
+taken; from the epoch and this number everything else is made again, by arithmetic. So an iteration has the `state_dict`
+and `load_state_dict` that torchdata's StatefulDataLoader asks of the iterator of a dataset, in this process as in each
+of its workers. The dataset itself has no state: what it is set to, its epoch, is the caller's.
+
+The number tells where to go on only if no stage holds samples back between two items. Stages that do are known by name
+or found out by counting what goes into them and what comes out, and no state is given then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+from webdataset import filters
+
+from wdsplit.decoders import Decode
+from wdsplit.errors import StateError
+from wdsplit.order import Int64
+from wdsplit.randomness import RandomMap
+from wdsplit.source import AnySource
+from wdsplit.split import World, reader_positions, whole
+from wdsplit.stages import ColumnStage
+from wdsplit.state import State, dump_state
+
+__all__ = ["Iteration", "resumable"]
+
+logger = logging.getLogger(__name__)
+
+_ONE_TO_ONE = (ColumnStage, Decode, RandomMap)
+
+_HOLD_NOTHING = {
+    "associate",
+    "decode",
+    "extract_keys",
+    "info",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "rename",
+    "rename_keys",
+    "rsample",
+    "select",
+    "to_tuple",
+    "xdecode",
+}
+"""Webdataset's stages that are done with each sample before they take the next."""
+
+_UNRESUMABLE = {
+    "shuffle": "it holds samples back",
+    "detshuffle": "it holds samples back",
+    "unbatched": "it gives several samples for each item it takes",
+    "unlisted": "it gives several samples for each item it takes",
+    "slice": "it counts from where the iteration began",
+    "Cached": "it keeps what it has seen",
+    "LMDBCached": "it keeps what it has seen",
+}
+"""Webdataset's stages whose state is more than how many samples they took, and why."""
+
+_DROPPING = {"rsample", "select"}
+
+
+def _function(stage: Any) -> Any:
+    return stage.f if isinstance(stage, filters.FilterFunction) else stage
+
+
+def _name(stage: Any) -> str:
+    """Return what a stage is called in a pipeline."""
+    function = _function(stage)
+    if function is islice:
+        return "slice"
+    return str(getattr(function, "__name__", type(function).__name__)).lstrip("_")
+
+
+def _name_in_webdataset(stage: Any) -> str:
+    """Return the name of one of webdataset's own stages; nothing for another's."""
+    function = _function(stage)
+    return _name(stage) if function is islice or getattr(function, "__module__", "") == filters.__name__ else ""
+
+
+def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
+    """Return a stage that gives what `stage` gives, but lets it be known how far it has got.
+
+    Args:
+        stage: A stage of a pipeline.
+        invoke: Applies a stage to samples, as webdataset's pipelines do.
+    """
+    name = _name_in_webdataset(stage)
+    if name == "batched":
+        return _Batched.of(stage) or stage
+    if isinstance(stage, _ONE_TO_ONE) or name in _HOLD_NOTHING or name in _UNRESUMABLE:
+        return stage
+    return _Watched(stage, invoke)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batched:
+    """Webdataset's `batched`, but that one takes a sample of the next batch before it gives a batch."""
+
+    size: int
+    collate: Callable[[list[Any]], Any] | None
+    partial: bool
+
+    @classmethod
+    def of(cls, stage: filters.FilterFunction) -> _Batched | None:
+        """Return the same as a stage of webdataset's, unless its size cannot be: it will say so itself."""
+        bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
+        bound.apply_defaults()
+        size = whole(bound.arguments["batchsize"])
+        if not isinstance(size, int) or size < 1:
+            return None
+        return cls(size, bound.arguments["collation_fn"], bound.arguments["partial"])
+
+    def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
+        samples = iter(samples)
+        while batch := list(islice(samples, self.size)):
+            if len(batch) == self.size or self.partial:
+                yield batch if self.collate is None else self.collate(batch)
+
+
+class _Count:
+    """How many samples have gone by."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def of(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Give the samples, and count each before it goes."""
+        for sample in samples:
+            self.number += 1
+            yield sample
+
+
+class _Watched:
+    """A stage of which nothing is known, but what goes into it and what comes out.
+
+    Attributes:
+        taken: The items that it took.
+        given: The items that it gave.
+    """
+
+    def __init__(self, stage: Any, invoke: Callable[..., Any]) -> None:
+        self.name = _name(stage)
+        self.taken, self.given = _Count(), _Count()
+        self._stage = stage
+        self._invoke = invoke
+
+    def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
+        self.taken, self.given = _Count(), _Count()
+        return self.given.of(self._invoke(self._stage, self.taken.of(samples)))
+
+    def refuse_held_items(self) -> None:
+        """Raise StateError unless as many items came out as went in."""
+        taken, given = self.taken.number, self.given.number
+        if taken != given:
+            raise _unresumable(self.name, f"{taken} items taken, {given} given: it may hold some of them")
+
+
+class Iteration(Iterator[Any]):
+    """What the stages of a dataset make of one reader's samples of an epoch.
+
+    Args:
+        source: What is read.
+        epoch: The epoch.
+        world: Which of all readers this is.
+        stages: The stages, as `resumable` returns them.
+        through: Applies them to samples of an epoch.
+    """
+
+    def __init__(
+        self,
+        source: AnySource,
+        epoch: int,
+        world: World,
+        stages: Sequence[Any],
+        through: Callable[[Iterator[Any], int], Iterator[Any]],
+    ) -> None:
+        self._source = source
+        self._world = world
+        self._stages = stages
+        self._through = through
+        _warn_of_dropped_samples(source, world, stages)
+        self._begin(epoch, 0)
+
+    def _begin(self, epoch: int, taken: int) -> int:
+        """Go to where a number of samples was taken. Return how many this reader has less: 0 if all is well."""
+        order = self._source.order(epoch)
+        chunks = reader_positions(order, self._world, self._source.samples_at_once(self._world))
+        first, missing = _after(chunks, taken)
+        if missing:
+            return missing
+        reader = self._source.reader(order, self._world)
+        left = chain([first], chunks) if len(first) else ()
+        self._epoch, self._taken, self._is_over = epoch, _Count(taken), not len(first)
+        samples = chain.from_iterable(reader.read(positions).samples() for positions in left)
+        self._items = self._through(self._taken.of(samples), epoch)
+        return 0
+
+    def __next__(self) -> Any:
+        """Return the next item."""
+        try:
+            return next(self._items)
+        except StopIteration:
+            self._is_over = True
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far this iteration has got, as plain JSON values.
+
+        It counts the samples that went into the items given so far. It belongs to this rank and worker, and to these
+        numbers of both: `wdsplit.Loader` has states that resume on any other.
+
+        Raises:
+            StateError: A stage holds samples back, so that no number says where to go on.
+        """
+        self._refuse_unresumable()
+        for stage in self._stages:
+            if isinstance(stage, _Watched) and not self._is_over:
+                stage.refuse_held_items()
+        return self._dumped(self._epoch, self._taken.number)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to where a state dict was taken: the rest of its epoch is given, nothing of what came before is read.
+
+        The epoch is the state's, whatever the dataset is set to; the dataset is left as it is, and its next iteration
+        gives the epoch that it is set to then. After the last item, a state has nothing left to give.
+
+        Raises:
+            StateError: The state is of another dataset, other options, or another rank or worker, or it is damaged.
+        """
+        self._refuse_unresumable()
+        if not isinstance(state_dict, Mapping):
+            raise StateError("this is no state dict", expected="a dict", found=type(state_dict).__name__)
+        differences = []
+        for name, here in self._dumped(0, 0).items():
+            there = state_dict.get(name)
+            if name in ("epoch", "taken"):
+                if isinstance(there, bool) or not isinstance(there, int) or not 0 <= there < 2**62:
+                    differences.append(f"{name}: {there!r} in the state, expected an integer of at least 0")
+            elif there != here:
+                differences.append(f"{name}: {there!r} in the state, {here!r} here")
+        if differences:
+            raise StateError(
+                "the state does not belong to this reader of this dataset",
+                place=self._source.url,
+                found="; ".join(differences),
+                remedy="open the dataset with the options it was saved with, on as many ranks and workers, and give "
+                "each rank its own state; or use wdsplit.Loader, whose states resume on any number of them",
+            )
+        self._resume(state_dict["epoch"], state_dict["taken"])
+
+    def _resume(self, epoch: int, taken: int) -> None:
+        begun = self._epoch
+        missing = self._begin(epoch, taken)
+        if missing:
+            raise StateError(
+                "the state lies beyond the end of its epoch",
+                place=self._source.url,
+                expected=f"at most {taken - missing} samples taken",
+                found=str(taken),
+                remedy="the state is damaged: use an earlier checkpoint",
+            )
+        if begun != epoch and not self._is_over:
+            logger.warning(
+                "%s: the rest of epoch %d is given, as the state says, but the dataset is set to epoch %d: "
+                "call set_epoch before each epoch, also before one that is resumed",
+                self._source.url,
+                epoch,
+                begun,
+            )
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self._source.fingerprint
+
+    def _dumped(self, epoch: int, taken: int) -> dict[str, Any]:
+        values = dump_state(State(epoch, taken), self._fingerprint, self._source.options, self._world)
+        values["taken"] = values.pop("position")
+        return values | dataclasses.asdict(self._world)
+
+    def _refuse_unresumable(self) -> None:
+        for stage in self._stages:
+            name = _name_in_webdataset(stage)
+            if name in _UNRESUMABLE:
+                raise _unresumable(name, _UNRESUMABLE[name])
+
+
+def _after(chunks: Iterator[Int64], taken: int) -> tuple[Int64, int]:
+    """Skip the first `taken` positions. Return the rest of the chunk they end in, and how many there were too few."""
+    chunk = np.zeros(0, np.int64)
+    while taken >= len(chunk):
+        taken -= len(chunk)
+        following = next(chunks, None)
+        if following is None:
+            return np.zeros(0, np.int64), taken
+        chunk = following
+    return chunk[taken:], 0
+
+
+def _unresumable(name: str, why: str) -> StateError:
+    return StateError(
+        "the state of an iteration cannot be told, because it could not be resumed exactly",
+        place=f"stage {name}",
+        expected="stages that hold nothing between two items, such as map, select and batched",
+        found=why,
+        remedy="leave the stage out (a Dataset shuffles by itself), or apply it to what the loader gives; or use "
+        "torch's own DataLoader, which keeps no state",
+    )
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_of_dropped_samples(source: AnySource, world: World, stages: Iterable[Any]) -> None:
+    """Log once a process and dataset that stages may drop samples, so that ranks may differ in their steps."""
+    names = [_name(stage) for stage in stages if _may_drop(stage)]
+    if not names or world.world_size == 1 or source.options.tail == "uneven" or world.rank or world.worker:
+        return
+    key = source.url, ", ".join(names)
+    if key in _warned:
+        return
+    _warned.add(key)
+    logger.warning(
+        "%s: %s may drop samples, so ranks may have different numbers of steps, and one waits for another that has run "
+        "dry: select rows when the table is converted (--where), or end all ranks after the fewest steps",
+        *key,
+    )
+
+
+def _may_drop(stage: Any) -> bool:
+    """Tell whether a stage of webdataset's may drop samples, if only by a handler that goes on after errors."""
+    if _name_in_webdataset(stage) in _DROPPING:
+        return True
+    if not isinstance(stage, filters.FilterFunction):
+        return False
+    handler = stage.kw.get("handler")
+    return handler is not None and handler is not filters.reraise_exception
