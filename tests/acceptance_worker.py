@@ -2,9 +2,9 @@
 
     torchrun ... acceptance_worker.py DATASETS JOB VICTIM
 
-Each rank writes what its loaders gave it to JOB/<rank>.json, and rank 0 the states to JOB/states.json. Then the ranks
-train, with DDP, from DATASETS/checkpoint.json on; in the middle the rank VICTIM is killed, unless it is -1. How the
-ranks' parts go together is for test_acceptance.py to judge.
+Each rank writes what its loaders gave it to JOB/<rank>.json, and rank 0 the states to DATASETS/states.json. Then the
+ranks train from DATASETS/checkpoint.json on; in the middle the rank VICTIM is killed, unless it is -1. How the ranks'
+parts go together is for test_acceptance.py to judge.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from wdsplit.mixing import mix
 
 GLOBAL_BATCH = 24
 RESUMED_EPOCH = 2
-TRAINED_EPOCHS = 2
+TRAINED_EPOCHS = 3
 KILLED_AFTER = 3
 """Steps that a job with a victim trains and commits."""
 
@@ -123,9 +123,13 @@ def promises(folder, job):
 
 
 def train(folder, job, victim):
-    """Train from the last checkpoint on; all ranks note the batches of each step before rank 0 writes the next one."""
-    rank = distributed.get_rank()
-    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    """Train from the last checkpoint on; all ranks note the batches of each step before rank 0 writes the next one.
+
+    The ranks add their gradients up in each step, so none could go on if another had ended: by DDP in the job that is
+    not killed, else by hand, because DDP takes each rank two seconds to start.
+    """
+    rank, model = distributed.get_rank(), torch.nn.Linear(1, 1)
+    run = DistributedDataParallel(model) if victim < 0 else model
     loader = loader_of(opened(folder, "training"), (2, "process"), prefetch_bytes=1)
     checkpoint = folder / "checkpoint.json"
     if checkpoint.exists():
@@ -134,7 +138,9 @@ def train(folder, job, victim):
     with open(job / f"{rank}.trained", "w") as log:
         while loader.epoch < TRAINED_EPOCHS:
             for batch in loader:
-                model(batch[1][:, None] / 100).square().mean().backward()
+                run(batch[1][:, None] / 100).square().mean().backward()
+                if victim >= 0:
+                    distributed.all_reduce(model.weight.grad)
                 if (rank, steps) == (victim, KILLED_AFTER):
                     os.kill(os.getpid(), signal.SIGKILL)
                 print(json.dumps(deliveries(batch)), file=log, flush=True)
@@ -143,7 +149,7 @@ def train(folder, job, victim):
                     (job / "new.json").write_text(json.dumps(loader.state_dict()))
                     (job / "new.json").replace(checkpoint)
                 steps += 1
-    return model.module.weight.grad.tolist()
+    return model.weight.grad.tolist()
 
 
 def main(datasets, job, victim):

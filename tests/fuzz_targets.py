@@ -206,7 +206,8 @@ def check_samples(members, files, data, base):
 
 def opened(members, data, base, held):
     """Return a window whose payloads are copied from what is held, or else read one by one."""
-    return Window("shard", members, lambda at, size: data[at - base : at - base + size], base=base, data=held)
+    most_copied = 3 if held is None else None
+    return Window("shard", members, lambda at, size: data[at - base : at - base + size], data, base, most_copied)
 
 
 def text(name):

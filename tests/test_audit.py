@@ -343,9 +343,9 @@ def test_a_reader_that_gives_one_sample_the_key_of_another_is_found(numbers, mon
     read = SampleReader.read
 
     def misread(reader, positions):
-        samples = read(reader, positions)
-        samples[0] = {**samples[0], "__key__": samples[-1]["__key__"]}
-        return samples
+        block = read(reader, positions)
+        block.keys[0] = block.keys[-1]
+        return block
 
     monkeypatch.setattr(SampleReader, "read", misread)
     assert "exactly once, read" in broken(numbers, replace(TWO_READING_RANKS, num_workers=num_workers))

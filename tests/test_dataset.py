@@ -149,6 +149,23 @@ def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoc
         assert [tuple(sample) for sample in loader] == first_positions(numbers, 102, epoch=epoch)[1::2]
 
 
+@pytest.mark.parametrize(("multiprocessing_context", "num_workers"), [("fork", 2), ("forkserver", 1)])
+def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_unpickled(
+    numbers, multiprocessing_context, num_workers
+):
+    dataset = pickle.loads(pickle.dumps(delivering(Dataset(numbers, rank=0, world_size=1))))
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=5,
+        num_workers=num_workers,
+        multiprocessing_context=multiprocessing_context,
+        persistent_workers=True,
+    )
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
+
+
 # Stages
 
 

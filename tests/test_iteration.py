@@ -2,9 +2,10 @@ import copy
 import gc
 import itertools
 import json
-import logging
 import shutil
+import traceback
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from made_datasets import (
     numbers_dataset,
     numbers_table,
     real_rows,
+    sized_dataset,
 )
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -214,8 +216,24 @@ def test_a_stage_of_ones_own_that_holds_samples_is_found_out(numbers):
     with pytest.raises(StateError, match="stage in_threes") as caught:
         iteration.state_dict()
     assert caught.value.found.startswith("3 items taken, 1 given")
+
+
+def but_the_first(samples):
+    return itertools.islice(samples, 1, None)
+
+
+def test_when_all_is_given_a_stage_of_ones_own_holds_nothing(numbers):
+    iteration = iter(dataset_of(numbers).compose(but_the_first))
     assert len(list(iteration)) == 100
-    assert iteration.state_dict()["taken"] == 101
+    state = iteration.state_dict()
+    iteration.load_state_dict(state)
+    assert iteration.state_dict() == state
+    assert list(iteration) == []
+
+
+def test_a_reader_without_samples_has_a_state(tmp_path):
+    path = sized_dataset(tmp_path, [1], lanes=2, window=4)
+    assert resumed_at(*(dataset_of(path, tail="uneven", rank=1, world_size=2) for _ in range(2)), 0) == []
 
 
 def test_an_iteration_goes_on_in_the_epoch_of_its_state_and_says_so(numbers, caplog):
@@ -225,10 +243,18 @@ def test_an_iteration_goes_on_in_the_epoch_of_its_state_and_says_so(numbers, cap
     iteration.load_state_dict(state)
     assert list(iteration) == list(itertools.islice(expected_epoch(numbers, epoch=3), 101))
     assert dataset.epoch == 5
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+    assert [record.getMessage() for record in caplog.records if "the rest of epoch" in record.getMessage()] == [
         f"{numbers}: the rest of epoch 3 is given, as the state says, but the dataset is set to epoch 5: "
         "call set_epoch before each epoch, also before one that is resumed"
     ]
+
+
+def test_nothing_is_said_where_the_epoch_is_the_same_or_nothing_is_left_of_it(numbers, caplog):
+    iteration = iter(dataset_of(numbers, epoch=3))
+    iter(dataset_of(numbers, epoch=3)).load_state_dict(iteration.state_dict())
+    list(iteration)
+    iter(dataset_of(numbers, epoch=4)).load_state_dict(iteration.state_dict())
+    assert not [record for record in caplog.records if "the rest of epoch" in record.getMessage()]
 
 
 # Under torchdata's StatefulDataLoader
@@ -331,29 +357,52 @@ def test_epochs_after_a_resumed_one_are_those_of_a_run_that_was_not_interrupted(
     assert all_deliveries(first) + epochs(resumed(loader(0), state), 1) == whole
 
 
-def test_a_stateful_loader_of_spawned_workers_resumes(numbers):
-    def loader():
-        return stateful(delivering(dataset_of(numbers, epoch=2)), 1, multiprocessing_context="spawn")
+def test_spawned_workers_resume(numbers):
+    def loader(**options):
+        return stateful(delivering(dataset_of(numbers, epoch=2)), 1, **options)
 
     first, state = taken_of(loader(), 4)
-    assert all_deliveries([*first, *resumed(loader(), state)]) == list(
-        itertools.islice(expected_epoch(numbers, epoch=2), 101)
-    )
+    rest = list(resumed(loader(multiprocessing_context="spawn"), state))
+    assert all_deliveries([*first, *rest]) == list(itertools.islice(expected_epoch(numbers, epoch=2), 101))
 
 
-def test_workers_refuse_a_state_of_other_options(numbers):
-    _, state = taken_of(stateful(delivering(dataset_of(numbers, seed=1)), 1), 2)
-    with pytest.raises(StateError, match="seed: 1 in the state, 2 here"):
-        iter(resumed(stateful(delivering(dataset_of(numbers, seed=2)), 1), state))
+@contextmanager
+def raises_in_workers(match):
+    """Expect a StateError; let go of what its traceback holds, so that the workers end now and not at a gc."""
+    with pytest.raises(StateError, match=match) as caught:
+        yield
+    traceback.clear_frames(caught.tb)
+    gc.collect()
 
 
-def test_a_stateful_loader_says_that_a_shuffling_stage_cannot_be_resumed(numbers):
-    with pytest.raises(StateError, match="stage shuffle"):
-        iter(stateful(delivering(dataset_of(numbers)).shuffle(10), 1))
-    loader = stateful(delivering(dataset_of(numbers)).shuffle(10))
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [({"seed": 2}, "seed: 0 in the state, 2 here"), ({"rank": 1}, "rank: 0 in the state, 1 here")],
+)
+def test_workers_refuse_a_state_of_another_reader(numbers, other, match):
+    options = {"rank": 0, "world_size": 2}
+    _, state = taken_of(stateful(delivering(dataset_of(numbers, **options)), 1), 2)
+    with raises_in_workers(match):
+        iter(resumed(stateful(delivering(dataset_of(numbers, **options | other)), 1), state))
+
+
+def test_another_number_of_workers_is_refused(numbers):
+    _, state = taken_of(stateful(delivering(dataset_of(numbers)), 1), 2)
+    with raises_in_workers("num_workers: 1 in the state, 2 here"):
+        iter(resumed(stateful(delivering(dataset_of(numbers)), 2), state))
+
+
+def test_a_stage_that_shuffles_works_until_a_state_is_asked_for(numbers):
+    dataset = delivering(dataset_of(numbers)).shuffle(10)
+    loader = stateful(dataset)
     assert real_rows(all_deliveries(loader)) == list(range(101))
     with pytest.raises(StateError, match="stage shuffle"):
         loader.state_dict()
+
+
+def test_workers_say_that_a_stage_that_shuffles_cannot_be_resumed(numbers):
+    with raises_in_workers("stage shuffle"):
+        iter(stateful(delivering(dataset_of(numbers)).shuffle(10), 1))
 
 
 # The fluid stages, against webdataset's own pipelines
@@ -537,9 +586,10 @@ def test_ranks_are_warned_once_of_a_stage_that_may_drop_samples(tmp_path, caplog
     assert message.startswith(f"{path}: {name} may drop samples")
 
 
-def test_one_rank_uneven_ranks_and_stages_that_keep_all_are_not_warned(numbers, caplog):
+def test_nothing_is_said_of_one_rank_or_uneven_ones_or_by_another_than_the_first_or_where_all_is_kept(numbers, caplog):
     list(Dataset(numbers, rank=0, world_size=1).select(bool))
     list(Dataset(numbers, rank=0, world_size=2, tail="uneven").select(bool))
+    list(Dataset(numbers, rank=1, world_size=2).select(bool))
     list(Dataset(numbers, rank=0, world_size=2).decode().map(dict).batched(4))
     assert not dropped_warnings(caplog)
 

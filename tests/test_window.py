@@ -23,14 +23,15 @@ def window_of(samples, is_copied):
     body = build_body(pa.array(keys, pa.string()), fields)
     data = bytes(body.join())
     shard = bytes(BASE) + data
-    offsets = np.append(np.asarray(body.offsets, np.int64), len(data)) if len(body.offsets) == len(samples) else None
-    offsets = np.asarray(body.offsets, np.int64) if offsets is None else offsets
+    offsets = np.append(0, np.cumsum(body.sample_bytes))
     members = parse_members(memoryview(data), BASE + offsets, BASE)
 
     def read(offset, num_bytes):
         return shard[offset : offset + num_bytes]
 
-    return keys, Window("a.tar", members, read, base=BASE, data=data if is_copied else None)
+    if is_copied:
+        return keys, Window("a.tar", members, read, data, BASE)
+    return keys, Window("a.tar", members, read, shard, most_copied=100)
 
 
 samples = st.lists(
@@ -66,4 +67,4 @@ def test_an_index_that_joins_two_samples_is_refused():
     data = bytes(body.join())
     members = parse_members(memoryview(data), np.array([0, len(data)]))
     with pytest.raises(CorruptDataError, match="two samples"):
-        Window("a.tar", members, lambda offset, num_bytes: b"")
+        Window("a.tar", members, lambda offset, num_bytes: b"", data)

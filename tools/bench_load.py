@@ -115,10 +115,11 @@ def run_race(number: str, name: str, folder: str) -> dict[str, Any]:
 
 
 def num_samples(batch: Any) -> int:
-    """Return the samples of a batch: a list of samples, a tensor of them, or columns."""
+    """Return the samples of a batch: a list of samples, which are dicts; a tensor of them; or columns."""
     if isinstance(batch, dict):
         return len(next(iter(batch.values())))
-    return len(batch[0]) if isinstance(batch, tuple) else len(batch)
+    has_columns = isinstance(batch, (list, tuple)) and not isinstance(batch[0], dict)
+    return len(batch[0]) if has_columns else len(batch)
 
 
 def run_prepare(number: str, name: str, folder: str) -> dict[str, Any]:
@@ -137,13 +138,17 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+class ProcessError(Exception):
+    """A process of ours failed; says how."""
+
+
 def in_own_process(task: str, *arguments: Any, home: Path) -> dict[str, Any]:
     """Run a task in a process of its own; return what it returned."""
     command = [sys.executable, __file__, "--task", task, *map(str, arguments)]
     env = {**os.environ, "HF_HOME": str(home / "huggingface"), "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, env=env)
     if ended.returncode:
-        raise SystemExit(f"{' '.join(map(str, [task, *arguments]))} failed:\n{ended.stderr}")
+        raise ProcessError(f"{' '.join(map(str, [task, *arguments]))} failed:\n{ended.stderr}")
     result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return result
 
@@ -154,22 +159,43 @@ def in_own_process(task: str, *arguments: Any, home: Path) -> dict[str, Any]:
 def run_part(part: str, num_rows: int, rounds: int, folder: Path) -> list[str]:
     """Run all races of a part; return the lines of the table of aims."""
     MAKERS[part](folder / SOURCE, num_rows)
-    make_shards(folder, **({"shards": 1} if part == "jpeg" else {}))
+    if part == "jpeg":  # TurboLoader reads one tar
+        make_shards(folder, shards=1)
+    else:
+        make_shards(folder, workers=2)
     payload_bytes = mean_payload(folder / SOURCE)
-    prepared: set[str] = set()
+    states: dict[str, bool] = {}
     aims = []
     for number, race in enumerate(RACES):
         if race.part != part:
             continue
         for reader in race.readers:
-            if not reader.is_installed:
-                print(f"{reader.name} is not installed: left out of {race.title}", flush=True)
-            elif reader.prepare is not None and reader.name not in prepared:
-                in_own_process("prepare", number, reader.name, folder, home=folder)
-                prepared.add(reader.name)
-        rates, held = run_rounds(number, race, num_rows, rounds, folder)
-        aims += report(race, rates, held, payload_bytes, f"{num_rows:,} rows, medians of {rounds}")
+            if reader.name not in states:
+                states[reader.name] = is_ready(number, reader, folder)
+        names = [reader.name for reader in race.readers if states[reader.name]]
+        results = run_rounds(number, names, num_rows, rounds, folder)
+        aims += report(race, results, payload_bytes, f"{num_rows:,} rows, medians of {rounds}")
     return aims
+
+
+def is_ready(number: int, reader: Reader, folder: Path) -> bool:
+    """Let a reader prepare what it reads; tell whether it can take part."""
+    if not reader.is_installed:
+        print(f"{reader.name} is not installed: left out", flush=True)
+        return False
+    try:
+        in_own_process("prepare", number, reader.name, folder, home=folder)
+    except ProcessError as error:
+        leave_out(reader.name, error)
+        return False
+    return True
+
+
+def leave_out(name: str, error: ProcessError) -> None:
+    """Go on without a peer that failed; without wdsplit there is nothing to measure."""
+    if name.startswith("wdsplit"):
+        raise error
+    print(f"{name} is left out: {error}", flush=True)
 
 
 def mean_payload(path: Path) -> float:
@@ -179,25 +205,29 @@ def mean_payload(path: Path) -> float:
 
 
 def run_rounds(
-    number: int, race: Race, num_rows: int, rounds: int, folder: Path
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the median samples/s and the most MiB of each reader."""
-    names = [reader.name for reader in race.readers if reader.is_installed]
+    number: int, names: list[str], num_rows: int, rounds: int, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what each reader needed in each round; the order of the readers alternates."""
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for turn in range(rounds):
-        for name in names if turn % 2 == 0 else reversed(names):
-            result = in_own_process("race", number, name, folder, home=folder)
-            if result["samples"] < num_rows:
-                raise SystemExit(f"{race.title}: {name} gave {result['samples']} of {num_rows} samples")
-            results[name].append(result)
-    rates = {
-        name: statistics.median(result["samples"] / result["seconds"] for result in results[name]) for name in names
-    }
-    return rates, {name: max(result["megabytes"] for result in results[name]) for name in names}
+        for name in list(results) if turn % 2 == 0 else list(results)[::-1]:
+            try:
+                result = in_own_process("race", number, name, folder, home=folder)
+                if result["samples"] < num_rows:
+                    raise ProcessError(f"it gave {result['samples']} of {num_rows} samples")
+                results[name].append(result)
+            except ProcessError as error:
+                leave_out(name, error)
+                del results[name]
+    return results
 
 
-def report(race: Race, rates: dict[str, float], held: dict[str, float], payload_bytes: float, what: str) -> list[str]:
+def report(race: Race, results: dict[str, list[dict[str, Any]]], payload_bytes: float, what: str) -> list[str]:
     """Print the table of a race; return the lines of the table of aims."""
+    rates = {
+        name: statistics.median(result["samples"] / result["seconds"] for result in runs)
+        for name, runs in results.items()
+    }
     peers = {name: rate for name, rate in rates.items() if not name.startswith("wdsplit")}
     of = {name: peers[name] for name in race.aims if name in peers}
     if BEST in race.aims and peers:
@@ -207,7 +237,8 @@ def report(race: Race, rates: dict[str, float], held: dict[str, float], payload_
     print_row("---", *["---:"] * (3 + len(of)))
     for name, rate in rates.items():
         ratios = (f"{rate / base:.2f}" for base in of.values())
-        print_row(name, f"{rate:,.0f}", f"{rate * payload_bytes / 1e6:,.0f}", *ratios, f"{held[name]:,.0f}")
+        held = max(result["megabytes"] for result in results[name])
+        print_row(name, f"{rate:,.0f}", f"{rate * payload_bytes / 1e6:,.0f}", *ratios, f"{held:,.0f}")
     ours = [name for name in rates if name.startswith("wdsplit")]
     return [
         row(f"{race.title}: {name}", f"x {base}", f"{race.aims[base]:g}", f"{rates[name] / of[base]:.2f}")
@@ -257,12 +288,12 @@ def run_scale(rounds: int, folder: Path, most_shards: int) -> list[str]:
 
 def run_memory(folder: Path, most_shards: int) -> list[str]:
     """Print what a process holds after each of ten epochs; return no aims: they are two curves, flat and alike."""
-    print("\nResident memory of a process beyond what imports take, MiB, after epochs 1 to 10 (one run each)\n")
+    print("\nResident memory in MiB after epochs 1 to 10 (one run each)\n")
     print_row("shards", "process", *(str(epoch) for epoch in range(1, 11)))
     print_row(*["---:"] * 12)
     for num_shards in sorted({min(count, most_shards) for count in MEMORY_SHARDS}):
         dataset = make_many(folder, num_shards)
-        for workers, what in ((0, "the only one"), (CORES, "the larger of 2 workers")):
+        for workers, what in ((0, "one process, beyond its imports"), (CORES, "the larger of 2 workers, in all")):
             found = in_own_process("memory", dataset, workers, home=folder)
             print_row(f"{num_shards:,}", what, *(f"{value:.1f}" for value in found["megabytes"]))
         shutil.rmtree(dataset)

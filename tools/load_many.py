@@ -29,7 +29,7 @@ _LINKS = 10_000
 def make_many(folder: Path, num_shards: int) -> Path:
     """Make a dataset of shards of 8 small samples, and the state of a loader in the middle of its epoch."""
     import wdsplit
-    from wdsplit.manifest import Field, Manifest, Shards, index_path, shard_path
+    from wdsplit.manifest import Field, Manifest, Shard, Shards, index_path, shard_path
     from wdsplit.shards import write_manifest, write_shard
     from wdsplit.storage import open_storage
     from wdsplit.tar import build_body
@@ -47,7 +47,7 @@ def make_many(folder: Path, num_shards: int) -> Path:
             continue
         for source, name in ((first, path), (index_path(first), index_path(path))):
             os.link(dataset / source, dataset / name)
-        rows.append(type(rows[0])(path, SAMPLES, 0, rows[0].num_bytes, rows[0].checksum))
+        rows.append(Shard(path, SAMPLES, 0, rows[0].num_bytes, rows[0].checksum))
     fields = (Field("txt", "text", "text", "string"),)
     write_manifest(storage, Manifest(Shards.of(rows), fields, LANES, WINDOW, "none", {}))
     loader = wdsplit.Loader(wdsplit.Dataset(dataset), BATCH_SIZE)
@@ -75,10 +75,10 @@ def first_batch(dataset: str, workers: str, place: str) -> dict[str, Any]:
 
 
 def memory_by_epoch(dataset: str, workers: str) -> dict[str, Any]:
-    """Return the MiB by which this process, or the larger of its workers, exceeds what imports take, by epochs."""
+    """Return the MiB that this process holds beyond what imports take, or all that the larger of its workers holds."""
     import wdsplit.loader
 
-    base = resident_kib(os.getpid())
+    base = 0 if int(workers) else resident_kib(os.getpid())
     loader = wdsplit.Loader(
         wdsplit.Dataset(dataset), BATCH_SIZE, num_workers=int(workers), persistent_workers=bool(int(workers))
     )

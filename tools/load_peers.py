@@ -49,9 +49,9 @@ class Reader:
             return False
 
 
-def tars(folder: Path) -> list[str]:
+def tars(dataset: Path) -> list[str]:
     """Return the shards that wdsplit has made."""
-    return sorted(map(str, (folder / "wdsplit").glob("*.tar")))
+    return sorted(map(str, dataset.glob("*.tar")))
 
 
 def torch_batches(dataset: Any, workers: int) -> Iterable[Any]:
@@ -64,11 +64,11 @@ def torch_batches(dataset: Any, workers: int) -> Iterable[Any]:
 # wdsplit
 
 
-def make_shards(folder: Path, **plan: Any) -> None:
+def make_shards(folder: Path, name: str = "wdsplit", **plan: Any) -> None:
     from wdsplit import ConvertOptions, PlanOptions, convert
 
-    options = ConvertOptions(PlanOptions(workers=2, pad="none", **plan), emit=("energon",), jobs=2)
-    convert(str(folder / SOURCE), str(folder / "wdsplit"), options)
+    options = ConvertOptions(PlanOptions(pad="none", **plan), emit=("energon",), jobs=2)
+    convert(str(folder / SOURCE), str(folder / name), options)
 
 
 def wdsplit_reader(kind: Kind) -> Callable[[Path, int], Iterable[Any]]:
@@ -97,17 +97,22 @@ def wdsplit_jpeg(kind: Kind) -> Callable[[Path, int], Iterable[Any]]:
 def webdataset_reader(folder: Path, workers: int) -> Iterable[Any]:
     import webdataset
 
-    dataset = webdataset.WebDataset(tars(folder), shardshuffle=False)
+    dataset = webdataset.WebDataset(tars(folder / "wdsplit"), shardshuffle=False)
     if not workers:
         return dataset  # type: ignore[no-any-return]
     batched = dataset.batched(BATCH_SIZE, collation_fn=list)
     return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
 
 
+def make_two_shards(folder: Path) -> None:
+    """Write a shard for each of 2 workers, where all others read one."""
+    make_shards(folder, "two", shards=2, workers=2)
+
+
 def webdataset_jpeg(folder: Path, workers: int) -> Iterable[Any]:
     import webdataset
 
-    dataset = webdataset.WebDataset(tars(folder), shardshuffle=False).map_dict(jpg=_pillow_pixels, cls=int)
+    dataset = webdataset.WebDataset(tars(folder / "two"), shardshuffle=False).map_dict(jpg=_pillow_pixels, cls=int)
     batched = dataset.to_tuple("jpg", "cls").batched(JPEG_BATCH_SIZE)
     return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
 
@@ -126,7 +131,7 @@ def turboloader_jpeg(folder: Path, workers: int) -> Iterable[Any]:
         turboloader.DataLoader(
             path, batch_size=JPEG_BATCH_SIZE, num_workers=workers, image_size=PIXELS, output_format="pytorch"
         )
-        for path in tars(folder)
+        for path in tars(folder / "wdsplit")
     ]
     return (images for loader in loaders for images, _ in loader)
 
@@ -215,7 +220,7 @@ JPEG = (
     Reader("wdsplit, threads", "simplejpeg", wdsplit_jpeg("thread")),
     Reader("wdsplit, processes", "simplejpeg", wdsplit_jpeg("process")),
     Reader("TurboLoader", "turboloader", turboloader_jpeg),
-    Reader("webdataset and Pillow, processes", "webdataset", webdataset_jpeg),
+    Reader("webdataset and Pillow, processes", "webdataset", webdataset_jpeg, make_two_shards),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from typing import Any
 
 import pyarrow as pa
@@ -71,7 +72,7 @@ def parse_type(text: str) -> pa.DataType:
     parser = _Parser(text)
     try:
         kind = parser.type()
-    except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, pa.ArrowException) as error:
         raise parser.fault() from error
     if parser.rest:
         raise parser.fault()
@@ -88,7 +89,7 @@ class _Parser:
     def fault(self) -> InputError:
         return InputError(
             "a text names no Arrow type",
-            found=f"{self._text!r}, at {self.rest[:20]!r}",
+            found=f"{reprlib.repr(self._text)}, at {self.rest[:20]!r}",
             expected="a type such as int64 or list<item: float>",
             remedy="read the dataset with the version of wdsplit that wrote it",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ Pending = tuple[Callable[[int, int], bytes], int, int]
 Columns = dict[str, Any] | tuple[Any, ...]
 """Samples as columns, lists or arrays: of dicts by their keys, or of tuples by their places."""
 
-_BYTES_AT_ONCE = 256 * 1024
+_BYTES_AT_ONCE = 1024 * 1024
 """Payloads that become samples together: few enough that their memory is used again and again."""
 _SAMPLES_AT_ONCE = 1024
 
@@ -73,10 +74,14 @@ class Block:
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Give the samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and the fields' bytes."""
+        return chain.from_iterable(self.lists())
+
+    def lists(self) -> Iterator[list[dict[str, Any]]]:
+        """Give the samples some at a time."""
         mean = self.num_bytes // max(1, len(self))
         size = max(1, min(_SAMPLES_AT_ONCE, _BYTES_AT_ONCE // max(1, mean)))
         for first in range(0, len(self), size):
-            yield from self.cut(first, first + size)._dicts()
+            yield self.cut(first, first + size)._dicts()
 
     def _dicts(self) -> list[dict[str, Any]]:
         named = zip(self.keys.tolist(), self.urls.tolist(), self.positions.tolist(), self.pads.tolist(), strict=True)

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from wdsplit.errors import CorruptDataError
 from wdsplit.tarheaders import BLOCK_BYTES
 
-__all__ = ["dump_index", "parse_index"]
+__all__ = ["INDEX_ENTRY_BYTES", "dump_index", "parse_index"]
+
+INDEX_ENTRY_BYTES = 8
 
 
 def dump_index(offsets: npt.NDArray[np.int64]) -> bytes:
@@ -35,10 +37,10 @@ def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np
         CorruptDataError: The index has another length, or offsets that cannot be.
     """
     remedy = "the index does not belong to this shard: copy or convert both again"
-    if len(data) != 8 * (num_samples + 1):
+    if len(data) != INDEX_ENTRY_BYTES * (num_samples + 1):
         raise CorruptDataError(
             "an index has a wrong length",
-            expected=f"{8 * (num_samples + 1)} bytes ({num_samples} samples + 1 entries of 8)",
+            expected=f"{INDEX_ENTRY_BYTES * (num_samples + 1)} bytes ({num_samples} samples + 1 entries of 8)",
             found=f"{len(data)} bytes",
             remedy=remedy,
         )

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,8 @@ class _Batched:
 class _Count:
     """How many samples have gone by."""
 
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
+    def __init__(self) -> None:
+        self.number = 0
 
     def of(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Give the samples, and count each before it goes."""
@@ -163,6 +164,35 @@ class _Watched:
         taken, given = self.taken.number, self.given.number
         if taken != given:
             raise _unresumable(self.name, f"{taken} items taken, {given} given: it may hold some of them")
+
+
+class _Taken:
+    """Samples, and how many of them were taken; nothing is done for each of them.
+
+    Args:
+        lists: The samples, list by list.
+        before: How many were taken before.
+    """
+
+    def __init__(self, lists: Iterator[list[Any]], before: int) -> None:
+        self._lists = lists
+        self._handed = before
+        self._current: Iterator[Any] = iter(())
+
+    @property
+    def number(self) -> int:
+        """Samples that were taken: those of the lists so far, but for what is left of the last."""
+        return self._handed - length_hint(self._current)
+
+    def samples(self) -> Iterator[Any]:
+        """Give the samples."""
+        return chain.from_iterable(self._each())
+
+    def _each(self) -> Iterator[Iterator[Any]]:
+        for samples in self._lists:
+            self._current = iter(samples)
+            self._handed += len(samples)
+            yield self._current
 
 
 class Iteration(Iterator[Any]):
@@ -199,10 +229,9 @@ class Iteration(Iterator[Any]):
         if missing:
             return missing
         reader = self._source.reader(order, self._world)
-        left = chain([first], chunks) if len(first) else ()
-        self._epoch, self._taken, self._is_over = epoch, _Count(taken), not len(first)
-        samples = chain.from_iterable(reader.read(positions).samples() for positions in left)
-        self._items = self._through(self._taken.of(samples), epoch)
+        lists = chain.from_iterable(reader.read(positions).lists() for positions in chain([first], chunks))
+        self._epoch, self._taken, self._is_over = epoch, _Taken(lists, taken), not len(first)
+        self._items = self._through(self._taken.samples(), epoch)
         return 0
 
     def __next__(self) -> Any:

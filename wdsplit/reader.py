@@ -86,9 +86,10 @@ class SampleReader:
     def _open(self, shard: int) -> _Visit:
         count = int(self._order.counts[shard])
         options, epoch = self._order.options, self._order.epoch
+        opened = open_shard(self._storage, self._shards[shard])
         windows = window_order(options, epoch, shard, count)
         sizes = np.minimum(options.window, count - windows * options.window)
-        return _Visit(shard, open_shard(self._storage, self._shards[shard]), windows, np.cumsum(sizes))
+        return _Visit(shard, opened, windows, np.cumsum(sizes))
 
     def _parse(self, visit: _Visit, slot: int) -> tuple[Window, Int64]:
         """Return a window of a shard, and the places of its samples in the order of their visits."""

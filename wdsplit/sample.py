@@ -14,6 +14,7 @@ from wdsplit.errors import InputError
 __all__ = [
     "KEY_PATTERN",
     "MAX_COMPONENT_BYTES",
+    "MAX_FIELDS",
     "MAX_NAME_BYTES",
     "MEMBER_PATTERN",
     "META_PATTERN",
@@ -41,6 +42,9 @@ PAD_PREFIX = "_pad_/"
 Not `__pad__/`, because webdataset skips members in folders of that form.
 """
 
+MAX_FIELDS = 1000
+"""Different fields that the samples of a tar may have: more of them are keys with dots, not fields."""
+
 RESERVED_FIELDS = ("__key__", "__url__", "__position__", "__pad__")
 
 KEY_PATTERN = r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*"
@@ -49,7 +53,7 @@ KEY_PATTERN = r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*"
 ODD_KEY_PATTERN = r"_x|^_pad_/|^__[^/]*__/"
 """Where a key that is otherwise plain may need an escape: it looks escaped, or a pad, or webdataset would skip it."""
 
-MEMBER_PATTERN = r"^(?:\./)*(?P<key>(?:[^/]*/)*[^/.][^/.]*)\.(?P<field>[^/]+)$"
+MEMBER_PATTERN = r"^(?:\./)*(?P<key>(?:(?:[^/.][^/]*|\.[^/]+)?/(?:[^/]*/)*)?[^/.][^/.]*)\.(?P<field>[^/]+)$"
 """How the name of a tar's member splits: webdataset's rule, with two exceptions.
 
 A leading `./` is dropped: `tar -c .` writes it. A hidden file names no sample, where webdataset takes its folder for

@@ -10,15 +10,15 @@ import mmap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
-from wdsplit.index import dump_index, parse_index
+from wdsplit.index import INDEX_ENTRY_BYTES, dump_index, parse_index
 from wdsplit.manifest import (
     HEADER_NAME,
+    MAX_HEADER_BYTES,
     RUN_FOLDER,
     SHARDS_NAME,
     Manifest,
@@ -29,6 +29,7 @@ from wdsplit.manifest import (
     parse_manifest,
 )
 from wdsplit.order import Int64
+from wdsplit.shardtable import MAX_TABLE_BYTES
 from wdsplit.storage import ReadableFile, Storage
 from wdsplit.tar import Body, parse_members, trailer_bytes
 from wdsplit.tarheaders import BLOCK_BYTES
@@ -36,6 +37,8 @@ from wdsplit.window import Window
 
 __all__ = ["OpenShard", "Scratch", "check_tail", "open_shard", "read_manifest", "write_manifest", "write_shard"]
 
+_SMALL_PAYLOAD_BYTES = 4096
+"""Up to this size a payload is copied with its window's headers, which lie on the same pages."""
 _SMALL_SAMPLE_BYTES = 16_384
 """Up to this mean size, reading a window at once costs less than finding and reading its payloads."""
 
@@ -112,15 +115,18 @@ class OpenShard:
         """
         offsets = self.offsets[first : stop + 1]
         base, span = int(offsets[0]), int(offsets[-1] - offsets[0])
-        data: Any = None
+        data: mmap.mmap | bytes
+        most_copied: int | None
         if span <= _SMALL_SAMPLE_BYTES * (stop - first):
-            data = (scratch or Scratch()).of(span)
-            view = memoryview(data)[:span]
-            self.file.read_into(view, base)
+            memory = (scratch or Scratch()).of(span)
+            self.file.read_into(memoryview(memory)[:span], base)
+            data, begin, most_copied = memory, base, None
         else:
-            view = memoryview(self.data)[base : base + span]
+            data, begin, most_copied = self.data, 0, _SMALL_PAYLOAD_BYTES
+        view = memoryview(data)[base - begin : base - begin + span]
         try:
-            return Window(self.url, parse_members(view, offsets, base), self.file.read, fields, base, data)
+            members = parse_members(view, offsets, base)
+            return Window(self.url, members, self.file.read, data, begin, most_copied, fields)
         except WdsplitError as error:
             error.url = self.url
             raise error.at(self.url) from error
@@ -158,7 +164,11 @@ def open_shard(storage: Storage, shard: Shard) -> OpenShard:
             url=url,
         )
     try:
-        offsets = parse_index(storage.read(index_path(shard.path)), shard.num_samples, shard.num_bytes)
+        offsets = parse_index(
+            storage.read(index_path(shard.path), INDEX_ENTRY_BYTES * (shard.num_samples + 1)),
+            shard.num_samples,
+            shard.num_bytes,
+        )
     except CorruptDataError as error:
         error.url = index_path(url)
         raise error.at(error.url) from error
@@ -183,7 +193,8 @@ def read_manifest(storage: Storage) -> Manifest:
             url=storage.url,
         )
     try:
-        return parse_manifest(storage.read(HEADER_NAME), storage.read(SHARDS_NAME))
+        header = storage.read(HEADER_NAME, MAX_HEADER_BYTES)
+        return parse_manifest(header, storage.read(SHARDS_NAME, MAX_TABLE_BYTES))
     except (CorruptDataError, InputError) as error:
         raise error.at(storage.url) from error
 

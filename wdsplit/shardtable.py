@@ -50,7 +50,8 @@ _MAX_LISTED = 10_000
 """Entries of any list in the footer."""
 _PLAIN_ENCODINGS = frozenset((0, 2, 3, 8))
 """PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY. In others a value may hold bytes of the one before it."""
-_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_PAGES = {0: 5, 2: 7}
+"""The field of a page's header that has more of it: of DATA_PAGE and DICTIONARY_PAGE, as they are written."""
 _TRUE, _FALSE, _BYTE, _INT_16, _INT_32, _INT_64, _BINARY, _LIST, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 12
 _LONG_LIST = 15
 _ITEMS = {
@@ -231,9 +232,7 @@ def _page_bytes(data: bytes, first: int, stop: int, num_rows: int) -> Iterator[i
     """Give what each page of a column takes when it is decompressed."""
     while first < stop:
         page, first = _struct(data, first)
-        about = {_DATA_PAGE: page.get((5, _STRUCT)), _DICTIONARY_PAGE: page.get((7, _STRUCT))}.get(
-            page.get((1, _INT_32))
-        )
+        about = page.get((_PAGES.get(page.get((1, _INT_32), -1), 0), _STRUCT))
         if about is None or min(page.get((2, _INT_32), -1), page.get((3, _INT_32), -1)) < 0:
             raise _unreadable("a page of an unknown kind")
         if not 0 <= about.get((1, _INT_32), -1) <= num_rows or about.get((2, _INT_32)) not in _PLAIN_ENCODINGS:

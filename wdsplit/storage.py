@@ -84,8 +84,12 @@ class Storage(Protocol):
     def url(self) -> str:
         """What to call this folder in a message."""
 
-    def read(self, path: str) -> bytes:
-        """Return the bytes of a small object."""
+    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+        """Return the bytes of a small object.
+
+        Raises:
+            CorruptDataError: It has more bytes than it may have.
+        """
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Return the bytes of an object without reading them all, where the system can."""
@@ -174,10 +178,19 @@ class LocalStorage:
         """The folder's path."""
         return str(self.root)
 
-    def read(self, path: str) -> bytes:
-        """Return the bytes of a file."""
-        with _translated(self.root / path):
-            return (self.root / path).read_bytes()
+    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+        """Return the bytes of a file, unless it has more than it may have."""
+        file = self.open(path)
+        if most_bytes is not None and file.size > most_bytes:
+            raise CorruptDataError(
+                "a file is too large",
+                place=str(self.root / path),
+                expected=f"at most {most_bytes} bytes",
+                found=f"{file.size} bytes",
+                remedy="the file was changed: copy the dataset again",
+                url=str(self.root / path),
+            )
+        return file.read(0, file.size)
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Map a file into memory, read-only; an empty file cannot be mapped and comes as b''."""
@@ -286,8 +299,18 @@ class LocalFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         with _translated(path):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = os.fstat(self._fd).st_size
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(
+                "this is no file",
+                place=str(path),
+                expected="a regular file",
+                found=stat.filemode(status.st_mode),
+                remedy="copy the dataset again",
+                url=str(path),
+            )
+        self.size = status.st_size
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
@@ -295,8 +318,15 @@ class LocalFile:
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on, however few the system gives at a time."""
-        with _translated(self._path):
+        try:
             data = os.pread(self._fd, num_bytes, offset)
+        except OSError:
+            data = b""
+        return data if len(data) == num_bytes else self._all(offset, num_bytes, data)
+
+    def _all(self, offset: int, num_bytes: int, data: bytes) -> bytes:
+        """Return all bytes of which some were read."""
+        with _translated(self._path):
             while len(data) < num_bytes:
                 more = os.pread(self._fd, num_bytes - len(data), offset + len(data))
                 if not more:

@@ -14,13 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
-from wdsplit.sample import MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
+from wdsplit.sample import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
 from wdsplit.tarscan import Scan
 
 __all__ = ["TarSamples", "group_samples"]
 
 _NAMES_TOLD = 5
-_MAX_FIELDS = 1000
 """More are no fields, but the rests of keys with dots, which readers would merge."""
 _REMEDY = "write the tar again with the members of each sample together"
 
@@ -105,10 +104,10 @@ def _field_codes(
     encoded = suffixes.dictionary_encode()
     lower = [suffix.lower() for suffix in encoded.dictionary.to_pylist()]
     fields = tuple(dict.fromkeys(lower))
-    if len(fields) > _MAX_FIELDS:
+    if len(fields) > MAX_FIELDS:
         raise InputError(
             "the members have too many extensions",
-            expected=f"at most {_MAX_FIELDS} fields",
+            expected=f"at most {MAX_FIELDS} fields",
             found=f"{len(fields)}, such as {', '.join(fields[-3:])}",
             remedy="a key ends at the first dot of the base name: rename members such as img.0001.jpg to img_0001.jpg",
         )

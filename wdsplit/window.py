@@ -14,7 +14,7 @@ import numpy.typing as npt
 from wdsplit.block import Block, Objects, as_objects
 from wdsplit.errors import CorruptDataError
 from wdsplit.order import Int64
-from wdsplit.sample import split_member
+from wdsplit.sample import MAX_FIELDS, RESERVED_FIELDS, split_member
 from wdsplit.tar import Members
 
 __all__ = ["Window"]
@@ -31,9 +31,10 @@ class Window:
         members: The members of the samples.
         read: Reads a number of bytes at an offset of the shard.
         wanted: The fields that are wanted; None for all.
-        base: Where the first sample begins.
-        data: The bytes from there on, if payloads shall be copied from them, which is done now. Else they are read one
-            by one when they are asked for.
+        data: The bytes of the shard from `base` on, of which small payloads are copied now; large ones are read when
+            they are asked for.
+        base: Where `data` begins.
+        most_copied: How large a payload may be to be copied; None for any size.
 
     Attributes:
         url: What to call the shard.
@@ -48,17 +49,17 @@ class Window:
         url: str,
         members: Members,
         read: Callable[[int, int], bytes],
-        wanted: Collection[str] | None = None,
+        data: Any,
         base: int = 0,
-        data: Any = None,
+        most_copied: int | None = None,
+        wanted: Collection[str] | None = None,
     ) -> None:
         self.url = url
         self._keys, spans = _uniform(members) or _ragged(members)
         if wanted is not None:
             spans = {name: span for name, span in spans.items() if name in wanted}
         self._sizes = sum((stops - starts for starts, stops in spans.values()), np.zeros(len(self._keys), np.int64))
-        pending = _pending if data is None else _copied
-        self.fields = {name: as_objects(pending(span, data or read, base)) for name, span in spans.items()}
+        self.fields = {name: as_objects(_payloads(span, read, data, base, most_copied)) for name, span in spans.items()}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -98,19 +99,21 @@ class Window:
         return Block(self.keys_at(places), urls, numbers, flags, sizes, fields).samples()
 
 
-def _copied(span: Spans, data: Any, base: int) -> list[Any]:
-    """Return payloads, copied from the bytes that begin at `base`."""
+def _payloads(
+    span: Spans, read: Callable[[int, int], bytes], data: Any, base: int, most_copied: int | None
+) -> list[Any]:
+    """Return the payloads of a field: copied, yet to be read, or None."""
     starts, stops = span[0] - base, span[1] - base
+    sizes = stops - starts
     cuts = zip(starts.tolist(), stops.tolist(), strict=True)
-    if (span[0] >= 0).all():
-        return [data[start:stop] for start, stop in cuts]
-    return [data[start:stop] if there else None for (start, stop), there in zip(cuts, span[0] >= 0, strict=True)]
-
-
-def _pending(span: Spans, read: Any, base: int) -> list[Any]:
-    """Return payloads that are yet to be read."""
-    sizes = (span[1] - span[0]).tolist()
-    return [(read, start, size) if start >= 0 else None for start, size in zip(span[0].tolist(), sizes, strict=True)]
+    if most_copied is None or int(sizes.max()) <= most_copied:
+        if int(span[0].min()) >= 0:
+            return [data[start:stop] for start, stop in cuts]
+        return [data[start:stop] if there else None for (start, stop), there in zip(cuts, span[0] >= 0, strict=True)]
+    return [
+        None if start < 0 else data[start - base : start - base + size] if size <= most_copied else (read, start, size)
+        for start, size in zip(span[0].tolist(), sizes.tolist(), strict=True)
+    ]
 
 
 # Samples that all have the same fields
@@ -128,7 +131,7 @@ def _uniform(members: Members) -> tuple[Objects, dict[str, Spans]] | None:
     first = [split_member(name) for name in members.names[:num_fields].tolist()]
     suffixes = [b"." + parts[1] for parts in first if parts is not None]
     fields = [_text(suffix[1:]).lower() for suffix in suffixes]
-    if len(set(fields)) < num_fields or first[0] is None:
+    if len(set(fields) - set(RESERVED_FIELDS)) < num_fields or first[0] is None:
         return None
     stem = lengths[::num_fields] - len(suffixes[0])
     lead = int(stem[0]) - len(first[0][0])
@@ -179,7 +182,8 @@ def _keys(names: npt.NDArray[np.uint8], lengths: Int64) -> Objects | None:
     """
     place, ends = np.arange(names.shape[1]), lengths[:, None]
     joined = np.where(place == ends, np.uint8(0), names)[place <= ends].tobytes()[:-1]
-    if b"." in joined and not all(split_member(key + b".x") == (key, b"x") for key in joined.split(b"\0")):
+    is_odd = b"." in joined or b"__/" in joined
+    if is_odd and not all(split_member(key + b".x") == (key, b"x") for key in joined.split(b"\0")):
         return None
     keys = _text(joined).split("\0")
     return as_objects(keys) if len(keys) == len(names) else None
@@ -214,6 +218,8 @@ def _ragged(members: Members) -> tuple[Objects, dict[str, Spans]]:
                 raise _mixed(key, stem)
             key = stem
             if field not in fields:
+                if field in RESERVED_FIELDS or len(fields) == MAX_FIELDS:
+                    raise _cannot_be(key, field)
                 fields[field] = np.full(num_samples, -1), np.full(num_samples, -1)
             starts, stops = fields[field]
             if starts[row] >= 0:
@@ -224,6 +230,16 @@ def _ragged(members: Members) -> tuple[Objects, dict[str, Spans]]:
         keys.append(key)
         member += count
     return as_objects(keys), fields
+
+
+def _cannot_be(key: str, field: str) -> CorruptDataError:
+    return CorruptDataError(
+        "a sample has a field that cannot be",
+        expected=f"names other than {', '.join(RESERVED_FIELDS)}, and at most {MAX_FIELDS} fields in a window",
+        found=f"{key}.{field}",
+        remedy="the shard was not written by wdsplit, or was changed: convert again with --overwrite",
+        key=key,
+    )
 
 
 def _twice(key: str, field: str) -> CorruptDataError:

@@ -1,0 +1,159 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsplit.collate import Column, collate, num_bytes
+from wdsplit.errors import PipelineError
+from wdsplit.segments import Ring, Segments
+
+DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
+HUGE = 2**62
+
+
+def tensor_of(dtype, shape):
+    return (torch.arange(int(np.prod(shape))) % 2).reshape(shape).to(dtype)
+
+
+def sent(part, ring=None, segments=None):
+    """Place a part, send where it lies as a pipe does, and take it."""
+    placed = (ring or Ring(0, 1)).place(part, num_bytes(part))
+    segment = placed.segment
+    layout = pickle.loads(pickle.dumps(placed.layout))
+    return (segments or Segments()).part(type(placed)(placed.worker, placed.slot, segment, layout))
+
+
+def same(found, part):
+    if isinstance(part, Column):
+        return type(found) is Column and found.kind == part.kind and same(found.data, part.data)
+    if isinstance(part, torch.Tensor):
+        return found.dtype == part.dtype and found.shape == part.shape and torch.equal(found, part)
+    if isinstance(part, np.ndarray):
+        return found.dtype == part.dtype and np.array_equal(found, part)
+    if isinstance(part, dict):
+        return list(found) == list(part) and all(same(found[name], part[name]) for name in part)
+    if isinstance(part, (list, tuple)):
+        return type(found) is type(part) and len(found) == len(part) and all(map(same, found, part))
+    return type(found) is type(part) and found == part
+
+
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 2, 2), (2, 0), (0,), (4, 1, 0, 3)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_all_types_and_shapes_come_back(dtype, shape):
+    column = Column("tensor", tensor_of(dtype, shape))
+    assert same(sent((column, column)), (column, column))
+
+
+def test_tensors_that_are_not_contiguous_come_back():
+    whole = torch.arange(60).reshape(3, 4, 5)
+    for data in (whole[:, ::2], whole.transpose(0, 2), whole[1:, 1:, 1:], whole[:, :1].expand(3, 9, 5)):
+        assert same(sent(Column("tensor", data)), Column("tensor", data))
+
+
+PARTS = {
+    "empty bytes": [b"", b""],
+    "small bytes": [b"a", b"", b"\0" * 100],
+    "huge bytes": [bytes(3_000_000), b"a" * 100_000],
+    "huge and empty bytes": [b"", b"x" * 100_000, b""],
+    "strings": ["", "größer", "\ud800"],
+    "bytes and strings": [b"a", "a"],
+    "None": [None, None],
+    "nested": [{"a": [1, {"b": None}], "c": "x"}, {}],
+    "tensors in lists": [[torch.ones(2), torch.zeros(3, dtype=torch.bool)], []],
+    "arrays of objects": [np.array([b"a", None, 1], object)],
+    "arrays of text": [np.array(["a", "bc"])],
+    "big integers in lists": [[2**70], [-1]],
+    "bytearrays": [bytearray(b"ab")],
+}
+
+
+@pytest.mark.parametrize("values", PARTS.values(), ids=PARTS.keys())
+def test_values_that_are_no_tensors_come_back(values):
+    part = collate([{"__key__": "k", "x": value, "n": 1} for value in values])
+    assert part["x"].kind == "other"
+    assert same(sent(part), part)
+    assert same(sent(values), values)
+
+
+columns = st.one_of(
+    st.lists(st.binary(max_size=30), min_size=1).map(lambda values: Column("other", values)),
+    st.lists(st.text(max_size=5), min_size=1).map(lambda values: Column("other", values)),
+    st.builds(
+        lambda dtype, shape: Column("tensor", tensor_of(dtype, shape)),
+        st.sampled_from(DTYPES),
+        st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple),
+    ),
+)
+parts = columns | st.lists(columns, max_size=4).map(tuple) | st.dictionaries(st.text(max_size=3), columns, max_size=4)
+
+
+@given(st.lists(parts, min_size=1, max_size=6), st.integers(1, 3))
+def test_parts_of_any_sizes_come_back_through_segments_that_are_used_again(sequence, num_slots):
+    ring, segments = Ring(0, num_slots), Segments()
+    for part in sequence:
+        assert same(sent(part, ring, segments), part)
+        ring.release()
+
+
+def test_a_segment_is_used_again_when_its_part_was_copied_and_not_before():
+    ring, segments = Ring(0, 3), Segments()
+    parts = [Column("number", torch.full((4,), number)) for number in range(3)]
+    taken = [sent(part, ring, segments) for part in parts]
+    assert all(map(same, taken, parts))
+    assert not ring.has_room(0, HUGE)
+    ring.release()
+    assert ring.has_room(0, HUGE)
+    sent(Column("number", torch.full((4,), 9)), ring, segments)
+    assert [column.data[0].item() for column in taken] == [9, 1, 2]
+
+
+def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():
+    ring = Ring(0, 9)
+    assert ring.has_room(1000, 1)
+    ring.place([b"x"], 60)
+    assert ring.has_room(40, 100)
+    assert not ring.has_room(41, 100)
+    ring.place([b"x"], 40)
+    ring.release()
+    assert ring.has_room(60, 100)
+
+
+def test_as_few_segments_are_used_as_parts_are_under_way():
+    ring = Ring(0, 8)
+    slots = set()
+    for _ in range(20):
+        slots.add(ring.place(Column("number", torch.ones(9)), 72).slot)
+        ring.release()
+    assert len(slots) == 1
+
+
+def test_a_segment_is_sent_once_an_iteration_and_when_it_has_grown():
+    ring = Ring(0, 1)
+
+    def is_sent(size):
+        placed = ring.place(Column("number", torch.ones(size)), size)
+        ring.release()
+        return placed.segment is not None
+
+    assert [is_sent(size) for size in (10, 10, 5, 1000, 1000, 10)] == [True, False, False, True, False, False]
+    ring.restart()
+    assert [is_sent(10), is_sent(10)] == [True, False]
+
+
+def test_a_restart_takes_all_parts_for_gone():
+    ring = Ring(0, 1)
+    ring.place([b"x"], 1)
+    assert not ring.has_room(1, HUGE)
+    ring.restart()
+    assert ring.has_room(1, HUGE)
+    assert same(sent([b"y"], ring), [b"y"])
+
+
+def test_a_value_that_cannot_be_pickled_is_an_error_with_a_remedy():
+    with pytest.raises(PipelineError, match="cannot be sent") as caught:
+        Ring(0, 1).place([lambda: None], 8)
+    assert "lambda" in caught.value.found
+    assert "thread" in caught.value.remedy

@@ -1,0 +1,458 @@
+"""What workers leave behind, and how they fail: real processes and threads, from end to end."""
+
+import copy
+import gc
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from made_datasets import converted, deliveries, delivering, expected_batches
+
+from wdsplit.dataset import Dataset
+from wdsplit.errors import PipelineError
+from wdsplit.loader import Loader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+KINDS = {
+    "none": {},
+    "processes": {"num_workers": 2},
+    "persistent processes": {"num_workers": 2, "persistent_workers": True},
+    "threads": {"num_workers": 2, "workers": "thread"},
+}
+every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
+workers_only = pytest.mark.parametrize("options", list(KINDS.values())[1:], ids=list(KINDS)[1:])
+
+PAYLOAD_BYTES = 2000
+
+
+@pytest.fixture(scope="session")
+def payloads(tmp_path_factory):
+    """Return a dataset of 240 samples, each of a number and 2,000 bytes of it."""
+    rows = range(240)
+    table = pa.table({"cls": rows, "bin": pa.array([bytes([row]) * PAYLOAD_BYTES for row in rows], pa.binary())})
+    return converted(tmp_path_factory.mktemp("payloads"), table, shards=8, lanes=4, window=10)
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_memory():
+    """Return how many pieces of memory of torch's this process shares with others."""
+    return sum("/torch_" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def left():
+    """Return what this process holds of files, shared memory, processes and threads."""
+    gc.collect()
+    names = [name for name in os.listdir("/dev/shm") if f"_{os.getpid()}_" in name]
+    return open_files(), shared_memory(), names, multiprocessing.active_children(), threading.active_count()
+
+
+@pytest.fixture
+def nothing_left(payloads):
+    """Check that a test leaves nothing behind."""
+    list(Loader(Dataset(payloads), 50, num_workers=1))  # what torch keeps for good is there before
+    before = left()
+    yield
+    assert left() == before
+
+
+# Nothing is left, and nothing waits
+
+
+@every_kind
+@pytest.mark.parametrize("prefetch_bytes", [1, 10**9])
+@pytest.mark.parametrize("steps", [0, 1, 3, None])
+def test_nothing_is_left_after_a_break_and_it_takes_no_time(payloads, nothing_left, options, prefetch_bytes, steps):
+    loader = Loader(Dataset(payloads), 8, prefetch_bytes=prefetch_bytes, **options)
+    begun = time.monotonic()
+    for _ in range(2):
+        for _ in itertools.islice(loader, steps):
+            pass
+    del loader
+    gc.collect()
+    assert time.monotonic() - begun < 4.5
+
+
+@workers_only
+def test_nothing_is_left_of_an_iterator_that_was_never_used(payloads, nothing_left, options):
+    begun = time.monotonic()
+    iterator = iter(Loader(Dataset(payloads), 8, prefetch_bytes=1, **options))
+    del iterator
+    assert time.monotonic() - begun < 4.5
+
+
+@workers_only
+def test_after_a_break_the_next_epoch_is_whole_however_little_is_prefetched(numbers, options):
+    loader = Loader(delivering(Dataset(numbers)), 12, prefetch_bytes=1, prefetch_factor=1, **options)
+    for epoch, steps in enumerate((1, 4, 9)):
+        loader.set_epoch(epoch)
+        seen = [deliveries(batch) for batch in itertools.islice(loader, steps)]
+        assert seen == expected_batches(numbers, 9, epoch=epoch)[:steps]
+    loader.set_epoch(7)
+    assert [deliveries(batch) for batch in loader] == expected_batches(numbers, 9, epoch=7)
+
+
+@pytest.mark.parametrize("options", [KINDS["processes"], KINDS["threads"]], ids=["processes", "threads"])
+def test_an_epoch_that_has_ended_holds_no_shared_memory_and_no_thread(payloads, options):
+    loader = Loader(Dataset(payloads), 8, **options)
+    list(Loader(Dataset(payloads), 8, num_workers=2))
+    before = shared_memory()
+    list(loader)
+    assert shared_memory() <= before + 2  # where to begin, and the counters
+    assert threading.active_count() == 1
+    assert multiprocessing.active_children() == []
+
+
+# Memory that is used again
+
+
+@workers_only
+@pytest.mark.parametrize("prefetch_factor", [1, 2])
+@pytest.mark.parametrize("staged", ["columns", "samples"])
+def test_what_was_delivered_never_changes(payloads, options, prefetch_factor, staged):
+    """Sizes that change from part to part make segments grow; all batches are kept."""
+    dataset = Dataset(payloads, window=3)
+    if staged == "samples":
+        dataset = dataset.map(with_arrays)
+    options = options | {"num_workers": 3, "prefetch_factor": prefetch_factor}
+    loader = Loader(dataset, 7, **options)
+    expected = [batch for epoch in range(2) for batch in epoch_of(dataset, 7, epoch)]
+    kept, copies = [], []
+    next(iter(loader))
+    for _ in range(2):
+        for batch in loader:
+            kept.append(batch)
+            copies.append(copy.deepcopy(batch))
+    assert all(map(same, kept, copies))
+    assert all(map(same, kept, expected))
+    assert len(kept) == len(expected) == 2 * 35
+
+
+def with_arrays(sample):
+    row = int(sample["cls"])
+    return {
+        "row": row,
+        "array": np.full((3, 5), row, np.float32),
+        "bytes": bytes([row]) * (row * 37 % 3000),
+        "nested": {"row": [row, torch.full((2,), row)]},
+    }
+
+
+def epoch_of(dataset, batch_size, epoch):
+    loader = Loader(dataset, batch_size)
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+def same(first, second):
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 6])
+def test_a_worker_whose_fellow_has_failed_does_not_overwrite_what_was_not_taken(numbers, prefetch_factor):
+    """Torch gives the tasks of a worker that has ended to the others, which then get further ahead."""
+    loader = Loader(
+        delivering(Dataset(numbers).map(fail_at_30)), 2, num_workers=2, prefetch_factor=prefetch_factor
+    )
+    seen = []
+    with pytest.raises(KeyError):
+        for batch in loader:
+            seen.append(deliveries(batch))
+            time.sleep(0.02)
+    assert seen == expected_batches(numbers, 15, global_batch=2)
+
+
+def fail_at_30(sample):
+    if sample["__position__"] == 30:
+        raise KeyError("30")
+    return sample
+
+
+# Bounds
+
+
+@workers_only
+@pytest.mark.parametrize("most_parts", [1, 2, 4])
+def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, most_parts):
+    """Each of 2 workers may have so many parts waiting, and one in its hands."""
+    part_bytes = 5 * (PAYLOAD_BYTES + 200)
+    loader = Loader(
+        Dataset(payloads), 10, prefetch_factor=20, prefetch_bytes=2 * most_parts * part_bytes, **options
+    )
+    batches = iter(loader)
+    for delivered in range(1, 6):
+        next(batches)
+        ahead = settled(loader) // 5 - 2 * delivered
+        assert 2 * most_parts <= ahead <= 2 * (most_parts + 1)
+    assert len(list(batches)) == 24 - 5
+
+
+@workers_only
+def test_what_is_made_ahead_is_bounded_in_steps(payloads, options):
+    loader = Loader(Dataset(payloads), 10, prefetch_factor=3, **options)
+    batches = iter(loader)
+    for delivered in range(1, 4):
+        next(batches)
+        ahead = settled(loader) // 5 - 2 * delivered
+        assert 2 * 3 <= ahead <= 2 * (3 + 1)
+
+
+def settled(loader):
+    """Return what the number of samples that were made comes to rest at."""
+    while True:
+        before = loader.statistics().samples
+        time.sleep(0.3)
+        if loader.statistics().samples == before:
+            return before
+
+
+# Errors
+
+
+class TwoArguments(Exception):
+    def __init__(self, first, second):
+        super().__init__(first, second)
+
+
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__("it holds a lock")
+        self.lock = threading.Lock()
+
+
+def failing(error_of):
+    def fail(sample):
+        if sample["__position__"] == 31:
+            raise error_of()
+        return sample
+
+    return fail
+
+
+def of_a_local_class():
+    class Local(Exception):
+        pass
+
+    return Local("of a local class")
+
+
+def of_a_local_class_of_ours():
+    class Local(PipelineError):
+        pass
+
+    return Local("of a local class")
+
+
+FAILURES = {
+    "KeyError": (lambda: KeyError("bad key"), KeyError, "bad key"),
+    "two arguments": (lambda: TwoArguments("one", 2), TwoArguments, "TwoArguments|one"),
+    "one that holds a lock": (Unpicklable, Unpicklable, "lock"),
+    "of a local class": (of_a_local_class, None, "of a local class"),
+    "of a local class of ours": (of_a_local_class_of_ours, PipelineError, "of a local class"),
+    "StopIteration": (StopIteration, RuntimeError, "StopIteration"),
+    "one of ours": (lambda: PipelineError("mine", remedy="a remedy"), PipelineError, "a remedy"),
+    "UnicodeDecodeError": (lambda: UnicodeDecodeError("utf-8", b"a", 0, 1, "no"), UnicodeDecodeError, "utf-8"),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+def test_an_error_of_a_stage_names_the_sample_and_its_shard(numbers, nothing_left, options, failure):
+    make, kind, text = failure
+    key, url = next((s["__key__"], s["__url__"]) for s in Dataset(numbers) if s["__position__"] == 31)
+    loader = Loader(delivering(Dataset(numbers).map(failing(make))), 12, **options)
+    seen, begun = [], time.monotonic()
+    try:
+        for batch in loader:
+            seen.append(deliveries(batch))
+    except Exception as error:
+        caught = error
+    told = "\n".join([str(caught), *getattr(caught, "__notes__", [])])
+    assert key in told
+    assert url in told
+    assert any(part in told for part in text.split("|"))
+    if kind in (KeyError, PipelineError) or (kind and options.get("workers", "none") == "thread"):
+        assert isinstance(caught, kind)
+    assert seen == expected_batches(numbers, 2)
+    assert time.monotonic() - begun < 4.5
+    traceback.clear_frames(caught.__traceback__)
+
+
+@workers_only
+def test_after_an_error_the_loader_can_be_iterated_again(numbers, options):
+    """Row 5 fails; the epochs that stop before it are good."""
+    loader = Loader(delivering(Dataset(numbers).map(fail_at_row_5)), 12, **options)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        expected, seen = expected_batches(numbers, 9, epoch=epoch), []
+        with pytest.raises(KeyError):
+            for batch in loader:
+                seen.append(deliveries(batch))
+        assert seen == list(itertools.takewhile(lambda batch: all(row != 5 for _, row, _ in batch), expected))
+
+
+@pytest.mark.parametrize("options", [KINDS["processes"], KINDS["persistent processes"]], ids=["new", "persistent"])
+def test_a_worker_that_is_killed_is_an_error_soon(payloads, nothing_left, options):
+    loader = Loader(Dataset(payloads).map(nap), 8, **options)
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"killed|exited"):
+        for number, _ in enumerate(loader):
+            if number == 1:
+                os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    assert time.monotonic() - begun < 15
+
+
+def fail_at_row_5(sample):
+    if int(sample["cls"]) == 5:
+        raise KeyError("row 5")
+    return sample
+
+
+def nap(sample):
+    time.sleep(0.01)
+    return sample
+
+
+def test_a_collate_fn_that_raises_stop_iteration_does_not_end_the_epoch(numbers):
+    def stop(samples):
+        raise StopIteration
+
+    with pytest.raises(PipelineError, match="StopIteration"):
+        list(Loader(Dataset(numbers), 12, collate_fn=stop))
+
+
+def test_values_that_cannot_be_pickled_are_refused_by_processes_and_go_through_threads(numbers, nothing_left):
+    dataset = Dataset(numbers).map(lambda sample: {"call": lambda: sample["__position__"]})
+    with pytest.raises(PipelineError, match="cannot be sent"):
+        list(Loader(dataset, 12, num_workers=1))
+    batch = next(iter(Loader(dataset, 12, num_workers=2, workers="thread")))
+    assert [call() for call in batch["call"]] == list(range(12))
+
+
+# Interrupts
+
+PROGRAM = """
+import multiprocessing, os, signal, sys, threading, time
+import wdsplit
+
+def pausing(sample):
+    if sample["__position__"] >= 24:
+        time.sleep(60)
+    return sample
+
+if __name__ == "__main__":
+    path, place, kind = sys.argv[1:]
+    dataset = wdsplit.Dataset(path)
+    if place == "stage":
+        dataset = dataset.map(pausing)
+    options = {"prefetch_bytes": 1} if place == "consumer with full queues" else {}
+    loader = wdsplit.Loader(dataset, 6, num_workers=2, workers=kind, **options)
+    for number, batch in enumerate(loader):
+        if number == 1:
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        if number == 1 and place != "stage":
+            time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("place", ["stage", "consumer", "consumer with full queues"])
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("is_group", [True, False], ids=["terminal", "kill"])
+def test_an_interrupt_ends_the_program_at_once_and_leaves_nothing(numbers, tmp_path, kind, place, is_group):
+    """As from a terminal, where workers are interrupted too, or sent to the loader's process alone."""
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, numbers, place, kind],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        start_new_session=True,
+    )
+    children = [int(pid) for pid in program.stdout.readline().split()]
+    time.sleep(1)
+    begun = time.monotonic()
+    (os.killpg if is_group else os.kill)(program.pid, signal.SIGINT)
+    _, errors = program.communicate(timeout=30)
+    assert time.monotonic() - begun < 5
+    assert "KeyboardInterrupt" in errors
+    assert program.returncode in (-signal.SIGINT, 130, 1)
+    assert len(children) == (2 if kind == "process" else 0)
+    assert not any(is_alive(pid) for pid in children)
+    assert not [name for name in os.listdir("/dev/shm") if f"_{program.pid}_" in name]
+    assert os.listdir(tmp_path) == []
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_do_not_outlive_a_program_that_was_killed(numbers):
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, numbers, "consumer with full queues", "process"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    children = [int(pid) for pid in program.stdout.readline().split()]
+    time.sleep(0.5)
+    program.kill()
+    program.communicate()
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(children) == 2
+    assert not any(map(is_alive, children))
+
+
+# Memory
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@workers_only
+def test_memory_does_not_grow_from_epoch_to_epoch(payloads, options):
+    """A leak of what an epoch holds (480 kB) would show."""
+    loader = Loader(Dataset(payloads), 40, **options)
+    for _ in range(3):
+        list(loader)
+    before = resident_bytes()
+    for _ in range(10):
+        list(loader)
+    assert resident_bytes() - before < 3_000_000
+
+
+# Pinned memory
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there is memory pinned")
+@every_kind
+def test_pinned_batches_are_the_same_batches(numbers, options):
+    loader = Loader(delivering(Dataset(numbers)), 12, pin_memory=True, **options)
+    batches = list(loader)
+    assert all(column.is_pinned() for batch in batches for column in batch)
+    assert [deliveries(batch) for batch in batches] == expected_batches(numbers, 9)
