@@ -42,7 +42,7 @@ COMMANDS = sorted(cli.commands)
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 
 every_command = pytest.mark.parametrize("command", COMMANDS)
-every_reader = pytest.mark.parametrize("command", ["inspect", "verify", "assign", "audit"])
+every_reader = pytest.mark.parametrize("command", ["inspect", "verify", "assign", "audit", "bench"])
 
 
 # Running the command line

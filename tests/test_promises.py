@@ -22,7 +22,7 @@ from wdsplit.manifest import shard_path
 from wdsplit.mixing import mix
 
 few_examples = settings(max_examples=30)
-fewer_examples = settings(max_examples=20)
+fewer_examples = settings(max_examples=15)
 
 wild = st.lists(st.sampled_from([0, 1, 1, 2, 5, 9, 30, 70]), min_size=1, max_size=9)
 equal = st.builds(lambda size, count: [size] * count, st.sampled_from([1, 4, 9]), st.integers(1, 12))
@@ -139,7 +139,7 @@ def test_readers_that_follow_one_another_deliver_the_order_and_each_sample_once(
         assert len(rows) == len(set(rows)) == len(seen)
 
 
-@few_examples
+@fewer_examples
 @given(sizes, orders(tails=["uneven"]), epochs, readers, st.integers(0, 4), st.integers(0, 3))
 def test_uneven_ranks_deliver_each_sample_once_and_each_goes_on_from_its_own_state(
     made, counts, order, epoch, readers, num_steps, other_workers
@@ -184,7 +184,7 @@ def destroy(path, order, position):
     return any_destroyed
 
 
-@few_examples
+@fewer_examples
 @given(sizes, orders(tails=["drop"]), readers, readers, st.integers(1, 12))
 def test_resuming_does_not_read_again_what_was_consumed(
     made, tmp_path_factory, counts, order, before, after, num_steps
@@ -265,7 +265,7 @@ def test_readers_of_a_mixture_that_follow_one_another_deliver_what_one_reader_do
     seen = run_legs(opened, legs, epoch, mixed_deliveries)
     alone = Loader(mixed(made, sources, shares, **order | {"tail": "pad"}, rank=0, world_size=1), 50)
     alone.set_epoch(epoch)
-    expected = delivered(map(mixed_deliveries, alone))
+    expected = [delivery for delivery in delivered(map(mixed_deliveries, alone)) if not delivery[2]]
     assert [position for position, _, _ in seen] == list(range(len(seen)))
     real = [delivery for delivery in seen if not delivery[2]]
     assert real == expected[: len(real)]

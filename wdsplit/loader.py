@@ -220,7 +220,11 @@ class Loader:
             self._parts = Parts(self.dataset, self.batch_size, world, self.num_workers, self.collate_fn is None)
             self._workers = None if self._is_threaded else self._worker_parts(self._parts)
         self._parts.begin(begin.epoch, begin.position)
-        parts = iter(self._workers) if self._workers is not None else self._threads(self._parts)
+        try:
+            parts = iter(self._workers) if self._workers is not None else self._threads(self._parts)
+        except BaseException:
+            self._workers = None
+            raise
         return _Running(parts, self._parts, self.persistent_workers, max(1, self.num_workers))
 
     @property

@@ -58,7 +58,8 @@ class Parts(IterableDataset[Any]):
         self.collated = collated
         self.counters = Counters(max(1, num_workers))
         self.bound: Bound | None = None
-        self._begin = torch.zeros(4, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._begin = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._iterations = 0
         self._ring: Ring | None = None
 
     def begin(self, epoch: int, start: int) -> None:
@@ -66,32 +67,37 @@ class Parts(IterableDataset[Any]):
         self.end()
         seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
         self._begin[0], self._begin[1], self._begin[2] = epoch, start, seed
+        self._begin[3] += 1
 
     def end(self) -> None:
         """Say that no more parts of the iteration under way are wanted: its workers stop, wherever they are."""
-        self._begin[3] += 1
+        self._begin[4] = self._begin[3]
         if self.bound is not None:
             self.bound.wake()
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the sub-batches of the iteration that `begin` named: which one is settled now, not with the first."""
+        """Give the sub-batches of the iteration that `begin` named: which one is settled now, not with the first.
+
+        A worker process counts its iterations: when it starts, the loader may have gone on to another one already.
+        """
         if self.bound is None:
             return self.of(self.world)
         world = with_worker(self.world)
-        epoch, start, seed, _ = self._begin.tolist()
+        epoch, start, seed, _, _ = self._begin.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
-        return self._sent(self.of(world), world.worker, self.bound, self._wanted())
+        self._iterations += 1
+        is_wanted = self._wanted(self._iterations)
+        return self._sent(self._guarded(epoch, start, world, is_wanted), world.worker, self.bound, is_wanted)
 
     def of(self, world: World) -> Iterator[Any]:
-        """Give the sub-batches of one worker."""
-        epoch, start, _, _ = self._begin.tolist()
-        return self._guarded(epoch, start, world, self._wanted())
+        """Give the sub-batches of one worker of this process."""
+        epoch, start, _, number, _ = self._begin.tolist()
+        return self._guarded(epoch, start, world, self._wanted(number))
 
-    def _wanted(self) -> Callable[[], bool]:
-        """Return what tells whether the iteration is still that which is under way now."""
+    def _wanted(self, number: int) -> Callable[[], bool]:
+        """Return what tells whether an iteration, by its number, is under way."""
         begin = self._begin.numpy()
-        number = begin[3].item()
-        return lambda: bool(begin[3] == number)
+        return lambda: bool(begin[3] == number and begin[4] < number)
 
     def _guarded(self, epoch: int, start: int, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
         try:

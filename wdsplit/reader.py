@@ -6,11 +6,12 @@ start at any position, because nothing depends on what was read before.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsplit.block import Block, Objects
 from wdsplit.manifest import Manifest
@@ -21,8 +22,6 @@ from wdsplit.window import Window
 
 __all__ = ["SampleReader"]
 
-Value = TypeVar("Value")
-
 
 class SampleReader:
     """Reads the samples of positions.
@@ -31,8 +30,12 @@ class SampleReader:
         storage: Where the dataset is.
         manifest: Its manifest.
         order: The epoch's order.
-        num_lanes: Lanes that this reader visits: about as many windows are kept.
+        num_lanes: Lanes that this reader visits: as many windows are kept.
         fields: The fields that are wanted; None for all.
+
+    Attributes:
+        num_parsed: Windows that were read and parsed so far.
+        num_held: Times that a window was at hand already.
     """
 
     def __init__(
@@ -43,28 +46,22 @@ class SampleReader:
         num_lanes: int,
         fields: Collection[str] | None = None,
     ) -> None:
-        allow_open_files(2 * (2 * num_lanes + 2))
+        allow_open_files(2 * (num_lanes + 2))
         keep_freed_memory()
         self._storage = storage
         self._shards = manifest.shards
         self._order = order
         self._fields = fields
         self._scratch = Scratch()
-        self._visits: _Recent[_Visit] = _Recent(2 * num_lanes + 2)
-        self._windows: _Recent[tuple[Window, Int64]] = _Recent(2 * num_lanes + 2)
-
-    @property
-    def num_parsed(self) -> int:
-        """Windows that were read and parsed so far."""
-        return self._windows.num_made
-
-    @property
-    def num_held(self) -> int:
-        """Times that a window was at hand already."""
-        return self._windows.num_held
+        self._lanes: dict[int, tuple[int, int]] = {}
+        self._held: dict[tuple[int, int], _Held] = {}
+        self.num_parsed = 0
+        self.num_held = 0
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order.
+
+        What is read in rising order is read once: of each lane the window is kept that its last position is in.
 
         Args:
             positions: int64 of any length.
@@ -73,15 +70,32 @@ class SampleReader:
             WdsplitError: A shard is missing or damaged.
         """
         shards, visits, pads = self._order.visits(positions)
+        lanes = positions % self._order.options.lanes
+        is_last = _last_of_lanes(positions, lanes, self._order.options.lanes)
         gathered = _Gathered(len(positions))
+        open_visits = {shard: held.visit for (shard, _), held in self._held.items()}
+        held = dict(self._held)
         for shard, rows in groups(shards):
-            visit = self._visits.get(shard, self._open, shard)
+            visit = open_visits.get(shard) or self._open(shard)
             slots = np.searchsorted(visit.ends, visits[rows], side="right")
             for slot, members in groups(slots):
                 chosen = rows[members]
-                window, order = self._windows.get((shard, slot), self._parse, visit, slot)
-                gathered.add(window, order[visits[chosen] - visit.begin(slot)], chosen)
+                entry = self._entry(visit, slot)
+                gathered.add(entry.window, entry.order[visits[chosen] - visit.begin(slot)], chosen)
+                for lane in lanes[chosen[is_last[chosen]]].tolist():
+                    self._lanes[lane] = shard, slot
+                    held[shard, slot] = entry
+        self._held = {key: held[key] for key in self._lanes.values()}
         return gathered.block(positions, pads)
+
+    def _entry(self, visit: _Visit, slot: int) -> _Held:
+        """Return a window of a shard that is at hand, or read it."""
+        entry = self._held.get((visit.shard, slot))
+        if entry is not None:
+            self.num_held += 1
+            return entry
+        self.num_parsed += 1
+        return self._parse(visit, slot)
 
     def _open(self, shard: int) -> _Visit:
         count = int(self._order.counts[shard])
@@ -91,8 +105,8 @@ class SampleReader:
         sizes = np.minimum(options.window, count - windows * options.window)
         return _Visit(shard, opened, windows, np.cumsum(sizes))
 
-    def _parse(self, visit: _Visit, slot: int) -> tuple[Window, Int64]:
-        """Return a window of a shard, and the places of its samples in the order of their visits."""
+    def _parse(self, visit: _Visit, slot: int) -> _Held:
+        """Read a window of a shard."""
         options, epoch = self._order.options, self._order.epoch
         number = int(visit.windows[slot])
         first = number * options.window
@@ -101,7 +115,7 @@ class SampleReader:
         if slot + 1 < len(visit.windows):
             following = int(visit.windows[slot + 1]) * options.window
             visit.opened.expect(following, min(count, following + options.window))
-        return visit.opened.window(first, first + len(order), self._fields, self._scratch), order
+        return _Held(visit, visit.opened.window(first, first + len(order), self._fields, self._scratch), order)
 
 
 class _Gathered:
@@ -140,23 +154,20 @@ class _Visit:
         return int(self.ends[slot - 1]) if slot else 0
 
 
-class _Recent(Generic[Value]):
-    """The values that were used last, up to a number of them."""
+@dataclass(frozen=True)
+class _Held:
+    """A window of a shard that is being visited, and the places of its samples in the order of their visits."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._values: OrderedDict[Hashable, Value] = OrderedDict()
-        self.num_made = 0
-        self.num_held = 0
+    visit: _Visit
+    window: Window
+    order: Int64
 
-    def get(self, key: Hashable, make: Callable[..., Value], *arguments: Any) -> Value:
-        """Return the value of a key; if it is not held, make it from the arguments."""
-        if key in self._values:
-            self._values.move_to_end(key)
-            self.num_held += 1
-            return self._values[key]
-        value = self._values[key] = make(*arguments)
-        self.num_made += 1
-        if len(self._values) > self._capacity:
-            self._values.popitem(last=False)
-        return value
+
+def _last_of_lanes(positions: Int64, lanes: Int64, num_lanes: int) -> npt.NDArray[np.bool_]:
+    """Tell which positions are the highest of their lanes."""
+    rising = np.argsort(positions, kind="stable") if (positions[1:] < positions[:-1]).any() else np.arange(len(lanes))
+    last = np.full(num_lanes, -1)
+    last[lanes[rising]] = rising
+    is_last = np.zeros(len(positions), np.bool_)
+    is_last[last[last >= 0]] = True
+    return is_last
