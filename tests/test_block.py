@@ -21,11 +21,11 @@ def resolved(payload):
 
 
 @st.composite
-def blocks(draw, payloads=payloads | st.none()):
+def blocks(draw):
     """Draw a block, and what its samples shall be, told sample by sample."""
     size = draw(st.integers(0, 6))
     names = draw(st.lists(st.sampled_from(["cls", "txt", "jpg"]), unique=True, max_size=3))
-    fields = {name: draw(st.lists(payloads, min_size=size, max_size=size)) for name in names}
+    fields = {name: draw(st.lists(payloads | st.none(), min_size=size, max_size=size)) for name in names}
     pads = draw(st.lists(st.booleans(), min_size=size, max_size=size))
     samples = []
     for row in range(size):

@@ -138,4 +138,3 @@ def test_the_collector_may_run_in_a_worker():
     next(held["threads"])
     go.set()
     assert until(lambda: not alive())
-

@@ -46,9 +46,7 @@ def test_any_rows_are_the_samples_that_were_written(samples, is_copied, data):
     taken = list(window.take(rows, [9] * len(rows), [False] * len(rows)))
     same = {"__url__": "a.tar", "__position__": 9, "__pad__": False}
     assert taken == [{"__key__": keys[row], **same, **samples[row]} for row in rows]
-    assert window.sizes_at(np.array(rows, np.int64)).tolist() == [
-        sum(map(len, samples[row].values())) for row in rows
-    ]
+    assert window.sizes_at(np.array(rows, np.int64)).tolist() == [sum(map(len, samples[row].values())) for row in rows]
 
 
 @given(samples)
