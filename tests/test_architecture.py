@@ -67,6 +67,7 @@ LAYERS = {
         "randomness",
         "reader",
         "run",
+        "running",
         "segments",
         "shardlist",
         "source",

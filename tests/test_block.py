@@ -80,9 +80,9 @@ def test_samples_of_many_bytes_are_made_a_few_at_a_time():
         reads.append(offset)
         return bytes(num_bytes)
 
-    fields = {"bin": as_objects([(read, row, 200_000) for row in range(8)])}
+    fields = {"bin": as_objects([(read, row, 800_000) for row in range(8)])}
     strings, ones = as_objects(["x"] * 8), np.ones(8, np.int64)
-    samples = Block(strings, strings, ones, ones > 1, ones * 200_000, fields).samples()
+    samples = Block(strings, strings, ones, ones > 1, ones * 800_000, fields).samples()
     next(samples)
     assert len(reads) < 3
     assert len(list(samples)) == 7

@@ -21,10 +21,10 @@ from wdsplit.counters import Clock, Statistics
 from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, PipelineError, StateError
 from wdsplit.parts import Bound, Parts
-from wdsplit.segments import Placed, Segments
+from wdsplit.running import Running
 from wdsplit.split import Step, Steps, World, whole, worker_of
 from wdsplit.state import State, dump_state, parse_state
-from wdsplit.threads import Raised, Threads
+from wdsplit.threads import Threads
 
 __all__ = ["Loader"]
 
@@ -209,7 +209,7 @@ class Loader:
         clock = self._clock
         return Statistics(clock.batches, samples, num_bytes, windows_read, windows_held, clock.wait_s, clock.compute_s)
 
-    def _begin(self, begin: State, world: World) -> _Running:
+    def _begin(self, begin: State, world: World) -> Running:
         """Begin to make the workers' parts: step by step, worker by worker."""
         current = self._iteration()
         if current is not None and self.persistent_workers:
@@ -225,7 +225,7 @@ class Loader:
         except BaseException:
             self._workers = None
             raise
-        return _Running(parts, self._parts, self.persistent_workers, max(1, self.num_workers))
+        return Running(parts, self._parts, self.persistent_workers, max(1, self.num_workers))
 
     @property
     def _is_threaded(self) -> bool:
@@ -268,7 +268,7 @@ class _Iteration:
         clock: Measures who waits for whom.
     """
 
-    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: _Running, clock: Clock) -> None:
+    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: Running, clock: Clock) -> None:
         self.epoch = epoch
         self.parts = parts
         self.ended = False
@@ -348,80 +348,6 @@ class _Iteration:
 
     def __del__(self) -> None:
         self.parts.close()
-
-
-class _Running:
-    """An iteration under way: the parts that are still to come.
-
-    Args:
-        parts: The parts of all workers in turn.
-        source: What they are made by; told when a part was delivered, and when no more are wanted.
-        persistent: Whether worker processes stay when it ends.
-        num_workers: Workers.
-    """
-
-    def __init__(self, parts: Iterator[Any], source: Parts, persistent: bool, num_workers: int) -> None:
-        self._parts: Iterator[Any] | None = parts
-        self._source = source
-        self._persistent = persistent
-        self._segments: Segments | None = Segments()
-        self._num_workers = num_workers
-        self._placed = [False] * num_workers
-        self._turn = 0
-        self._superseded = False
-
-    @property
-    def lends(self) -> bool:
-        """Whether parts lie in memory that will be used again."""
-        return self._source.bound is not None
-
-    def take(self) -> Any:
-        """Return the next part.
-
-        Raises:
-            WdsplitError: A worker failed so, or its processes serve another iteration by now.
-        """
-        if self._superseded or self._parts is None or self._segments is None:
-            raise PipelineError(
-                "another iteration of this Loader has begun",
-                expected="one iteration at a time, because its workers are persistent",
-                remedy="end the first, or make a Loader for each",
-            )
-        try:
-            part = next(self._parts)
-        except StopIteration as error:
-            raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
-        if isinstance(part, Raised):
-            raise part.error
-        self._placed[self._turn] = isinstance(part, Placed)
-        self._turn = (self._turn + 1) % self._num_workers
-        return self._segments.part(part) if isinstance(part, Placed) else part
-
-    def delivered(self) -> None:
-        """Say that the parts of a step were copied, so that their memory may be used again."""
-        bound = self._source.bound
-        for worker, is_placed in enumerate(self._placed):
-            if bound is not None and is_placed:
-                bound.deliver(worker)
-
-    def supersede(self) -> None:
-        """Give no more parts: the workers serve another iteration."""
-        self._superseded = True
-        self._segments = None
-        self._source.end()
-
-    def close(self, failed: bool = False, at_once: bool = False) -> None:
-        """Let go of the parts. Workers end now, not when they are collected, unless they stay and all is well."""
-        parts, self._parts, self._segments = self._parts, None, None
-        if parts is None or self._superseded:
-            return
-        self._source.end()
-        if failed or not self._persistent:
-            for process in getattr(parts, "_workers", ()) if at_once else ():
-                process.terminate()
-            end = getattr(parts, "_shutdown_workers", None) or getattr(parts, "close", None)
-            if end is not None:
-                end()
 
 
 def _unchanged(part: Any) -> Any:

@@ -1,0 +1,90 @@
+"""The parts of batches that are still to come: taken from workers of any kind, and let go of.
+
+Composition. Each worker's parts come in turn; those of processes lie in shared memory until they were delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from wdsplit.errors import PipelineError
+from wdsplit.parts import Parts
+from wdsplit.segments import Placed, Segments
+from wdsplit.threads import Raised
+
+__all__ = ["Running"]
+
+
+class Running:
+    """An iteration under way: the parts that are still to come.
+
+    Args:
+        parts: The parts of all workers in turn.
+        source: What they are made by; told when a part was delivered, and when no more are wanted.
+        persistent: Whether worker processes stay when it ends.
+        num_workers: Workers.
+    """
+
+    def __init__(self, parts: Iterator[Any], source: Parts, persistent: bool, num_workers: int) -> None:
+        self._parts: Iterator[Any] | None = parts
+        self._source = source
+        self._persistent = persistent
+        self._segments: Segments | None = Segments()
+        self._num_workers = num_workers
+        self._placed = [False] * num_workers
+        self._turn = 0
+        self._superseded = False
+
+    @property
+    def lends(self) -> bool:
+        """Whether parts lie in memory that will be used again."""
+        return self._source.bound is not None
+
+    def take(self) -> Any:
+        """Return the next part.
+
+        Raises:
+            WdsplitError: A worker failed so, or its processes serve another iteration by now.
+        """
+        if self._superseded or self._parts is None or self._segments is None:
+            raise PipelineError(
+                "another iteration of this Loader has begun",
+                expected="one iteration at a time, because its workers are persistent",
+                remedy="end the first, or make a Loader for each",
+            )
+        try:
+            part = next(self._parts)
+        except StopIteration as error:
+            raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
+        if isinstance(part, Raised):
+            raise part.error
+        self._placed[self._turn] = isinstance(part, Placed)
+        self._turn = (self._turn + 1) % self._num_workers
+        return self._segments.part(part) if isinstance(part, Placed) else part
+
+    def delivered(self) -> None:
+        """Say that the parts of a step were copied, so that their memory may be used again."""
+        bound = self._source.bound
+        for worker, is_placed in enumerate(self._placed):
+            if bound is not None and is_placed:
+                bound.deliver(worker)
+
+    def supersede(self) -> None:
+        """Give no more parts: the workers serve another iteration."""
+        self._superseded = True
+        self._segments = None
+        self._source.end()
+
+    def close(self, failed: bool = False, at_once: bool = False) -> None:
+        """Let go of the parts. Workers end now, not when they are collected, unless they stay and all is well."""
+        parts, self._parts, self._segments = self._parts, None, None
+        if parts is None or self._superseded:
+            return
+        self._source.end()
+        if failed or not self._persistent:
+            for process in getattr(parts, "_workers", ()) if at_once else ():
+                process.terminate()
+            end = getattr(parts, "_shutdown_workers", None) or getattr(parts, "close", None)
+            if end is not None:
+                end()
