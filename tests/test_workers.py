@@ -67,7 +67,9 @@ def nothing_left(payloads):
     list(Loader(Dataset(payloads), 50, num_workers=1))  # what torch keeps for good is there before
     before = left()
     yield
-    assert left() == before
+    after = left()
+    assert after[0] <= before[0]  # what an earlier test left to the collector may go meanwhile
+    assert after[1:] == before[1:]
 
 
 # Nothing is left, and nothing waits
