@@ -90,8 +90,9 @@ class Block:
             for key, url, position, pad in named
         ]
         for name in self.fields:
-            for sample, payload in zip(samples, self.payloads(name), strict=True):
-                if payload is not None:
+            payloads, is_lacking = self._payloads(name)
+            for sample, payload in zip(samples, payloads, strict=True):
+                if not is_lacking or payload is not None:
                     sample[name] = payload
         return samples
 
@@ -112,14 +113,19 @@ class Block:
         for name in self.fields:
             if wanted is not None and name not in wanted:
                 continue
-            columns[name] = self.payloads(name)
-            if None in columns[name]:
+            columns[name], is_lacking = self._payloads(name)
+            if is_lacking:
                 return None
         return columns
 
     def payloads(self, field: str) -> list[Any]:
         """Return the payloads of a field as bytes; None where a sample lacks it."""
+        return self._payloads(field)[0]
+
+    def _payloads(self, field: str) -> tuple[list[Any], bool]:
+        """Return the payloads of a field, and whether a sample lacks it."""
         values: list[Any] = self.fields[field].tolist()
-        if tuple in set(map(type, values)):
-            return [value[0](value[1], value[2]) if type(value) is tuple else value for value in values]
-        return values
+        kinds = set(map(type, values))
+        if tuple in kinds:
+            values = [value[0](value[1], value[2]) if type(value) is tuple else value for value in values]
+        return values, type(None) in kinds
