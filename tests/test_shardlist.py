@@ -114,9 +114,9 @@ def urls_of(shards):
 def test_the_order_of_an_epoch_is_a_permutation_that_no_library_can_change():
     shards = EpochShardList("{0..9}", seed=3)
     assert ["".join(shards.order(epoch)) for epoch in (0, 1, 2**40)] == [
-        "5247693018",
-        "1085294376",
-        "7941625083",
+        "2458760193",
+        "8374259061",
+        "5164389072",
     ]
     assert urls_of(shards) == shards.order(0)
 

@@ -6,7 +6,8 @@ Composition. Workers count in memory that all processes share, each in a row of 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -22,12 +23,13 @@ class Statistics:
 
     Attributes:
         batches: Batches that were delivered.
-        samples: Samples that the workers have made, those of prefetched batches included.
-        num_bytes: Bytes of their payloads.
+        samples: Samples in these batches.
+        num_bytes: Bytes of the payloads of all samples that the workers have made.
         windows_read: Windows that were read and parsed.
         windows_held: Times that a window was at hand already.
         wait_s: Seconds that the consumer has waited for batches.
         compute_s: Seconds that the consumer has taken between batches.
+        samples_made: Samples that the workers have made: those of batches that were made ahead too.
     """
 
     batches: int
@@ -37,6 +39,11 @@ class Statistics:
     windows_held: int
     wait_s: float
     compute_s: float
+    samples_made: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters as plain values, with `wait_share` and `bottleneck`."""
+        return {**asdict(self), "wait_share": self.wait_share, "bottleneck": self.bottleneck}
 
     @property
     def wait_share(self) -> float:
@@ -51,7 +58,10 @@ class Statistics:
 
     def __str__(self) -> str:
         seconds = self.wait_s + self.compute_s
-        rate = f"{self.samples / seconds:,.0f} samples/s, {self.num_bytes / 1e6 / seconds:,.1f} MB/s" if seconds else ""
+        if not self.batches or not seconds:
+            return "nothing was delivered yet"
+        num_bytes = self.num_bytes * self.samples / max(1, self.samples_made)
+        rate = f"{self.samples / seconds:,.0f} samples/s, {num_bytes / 1e6 / seconds:,.1f} MB/s"
         advice = {
             "loader": "the loader is the bottleneck: more workers, or less to decode",
             "model": "the model is the bottleneck: the loader keeps up",
@@ -95,12 +105,13 @@ class Clock:
 
     Attributes:
         batches: Batches that were delivered.
+        samples: Samples in them.
         wait_s: Seconds that the consumer has waited.
         compute_s: Seconds that it has taken between batches.
     """
 
     def __init__(self) -> None:
-        self.batches = 0
+        self.batches = self.samples = 0
         self.wait_s = self.compute_s = 0.0
         self._entered = 0.0
         self._left: float | None = None
@@ -115,9 +126,10 @@ class Clock:
         if self._left is not None:
             self.compute_s += self._entered - self._left
 
-    def leave(self, delivered: bool) -> None:
-        """The consumer has its batch, or the iteration has ended."""
+    def leave(self, samples: int) -> None:
+        """The consumer has a batch of some samples; of none if the iteration has ended."""
         now = time.perf_counter()
         self.wait_s += now - self._entered
-        self.batches += delivered
-        self._left = now if delivered else None
+        self.batches += samples > 0
+        self.samples += samples
+        self._left = now if samples else None

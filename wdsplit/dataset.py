@@ -11,6 +11,7 @@ import logging
 import multiprocessing.context
 import operator
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,10 +51,10 @@ def checked_epoch(epoch: int) -> int:
 
 
 class SharedEpoch:
-    """An epoch number in memory that copies and worker processes share."""
+    """An epoch number in memory that copies and worker processes share, and how often it was set."""
 
     def __init__(self, epoch: int = 0) -> None:
-        self._cell = torch.full((1,), epoch, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._cell = torch.tensor([epoch, 0]).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def value(self) -> int:
@@ -63,6 +64,12 @@ class SharedEpoch:
     @value.setter
     def value(self, epoch: int) -> None:
         self._cell[0] = epoch
+        self._cell[1] += 1
+
+    @property
+    def times_set(self) -> int:
+        """How often it was set."""
+        return int(self._cell[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the memory shared with a process that is being started; a copy of another kind has its own."""
@@ -126,6 +133,13 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         group: Any = None,
         fields: Sequence[str] | None = None,
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise InputError(
+                "the path of a dataset cannot be",
+                expected="a folder that wdsplit convert or wdsplit index has written",
+                found=f"{type(path).__name__}: {reprlib.repr(path)}",
+                remedy="for several datasets use wdsplit.mix, for existing tars wdsplit index",
+            )
         manifest = read_manifest(open_storage(str(path)))
         options = OrderOptions(
             whole(seed),
@@ -138,6 +152,13 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
 
     def _begin_with(self, source: AnySource, rank: int | None, world_size: int | None, group: Any) -> None:
         super().__init__(source)
+        if group is not None and (rank is not None or world_size is not None):
+            raise InputError(
+                "rank and world_size do not go with a group",
+                expected="either",
+                found=f"rank {rank}, world_size {world_size} and a group",
+                remedy="leave out group= to say it yourself, or rank= and world_size= to have it detected",
+            )
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self._group = group
         self._epoch = SharedEpoch()
@@ -176,6 +197,11 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     def epoch(self) -> int:
         """The epoch that the next iteration gives."""
         return self._epoch.value
+
+    @property
+    def epochs_set(self) -> int:
+        """How often an epoch was chosen."""
+        return self._epoch.times_set
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, here and in all workers, persistent or not.
@@ -255,6 +281,12 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             allow_pickle: Decode pickles and object arrays too: they can run any code, so only if you trust the shards.
             options: `pre`, `post`, `max_field_bytes`.
         """
+        if "handler" in options:
+            raise InputError(
+                "decode takes no handler for errors",
+                expected="no handler=: a sample that was skipped would make ranks come apart",
+                remedy="leave it out; decode such a field by a function of your own that returns something else for it",
+            )
         return self._with(
             decode_sample_stage(*handlers, only=only, partial=partial, allow_pickle=allow_pickle, **options)
         )
@@ -315,6 +347,10 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         source = self._single("numbers")
         return find_sample(open_storage(source.url), source.manifest, key_or_index)
 
+    def __repr__(self) -> str:
+        stages = len(self.pipeline) - 1
+        return f"<{type(self).__name__} {self.source.url}: {self.source.num_samples:,} samples, {stages} stages>"
+
     def __getstate__(self) -> dict[str, Any]:
         """Settle the rank before a copy goes to a process that cannot find it out: a spawned worker of this rank."""
         state = dict(self.__dict__)
@@ -325,23 +361,23 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         return state
 
 
-_announced: set[tuple[str, World]] = set()
+_announced: set[tuple[str, World, str]] = set()
 
 
-def announce(dataset: Dataset, world: World) -> None:
-    """Log once a process, dataset and world who reads, and what it costs if lanes are shared."""
-    if (dataset.source.url, world) in _announced:
+def announce(dataset: Dataset, world: World, num_workers: int = 0) -> None:
+    """Log once a process, dataset and world who reads, and what it costs if lanes are shared.
+
+    Args:
+        dataset: The dataset.
+        world: Who reads.
+        num_workers: The workers of a rank, where the rank's own process speaks for all of them.
+    """
+    who = f"{num_workers} workers" if num_workers else f"worker {world.worker} of {world.num_workers}"
+    if (dataset.source.url, world, who) in _announced:
         return
-    _announced.add((dataset.source.url, world))
-    logger.info(
-        "%s: rank %d of %d, worker %d of %d, seed %d",
-        dataset.source.url,
-        world.rank,
-        world.world_size,
-        world.worker,
-        world.num_workers,
-        dataset.options.seed,
-    )
-    advice = reading_advice(dataset.options.lanes, world.world_size, world.num_workers)
+    _announced.add((dataset.source.url, world, who))
+    rank, url, seed = world.rank, dataset.source.url, dataset.options.seed
+    logger.info("%s: rank %d of %d, %s, seed %d", url, rank, world.world_size, who, seed)
+    advice = reading_advice(dataset.options.lanes, world.world_size, num_workers or world.num_workers)
     if advice is not None and world.rank == 0 and world.worker == 0:
         logger.warning("%s: %s", dataset.source.url, advice)

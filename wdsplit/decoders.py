@@ -136,7 +136,7 @@ def decode_sample_stage(
 
     Each field is offered to the handlers until one returns a value; if none does, it stays bytes. What follows the
     last dot of a field's name says what it is: txt, text, transcript; cls, cls2, index, inx, id; json, jsn; npy, npz;
-    ten, tb; mp, msg; cbor; any of them compressed with .gz.
+    ten, tb; mp, msg; any of them compressed with .gz.
 
     Shards may come from strangers: pickles (pkl, pickle, pyd, pth, objects in npy and npz) are refused, and so is
     what would inflate beyond `max_field_bytes`. A handler of yours for such a field comes first and has the last word.

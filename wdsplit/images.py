@@ -116,6 +116,13 @@ class Resized:
 
     def _by_pillow(self, data: bytes) -> Pixels:
         image = _open_image(data, _RESIZED_FORMATS)
+        if image.mode[0] in "IF":
+            raise InputError(
+                "an image has more than 8 bits a channel",
+                expected="8 bits",
+                found=f"mode {image.mode}",
+                remedy="decode it with a function of your own: what it is to be scaled by is not known here",
+            )
         image.draft(None, (self.width, self.height))
         image = image.convert("RGB")
         top, left, height, width = self._box(image.height, image.width)

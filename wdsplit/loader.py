@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.util
+import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 import numpy as np
@@ -51,8 +53,8 @@ class Loader:
         prefetch_factor: Steps that each worker works ahead.
         prefetch_bytes: Bytes that the parts made ahead by all workers may hold together; each may always make one.
         persistent_workers: Keep the worker processes from one epoch to the next.
-        multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`; None for torch's
-            default.
+        multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`, or a context; None
+            for Python's default.
 
     Raises:
         InputError: An argument cannot be.
@@ -70,14 +72,19 @@ class Loader:
         prefetch_factor: int = 2,
         prefetch_bytes: int = 2**30,
         persistent_workers: bool = False,
-        multiprocessing_context: str | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
     ) -> None:
         batch_size, num_workers, prefetch_factor = whole(batch_size), whole(num_workers), whole(prefetch_factor)
         problems = []
+        context = multiprocessing_context
+        method = context.get_start_method() if isinstance(context, BaseContext) else context
+        if method is not None and method not in multiprocessing.get_all_start_methods():
+            known = ", ".join(multiprocessing.get_all_start_methods())
+            problems.append(f"multiprocessing_context = {context!r}: expected one of {known}")
         if workers not in ("process", "thread"):
             problems.append(f"workers = {workers!r}: expected 'process' or 'thread'")
-        elif workers == "thread" and multiprocessing_context is not None:
-            problems.append(f"multiprocessing_context = {multiprocessing_context!r}: expected None for threads")
+        elif workers == "thread" and context is not None:
+            problems.append(f"multiprocessing_context = {context!r}: expected None for threads")
         if not isinstance(dataset, Dataset):
             problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")
         for name, value, low in (
@@ -99,21 +106,23 @@ class Loader:
         self.prefetch_bytes = whole(prefetch_bytes)
         self.workers = workers
         self.persistent_workers = persistent_workers and num_workers > 0 and workers == "process"
-        self.multiprocessing_context = multiprocessing_context
+        self.multiprocessing_context = method
         self._next = State(dataset.epoch, 0)
         self._reached: State | None = None
-        self._dataset_epoch = dataset.epoch
+        self._epochs_set = dataset.epochs_set
         self._parts: Parts | None = None
         self._workers: Iterable[Any] | None = None
         self._current: weakref.ref[_Iteration] | None = None
+        self._heard = False
         self._clock = Clock()
         self._counted = [0, 0, 0, 0]
+        self._lengths: dict[World, int] = {}
 
     @property
     def epoch(self) -> int:
         """The epoch of the iteration under way, else of the next one."""
-        current = self._iteration()
-        return current.epoch if current is not None and not current.ended else self._start().epoch
+        start, current = self._start(), self._iteration()
+        return current.epoch if current is not None and self._heard and not current.ended else start.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch.
@@ -122,14 +131,30 @@ class Loader:
             InputError: The epoch is negative or no integer.
         """
         epoch = checked_epoch(epoch)
-        if self._start().epoch != epoch:
+        self._start()
+        self._go_to(epoch)
+
+    def _go_to(self, epoch: int) -> None:
+        """Choose an epoch; what an iteration of another one delivers does not count any more."""
+        if self._next.epoch != epoch:
             self._next = State(epoch, 0)
         if self._reached is not None and self._reached.epoch != epoch:
-            self._reached = None
+            self._reached, self._heard = None, False
+
+    @property
+    def step(self) -> int:
+        """Steps of the epoch before the next batch, in this loader's batches: where counting goes on after a resume."""
+        state = self._reached or self._start()
+        return state.position // (self.batch_size * self.dataset.world().world_size)
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch."""
-        return len(Steps(self.dataset.order(self._start().epoch), self.dataset.world(), self.batch_size))
+        world = self.dataset.world()
+        if self.dataset.options.tail == "uneven":
+            return len(Steps(self.dataset.order(self._start().epoch), world, self.batch_size))
+        if world not in self._lengths:  # the same in every epoch
+            self._lengths[world] = len(Steps(self.dataset.order(self._start().epoch), world, self.batch_size))
+        return self._lengths[world]
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far this loader has got, as plain JSON values.
@@ -158,14 +183,21 @@ class Loader:
                 found=str(state.position),
                 remedy="the state is damaged: use an earlier checkpoint",
             )
-        self._dataset_epoch = dataset.epoch
-        self._next, self._reached = state, None
+        self._start()
+        self._next, self._reached, self._heard = state, None, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the workers out of a copy: it starts its own."""
+        return {**self.__dict__, "_parts": None, "_workers": None, "_current": None}
+
+    def __repr__(self) -> str:
+        return f"Loader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
     def _start(self) -> State:
         """Return where the next iteration begins; `set_epoch` may have been called on the dataset."""
-        if self.dataset.epoch != self._dataset_epoch:
-            self._dataset_epoch = self.dataset.epoch
-            self._next, self._reached = State(self.dataset.epoch, 0), None
+        if self.dataset.epochs_set != self._epochs_set:
+            self._epochs_set = self.dataset.epochs_set
+            self._go_to(self.dataset.epoch)
         return self._next
 
     def _iteration(self) -> _Iteration | None:
@@ -175,7 +207,7 @@ class Loader:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
         begin, world = self._start(), self.dataset.world()
         steps = Steps(self.dataset.order(begin.epoch), world, self.batch_size, begin.position)
-        announce(self.dataset, World(world.rank, world.world_size, 0, max(1, self.num_workers)))
+        announce(self.dataset, world, self.num_workers)
         if not len(steps) and not begin.position:
             logger.warning(
                 "%s: there are no batches: %d samples are fewer than a global batch of %d, and tail='drop' drops them",
@@ -184,20 +216,20 @@ class Loader:
                 self.batch_size * world.world_size,
             )
         iteration = _Iteration(self, begin.epoch, steps, self._begin(begin, world), self._clock)
-        self._current = weakref.ref(iteration)
+        self._current, self._heard = weakref.ref(iteration), True
         self._next, self._reached = State(begin.epoch, 0), begin
         if not len(steps):
             self._next = self._reached = State(begin.epoch + 1, 0)
         return iteration
 
-    def delivered(self, iteration: _Iteration, state: State, last: bool) -> None:
+    def _delivered(self, iteration: _Iteration, state: State, last: bool) -> None:
         """Take note that an iteration has delivered a batch; one that another has followed does not count."""
-        if self._iteration() is iteration:
+        if self._heard and self._iteration() is iteration:
             self._reached = state
             if last:
                 self._next = state
 
-    def failed(self, iteration: _Iteration) -> None:
+    def _failed(self, iteration: _Iteration) -> None:
         """Take note that an iteration has ended its workers after an error; they may serve another one by now."""
         if self._iteration() is iteration:
             self._workers = None
@@ -207,13 +239,17 @@ class Loader:
         made = [0] * 4 if self._parts is None else self._parts.counters.total()
         samples, num_bytes, windows_read, windows_held = (a + b for a, b in zip(self._counted, made, strict=True))
         clock = self._clock
-        return Statistics(clock.batches, samples, num_bytes, windows_read, windows_held, clock.wait_s, clock.compute_s)
+        times = clock.wait_s, clock.compute_s
+        return Statistics(clock.batches, clock.samples, num_bytes, windows_read, windows_held, *times, samples)
 
     def _begin(self, begin: State, world: World) -> Running:
         """Begin to make the workers' parts: step by step, worker by worker."""
         current = self._iteration()
         if current is not None and self.persistent_workers:
             current.parts.supersede()
+        running = getattr(getattr(self._workers, "_iterator", None), "_workers", ())
+        if not all(process.is_alive() for process in running):
+            self._workers = None
         if self._parts is None or self._workers is None or not self.persistent_workers or self._parts.world != world:
             if self._parts is not None:
                 self._counted = [a + b for a, b in zip(self._counted, self._parts.counters.total(), strict=True)]
@@ -222,8 +258,10 @@ class Loader:
         self._parts.begin(begin.epoch, begin.position)
         try:
             parts = iter(self._workers) if self._workers is not None else self._threads(self._parts)
-        except BaseException:
+        except BaseException as error:
             self._workers = None
+            if self.num_workers and isinstance(error, (AttributeError, TypeError, pickle.PicklingError)):
+                raise _not_sent(error) from error
             raise
         return Running(parts, self._parts, self.persistent_workers, max(1, self.num_workers))
 
@@ -288,14 +326,14 @@ class _Iteration:
             raise StopIteration
         self._clock.enter()
         if not self._left:
-            self._clock.leave(delivered=False)
+            self._clock.leave(0)
             self.close()
             raise StopIteration
-        delivered = False
+        delivered = 0
         try:
             step = next(self._steps)
             batch = self._batch(step)
-            delivered = True
+            delivered = len(step.positions)
         except BaseException as error:
             self.close(failed=True, at_once=not isinstance(error, Exception))
             if isinstance(error, StopIteration):  # it would pass for the end of the epoch
@@ -309,7 +347,7 @@ class _Iteration:
             self._clock.leave(delivered)
         self._left -= 1
         state = State(self.epoch, step.end) if self._left else State(self.epoch + 1, 0)
-        self._loader.delivered(self, state, last=not self._left)
+        self._loader._delivered(self, state, last=not self._left)
         return batch
 
     def _batch(self, step: Step) -> Any:
@@ -344,10 +382,20 @@ class _Iteration:
         self.ended = True
         self.parts.close(failed, at_once)
         if failed:
-            self._loader.failed(self)
+            self._loader._failed(self)
 
     def __del__(self) -> None:
         self.parts.close()
+
+
+def _not_sent(error: Exception) -> PipelineError:
+    return PipelineError(
+        "the dataset cannot be sent to worker processes",
+        expected="stages whose functions are defined at the top of a module",
+        found=f"{type(error).__name__}: {error}",
+        remedy="define them there instead of as a lambda or in another function; or use workers='thread', or "
+        "multiprocessing_context='fork'",
+    )
 
 
 def _unchanged(part: Any) -> Any:

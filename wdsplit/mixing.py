@@ -6,13 +6,13 @@ Composition of the order of a mixture and a reader for each source.
 from __future__ import annotations
 
 import os
+import reprlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from wdsplit.block import Block, Objects
 from wdsplit.dataset import Dataset
@@ -56,10 +56,9 @@ class MixedSource:
 
     @property
     def fingerprint(self) -> str:
-        """What a state belongs to: the sources in their order, and their shares."""
+        """What a state belongs to: for each source in turn its samples an epoch, its fingerprint and its window."""
         parts = zip(self.sources, self.counts, strict=True)
-        text = " ".join(f"{source.fingerprint}:{source.options.window}:{count}" for source, count in parts)
-        return xxhash.xxh3_128_hexdigest(text.encode())
+        return " + ".join(f"{count} of {source.fingerprint}/{source.options.window}" for source, count in parts)
 
     @property
     def num_samples(self) -> int:
@@ -214,6 +213,12 @@ def _listed(*asked: Mapping[Path, Any] | None) -> list[str]:
         )
     urls: list[str] = []
     for shares in asked:
+        if shares is not None and not isinstance(shares, Mapping):
+            raise InputError(
+                "what to mix cannot be told",
+                expected="a dict of folders and their shares, such as {'data/a': 0.7, 'data/b': 0.3}",
+                found=f"{type(shares).__name__}: {reprlib.repr(shares)}",
+            )
         for path in shares or {}:
             if str(path) in urls:
                 raise InputError("a dataset is named twice", place=str(path), expected="one share of each dataset")

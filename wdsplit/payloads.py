@@ -94,6 +94,13 @@ class Payloads:
             if not self.allow_pickle:
                 raise _pickled(f"a field .{extension} is a pickle")
             return autodecode.basichandlers(key, data)
+        if extension == "cbor":
+            raise InputError(
+                "a field .cbor is not decoded: a few bytes can make its reader crash the process",
+                expected="fields of other kinds",
+                found=f".{extension}",
+                remedy="decode only= the other fields, or pass a function of your own as a handler",
+            )
         decode = _READERS.get(extension)
         return None if decode is None else decode(data)
 
@@ -225,7 +232,6 @@ _READERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsn"), _read_json),
     **dict.fromkeys(("ten", "tb"), _read_ten),
     **dict.fromkeys(("mp", "msg"), autodecode.msgpack_loads),
-    "cbor": autodecode.cbor_loads,
 }
 
 

@@ -79,7 +79,7 @@ class RandomMap:
                 "a sample has no position to seed a generator from",
                 expected="a dict with __position__",
                 found=f"a {type(sample).__name__}",
-                remedy="call map_random before to_tuple",
+                remedy="call map_random before to_tuple, and keep __position__ in a map: return {**sample, ...}",
             )
         seed = hash_stream(self.seed, _DOMAIN, self.number, self.epoch, sample["__position__"])
         if self.field is None:

@@ -17,7 +17,6 @@ import torch
 
 from wdsplit.collate import Column
 from wdsplit.errors import PipelineError
-from wdsplit.order import Int64
 
 __all__ = ["Placed", "Ring", "Segments"]
 
@@ -38,7 +37,7 @@ class _Tensor:
 @dataclass(frozen=True)
 class _Bytes:
     offset: int
-    lengths: Int64
+    lengths: _Tensor
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,8 @@ class _Pieces:
         lengths = np.fromiter(map(len, column.data), np.int64, len(column.data))
         total = int(lengths.sum())
         pieces = [b"".join(column.data)] if total < _SMALL_BYTES * len(lengths) else column.data
-        return _Bytes(self._add(pieces, total), lengths)
+        offset = self._add(pieces, total)
+        return _Bytes(offset, self.add_column(Column("number", torch.from_numpy(lengths))))
 
     def add_pickled(self, value: Any) -> _Pickled:
         """Lay out any value."""
@@ -203,8 +203,9 @@ def _taken(segment: torch.Tensor, entry: Any) -> Any:
     view = _view(segment)
     if isinstance(entry, _Pickled):
         return pickle.loads(view[entry.offset : entry.offset + entry.num_bytes])
-    ends = np.cumsum(entry.lengths)
-    begins, total = (ends - entry.lengths).tolist(), int(ends[-1])
+    lengths = _taken(segment, entry.lengths).data.numpy()
+    ends = np.cumsum(lengths)
+    begins, total = (ends - lengths).tolist(), int(ends[-1])
     view = view[entry.offset : entry.offset + total]
     if total < _SMALL_BYTES * len(begins):
         joined = bytes(view)

@@ -7,6 +7,7 @@ their stages and workers hold copies. Samples are no matter of this module.
 
 from __future__ import annotations
 
+import glob
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -298,9 +299,14 @@ def _of_dataset(folder: str) -> list[str]:
     return [f"{storage.url}/{path}" for path in paths]
 
 
+def _is_glob(url: str) -> bool:
+    return "://" not in url and not url.startswith("pipe:") and glob.has_magic(url)
+
+
 def _of_pattern(pattern: str) -> list[str]:
     try:
-        return [str(url) for url in expand_urls(pattern)]
+        urls = [str(url) for url in expand_urls(pattern)]
+        return [path for url in urls for path in (sorted(glob.glob(url)) if _is_glob(url) else [url])]
     except (AssertionError, ValueError) as error:
         raise InputError(
             "the pattern cannot be expanded",

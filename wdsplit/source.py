@@ -6,6 +6,7 @@ Composition of the manifest, the order and the reader.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from typing import Any, Protocol
 
 from wdsplit.block import Block
@@ -19,6 +20,7 @@ from wdsplit.storage import open_storage
 __all__ = ["AnySource", "BlockReader", "Source"]
 
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 1024, 65_536
+_BYTES_AT_ONCE = 64 * 1024**2
 
 
 class BlockReader(Protocol):
@@ -84,6 +86,8 @@ class Source:
         self.url = url
         self.manifest = manifest
         self.options = options
+        if isinstance(fields, str):
+            raise InputError("fields cannot be a text", expected="a list of names", found=repr(fields))
         self.fields = None if fields is None else frozenset(fields)
         known = [field.name for field in manifest.fields]
         unknown = sorted((self.fields or frozenset()).difference(known))
@@ -92,7 +96,7 @@ class Source:
                 "the dataset has no such field", place=url, expected=", ".join(known), found=", ".join(unknown)
             )
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """What a state belongs to."""
         return self.manifest.fingerprint
@@ -114,7 +118,8 @@ class Source:
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
-        return max(_LEAST_AT_ONCE, min(_MOST_AT_ONCE, num_samples))
+        mean = self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
+        return max(_LEAST_AT_ONCE, min(_MOST_AT_ONCE, num_samples, _BYTES_AT_ONCE // max(1, mean)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""

@@ -153,10 +153,10 @@ def _figures(loader: wdsplit.Loader, measured: _Measured) -> dict[str, Any]:
     windows, all are counted that were read for them.
     """
     made = loader.statistics()
-    num_bytes = made.num_bytes * measured.samples // max(1, made.samples)
+    num_bytes = made.num_bytes * measured.samples // max(1, made.samples_made)
     manifest = loader.dataset.manifest
     num_windows = int((-(-manifest.shards.num_real // loader.dataset.options.window)).sum())
-    needed = num_windows * made.samples / max(1, manifest.num_samples)
+    needed = num_windows * made.samples_made / max(1, manifest.num_samples)
     return {
         **asdict(measured),
         "num_bytes": num_bytes,
