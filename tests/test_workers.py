@@ -217,9 +217,9 @@ def test_what_is_made_ahead_is_bounded_in_steps(payloads, options):
 def settled(loader):
     """Return what the number of samples that were made comes to rest at."""
     while True:
-        before = loader.statistics().samples
+        before = loader.statistics().samples_made
         time.sleep(0.3)
-        if loader.statistics().samples == before:
+        if loader.statistics().samples_made == before:
             return before
 
 

@@ -20,6 +20,9 @@ from wdsplit.order import Int64
 
 __all__ = ["Column", "collate", "collate_columns", "num_bytes", "weave"]
 
+Places = slice | torch.Tensor
+"""The places of a part's samples in the batch."""
+
 _MAX_INT = 2**63
 _PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other", torch.Tensor: "tensor"}
 """Types whose kind needs no closer look, for columns of one type."""
@@ -36,6 +39,16 @@ class Column:
 
     kind: str
     data: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go as an array where numpy has the dtype: a tensor is slow to pickle."""
+        if isinstance(self.data, torch.Tensor) and self.data.dtype != torch.bfloat16:
+            return _column_of, (self.kind, self.data.numpy())
+        return Column, (self.kind, self.data)
+
+
+def _column_of(kind: str, array: npt.NDArray[Any]) -> Column:
+    return Column(kind, torch.from_numpy(array))
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -115,8 +128,10 @@ def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bo
         if not _alike(part, first):
             raise _differ(_layout(first), _layout(part))
 
+    placed = [(_spaced(places), part) for places, part in parts]
+
     def woven(of: Callable[[Any], Column], name: str) -> Any:
-        return _weave_column([(places, of(part)) for places, part in parts], size, pin, borrowed, name)
+        return _weave_column([(places, of(part)) for places, part in placed], size, pin, borrowed, name)
 
     if isinstance(first, dict):
         return {name: woven(lambda part, name=name: part[name], repr(name)) for name in first}  # type: ignore[misc]
@@ -216,16 +231,15 @@ def _unlike(name: str, expected: str, found: str) -> PipelineError:
     )
 
 
-def _weave_column(parts: Sequence[tuple[Int64, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
+def _weave_column(parts: Sequence[tuple[Places, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
     kinds = {column.kind for _, column in parts}
     if len(kinds) > 1:
         raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
     if kinds == {"other"}:
         values: list[Any] = [None] * size
         for places, column in parts:
-            even = _slice(places)
-            if even is not None:
-                values[even] = column.data
+            if isinstance(places, slice):
+                values[places] = column.data
                 continue
             for place, value in zip(places.tolist(), column.data, strict=True):
                 values[place] = value
@@ -241,14 +255,14 @@ def _weave_column(parts: Sequence[tuple[Int64, Column]], size: int, pin: bool, b
         _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in parts], name)
     out = torch.empty((size, *first.shape[1:]), dtype=dtype, pin_memory=pin)
     for places, column in parts:
-        even = _slice(places)
-        out[torch.from_numpy(places) if even is None else even] = column.data.to(dtype)
+        out[places] = column.data.to(dtype)
     return out
 
 
-def _slice(places: Int64) -> slice | None:
+def _spaced(places: Int64) -> Places:
     """Return places as a slice if they are evenly spaced: those of one worker are, unless ranks advance unevenly."""
     first, last, count = int(places[0]), int(places[-1]), len(places)
     step = (last - first) // (count - 1) if count > 1 else 1
     even = slice(first, last + 1, step)
-    return even if step > 0 and np.array_equal(places, np.arange(first, last + 1, step)) else None
+    is_even = step > 0 and np.array_equal(places, np.arange(first, last + 1, step))
+    return even if is_even else torch.from_numpy(places)

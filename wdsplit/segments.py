@@ -22,6 +22,8 @@ __all__ = ["Placed", "Ring", "Segments"]
 
 _ALIGNMENT = 64
 _GROWTH = 1.25
+_PICKLED_BYTES = 512 * 1024
+"""Up to this size a part is pickled whole: laying out its columns would cost more than the copy that it saves."""
 _SMALL_BYTES = 4096
 """Values of this mean size are joined before they are copied: a copy of each would cost more."""
 
@@ -99,8 +101,10 @@ class Ring:
             PipelineError: A value cannot be pickled.
         """
         pieces = _Pieces()
-        if isinstance(part, dict) and all(isinstance(column, Column) for column in part.values()):
-            layout: Any = {name: pieces.add_column(column) for name, column in part.items()}
+        if num_bytes <= _PICKLED_BYTES:
+            layout: Any = pieces.add_pickled(part)
+        elif isinstance(part, dict) and all(isinstance(column, Column) for column in part.values()):
+            layout = {name: pieces.add_column(column) for name, column in part.items()}
         elif isinstance(part, tuple) and all(isinstance(column, Column) for column in part):
             layout = tuple(map(pieces.add_column, part))
         elif isinstance(part, Column):
