@@ -18,9 +18,13 @@ def tensor_of(dtype, shape):
     return (torch.arange(int(np.prod(shape))) % 2).reshape(shape).to(dtype)
 
 
-def sent(part, ring=None, segments=None):
+LARGE = 2**20
+"""What a part is said to have, to be laid out column by column."""
+
+
+def sent(part, ring=None, segments=None, size=LARGE):
     """Place a part, send where it lies as a pipe does, and take it."""
-    placed = (ring or Ring(0, 1)).place(part, num_bytes(part))
+    placed = (ring or Ring(0, 1)).place(part, size)
     segment = placed.segment
     layout = pickle.loads(pickle.dumps(placed.layout))
     return (segments or Segments()).part(type(placed)(placed.worker, placed.slot, segment, layout))
@@ -96,6 +100,11 @@ def test_parts_of_any_sizes_come_back_through_segments_that_are_used_again(seque
     for part in sequence:
         assert same(sent(part, ring, segments), part)
         ring.release()
+
+
+@given(parts)
+def test_small_parts_come_back_though_they_are_pickled_whole(part):
+    assert same(sent(part, size=num_bytes(part)), part)
 
 
 def test_a_segment_is_used_again_when_its_part_was_copied_and_not_before():

@@ -21,7 +21,6 @@ __all__ = [
     "StorageError",
     "TopologyError",
     "WdsplitError",
-    "noted",
 ]
 
 
