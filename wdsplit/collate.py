@@ -43,7 +43,7 @@ class Column:
     def __reduce__(self) -> tuple[Any, ...]:
         """Go as an array where numpy has the dtype: a tensor is slow to pickle."""
         if isinstance(self.data, torch.Tensor) and self.data.dtype != torch.bfloat16:
-            return _column_of, (self.kind, self.data.numpy())
+            return _column_of, (self.kind, self.data.detach().numpy())
         return Column, (self.kind, self.data)
 
 
