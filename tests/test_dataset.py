@@ -22,7 +22,8 @@ from made_datasets import (
 from wdsplit.dataset import Dataset
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError
 from wdsplit.loader import Loader
-from wdsplit.sample import unescape_key
+from wdsplit.mixing import mix
+from wdsplit.sample import RESERVED_FIELDS, unescape_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -312,3 +313,29 @@ def test_a_table_of_one_row_can_be_read_by_many(tmp_path):
     for rank in range(4):
         delivered = list(delivering(Dataset(path, rank=rank, world_size=4)))
         assert delivered == [(rank, 0, rank != 0)]
+
+
+# What cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: Dataset([path]), "the path of a dataset"),
+        (lambda path: Dataset(path, fields="cls"), "fields cannot be a text"),
+        (lambda path: Dataset(path, fields=["cls", "jpg"]), "no such field"),
+        (lambda path: Dataset(path, group="dp", rank=0, world_size=2), "do not go with a group"),
+        (lambda path: Dataset(path).decode(handler=print), "no handler"),
+        (lambda path: mix(path), "what to mix"),
+        (lambda path: mix([path]), "what to mix"),
+        (lambda path: mix({path: 1}, repeat={path: 1}), "not clear what to mix"),
+        (lambda path: mix({path: 1}, tail="uneven"), "uneven"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(numbers, make, message):
+    with pytest.raises(InputError, match=message):
+        make(numbers)
+
+
+def test_only_the_fields_that_are_wanted_are_given(numbers):
+    assert all(sample.keys() - set(RESERVED_FIELDS) == {"cls"} for sample in Dataset(numbers, fields=["cls"]))

@@ -428,3 +428,8 @@ def test_only_stages_without_functions_of_the_user_are_columnar():
 def test_the_values_of_a_column_that_does_not_fit_stay_whole():
     assert decode_sample_stage().columns({"cls": [b"1", b"%d" % 2**63]}) == {"cls": [1, 2**63]}
     assert decode_sample_stage().columns({"cls": []}) == {"cls": []}
+
+
+def test_cbor_is_refused_because_its_reader_can_be_made_to_crash():
+    with pytest.raises(InputError, match="cbor"):
+        list(decode_sample_stage()([{"__key__": "a", "__url__": "u", "cbor": b"\x81" * 10}]))

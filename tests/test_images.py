@@ -266,3 +266,10 @@ except ImportError as error:
     assert said.startswith("MissingDependencyError simplejpeg is not installed")
     assert "sample 'k'" in said
     assert "wdsplit[images]" in said
+
+
+def test_an_image_of_more_than_8_bits_is_refused_and_not_clipped():
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)).save(file, "PNG")
+    with pytest.raises(InputError, match="8 bits"):
+        resized(32)(".png", file.getvalue())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -801,3 +802,59 @@ def test_numpys_integers_are_as_good_as_pythons(numbers):
 def test_a_rank_that_is_no_integer_is_refused(numbers):
     with pytest.raises(TopologyError, match="'0'"):
         Dataset(numbers, rank="0", world_size=2)
+
+
+# Epochs and positions, whoever names them
+
+
+def test_set_epoch_on_the_dataset_keeps_a_position_that_was_loaded(numbers):
+    [loader] = loaders_of(numbers, 1, epoch=3)
+    batches = list(loader)
+    [resumed] = loaders_of(numbers, 1)
+    resumed.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 36})
+    resumed.dataset.set_epoch(3)
+    assert resumed.step == 3
+    assert list(map(deliveries, resumed)) == list(map(deliveries, batches[3:]))
+
+
+def test_an_epoch_that_is_set_on_the_dataset_again_is_given_again(numbers):
+    [loader] = loaders_of(numbers, 1)
+    passes = []
+    for _ in range(2):
+        loader.dataset.set_epoch(0)
+        passes.append(list(map(deliveries, loader)))
+    assert passes[0] == passes[1]
+
+
+def test_a_state_that_was_loaded_is_not_overwritten_by_an_iterator_that_goes_on(numbers):
+    [loader] = loaders_of(numbers, 1)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 7, "position": 24})
+    assert (loader.epoch, loader.step) == (7, 2)
+    next(batches)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 24)
+
+
+@in_process_and_workers
+def test_a_loader_that_has_run_can_be_copied(numbers, num_workers):
+    [loader] = loaders_of(numbers, 1, num_workers=num_workers)
+    expected = list(map(deliveries, loader))
+    again = copy.deepcopy(loader)
+    again.set_epoch(0)
+    assert list(map(deliveries, again)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
+def test_a_function_that_cannot_be_sent_to_a_worker_is_an_error_with_a_remedy(numbers):
+    dataset = Dataset(numbers).map(lambda sample: sample)
+    with pytest.raises(PipelineError, match="cannot be sent to worker processes") as caught:
+        iter(Loader(dataset, 12, num_workers=1, multiprocessing_context="spawn"))
+    assert "workers='thread'" in caught.value.remedy
+
+
+def test_an_unknown_way_to_start_workers_is_refused_and_a_context_is_not(numbers):
+    with pytest.raises(InputError, match="sawn"):
+        Loader(Dataset(numbers), 12, num_workers=1, multiprocessing_context="sawn")
+    loader = Loader(delivering(Dataset(numbers)), 12, num_workers=1, multiprocessing_context=get_context("fork"))
+    assert len(list(loader)) == len(loader)
