@@ -4,6 +4,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from made_datasets import numbers_dataset
 
+from wdsplit.formats import text
+
 settings.register_profile(
     "wdsplit",
     derandomize=True,
@@ -25,3 +27,9 @@ def numbers(tmp_path_factory):
 def whole_lanes(tmp_path_factory):
     """Return a dataset of 96 samples with 2 whole shards in each of 12 lanes."""
     return numbers_dataset(tmp_path_factory.mktemp("whole_lanes"), 96, shards=24, lanes=12, window=3)
+
+
+@pytest.fixture(params=[text.BLOCK_BYTES, 7], ids=["whole", "tiny"])
+def block_bytes(request, monkeypatch):
+    """Cut files of text into blocks of so many bytes."""
+    monkeypatch.setattr(text, "BLOCK_BYTES", request.param)

@@ -3,11 +3,14 @@
 import random
 import shutil
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from tables import converted, mixed_table, real_samples
 
 from wdsplit.errors import InputError
+from wdsplit.inputs import matching_groups, open_inputs, read_rows
 
 TABLE = mixed_table(60).select(["image", "caption", "label"])
 MAPPING = {"jpg": "image", "txt": "caption", "cls": "label"}
@@ -79,3 +82,23 @@ def test_a_truncated_file_is_refused_by_name(tmp_path, kind):
     for length in [0, 1, 4, 8, 11, 12, len(data) - 1, *(chance.randrange(len(data)) for _ in range(10))]:
         path.write_bytes(data[:length])
         assert written(path, tmp_path / "out") is None, f"{length} bytes"
+
+
+@pytest.mark.parametrize("bit", [0x10, 0x20])
+def test_a_forged_footer_gives_rows_or_an_error_and_never_ends_the_process(tmp_path, bit):
+    """Arrow ends the process for some footers when it is asked what they say of a column, or prunes by them."""
+    path, refused = tmp_path / "in.parquet", 0
+    pq.write_table(pa.table({"a": range(40), "b": [[row] for row in range(40)]}), path, compression="none")
+    data = path.read_bytes()
+    for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
+        forged = bytearray(data)
+        forged[place] ^= bit
+        path.write_bytes(forged)
+        try:
+            table = open_inputs([str(path)])
+            matching_groups(table.files[0], pc.field("a") > 30)
+            assert sum(map(len, read_rows(table, 0, table.num_rows, table.schema.names))) == table.num_rows
+        except InputError as error:
+            refused += 1
+            assert str(path) in str(error)
+    assert refused > 100

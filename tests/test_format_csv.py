@@ -1,10 +1,12 @@
 import csv
 import io
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import text_inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,33 +20,13 @@ PIECES = ['"', ",", "\n", "\r\n", "\t", "a", "é", " ", "b", "'", "\\", "\0"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 
 
-@pytest.fixture(params=[16 * 1024**2, 7], ids=["whole", "tiny"])
-def block_bytes(request, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK_BYTES", request.param)
-
-
 @pytest.fixture
 def read(tmp_path, block_bytes):
     """Return what reads CSV given as text or bytes."""
-
-    def read(data, name="a.csv"):
-        path = tmp_path / name
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
-        return read_files([str(path)])
-
-    return read
+    return partial(text_inputs.read_data, csv_format, tmp_path / "a.csv")
 
 
-def read_files(paths) -> pa.Table:
-    opened = {path: csv_format.open_file(path) for path in paths}
-    schema = csv_format.common_schema({path: found for path, (_, found) in opened.items()})
-    batches = [
-        batch
-        for file, _ in opened.values()
-        if file.row_groups
-        for batch in csv_format.read_batches(file, range(len(file.row_groups)), schema.names, schema)
-    ]
-    return pa.Table.from_batches(batches, schema)
+read_files = partial(text_inputs.read_files, csv_format)
 
 
 # Rows

@@ -1,8 +1,10 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import text_inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,33 +13,13 @@ from wdsplit.formats import jsonl, text
 from wdsplit.inputs import open_inputs
 
 
-@pytest.fixture(params=[16 * 1024**2, 7], ids=["whole", "tiny"])
-def block_bytes(request, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK_BYTES", request.param)
-
-
 @pytest.fixture
 def read(tmp_path, block_bytes):
     """Return what reads JSON lines given as text or bytes."""
-
-    def read(data, name="a.jsonl"):
-        path = tmp_path / name
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
-        return read_files([str(path)])
-
-    return read
+    return partial(text_inputs.read_data, jsonl, tmp_path / "a.jsonl")
 
 
-def read_files(paths, columns=None) -> pa.Table:
-    opened = {path: jsonl.open_file(path) for path in paths}
-    schema = jsonl.common_schema({path: found for path, (_, found) in opened.items()})
-    batches = [
-        batch
-        for file, _ in opened.values()
-        if file.row_groups
-        for batch in jsonl.read_batches(file, range(len(file.row_groups)), columns or schema.names, schema)
-    ]
-    return pa.Table.from_batches(batches, None if batches else schema)
+read_files = partial(text_inputs.read_files, jsonl)
 
 
 # Rows

@@ -86,6 +86,12 @@ def test_tars_of_gnu_tar_are_read_and_what_is_no_sample_is_told(tmp_path, caplog
     assert "README" in record.getMessage()
 
 
+def test_fields_are_found_in_lower_case_whatever_their_letters(tmp_path):
+    names = ("TXT", "ΑΣ", "\u0130.Jpg")
+    table = read(tar_file(tmp_path, [(f"a.{name}", name.encode()) for name in names]))
+    assert table.to_pylist() == [{"__key__": "a", **{name.lower(): name.encode() for name in names}}]
+
+
 def test_row_groups_hold_runs_of_samples(tmp_path, monkeypatch):
     monkeypatch.setattr(tars, "BATCH_BYTES", 4096)
     sizes = [100, 100, 9000, 100, 100, 100, 100, 100, 5000]

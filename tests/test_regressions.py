@@ -1,5 +1,6 @@
 """Faults that once were: each test is the shortest way to the fault."""
 
+import json
 import os
 import signal
 import threading
@@ -51,7 +52,8 @@ def test_what_an_interrupted_run_has_spilled_is_not_taken_for_another(tmp_path, 
     assert sorted(labels(tmp_path / "out", "label.cls")) == list(range(1000, 1400))
 
 
-def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("more", [{}, {"rows": 50}], ids=["notes", "notes that say more"])
+def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch, more):
     monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
     path, scattered = numbered(tmp_path / "in.parquet", 0), []
 
@@ -64,6 +66,8 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
     with pytest.raises(Stop):
         convert(path, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
     assert scattered[-1] < 400
+    for note in (tmp_path / "out" / RUN_FOLDER / "spill").glob("0*.json"):
+        note.write_text(json.dumps([{**run, **more} for run in json.loads(note.read_text())]))
     left = []
     convert(
         path,

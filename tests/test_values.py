@@ -1,8 +1,12 @@
 import numpy as np
 import pyarrow as pa
-from tables import converted, real_samples, write_table
+import pytest
+from tables import converted, real_samples, shard_files, write_table
+from written_formats import arrow_bytes
 
+from wdsplit.converter import convert
 from wdsplit.inputs import open_inputs, read_rows
+from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.values import decoded_parts, without_views
 
 MIB = 1024**2
@@ -60,3 +64,30 @@ def test_views_are_replaced_wherever_arrow_can_replace_them():
     assert "_view" not in str(found.type)
     assert found.to_pylist() == column.to_pylist()
     assert without_views(found) is found
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [
+        ({}, {}),
+        ({}, {"key": "text", "limit": 20}),
+        ({}, {"where": "text != 'text 7' and n < 30"}),
+        ({"shuffle": True}, {"where": "text in ('text 3', 'text 30') or text is None or n > 9"}),
+        ({"group_by": "text"}, {}),
+        ({"group_by": "text", "shuffle": True}, {"where": "n > 3", "key": "last"}),
+    ],
+    ids=str,
+)
+def test_views_give_the_shards_that_plain_columns_give(tmp_path, plan, changes):
+    numbers, texts, data = list(range(40)), [f"text {n}" for n in range(40)], [b"\0x%d" % n for n in range(40)]
+    nested = [{"a": [text, None], "m": [("k", item)]} for text, item in zip(texts, data, strict=True)]
+    shards = {}
+    for name, text, binary in (("plain", pa.string(), pa.binary()), ("view", pa.string_view(), pa.binary_view())):
+        kind = pa.struct([("a", pa.list_(text)), ("m", pa.map_(text, binary))])
+        arrays = {"n": pa.array(numbers), "text": pa.array(texts, text), "data": pa.array(data, binary)}
+        table = pa.table({**arrays, "nested": pa.array(nested, kind), "last": pa.array(texts, text)})
+        path = tmp_path / f"{name}.arrow"
+        path.write_bytes(arrow_bytes(table, pa.ipc.new_file, rows=15))
+        convert(str(path), tmp_path / name, ConvertOptions(PlanOptions(shards=2, **plan), **changes))
+        shards[name] = shard_files(tmp_path / name)
+    assert shards["view"] == shards["plain"]

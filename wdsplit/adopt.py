@@ -11,7 +11,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -25,9 +24,10 @@ from wdsplit.engine import run_tasks
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.index import dump_index
 from wdsplit.keys import hash_keys
-from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, Field, Manifest, Shard, Shards, checksum_of, index_path
+from wdsplit.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.order import MAX_LANES, MAX_WINDOW
-from wdsplit.plan import MIN_LANES, default_window
+from wdsplit.plan import default_window, least_lanes, whole_lanes
+from wdsplit.run import Run
 from wdsplit.shards import write_manifest
 from wdsplit.storage import Storage, local_path, open_storage
 from wdsplit.tarsamples import TarSamples, group_samples
@@ -38,9 +38,6 @@ __all__ = ["IndexOptions", "IndexProgress", "index_tars"]
 
 logger = logging.getLogger(__name__)
 
-_PLAN_NAME = f"{RUN_FOLDER}/plan.json"
-_MAX_LANES = 64
-_NAMES_TOLD = 5
 _ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:")
 """What the manifest takes for no path of a shard."""
 
@@ -134,7 +131,7 @@ def index_tars(
     storage = open_storage(os.fspath(url))
     _refuse_output(storage, options.overwrite)
     paths = _tars(storage)
-    with _locked(storage):
+    with Run(storage).locked():
         _refuse_output(storage, options.overwrite)
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
             storage.remove_temporary(folder)
@@ -148,7 +145,7 @@ def index_tars(
 
 
 def _refuse_output(storage: Storage, overwrite: bool) -> None:
-    if storage.size(_PLAN_NAME) is not None:
+    if Run(storage).is_unfinished:
         cause, remedy = "the folder holds an unfinished conversion", "finish it with `wdsplit convert --resume`"
     elif storage.size(HEADER_NAME) is not None and not overwrite:
         cause = "the folder is a dataset already"
@@ -168,7 +165,7 @@ def _tars(storage: Storage) -> list[str]:
             "there are no tars",
             place=storage.url,
             expected="a folder with files named *.tar in it, or below it",
-            found=", ".join(storage.list()[:_NAMES_TOLD]) or "no such folder, or an empty one",
+            found=storage.what_is_there(),
             remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
             url=storage.url,
         )
@@ -191,17 +188,6 @@ def _below(storage: Storage, folder: str) -> Iterator[str]:
             yield from _below(storage, path)
         elif name.endswith(".tar"):
             yield path
-
-
-@contextmanager
-def _locked(storage: Storage) -> Iterator[None]:
-    """Keep conversions and other adoptions out of the folder."""
-    with storage.lock(f"{RUN_FOLDER}/lock"):
-        try:
-            yield
-        finally:
-            if storage.size(_PLAN_NAME) is None:
-                storage.remove(RUN_FOLDER)
 
 
 def _read_tar(url: str, overwrite: bool, task: tuple[int, str]) -> _Found:
@@ -313,6 +299,7 @@ def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
     shards = Shards.of([each.shard for each in found])
     names = dict.fromkeys(name for each in found for name in each.fields)
     num_samples, num_bytes = (int(shards.column(name).sum()) for name in ("num_samples", "num_bytes"))
+    readers = options.world_size * max(1, options.workers)
     provenance = {
         "adopted": True,
         "num_left_out": sum(each.num_left_out for each in found),
@@ -322,21 +309,11 @@ def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
     return Manifest(
         shards,
         tuple(Field(name, name, "bytes", "binary") for name in names),
-        options.lanes or _default_lanes(len(found), options.world_size * max(1, options.workers)),
+        options.lanes or whole_lanes(len(found), readers) or least_lanes(readers),
         options.window or default_window(num_bytes, num_samples),
         "none",
         provenance,
     )
-
-
-def _default_lanes(num_shards: int, readers: int) -> int:
-    """Return a multiple of the readers, at least 16; one that divides the shards if there is such up to 64.
-
-    Where lanes do not divide the shards, or these differ, lanes are cut at equal counts.
-    """
-    default = readers * -(-MIN_LANES // readers)
-    candidates = range(default, max(default, _MAX_LANES) + 1, readers)
-    return next((lanes for lanes in candidates if num_shards % lanes == 0), default)
 
 
 def _tell_left_out(storage: Storage, found: Sequence[_Found]) -> None:

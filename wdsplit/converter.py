@@ -23,11 +23,11 @@ import pyarrow as pa
 from wdsplit.emit import write_sidecars
 from wdsplit.engine import run_tasks
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.inputs import find_inputs
+from wdsplit.finding import find_inputs
 from wdsplit.manifest import HEADER_NAME, Manifest, Shard, Shards, shard_path
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, default_window, task_spans
-from wdsplit.planning import PathLike, input_paths, plan_splits, refuse_splits
+from wdsplit.planning import PathLike, input_paths, plan_files, refuse_splits
 from wdsplit.run import Run
 from wdsplit.scatter import scatter, scatter_tasks, task_bytes
 from wdsplit.shards import write_manifest
@@ -133,7 +133,7 @@ def _convert(
     for name, run in runs.items():
         run.refuse_inputs_inside(paths)
         run.refuse_output(options.overwrite, name in resumed)
-    plans = plan_splits(paths, options)
+    plans = plan_files(paths, options)
     _check_keys(plans, resumed)
     with ExitStack() as locks:
         for name, run in runs.items():

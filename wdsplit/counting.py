@@ -19,7 +19,6 @@ from wdsplit.inputs import file_batches, matching_groups
 from wdsplit.order import Int64
 from wdsplit.select import Picker, hash_groups, in_part
 from wdsplit.table import FileRange, InputFile, Part, Selection, Table
-from wdsplit.values import without_views
 
 __all__ = ["select_rows"]
 
@@ -155,4 +154,4 @@ class _Counter:
                 yield {}, min(num_rows - first, _ROWS_AT_ONCE)
             return
         for batch in file_batches(self._table, file, groups, columns):
-            yield dict(zip(columns, map(without_views, batch.columns), strict=True)), len(batch)
+            yield dict(zip(columns, batch.columns, strict=True)), len(batch)

@@ -5,14 +5,10 @@ The only room, with the formats below it, that opens input tables. A reader star
 
 from __future__ import annotations
 
-import glob
-import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import braceexpand
 import numpy as np
 import pyarrow as pa
 
@@ -20,18 +16,14 @@ from wdsplit.encode import media_bytes
 from wdsplit.engine import end_if_told, in_order
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields import class_names, needs_sniff
-from wdsplit.formats import FOLDER_SUFFIXES, format_named, is_compressed, name_of_format
+from wdsplit.formats import format_named, name_of_format
 from wdsplit.formats.common import BATCH_BYTES
-from wdsplit.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.order import Int64
 from wdsplit.select import Picker
-from wdsplit.storage import local_path
 from wdsplit.table import FileRange, InputFile, Table
 from wdsplit.values import decoded_parts, stored, without_views
 
-__all__ = ["Rows", "file_batches", "find_inputs", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Rows", "file_batches", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
 
 _FOOTER_THREADS = 8
 _SNIFF_BYTES = 64
@@ -68,106 +60,6 @@ class Rows:
     def where(self, row: int) -> str:
         """Say where a row of the batch stands, for an error."""
         return self.table.where(int(self.numbers[row]))
-
-
-def find_inputs(arguments: Sequence[str]) -> list[str]:
-    """Return the files that paths, folders, globs and brace expressions name, in order.
-
-    A folder stands for all tables of one format below it, sorted; a glob for what it matches, sorted.
-
-    Raises:
-        InputError: An argument names nothing, or a file is named twice.
-    """
-    paths = [path for argument in arguments for pattern in _patterns(argument) for path in _matches(pattern)]
-    if not paths:
-        raise InputError("no input is given", expected="at least one file, folder, glob or brace expression")
-    seen: set[str] = set()
-    for path in paths:
-        real = os.path.realpath(path)
-        if real in seen:
-            raise InputError(
-                "an input is named twice",
-                place=path,
-                remedy="name each file once: its rows would be written twice",
-                url=path,
-            )
-        seen.add(real)
-    return paths
-
-
-def _patterns(argument: str) -> list[str]:
-    """Return what a brace expression stands for; a file whose own name has braces stands for itself."""
-    path = local_path(argument)
-    if "{" not in path or os.path.exists(path):
-        return [path]
-    try:
-        return list(braceexpand.braceexpand(path))
-    except ValueError as error:
-        raise InputError(
-            "braces do not close",
-            place=path,
-            expected="as in part-{000..127}.parquet",
-            remedy="check the path",
-            url=path,
-        ) from error
-
-
-def _matches(pattern: str) -> list[str]:
-    if os.path.isfile(pattern):
-        return [pattern]
-    if os.path.isdir(pattern):
-        found = _tables_below(pattern)
-        expected = f"a folder with files that end in one of {', '.join(FOLDER_SUFFIXES)}"
-    else:
-        matched = sorted(glob.glob(pattern, recursive=True))
-        found = [path for match in matched for path in (_tables_below(match) if os.path.isdir(match) else [match])]
-        expected = "a file, a folder, or a pattern that matches files"
-    if not found:
-        raise InputError(
-            "there is no such input", place=pattern, expected=expected, remedy="check the path", url=pattern
-        )
-    return found
-
-
-def _tables_below(folder: str) -> list[str]:
-    """Return the tables in a folder and below it, sorted; they must be of one format."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)):
-        name = FOLDER_SUFFIXES.get(os.path.splitext(path)[1].lower())
-        if is_compressed(path) and os.path.isfile(path):
-            raise InputError(
-                "a folder holds a compressed table",
-                place=path,
-                expected="tables that are not compressed as a whole: rows are read from the middle of a file",
-                remedy="decompress it, move it away, or name the files that are meant by a pattern",
-                url=path,
-            )
-        if name is not None and os.path.isfile(path) and not _is_manifest(path):
-            found.setdefault(name, []).append(path)
-    _warn_of_partitions(folder, [path for paths in found.values() for path in paths])
-    if len(found) > 1:
-        raise InputError(
-            "a folder holds tables of several formats",
-            place=folder,
-            expected="one format",
-            found=", ".join(f"{len(paths)} of {name}, such as {paths[0]}" for name, paths in sorted(found.items())),
-            remedy=f"say which are meant, as in '{os.path.join(folder, '*.' + min(found))}'",
-            url=folder,
-        )
-    return next(iter(found.values()), [])
-
-
-def _is_manifest(path: str) -> bool:
-    """Tell whether a file is the list of the shards of one of our own datasets, which is no table to convert."""
-    folder, name = os.path.split(path)
-    return name == SHARDS_NAME and os.path.exists(os.path.join(folder, HEADER_NAME))
-
-
-def _warn_of_partitions(folder: str, paths: Sequence[str]) -> None:
-    parts = [part for path in paths for part in os.path.relpath(path, folder).split(os.sep)[:-1]]
-    columns = sorted({part.partition("=")[0] for part in parts if "=" in part})
-    if columns:
-        logger.warning("%s: what folders say is not read as columns: %s", folder, ", ".join(columns))
 
 
 def open_inputs(paths: Sequence[str]) -> Table:
@@ -316,7 +208,7 @@ def _read_range(
     """Read the rows of a file that are wanted: columns by their names, and the rows' numbers."""
     read, picked = 0, 0
     for batch in file_batches(table, part.file, part.groups, columns):
-        arrays = dict(zip(columns, map(without_views, batch.columns), strict=True))
+        arrays = dict(zip(columns, batch.columns, strict=True))
         numbers = part.row_numbers(read, read + len(batch))
         read += len(batch)
         if not picker.picks_all:
@@ -334,7 +226,7 @@ def _read_range(
 def file_batches(
     table: Table, file: InputFile, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Read all rows of some row groups of a file.
+    """Read all rows of some row groups of a file; string and binary views come as plain strings and bytes.
 
     Raises:
         InputError: The file cannot be read.
@@ -343,7 +235,7 @@ def file_batches(
     with _readable(file.path, reader.WHAT):
         for batch in reader.read_batches(file, groups, columns, table.schema):
             end_if_told()
-            yield batch
+            yield pa.RecordBatch.from_arrays(list(map(without_views, batch.columns)), names=list(columns))
 
 
 def matching_groups(file: InputFile, expression: Any) -> list[int]:

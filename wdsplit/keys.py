@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.order import hash_stream
+from wdsplit.rules import is_text
 from wdsplit.sample import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 from wdsplit.tarheaders import large_binary
 
@@ -43,7 +44,7 @@ def is_key_type(kind: pa.DataType) -> bool:
     """Tell whether a column of this type can hold keys: strings and integers."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return str(kind) in ("string", "large_string", "string_view") or bool(pa.types.is_integer(kind))
+    return is_text(kind) or bool(pa.types.is_integer(kind))
 
 
 def escape_keys(column: pa.Array, where: Where) -> pa.LargeStringArray:

@@ -27,8 +27,10 @@ __all__ = [
     "Plan",
     "Span",
     "default_window",
+    "least_lanes",
     "make_plan",
     "task_spans",
+    "whole_lanes",
 ]
 
 DEFAULT_SHARD_BYTES = 256_000_000
@@ -205,7 +207,7 @@ def make_plan(
     columns = {one.column for one in fields} | ({key} if key is not None else set())
     table = replace(table, files=tuple(file.narrowed(columns) for file in table.files))
     num_rows, readers = table.num_rows, options.readers
-    lanes = options.lanes or readers * -(-MIN_LANES // readers)
+    lanes = options.lanes or least_lanes(readers)
     if options.shards is not None:
         num_shards = _given_shards(options.shards, readers)
     else:
@@ -218,7 +220,7 @@ def make_plan(
             raise _too_few(most, num_shards if options.shards is not None else readers, options)
         num_shards = most // readers * readers
     if options.lanes is None:
-        lanes = _lanes_for(num_shards, readers, lanes)
+        lanes = whole_lanes(num_shards, readers) or min(num_shards, lanes)
     if groups is None:
         return Plan(table, tuple(fields), key, options, num_shards, lanes)
     places, bounds = place_groups(groups, num_shards, options.seed if options.shuffle else None)
@@ -269,12 +271,16 @@ def _given_shards(shards: int, readers: int) -> int:
     return shards
 
 
-def _lanes_for(num_shards: int, readers: int, default: int) -> int:
-    """Return lanes that divide the shards, so that lanes are whole shards, if there are such near the default."""
-    for lanes in range(default, max(default, _MAX_LANES) + 1, readers):
-        if num_shards % lanes == 0:
-            return lanes
-    return num_shards if num_shards < default else default
+def least_lanes(readers: int) -> int:
+    """Return the fewest lanes to choose: a multiple of the readers, at least 16."""
+    return _round_up(MIN_LANES, readers)
+
+
+def whole_lanes(num_shards: int, readers: int) -> int | None:
+    """Return lanes that divide the shards, so that lanes are whole shards, if there are such up to 64."""
+    least = least_lanes(readers)
+    candidates = range(least, max(least, _MAX_LANES) + 1, readers)
+    return next((lanes for lanes in candidates if num_shards % lanes == 0), None)
 
 
 def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:

@@ -10,27 +10,29 @@ import logging
 import os
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from wdsplit.counting import select_rows
 from wdsplit.errors import InputError
 from wdsplit.fields import infer_fields, refuse_repeated
+from wdsplit.finding import find_inputs
 from wdsplit.grouping import Groups
-from wdsplit.inputs import find_inputs, first_payloads, open_inputs
+from wdsplit.inputs import first_payloads, open_inputs
 from wdsplit.keys import is_key_type
+from wdsplit.manifest import Field
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, make_plan
 from wdsplit.select import check_group_type, parts_of
 from wdsplit.table import Table, joined
+from wdsplit.tarsamples import KEY_COLUMN
 
-__all__ = ["TAR_KEY", "PathLike", "input_paths", "plan_conversion", "plan_splits", "refuse_splits"]
+__all__ = ["PathLike", "input_paths", "plan_conversion", "plan_files", "plan_splits", "refuse_splits"]
 
 logger = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 
 _MANY_PADS, _MANY_FIELDS = 1000, 50
-
-TAR_KEY = "__key__"
-"""The column of tars that holds the keys."""
 
 
 def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
@@ -64,10 +66,31 @@ def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) 
     Raises:
         InputError: The inputs cannot be read, or cannot be converted so.
     """
-    table = open_inputs(find_inputs(input_paths(inputs)))
+    return plan_files(find_inputs(input_paths(inputs)), options)
+
+
+def plan_files(paths: Sequence[str], options: ConvertOptions) -> dict[str, Plan]:
+    """Decide a conversion of files, as `plan_splits` does.
+
+    Args:
+        paths: The files, as `find_inputs` returns them.
+        options: What is wanted.
+    """
+    table = open_inputs(paths)
     if table.files[0].format == "tar":
         options = _as_tars(table, options)
-    schema, key, group_by = table.schema, options.key, options.plan.group_by
+    _check_key_and_group(table.schema, options)
+    selected = _selected(table, options)
+    fields = _fields(joined([wanted for wanted, _ in selected.values()]), options)
+    plans = {name: _plan(name, wanted, fields, groups, options) for name, (wanted, groups) in selected.items()}
+    for plan in plans.values():
+        _warn_of_pads(plan)
+    return plans
+
+
+def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
+    """Refuse columns whose types cannot hold keys or name groups, before any row is read."""
+    key, group_by = options.key, options.plan.group_by
     if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
             f"column {key!r} cannot hold keys",
@@ -79,19 +102,28 @@ def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) 
         check_group_type(schema, group_by)
     elif options.splits and key is not None and schema.names.count(key) < 2:
         check_group_type(schema, key)
-    parts = dict(parts_of(options.splits, group_by or key)) if options.splits else {"": None}
-    selected: dict[str, tuple[Table, Groups | None]] = dict.fromkeys(parts, (table, None))
-    if options.where or options.limit is not None or options.splits or group_by is not None:
-        refuse_repeated(schema)
-        counted = select_rows(table, options.where, options.limit, list(parts.values()), group_by)
-        selected = dict(zip(parts, counted, strict=True))
-    sample = joined([wanted for wanted, _ in selected.values()])
+
+
+def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
+    """Return the rows that are wanted of each split, and their groups if rows are grouped."""
+    group_by = options.plan.group_by
+    parts = dict(parts_of(options.splits, group_by or options.key)) if options.splits else {"": None}
+    if not (options.where or options.limit is not None or options.splits or group_by is not None):
+        return dict.fromkeys(parts, (table, None))
+    refuse_repeated(table.schema)
+    counted = select_rows(table, options.where, options.limit, list(parts.values()), group_by)
+    return dict(zip(parts, counted, strict=True))
+
+
+def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
+    """Return the fields of each sample; where types do not tell, the first payloads that are wanted do."""
+    schema, key, path = table.schema, options.key, table.files[0].path
     inferred = options.columns or ([] if options.mapping else [name for name in schema.names if name != key])
-    payloads = first_payloads(sample, [name for name in inferred if name not in options.mapping.values()])
+    payloads = first_payloads(table, [name for name in inferred if name not in options.mapping.values()])
     try:
         fields = infer_fields(schema, options.mapping, key, payloads, options.class_names, options.columns)
     except InputError as error:
-        raise error.at(table.files[0].path) from error
+        raise error.at(path) from error
     if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":
         logger.warning(
             "%d fields: do the keys hold dots? By webdataset's rule a key ends at the first dot of a name", len(fields)
@@ -99,32 +131,37 @@ def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) 
     unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
     if unused:
         logger.info("columns that are not written: %s", ", ".join(unused))
-    plans = {}
-    for name, (wanted, groups) in selected.items():
-        try:
-            plans[name] = make_plan(wanted, fields, key, options.plan, groups)
-        except InputError as error:
-            if not name:
-                raise
-            raise error.at(f"split {name!r}") from error
-        if plans[name].num_pads > max(_MANY_PADS, plans[name].num_rows // 10):
-            logger.warning(
-                "%d pads for %d rows in %d shards%s: use fewer shards, or --pad none",
-                plans[name].num_pads,
-                plans[name].num_rows,
-                plans[name].num_shards,
-                ", because groups differ in size" if groups is not None else "",
-            )
-    return plans
+    return fields
+
+
+def _plan(split: str, table: Table, fields: Sequence[Field], groups: Groups | None, options: ConvertOptions) -> Plan:
+    """Return the plan of a split; what cannot be names it."""
+    try:
+        return make_plan(table, fields, options.key, options.plan, groups)
+    except InputError as error:
+        if not split:
+            raise
+        raise error.at(f"split {split!r}") from error
+
+
+def _warn_of_pads(plan: Plan) -> None:
+    if plan.num_pads > max(_MANY_PADS, plan.num_rows // 10):
+        logger.warning(
+            "%d pads for %d rows in %d shards%s: use fewer shards, or --pad none",
+            plan.num_pads,
+            plan.num_rows,
+            plan.num_shards,
+            ", because groups differ in size" if plan.groups is not None else "",
+        )
 
 
 def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:
     """Return the options for samples that have keys and fields already: they keep them, and lack what they lack."""
     names: Sequence[str] = options.columns
     if not (names or options.mapping):
-        names = [name for name in table.schema.names if name != TAR_KEY]
+        names = [name for name in table.schema.names if name != KEY_COLUMN]
     mapping = {**options.mapping, **{name: name for name in names if name not in options.mapping.values()}}
-    key = options.key or (None if options.number_keys else TAR_KEY)
+    key = options.key or (None if options.number_keys else KEY_COLUMN)
     null = "omit" if options.plan.null == "error" else options.plan.null
     plan = dataclasses.replace(options.plan, null=null)
     return dataclasses.replace(options, mapping=mapping, columns=(), key=key, number_keys=False, plan=plan)

@@ -47,9 +47,14 @@ class Run:
         self._ended = False
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether the output holds the plan of a run that is still to be finished."""
+        return self.storage.size(_PLAN_NAME) is not None
+
+    @property
     def is_begun(self) -> bool:
         """Whether the output holds a dataset, or an unfinished run."""
-        return self.storage.size(HEADER_NAME) is not None or self.storage.size(_PLAN_NAME) is not None
+        return self.storage.size(HEADER_NAME) is not None or self.is_unfinished
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -62,7 +67,7 @@ class Run:
             try:
                 yield
             finally:
-                if not self._ended and self.storage.size(_PLAN_NAME) is None:
+                if not (self._ended or self.is_unfinished):
                     self.end()
 
     def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
@@ -105,7 +110,7 @@ class Run:
                 url=self.storage.url,
             )
         names = [name for name in self.storage.list() if name != RUN_FOLDER]
-        finished, started = HEADER_NAME in names, self.storage.size(_PLAN_NAME) is not None
+        finished, started = HEADER_NAME in names, self.is_unfinished
         if overwrite:
             self._refuse_adopted(finished)
             self._refuse_foreign([name for name in names if not (finished or started) or not self._is_ours(name)])

@@ -151,7 +151,7 @@ def scatter(job: ScatterJob, task: tuple[int, int]) -> int:
 
     def flush() -> None:
         path = f"{SPILL_FOLDER}/{name}-{len(runs):06d}.arrow"
-        runs.append({"rows": sum(map(len, held)), "bytes": held_bytes})
+        runs.append({"bytes": held_bytes})
         _write_run(storage, path, plan, held, np.concatenate(places), job.bucket_rows)
 
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]

@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from wdsplit.errors import InputError
 from wdsplit.keys import hash_keys
 from wdsplit.order import Int64, hash_numbers, hash_stream
+from wdsplit.rules import is_text
 from wdsplit.table import Part, Table
-from wdsplit.values import scalar_text, stored, without_views
+from wdsplit.values import scalar_text, stored
 from wdsplit.where import parse_where
 
 __all__ = ["Picker", "check_group_type", "hash_groups", "in_part", "parts_of"]
@@ -74,7 +75,7 @@ def check_group_type(schema: pa.Schema, column: str) -> None:
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     plain = pa.types.is_integer(value) or pa.types.is_boolean(value) or pa.types.is_date(value)
-    if not (plain or str(value) in ("string", "large_string", "string_view")):
+    if not (plain or is_text(value)):
         raise InputError(
             f"column {column!r} cannot name groups",
             expected="strings, integers, booleans or dates",
@@ -99,7 +100,7 @@ def hash_groups(column: pa.Array, numbers: Int64, table: Table, name: str) -> np
     def where(row: int) -> str:
         return f"{table.where(int(numbers[row]))}, column {name!r}"
 
-    column = stored(without_views(column))
+    column = stored(column)
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
@@ -142,7 +143,7 @@ class Picker:
         """Return the rows that meet the condition: int64, rising."""
         if self._where is None:
             return np.arange(num_rows)
-        arrays = [without_views(columns[name]) for name in self._where.columns]
+        arrays = [columns[name] for name in self._where.columns]
         rows = pa.table([*arrays, pa.array(np.arange(num_rows))], names=[*self._where.columns, _ROW_NAME])
         try:
             kept: Int64 = rows.filter(self._where.expression).column(_ROW_NAME).to_numpy()

@@ -17,13 +17,51 @@ from wdsplit.errors import InputError
 from wdsplit.sample import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
 from wdsplit.tarscan import Scan
 
-__all__ = ["TarSamples", "group_samples"]
+__all__ = ["KEY_COLUMN", "SampleMembers", "TarSamples", "group_samples", "sample_members"]
+
+KEY_COLUMN = "__key__"
+"""The column of the keys, where the fields of samples are columns; as webdataset calls it."""
 
 _NAMES_TOLD = 5
-"""More are no fields, but the rests of keys with dots, which readers would merge."""
 _REMEDY = "write the tar again with the members of each sample together"
 
 Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SampleMembers:
+    """The files of a tar, or of a part of it, that belong to samples; m of them, in their order.
+
+    Attributes:
+        names: The names of all files.
+        rows: int64 of shape (m,): which of them they are.
+        keys: The key of each.
+        fields: All field names, in the order of their first appearance.
+        field_index: int64 of shape (m,): which of the fields each is.
+        is_first: bool of shape (m,): whether a sample begins with it.
+    """
+
+    names: pa.LargeStringArray
+    rows: Int64
+    keys: pa.LargeStringArray
+    fields: tuple[str, ...]
+    field_index: Int64
+    is_first: npt.NDArray[np.bool_]
+
+    @property
+    def sample_keys(self) -> pa.LargeStringArray:
+        """The key of each sample."""
+        return self.keys.filter(pa.array(self.is_first))
+
+    @property
+    def sample_index(self) -> Int64:
+        """int64 of shape (m,): which sample each belongs to."""
+        return np.cumsum(self.is_first) - 1
+
+    @property
+    def left_out(self) -> pa.LargeStringArray:
+        """The names of the files that belong to no sample."""
+        return self.names.take(pa.array(np.delete(np.arange(len(self.names)), self.rows)))
 
 
 @dataclass(frozen=True)
@@ -55,29 +93,38 @@ def group_samples(scan: Scan) -> TarSamples:
         InputError: A name is not UTF-8, a field cannot be one or stands twice in a sample, a key comes back after
             another key, or pads are not last.
     """
+    members = sample_members(scan)
+    keys, left_out = members.sample_keys, members.left_out
+    _check_keys(keys)
+    _check_fields(members)
+    begins = scan.tops[members.rows[members.is_first]]
+    begins[:1] = 0
+    return TarSamples(
+        keys,
+        np.concatenate([begins, [scan.end if len(begins) else 0]]),
+        members.fields,
+        _num_pads(keys),
+        len(left_out),
+        tuple(left_out[:_NAMES_TOLD].to_pylist()),
+    )
+
+
+def sample_members(scan: Scan) -> SampleMembers:
+    """Find the files of a tar, or of a part of it, that belong to samples, and split their names.
+
+    Raises:
+        InputError: A name is not UTF-8, or a field cannot be one.
+    """
     names = _text(scan.names)
     parts = pc.extract_regex(names, MEMBER_PATTERN)
     named = pc.and_not(parts.is_valid(), pc.match_substring_regex(names, META_PATTERN))
     rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
-    left_out = names.filter(pc.invert(named))
     parts = parts.filter(named)
     keys = parts.field("key")
-    codes, fields = _field_codes(parts.field("field"), names, rows)
+    field_index, fields = _fields(parts.field("field"), names, rows)
     is_first = np.ones(len(keys), np.bool_)
     is_first[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
-    sample_keys = keys.filter(pa.array(is_first))
-    _check_keys(sample_keys)
-    _check_fields(np.cumsum(is_first) - 1, codes, len(fields), names, rows)
-    begins = scan.tops[rows[is_first]]
-    begins[:1] = 0
-    return TarSamples(
-        sample_keys,
-        np.concatenate([begins, [scan.end if len(begins) else 0]]),
-        fields,
-        _num_pads(sample_keys),
-        len(left_out),
-        tuple(left_out[:_NAMES_TOLD].to_pylist()),
-    )
+    return SampleMembers(names, rows, keys, fields, field_index, is_first)
 
 
 def _text(names: list[bytes]) -> pa.LargeStringArray:
@@ -97,9 +144,7 @@ def _text(names: list[bytes]) -> pa.LargeStringArray:
         raise
 
 
-def _field_codes(
-    suffixes: pa.LargeStringArray, names: pa.LargeStringArray, rows: Int64
-) -> tuple[Int64, tuple[str, ...]]:
+def _fields(suffixes: pa.LargeStringArray, names: pa.LargeStringArray, rows: Int64) -> tuple[Int64, tuple[str, ...]]:
     """Return the field of each member as a number, and the fields; webdataset takes them in lower case."""
     encoded = suffixes.dictionary_encode()
     lower = [suffix.lower() for suffix in encoded.dictionary.to_pylist()]
@@ -112,16 +157,16 @@ def _field_codes(
             remedy="a key ends at the first dot of the base name: rename members such as img.0001.jpg to img_0001.jpg",
         )
     number_of = {name: number for number, name in enumerate(fields)}
-    codes = np.array([number_of[name] for name in lower], np.int64)[encoded.indices.to_numpy()]
+    indices = np.array([number_of[name] for name in lower], np.int64)[encoded.indices.to_numpy()]
     for number, name in enumerate(fields):
         if name in RESERVED_FIELDS or (name.startswith("__") and name.endswith("__")):
             raise InputError(
                 f"{name!r} cannot be a field name",
-                place=f"member {names[int(rows[int((codes == number).argmax())])].as_py()!r}",
+                place=f"member {names[int(rows[int((indices == number).argmax())])].as_py()!r}",
                 expected="an extension such as jpg, cls or seg.png",
                 remedy="rename the member: readers keep such names for themselves",
             )
-    return codes, fields
+    return indices, fields
 
 
 def _check_keys(keys: pa.LargeStringArray) -> None:
@@ -142,15 +187,16 @@ def _check_keys(keys: pa.LargeStringArray) -> None:
         seen.add(key)
 
 
-def _check_fields(samples: Int64, codes: Int64, num_fields: int, names: pa.LargeStringArray, rows: Int64) -> None:
-    members = samples * num_fields + codes
-    order = np.argsort(members, kind="stable")
-    again = np.flatnonzero(np.diff(members[order]) == 0)
+def _check_fields(members: SampleMembers) -> None:
+    """Refuse a field that stands twice in a sample."""
+    places = members.sample_index * len(members.fields) + members.field_index
+    order = np.argsort(places, kind="stable")
+    again = np.flatnonzero(np.diff(places[order]) == 0)
     if len(again):
-        row = int(rows[order[int(again[0]) + 1]])
+        row = int(members.rows[order[int(again[0]) + 1]])
         raise InputError(
             "a sample has a field twice",
-            place=f"member {names[row].as_py()!r}",
+            place=f"member {members.names[row].as_py()!r}",
             expected="each field once in a sample, in whatever case it is written",
             remedy="leave one of the two out, or give the samples other keys: a key ends at the base name's first dot",
         )

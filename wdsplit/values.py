@@ -50,7 +50,7 @@ def decoded_parts(columns: Sequence[pa.Array], limit_bytes: int) -> Iterator[lis
     """Cut columns of one length into parts, and decode the dictionaries in them.
 
     A dictionary of a few long values is small until it is decoded. A part has at most `limit_bytes` of decoded strings
-    and bytes, or it is one row. Views become plain strings and bytes.
+    and bytes, or it is one row.
     """
     rows = len(columns[0]) if columns else 0
     sizes = np.zeros(rows, np.int64)
@@ -66,7 +66,7 @@ def decoded_parts(columns: Sequence[pa.Array], limit_bytes: int) -> Iterator[lis
         before = int(ends[first - 1]) if first else 0
         end = max(first + 1, int(np.searchsorted(ends, before + limit_bytes, side="right")))
         parts = (column.slice(first, end - first) for column in columns)
-        yield [stored(part) if pa.types.is_dictionary(part.type) else without_views(part) for part in parts]
+        yield [stored(part) if pa.types.is_dictionary(part.type) else part for part in parts]
         first = end
 
 

@@ -18,7 +18,7 @@ import pyarrow.ipc as ipc
 import xxhash
 
 from wdsplit.errors import InputError
-from wdsplit.formats.common import BATCH_BYTES, changed, check_names, check_unchanged, sliced, stat_of
+from wdsplit.formats.common import BATCH_BYTES, changed, check_names, check_unchanged, matching_groups, sliced, stat_of
 from wdsplit.table import InputFile
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
@@ -296,8 +296,3 @@ class _Parts:
 
     def close(self) -> None:
         """Do nothing: the buffer is closed by whom it belongs to."""
-
-
-def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return all row groups: there are no statistics."""
-    return range(len(file.row_groups))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -18,6 +19,7 @@ __all__ = [
     "check_names",
     "check_unchanged",
     "checksum",
+    "matching_groups",
     "sliced",
     "stat_of",
 ]
@@ -72,6 +74,11 @@ def check_names(fields: Iterable[pa.Field]) -> None:
         field.name.encode()
         if pa.types.is_struct(field.type):
             check_names(field.type)
+
+
+def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
+    """Return all row groups, as `Format` wants it of files that tell no statistics of them."""
+    return range(len(file.row_groups))
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
 from wdsplit.errors import InputError
-from wdsplit.formats.common import changed, sliced
+from wdsplit.formats.common import changed, matching_groups, sliced
 from wdsplit.formats.numbers import are_exact
 from wdsplit.formats.quotes import row_end
 from wdsplit.formats.text import Block, TextReader, read_blocks
@@ -258,8 +257,3 @@ def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(kind):
         return pc.if_else(pc.is_valid(filled), pc.is_in(filled, pa.array(_TRUE)), pa.scalar(None, pa.bool_()))
     return pa.nulls(len(texts)) if pa.types.is_null(kind) else filled.cast(kind)
-
-
-def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return all blocks: there are no statistics."""
-    return range(len(file.row_groups))

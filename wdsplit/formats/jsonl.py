@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from wdsplit.errors import InputError
-from wdsplit.formats.common import changed, sliced
+from wdsplit.formats.common import changed, matching_groups, sliced
 from wdsplit.formats.jsontypes import TwoTypesError, described, has_large_doubles, joined_types, reading_type
 from wdsplit.formats.numbers import inexact_numbers, number_places
 from wdsplit.formats.text import Block, TextReader, read_blocks
@@ -283,8 +283,3 @@ def read_batches(
         for batch in table.combine_chunks().to_batches():
             batch.validate()
             yield from sliced(batch)
-
-
-def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return all blocks: there are no statistics."""
-    return range(len(file.row_groups))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.orc as orc
 
-from wdsplit.formats.common import changed, check_names, check_unchanged, checksum, sliced, stat_of
+from wdsplit.formats.common import changed, check_names, check_unchanged, checksum, matching_groups, sliced, stat_of
 from wdsplit.table import InputFile
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
@@ -75,8 +74,3 @@ def read_batches(
                 raise changed(file, f"{len(stripe)} rows in stripe {group}")
             stripe.validate(full=True)
             yield from sliced(stripe.select(list(columns)))
-
-
-def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return all stripes: pyarrow does not tell their statistics."""
-    return range(len(file.row_groups))

@@ -23,19 +23,38 @@ WHAT = "parquet"
 _PROBE_ROWS = 16
 _READ_BYTES = 1024**2
 """Column chunks are read in such pieces."""
+_LEAST_READ_BYTES = 4096
+"""Such pieces of column chunks are not read at once."""
 
 
 def open_file(path: str) -> tuple[InputFile, pa.Schema]:
     """Read the footer."""
     size, footer = _footer_of(path)
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, buffer_size=_LEAST_READ_BYTES, pre_buffer=False) as file:
+        _check_chunks(file)
         metadata = file.metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         data_bytes = sum(group.total_byte_size for group in groups)
         rows = tuple(group.num_rows for group in groups)
         modified_ns = os.stat(path).st_mtime_ns
         found = InputFile(path, size, metadata.num_rows, rows, data_bytes, footer, modified_ns)
-        return replace(found, column_bytes=_column_sizes(groups, file.schema_arrow)), file.schema_arrow
+        sizes = _column_sizes(groups, file.schema_arrow)
+        return replace(found, column_bytes=tuple(sizes.items())), file.schema_arrow
+
+
+def _check_chunks(file: pq.ParquetFile) -> None:
+    """Refuse a footer whose column chunks cannot be those of its columns; nothing but the footer is read.
+
+    Arrow ends the process when it is asked what such a footer says of a chunk, or prunes by its statistics. Its readers
+    of chunks look at the same places, and raise; of no rows they read no page.
+    """
+    metadata = file.metadata
+    kinds = [file.schema.column(number).physical_type for number in range(metadata.num_columns)]
+    for group in range(metadata.num_row_groups if kinds else 0):
+        next(file.reader.iter_batches(0, [group], use_threads=False), None)
+        chunks = metadata.row_group(group)
+        if [chunks.column(number).physical_type for number in range(chunks.num_columns)] != kinds:
+            raise ValueError(f"a column of row group {group} has another type than in the schema")
 
 
 def _footer_of(path: str) -> tuple[int, str]:
@@ -65,7 +84,9 @@ def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], c
 
     Values that repeat stand only once in a parquet file, so the footer may tell far too little.
     """
-    row_bytes = max(1, _column_bytes(table.metadata.row_group(groups[0]), columns))
+    group = table.metadata.row_group(groups[0])
+    sizes = _column_sizes([group], table.schema_arrow)
+    row_bytes: int = max(1, sum(sizes.get(name, 0) for name in columns) // max(1, group.num_rows))
     probe = table.iter_batches(_PROBE_ROWS, row_groups=list(groups[:1]), columns=list(columns), use_threads=False)
     for batch in probe:
         row_bytes = max(row_bytes, batch.nbytes // len(batch))
@@ -73,8 +94,8 @@ def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], c
     return min(MAX_BATCH_ROWS, max(1, BATCH_BYTES // row_bytes))
 
 
-def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> tuple[tuple[str, int], ...]:
-    """Return the bytes of each column in all row groups."""
+def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> dict[str, int]:
+    """Return the bytes of each column in some row groups, by what the footer says."""
     sizes = dict.fromkeys(schema.names, 0)
     for group in groups:
         for number in range(group.num_columns):
@@ -83,19 +104,7 @@ def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> tuple[tuple[str, 
             while name not in sizes and "." in name:
                 name = name.rpartition(".")[0]
             sizes[name] = sizes.get(name, 0) + chunk.total_uncompressed_size
-    return tuple(sizes.items())
-
-
-def _column_bytes(group: Any, columns: Sequence[str]) -> int:
-    """Return the bytes of a row in some columns, by what the footer says of a row group."""
-    chunks = (group.column(number) for number in range(group.num_columns))
-    wanted = set(columns)
-    sizes = (
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if chunk.path_in_schema in wanted or chunk.path_in_schema.partition(".")[0] in wanted
-    )
-    return int(sum(sizes) // max(1, group.num_rows))
+    return sizes
 
 
 def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:

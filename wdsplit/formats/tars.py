@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +16,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.formats.common import BATCH_BYTES, changed, check_unchanged, sliced, stat_of
+from wdsplit.formats.common import BATCH_BYTES, changed, check_unchanged, matching_groups, sliced, stat_of
 from wdsplit.order import Int64
-from wdsplit.sample import MEMBER_PATTERN, META_PATTERN, escape_key, unescape_key
+from wdsplit.sample import escape_key, unescape_key
 from wdsplit.table import InputFile
-from wdsplit.tarsamples import TarSamples, group_samples
+from wdsplit.tarsamples import KEY_COLUMN, TarSamples, group_samples, sample_members
 from wdsplit.tarscan import Scan, scan_tar, scan_window
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
@@ -31,7 +30,6 @@ logger = logging.getLogger(__name__)
 TYPED = False
 WHAT = "a WebDataset tar"
 
-_KEY = "__key__"
 _GROUP_SAMPLES = 1024
 
 
@@ -61,7 +59,7 @@ def open_file(path: str) -> tuple[InputFile, pa.Schema]:
         "tar",
         tuple(samples.offsets[cuts].tolist()),
     )
-    return file, pa.schema([(_KEY, pa.large_string()), *((name, pa.large_binary()) for name in samples.fields)])
+    return file, pa.schema([(KEY_COLUMN, pa.large_string()), *((name, pa.large_binary()) for name in samples.fields)])
 
 
 def _named(error: WdsplitError, path: str) -> InputError:
@@ -134,23 +132,17 @@ def read_batches(
 def _columns(data: bytes, base: int, columns: Sequence[str]) -> list[pa.Array]:
     """Return some columns of the samples in a part of a tar that begins at the byte `base`."""
     scan = scan_window(memoryview(data), base)
-    names = pa.array(scan.names, pa.large_binary()).cast(pa.large_string())
-    parts = pc.extract_regex(names, MEMBER_PATTERN)
-    named = pc.and_not(parts.is_valid(), pc.match_substring_regex(names, META_PATTERN))
-    rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
-    parts = parts.filter(named)
-    keys, fields = parts.field("key"), pc.utf8_lower(parts.field("field"))
-    is_first = np.ones(len(keys), np.bool_)
-    is_first[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
-    samples = np.cumsum(is_first) - 1
+    members = sample_members(scan)
+    keys, samples = members.sample_keys, members.sample_index
+    number_of = {name: number for number, name in enumerate(members.fields)}
     arrays: list[pa.Array] = []
     for column in columns:
-        if column == _KEY:
-            arrays.append(_original_keys(keys.filter(pa.array(is_first))))
+        if column == KEY_COLUMN:
+            arrays.append(_original_keys(keys))
             continue
-        its = np.flatnonzero(pc.equal(fields, column).to_numpy(zero_copy_only=False))
-        starts, sizes = scan.starts[rows[its]] - base, scan.sizes[rows[its]]
-        arrays.append(_payloads(data, int(is_first.sum()), samples[its], starts, sizes))
+        its = np.flatnonzero(members.field_index == number_of.get(column, -1))
+        rows = members.rows[its]
+        arrays.append(_payloads(data, len(keys), samples[its], scan.starts[rows] - base, scan.sizes[rows]))
     return arrays
 
 
@@ -198,8 +190,3 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return all row groups: there are no statistics."""
-    return range(len(file.row_groups))
