@@ -1,21 +1,15 @@
+import dataclasses
 import itertools
 import time
 
 import pytest
+from loader_kinds import every_kind
 
 from wdsplit.counters import Counters, Statistics
 from wdsplit.dataset import Dataset
 from wdsplit.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-KINDS = {
-    "none": {},
-    "processes": {"num_workers": 2},
-    "persistent processes": {"num_workers": 2, "persistent_workers": True},
-    "threads": {"num_workers": 2, "workers": "thread"},
-}
-every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
 
 
 @every_kind
@@ -51,6 +45,13 @@ def test_nothing_was_counted_before_the_first_batch(numbers):
     assert made == Statistics(0, 0, 0, 0, 0, 0.0, 0.0)
     assert made.wait_share == 0
     assert str(made) == "nothing was delivered yet"
+
+
+def test_bytes_that_were_delivered_are_in_proportion_to_the_samples_that_were_made():
+    made = Statistics(3, 10, 3001, 0, 0, 1.0, 1.0, samples_made=30)
+    assert made.delivered_bytes == 1000
+    assert f"{1_000_000_000 / 1e6 / 2:,.1f} MB/s" in str(dataclasses.replace(made, num_bytes=3_000_000_000))
+    assert Statistics(0, 0, 0, 0, 0, 0.0, 0.0).delivered_bytes == 0
 
 
 def slow(sample):

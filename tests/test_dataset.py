@@ -150,11 +150,18 @@ def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoc
         assert [tuple(sample) for sample in loader] == first_positions(numbers, 102, epoch=epoch)[1::2]
 
 
-@pytest.mark.parametrize(("multiprocessing_context", "num_workers"), [("fork", 2), ("forkserver", 1)])
-def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_unpickled(
-    numbers, multiprocessing_context, num_workers
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("copied", "multiprocessing_context", "num_workers"),
+    [(through_pickle, "fork", 2), (through_pickle, "forkserver", 1), (copy.deepcopy, "fork", 1)],
+)
+def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_copied(
+    numbers, copied, multiprocessing_context, num_workers
 ):
-    dataset = pickle.loads(pickle.dumps(delivering(Dataset(numbers, rank=0, world_size=1))))
+    dataset = copied(delivering(Dataset(numbers, rank=0, world_size=1)))
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_size=5,
@@ -238,7 +245,7 @@ def test_the_epoch_is_shared_with_what_stages_derive_in_both_directions(numbers)
 def test_deep_copies_and_pickles_have_an_epoch_of_their_own(numbers):
     base = Dataset(numbers)
     base.set_epoch(3)
-    for other in (copy.deepcopy(base), pickle.loads(pickle.dumps(base))):
+    for other in (copy.deepcopy(base), through_pickle(base)):
         assert other.epoch == 3
         other.set_epoch(4)
         assert base.epoch == 3
@@ -255,6 +262,18 @@ def test_stages_that_repeat_an_epoch_are_refused(numbers, stage):
 
 
 # What is refused, and what is said
+
+
+@pytest.mark.parametrize("index", [0, -1, slice(3), "00000000"])
+def test_items_are_refused_with_a_word_on_sample(numbers, index):
+    with pytest.raises(InputError, match="has no items") as caught:
+        Dataset(numbers)[index]
+    assert "dataset.sample(key_or_index)" in caught.value.remedy
+
+
+def test_a_plain_dataloader_iterates_and_asks_for_no_item(numbers):
+    dataset = delivering(Dataset(numbers, rank=0, world_size=1))
+    assert all_deliveries(torch.utils.data.DataLoader(dataset, batch_size=5)) == first_positions(numbers, 101)
 
 
 def test_no_dataset_is_an_error_that_names_the_path(tmp_path):

@@ -3,6 +3,7 @@ import gc
 import itertools
 import json
 import multiprocessing
+import pickle
 import random
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import webdataset
 from made_datasets import (
     all_deliveries,
     deliveries,
@@ -445,10 +447,24 @@ def keep_most(sample):
 STAGES = {
     "select": lambda dataset: dataset.select(keep_most),
     "map that returns None": lambda dataset: dataset.map(drop_some),
-    "batched": lambda dataset: dataset.batched(4),
-    "shuffle": lambda dataset: dataset.shuffle(10),
-    "slice": lambda dataset: dataset.slice(30),
+    "a stage of the user's": lambda dataset: dataset.compose(in_pairs),
 }
+
+KNOWN_STAGES = {
+    "batched": lambda dataset: dataset.batched(4),
+    "listed": lambda dataset: dataset.listed(4),
+    "unbatched": lambda dataset: dataset.unbatched(),
+    "unlisted": lambda dataset: dataset.unlisted(),
+    "shuffle": lambda dataset: dataset.shuffle(10),
+    "detshuffle": lambda dataset: dataset.compose(webdataset.detshuffle(10)),
+    "slice": lambda dataset: dataset.slice(30),
+    "Cached": lambda dataset: dataset.mcached(),
+    "repeat": lambda dataset: dataset.repeat(2),
+}
+
+
+def in_pairs(samples):
+    return zip(samples, samples, strict=False)
 
 
 @in_process_and_workers
@@ -457,6 +473,24 @@ def test_a_stage_that_is_not_one_to_one_is_an_error(numbers, stage, num_workers)
     with raises(PipelineError, match="one sample for each") as caught:
         list(Loader(STAGES[stage](Dataset(numbers)), 12, num_workers=num_workers))
     assert "samples in" in caught.value.found
+
+
+@pytest.mark.parametrize("stage", KNOWN_STAGES)
+def test_a_stage_that_is_known_not_to_be_one_to_one_is_refused_by_name_with_the_loader(numbers, stage):
+    with pytest.raises(InputError, match="batched" if stage == "listed" else stage):
+        Loader(KNOWN_STAGES[stage](Dataset(numbers)), 12)
+
+
+def test_all_such_stages_are_named_at_once_and_where_no_loader_is_made_they_work(numbers):
+    dataset = Dataset(numbers).shuffle(10).to_tuple("cls").batched(4)
+    with pytest.raises(InputError, match=r"shuffle: .*; batched: "):
+        Loader(dataset, 12)
+    assert sum(len(batch[0]) for batch in dataset) == 101
+
+
+def test_a_selection_that_drops_nothing_changes_nothing(numbers):
+    dataset = Dataset(numbers, rank=0, world_size=1).select(bool)
+    assert all_deliveries(Loader(delivering(dataset), 12)) == all_deliveries(loader_of(numbers))
 
 
 @in_process_and_workers
@@ -817,6 +851,15 @@ def test_set_epoch_on_the_dataset_keeps_a_position_that_was_loaded(numbers):
     assert list(map(deliveries, resumed)) == list(map(deliveries, batches[3:]))
 
 
+def test_set_epoch_on_the_dataset_takes_the_step_back_as_it_does_the_state(numbers):
+    loader = loader_of(numbers)
+    list(itertools.islice(loader, 4))
+    assert loader.step == 4
+    loader.dataset.set_epoch(3)
+    assert loader.step == 0
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (3, 0)
+
+
 def test_an_epoch_that_is_set_on_the_dataset_again_is_given_again(numbers):
     [loader] = loaders_of(numbers, 1)
     passes = []
@@ -843,6 +886,21 @@ def test_a_loader_that_has_run_can_be_copied(numbers, num_workers):
     again = copy.deepcopy(loader)
     again.set_epoch(0)
     assert list(map(deliveries, again)) == expected
+
+
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
+def test_a_copy_of_a_loader_keeps_its_position_and_has_an_epoch_of_its_own(numbers, copied):
+    [loader] = loaders_of(numbers, 1, epoch=2)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 7, "position": 24})
+    again = copied(loader)
+    assert (again.epoch, again.step, again.state_dict()) == (7, 2, loader.state_dict())
+    assert [deliveries(batch) for batch in again] == expected_batches(numbers, 9, epoch=7)[2:]
+    again.dataset.set_epoch(5)
+    assert (again.epoch, loader.epoch, loader.step) == (5, 7, 2)
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")

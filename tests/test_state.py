@@ -12,7 +12,7 @@ from wdsplit.state import State, dump_state, parse_state
 
 FINGERPRINT = "0123456789abcdef"
 
-states = st.builds(State, epoch=st.integers(0, 10**6), position=st.integers(0, 2**62))
+states = st.builds(State, epoch=st.integers(0, 10**6), position=st.integers(0, 2**62 - 1))
 all_options = st.builds(
     OrderOptions,
     seed=st.integers(0, 2**63 - 1),
@@ -80,6 +80,8 @@ def test_a_state_is_a_small_dict_of_plain_values_and_says_nothing_of_the_world()
         ("position", -1),
         ("position", "4096"),
         ("position", None),
+        ("epoch", 2**62),
+        ("position", 2**62),
     ],
 )
 def test_a_value_that_differs_is_named_with_both_sides(name, other):

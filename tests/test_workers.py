@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from loader_kinds import KINDS, every_kind
 from made_datasets import converted, deliveries, delivering, expected_batches
 
 from wdsplit.dataset import Dataset
@@ -25,13 +26,6 @@ from wdsplit.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
-KINDS = {
-    "none": {},
-    "processes": {"num_workers": 2},
-    "persistent processes": {"num_workers": 2, "persistent_workers": True},
-    "threads": {"num_workers": 2, "workers": "thread"},
-}
-every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
 workers_only = pytest.mark.parametrize("options", list(KINDS.values())[1:], ids=list(KINDS)[1:])
 
 PAYLOAD_BYTES = 2000

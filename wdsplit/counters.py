@@ -46,6 +46,11 @@ class Statistics:
         return {**asdict(self), "wait_share": self.wait_share, "bottleneck": self.bottleneck}
 
     @property
+    def delivered_bytes(self) -> int:
+        """About how many bytes of payloads were delivered: workers are ahead, so it is in proportion to the samples."""
+        return self.num_bytes * self.samples // max(1, self.samples_made)
+
+    @property
     def wait_share(self) -> float:
         """The part of the time in which the consumer waited, from 0 to 1."""
         total = self.wait_s + self.compute_s
@@ -60,8 +65,7 @@ class Statistics:
         seconds = self.wait_s + self.compute_s
         if not self.batches or not seconds:
             return "nothing was delivered yet"
-        num_bytes = self.num_bytes * self.samples / max(1, self.samples_made)
-        rate = f"{self.samples / seconds:,.0f} samples/s, {num_bytes / 1e6 / seconds:,.1f} MB/s"
+        rate = f"{self.samples / seconds:,.0f} samples/s, {self.delivered_bytes / 1e6 / seconds:,.1f} MB/s"
         advice = {
             "loader": "the loader is the bottleneck: more workers, or less to decode",
             "model": "the model is the bottleneck: the loader keeps up",

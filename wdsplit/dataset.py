@@ -13,7 +13,7 @@ import operator
 import os
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from webdataset.compat import FluidInterface
@@ -22,7 +22,7 @@ from webdataset.pipeline import DataPipeline
 from wdsplit.decoders import Handler, decode_sample_stage
 from wdsplit.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.errors import InputError
-from wdsplit.iteration import Iteration, resumable
+from wdsplit.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.lookup import find_sample
 from wdsplit.manifest import Manifest
 from wdsplit.order import OrderOptions, Tail
@@ -51,10 +51,17 @@ def checked_epoch(epoch: int) -> int:
 
 
 class SharedEpoch:
-    """An epoch number in memory that copies and worker processes share, and how often it was set."""
+    """An epoch number in memory that stages and worker processes share, and how often it was set."""
 
-    def __init__(self, epoch: int = 0) -> None:
-        self._cell = torch.tensor([epoch, 0]).share_memory_()  # type: ignore[no-untyped-call]
+    _cell: torch.Tensor
+
+    def __init__(self) -> None:
+        self.__setstate__({"_cell": torch.zeros(2, dtype=torch.int64)})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Share the memory of a copy too: pickles and deep copies go their own way, but their workers with them."""
+        self.__dict__.update(state)
+        self._cell.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def value(self) -> int:
@@ -70,22 +77,6 @@ class SharedEpoch:
     def times_set(self) -> int:
         """How often it was set."""
         return int(self._cell[1])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Keep the memory shared with a process that is being started; a copy of another kind has its own."""
-        if multiprocessing.context.get_spawning_popen() is not None:
-            return _shared_epoch, (self._cell,)
-        return SharedEpoch, (self.value,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedEpoch:
-        """Return an epoch of its own: a deep copy goes its own way."""
-        return SharedEpoch(self.value)
-
-
-def _shared_epoch(cell: torch.Tensor) -> SharedEpoch:
-    shared = SharedEpoch()
-    shared._cell = cell
-    return shared
 
 
 class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
@@ -244,16 +235,38 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         Raises:
             InputError: The dataset was told to repeat.
         """
+        self._refuse_repetitions()
+        stream: Any = samples
+        for stage in self.pipeline[1:]:
+            stream = self.invoke(stage.at(epoch) if isinstance(stage, RandomMap) else stage, stream)
+        return iter(stream)
+
+    def _refuse_repetitions(self) -> None:
         if self.repetitions != 1:
             raise InputError(
                 "repeat and with_epoch do not go with a Dataset",
                 expected="one epoch an iteration",
                 remedy="iterate again with set_epoch(epoch + 1)",
             )
-        stream: Any = samples
-        for stage in self.pipeline[1:]:
-            stream = self.invoke(stage.at(epoch) if isinstance(stage, RandomMap) else stage, stream)
-        return iter(stream)
+
+    def check_one_to_one(self) -> None:
+        """Refuse stages of which it is known that they cannot give one sample for each they take.
+
+        Those that may drop samples (`select`) are let through: they may drop none.
+
+        Raises:
+            InputError: There are such stages; all are named.
+        """
+        self._refuse_repetitions()
+        known = [why for why in map(why_not_one_to_one, self.pipeline[1:]) if why]
+        if known:
+            raise InputError(
+                "the dataset has stages that cannot work in a Loader",
+                place=self.source.url,
+                expected="one sample for each that a stage takes, so that every rank has the same steps",
+                found="; ".join(known),
+                remedy="leave them out: the Loader makes the batches, and the Dataset shuffles by itself",
+            )
 
     def column_stages(self) -> list[ColumnStage] | None:
         """Return the stages after the source if all of them work on columns; None if one does not."""
@@ -346,6 +359,19 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """
         source = self._single("numbers")
         return find_sample(open_storage(source.url), source.manifest, key_or_index)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse: there are no items, only samples that come through the stages, and `sample`.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError(
+            "a Dataset has no items: its samples come by iterating over it",
+            place=self.source.url,
+            found=f"dataset[{reprlib.repr(index)}]",
+            remedy="dataset.sample(key_or_index) gives one sample, with its fields as bytes, before any stage",
+        )
 
     def __repr__(self) -> str:
         stages = len(self.pipeline) - 1

@@ -30,9 +30,9 @@ from wdsplit.randomness import RandomMap
 from wdsplit.source import AnySource
 from wdsplit.split import World, reader_positions, whole
 from wdsplit.stages import ColumnStage
-from wdsplit.state import State, dump_state
+from wdsplit.state import State, differences, dump_state
 
-__all__ = ["Iteration", "resumable"]
+__all__ = ["Iteration", "resumable", "why_not_one_to_one"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ _UNRESUMABLE = {
     "LMDBCached": "it keeps what it has seen",
 }
 """Webdataset's stages whose state is more than how many samples they took, and why."""
+
+_NOT_ONE_TO_ONE = {**_UNRESUMABLE, "batched": "it gives one item for several samples"}
 
 _DROPPING = {"rsample", "select"}
 
@@ -101,6 +103,12 @@ def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
     if isinstance(stage, _ONE_TO_ONE) or name in _HOLD_NOTHING or name in _UNRESUMABLE:
         return stage
     return _Watched(stage, invoke)
+
+
+def why_not_one_to_one(stage: Any) -> str:
+    """Return the name of a stage that cannot give one sample for each it takes, and why; nothing if it may."""
+    name = _name_in_webdataset(stage)
+    return f"{name}: {_NOT_ONE_TO_ONE[name]}" if name in _NOT_ONE_TO_ONE else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,21 +275,12 @@ class Iteration(Iterator[Any]):
             StateError: The state is of another dataset, other options, or another rank or worker, or it is damaged.
         """
         self._refuse_unresumable()
-        if not isinstance(state_dict, Mapping):
-            raise StateError("this is no state dict", expected="a dict", found=type(state_dict).__name__)
-        differences = []
-        for name, here in self._dumped(0, 0).items():
-            there = state_dict.get(name)
-            if name in ("epoch", "taken"):
-                if isinstance(there, bool) or not isinstance(there, int) or not 0 <= there < 2**62:
-                    differences.append(f"{name}: {there!r} in the state, expected an integer of at least 0")
-            elif there != here:
-                differences.append(f"{name}: {there!r} in the state, {here!r} here")
-        if differences:
+        found = differences(state_dict, self._dumped(0, 0), counts=("epoch", "taken"))
+        if found:
             raise StateError(
                 "the state does not belong to this reader of this dataset",
                 place=self._source.url,
-                found="; ".join(differences),
+                found="; ".join(found),
                 remedy="open the dataset with the options it was saved with, on as many ranks and workers, and give "
                 "each rank its own state; or use wdsplit.Loader, whose states resume on any number of them",
             )

@@ -57,7 +57,7 @@ class Loader:
             for Python's default.
 
     Raises:
-        InputError: An argument cannot be.
+        InputError: An argument cannot be, or a stage of the dataset batches, shuffles or repeats.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Loader:
                 problems.append(f"{name} = {value!r}: expected an integer of at least {low}")
         if problems:
             raise InputError("the loader's arguments cannot be", found="; ".join(problems))
+        dataset.check_one_to_one()
         self.dataset = dataset
         self.batch_size = batch_size
         self.num_workers = num_workers
@@ -144,17 +145,17 @@ class Loader:
     @property
     def step(self) -> int:
         """Steps of the epoch before the next batch, in this loader's batches: where counting goes on after a resume."""
-        state = self._reached or self._start()
-        return state.position // (self.batch_size * self.dataset.world().world_size)
+        return self._state().position // (self.batch_size * self.dataset.world().world_size)
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch."""
         world = self.dataset.world()
-        if self.dataset.options.tail == "uneven":
-            return len(Steps(self.dataset.order(self._start().epoch), world, self.batch_size))
-        if world not in self._lengths:  # the same in every epoch
-            self._lengths[world] = len(Steps(self.dataset.order(self._start().epoch), world, self.batch_size))
-        return self._lengths[world]
+        length = self._lengths.get(world)
+        if length is None:
+            length = len(Steps(self.dataset.order(self._start().epoch), world, self.batch_size))
+            if self.dataset.options.tail != "uneven":  # the same in every epoch
+                self._lengths[world] = length
+        return length
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far this loader has got, as plain JSON values.
@@ -163,9 +164,8 @@ class Loader:
         epoch it names the beginning of the next one. It resumes on any number of ranks, workers and any batch size
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
-        start = self._start()
-        state, dataset = self._reached or start, self.dataset
-        return dump_state(state, dataset.source.fingerprint, dataset.options, dataset.world())
+        dataset = self.dataset
+        return dump_state(self._state(), dataset.source.fingerprint, dataset.options, dataset.world())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
@@ -199,6 +199,11 @@ class Loader:
             self._epochs_set = self.dataset.epochs_set
             self._go_to(self.dataset.epoch)
         return self._next
+
+    def _state(self) -> State:
+        """Return how far this loader has got: in the iteration that counts, else where the next one begins."""
+        start = self._start()
+        return self._reached or start
 
     def _iteration(self) -> _Iteration | None:
         return self._current() if self._current is not None else None

@@ -225,11 +225,11 @@ class Bound:
 
 
 class _Counter:
-    """Counts the samples that the stages have taken, and knows the last."""
+    """Counts the samples that the stages have taken, and knows key and URL of the last."""
 
     def __init__(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
         self.given = 0
-        self.last: dict[str, Any] = {}
+        self.last: tuple[str, str] | None = None
         self._is_wanted = is_wanted
 
     def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
@@ -238,14 +238,14 @@ class _Counter:
                 if not self._is_wanted():
                     return
                 self.given += 1
-                self.last = {"__key__": sample["__key__"], "__url__": sample["__url__"]}
+                self.last = sample["__key__"], sample["__url__"]
                 yield sample
 
     def placed(self, error: Exception) -> Exception:
         """Return an error with the sample that was under way, unless it tells so itself."""
-        if not self.last or (isinstance(error, WdsplitError) and error.key):
+        if self.last is None or (isinstance(error, WdsplitError) and error.key):
             return error
-        key, url = self.last["__key__"], self.last["__url__"]
+        key, url = self.last
         if isinstance(error, WdsplitError):
             located = error.at(f"sample {key!r} of {url}")
             located.key, located.url = key, url
@@ -275,10 +275,10 @@ def _together(steps: Steps, world: World, most: int) -> Iterator[list[Int64]]:
         yield held
 
 
-def _not_one_to_one(given: int, taken: int, last: dict[str, Any]) -> PipelineError:
+def _not_one_to_one(given: int, taken: int, last: tuple[str, str] | None) -> PipelineError:
     return PipelineError(
         "a stage did not give one sample for each sample it took",
-        place=f"at or before sample {last['__key__']!r} of {last['__url__']}" if last else "",
+        place="" if last is None else f"at or before sample {last[0]!r} of {last[1]}",
         expected="as many samples out as in, so that every rank has the same steps",
         found=f"{taken} samples in, {given} out" + (", and then no more" if taken == given else ""),
         remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage "

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order import EpochOrder, Int64, OrderOptions
+from wdsplit.order import Int64, OrderOptions
 
 __all__ = [
     "AnyOrder",
@@ -24,7 +24,6 @@ __all__ = [
     "Steps",
     "World",
     "assigned_lanes",
-    "assigned_shards",
     "reader_positions",
     "readers_per_lane",
     "whole",
@@ -205,19 +204,6 @@ def readers_per_lane(lanes: int, world_size: int, num_workers: int) -> int:
     """Return how many readers share each lane: 1 if world_size x num_workers divides the lanes."""
     readers = world_size * num_workers
     return readers // math.gcd(lanes, readers)
-
-
-def assigned_shards(order: EpochOrder, world: World) -> list[int]:
-    """Return the shards that a reader reads from, lane by lane, in the order of its visits."""
-    shards: list[int] = []
-    for lane in assigned_lanes(order.options.lanes, world):
-        begin, length = int(order.lane_begin[lane]), int(order.lane_length[lane])
-        if length:
-            first = int(np.searchsorted(order.ends, begin, side="right"))
-            last = int(np.searchsorted(order.ends, begin + length - 1, side="right"))
-            slots = order.sequence[first : last + 1]
-            shards += slots[order.counts[slots] > 0].tolist()
-    return shards
 
 
 def reader_positions(order: AnyOrder, world: World, chunk: int) -> Iterator[Int64]:

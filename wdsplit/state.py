@@ -7,7 +7,7 @@ a run may resume on other numbers of each.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from wdsplit.errors import StateError
 from wdsplit.order import OrderOptions
 from wdsplit.split import World
 
-__all__ = ["STATE_VERSION", "State", "dump_state", "parse_state"]
+__all__ = ["STATE_VERSION", "State", "differences", "dump_state", "parse_state"]
 
 STATE_VERSION = 1
+
+_COUNT_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
@@ -49,27 +51,41 @@ def dump_state(state: State, fingerprint: str, options: OrderOptions, world: Wor
     return values
 
 
+def differences(values: Mapping[str, Any], here: Mapping[str, Any], counts: Collection[str]) -> list[str]:
+    """Return where a state dict differs from one that would be made here, a text for each name.
+
+    Args:
+        values: The state dict.
+        here: The one that would be made here.
+        counts: The names that say how far it has got: any integer is good that an epoch may be.
+
+    Raises:
+        StateError: It is no dict.
+    """
+    if not isinstance(values, Mapping):
+        raise StateError("this is no state dict", expected="a dict", found=type(values).__name__)
+    found = []
+    for name, expected in here.items():
+        there = values.get(name)
+        if name not in counts:
+            if there != expected:
+                found.append(f"{name}: {there!r} in the state, {expected!r} here")
+        elif isinstance(there, bool) or not isinstance(there, int) or not 0 <= there < _COUNT_LIMIT:
+            found.append(f"{name}: {there!r} in the state, expected an integer from 0 to 2**62 - 1")
+    return found
+
+
 def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptions, world: World) -> State:
     """Return the state that a dict holds, if it belongs to this dataset, these options and, if need be, this rank.
 
     Raises:
         StateError: It does not; all differences are named.
     """
-    if not isinstance(values, Mapping):
-        raise StateError("this is no state dict", expected="a dict", found=type(values).__name__)
-    expected = dump_state(State(0, 0), fingerprint, options, world)
-    differences = []
-    for name, here in expected.items():
-        there = values.get(name)
-        if name in ("epoch", "position"):
-            if isinstance(there, bool) or not isinstance(there, int) or there < 0:
-                differences.append(f"{name}: {there!r} in the state, expected an integer of at least 0")
-        elif there != here:
-            differences.append(f"{name}: {there!r} in the state, {here!r} here")
-    if differences:
+    found = differences(values, dump_state(State(0, 0), fingerprint, options, world), counts=("epoch", "position"))
+    if found:
         raise StateError(
             "the state does not belong to this dataset and these options",
-            found="; ".join(differences),
+            found="; ".join(found),
             remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail; for a "
             "mixture also the same datasets in the same order, with the same shares), "
             "and with tail `uneven` give each rank its own state; or start the epoch anew without the state",

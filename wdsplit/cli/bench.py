@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import wdsplit
-from wdsplit.cli.options import json_option, order_options
+from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
 
 __all__ = ["bench_command"]
@@ -57,7 +57,7 @@ class _Measured:
 @click.argument("dataset")
 @order_options
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank whose part is read.")
-@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, help="Samples a batch and rank.")
+@batch_size_option(256)
 @click.option(
     "--worker-kind",
     type=click.Choice(["process", "thread"]),
@@ -149,11 +149,11 @@ def _num_samples(batch: Any) -> int:
 def _figures(loader: wdsplit.Loader, measured: _Measured) -> dict[str, Any]:
     """Return all that is shown, as JSON has it.
 
-    Workers are ahead of what was delivered, so bytes are those of the samples that were made, in proportion; and of the
-    windows, all are counted that were read for them.
+    Workers are ahead of what was delivered: of the windows, all are counted that were read for the samples that they
+    made.
     """
     made = loader.statistics()
-    num_bytes = made.num_bytes * measured.samples // max(1, made.samples_made)
+    num_bytes = made.delivered_bytes
     manifest = loader.dataset.manifest
     num_windows = int((-(-manifest.shards.num_real // loader.dataset.options.window)).sum())
     needed = num_windows * made.samples_made / max(1, manifest.num_samples)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wdsplit.audit import AuditOptions, audit
-from wdsplit.cli.options import json_option, order_options
+from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import FAILED, available_cpus, echo_json, human_bytes, progress_bar, stderr
 from wdsplit.verify import verify
 
@@ -54,7 +54,7 @@ def verify_command(dataset: str, jobs: int | None, as_json: bool) -> None:
 )
 @click.argument("dataset")
 @order_options
-@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Samples a batch and rank.")
+@batch_size_option(1)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs, counted from 0.")
 @click.option("--read", is_flag=True, help="Run the real loaders too, and compare what they read.")
 @json_option

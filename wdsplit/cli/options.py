@@ -9,7 +9,7 @@ import click
 
 from wdsplit.order import TAILS
 
-__all__ = ["json_option", "order_options", "with_options"]
+__all__ = ["batch_size_option", "json_option", "order_options", "with_options"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -24,6 +24,13 @@ _SHUFFLE = click.option(
     "--shuffle/--no-shuffle", default=True, show_default=True, help="Whether the order is shuffled."
 )
 _TAIL = click.option("--tail", type=click.Choice(TAILS), default="pad", show_default=True, help="How an epoch ends.")
+
+
+def batch_size_option(default: int) -> Decorator:
+    """Return a decorator that adds `--batch-size` to a command."""
+    return click.option(
+        "--batch-size", type=click.IntRange(1), default=default, show_default=True, help="Samples a batch and rank."
+    )
 
 
 def with_options(options: Sequence[Decorator]) -> Decorator:
