@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import xxhash
 from tars import by_tarfile
 
+from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.index import dump_index, parse_index
 from wdsplit.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
@@ -24,7 +25,7 @@ from wdsplit.sample import split_member
 from wdsplit.tar import parse_members
 from wdsplit.tarsamples import group_samples
 from wdsplit.tarscan import scan_tar
-from wdsplit.window import Window
+from wdsplit.window import Window, pieces
 
 BLOCK = 512
 REFUSED = (CorruptDataError, InputError)
@@ -206,8 +207,14 @@ def check_samples(members, files, data, base):
 
 def opened(members, data, base, held):
     """Return a window whose payloads are copied from what is held, or else read one by one."""
-    most_copied = 3 if held is None else None
-    return Window("shard", members, lambda at, size: data[at - base : at - base + size], data, base, most_copied)
+
+    def payloads(wanted):
+        if held is not None:
+            return pieces(data, members.starts - base, members.sizes, wanted)
+        spans = zip(members.starts.tolist(), members.sizes.tolist(), strict=True)
+        return as_objects([(lambda at, size: data[at - base : at - base + size], *span) for span in spans])
+
+    return Window("shard", members, payloads)
 
 
 def text(name):

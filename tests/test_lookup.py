@@ -9,8 +9,9 @@ from tables import all_samples
 from wdsplit import lookup
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
 from wdsplit.lookup import find_sample
+from wdsplit.openshard import open_shard
 from wdsplit.sample import escape_key, is_pad_key
-from wdsplit.shards import open_shard, read_manifest
+from wdsplit.shards import read_manifest
 from wdsplit.storage import open_storage
 
 

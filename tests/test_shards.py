@@ -14,7 +14,8 @@ from webdataset.tariterators import group_by_keys
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.manifest import Shard
-from wdsplit.shards import check_tail, open_shard, write_shard
+from wdsplit.openshard import check_tail, open_shard
+from wdsplit.shards import write_shard
 from wdsplit.storage import LocalStorage
 from wdsplit.tar import build_body
 from wdsplit.tarsamples import group_samples

@@ -326,3 +326,17 @@ def test_paths_and_file_urls_are_local(tmp_path):
     assert local_path("/a b/é") == local_path("file:///a b/é") == "/a b/é"
     assert local_path("a:b/c") == "a:b/c"
     assert open_storage(f"file://{tmp_path}").url == str(tmp_path)
+
+
+def test_what_is_there_tells_a_file_from_an_empty_folder_and_from_nothing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_bytes(b"")
+    told = {name: LocalStorage(str(tmp_path / name)).what_is_there() for name in ("", "empty", "file", "nothing")}
+    assert told == {
+        "": "0.txt, 1.txt, 2.txt, 3.txt, 4.txt",
+        "empty": "an empty folder",
+        "file": "a file",
+        "nothing": "no such folder",
+    }

@@ -4,17 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError
 from wdsplit.tar import build_body, parse_members
 from wdsplit.tarheaders import BLOCK_BYTES
-from wdsplit.window import Window
+from wdsplit.window import Window, pieces
 
 BASE = 3 * BLOCK_BYTES
 """Where the samples begin in the shard: a window is rarely its beginning."""
 
 
 def window_of(samples, is_copied):
-    """Return the window of samples, dicts of fields to bytes or None, as a reader opens it."""
+    """Return the window of samples, dicts of fields to bytes or None; payloads over 100 bytes may be yet to be read."""
     keys = [f"folder/{row:04d}" for row in range(len(samples))]
     fields = {
         name: pa.array([sample.get(name) for sample in samples], pa.large_binary())
@@ -29,9 +30,15 @@ def window_of(samples, is_copied):
     def read(offset, num_bytes):
         return shard[offset : offset + num_bytes]
 
-    if is_copied:
-        return keys, Window("a.tar", members, read, data, BASE)
-    return keys, Window("a.tar", members, read, shard, most_copied=100)
+    def payloads(wanted):
+        starts, sizes = members.starts - BASE, members.sizes
+        at_hand = wanted & (is_copied | (sizes <= 100))
+        values = pieces(data, starts, sizes, at_hand)
+        rest = np.flatnonzero(wanted & ~at_hand)
+        values[rest] = as_objects([(read, BASE + int(starts[row]), int(sizes[row])) for row in rest])
+        return values
+
+    return keys, Window("a.tar", members, payloads)
 
 
 samples = st.lists(
@@ -65,4 +72,28 @@ def test_an_index_that_joins_two_samples_is_refused():
     data = bytes(body.join())
     members = parse_members(memoryview(data), np.array([0, len(data)]))
     with pytest.raises(CorruptDataError, match="two samples"):
-        Window("a.tar", members, lambda offset, num_bytes: b"", data)
+        Window("a.tar", members, lambda wanted: np.empty(len(wanted), object))
+
+
+spans = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=40)
+"""For each piece: the bytes before it, its own bytes, and whether it is wanted."""
+
+
+@given(spans)
+def test_pieces_are_those_of_the_data_and_nothing_of_what_is_between(spans):
+    data, starts, expected = bytearray(), [], []
+    for number, (gap, size, wanted) in enumerate(spans):
+        data += b"-" * gap
+        starts.append(len(data))
+        data += bytes([number]) * size
+        expected.append(bytes([number]) * size if wanted else None)
+    sizes, wanted = [size for _, size, _ in spans], [wanted for _, _, wanted in spans]
+    taken = pieces(data, np.array(starts, np.int64), np.array(sizes, np.int64), np.array(wanted, np.bool_))
+    assert taken.tolist() == expected
+    assert all(type(piece) in (bytes, type(None)) for piece in taken)
+
+
+@pytest.mark.parametrize(("starts", "sizes"), [([-1], [1]), ([0, 4], [5, 1]), ([4, 0], [1, 1]), ([0, 9], [1, 2])])
+def test_pieces_outside_of_the_data_or_of_each_other_are_never_read(starts, sizes):
+    with pytest.raises(ValueError, match="outside of 10 bytes"):
+        pieces(bytes(10), np.array(starts), np.array(sizes), np.ones(len(starts), np.bool_))

@@ -6,7 +6,7 @@ them when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from wdsplit.order import Int64
 
-__all__ = ["Block", "Columns", "Objects", "Pending", "as_objects"]
+__all__ = ["Block", "Columns", "Gathered", "Objects", "Pending", "as_objects"]
 
 Objects = npt.NDArray[np.object_]
 
@@ -129,3 +129,38 @@ class Block:
         if tuple in kinds:
             values = [value[0](value[1], value[2]) if type(value) is tuple else value for value in values]
         return values, type(None) in kinds
+
+
+class Gathered:
+    """A block in the making: samples from several places, put where they belong.
+
+    Args:
+        size: How many samples it will have.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._keys, self._urls = np.empty(size, object), np.empty(size, object)
+        self._sizes = np.zeros(size, np.int64)
+        self._fields: dict[str, Objects] = {}
+
+    def add(
+        self, rows: Int64, keys: Objects, urls: Objects | str, sizes: Int64, fields: Mapping[str, Objects | str]
+    ) -> None:
+        """Put m samples into the given rows.
+
+        Args:
+            rows: int64 of shape (m,).
+            keys: object of shape (m,).
+            urls: object of shape (m,), or what is the same for all; so are the fields.
+            sizes: int64 of shape (m,).
+            fields: As those of a block.
+        """
+        self._keys[rows], self._urls[rows], self._sizes[rows] = keys, urls, sizes
+        for name, payloads in fields.items():
+            if name not in self._fields:
+                self._fields[name] = np.empty(len(self._keys), object)
+            self._fields[name][rows] = payloads
+
+    def block(self, positions: Int64, pads: npt.NDArray[np.bool_]) -> Block:
+        """Return the block of the samples at these positions."""
+        return Block(self._keys, self._urls, positions, pads, self._sizes, self._fields)

@@ -14,8 +14,8 @@ import numpy as np
 
 from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.manifest import Manifest
+from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.sample import escape_key
-from wdsplit.shards import OpenShard, open_shard
 from wdsplit.split import whole
 from wdsplit.storage import Storage
 
@@ -110,7 +110,7 @@ class _Samples:
 
     def _key(self, number: int) -> str:
         shard, place = self._place(number)
-        return shard.window(place, place + 1).keys[0]
+        return shard.window(place, place + 1, fields=()).keys[0]
 
     def _scan(self, keys: list[str]) -> int:
         """Go through all samples; return the number of the first that has one of the keys."""
@@ -118,7 +118,7 @@ class _Samples:
         for shard, count in enumerate(self._counts.tolist()):
             for first in range(0, count, _SAMPLES_AT_ONCE):
                 stop = min(count, first + _SAMPLES_AT_ONCE)
-                found = self._open(shard).window(first, stop).keys
+                found = self._open(shard).window(first, stop, fields=()).keys
                 for key in keys:
                     if key in found:
                         return number + first + found.index(key)

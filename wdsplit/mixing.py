@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from wdsplit.block import Block, Objects
+from wdsplit.block import Block, Gathered, Objects
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError
 from wdsplit.mixture import MixedOrder, epoch_counts, source_seed
@@ -104,19 +102,12 @@ class _MixedReader:
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order; `__source__` tells where each is from."""
-        size = len(positions)
-        keys, urls, names = (np.empty(size, object) for _ in range(3))
-        sizes = np.zeros(size, np.int64)
-        fields: dict[str, Objects] = {"__source__": names}
+        gathered = Gathered(len(positions))
         for part in self._order.parts(positions):
             block = self._reader(part.source, part.source_epoch).read(part.positions)
-            keys[part.rows], urls[part.rows], sizes[part.rows] = block.keys, block.urls, block.sizes
-            names[part.rows] = self._sources[part.source].url
-            for name, values in block.fields.items():
-                if name not in fields:
-                    fields[name] = np.empty(size, object)
-                fields[name][part.rows] = values
-        return Block(keys, urls, positions, self._order.pads(positions), sizes, fields)
+            fields: dict[str, Objects | str] = {"__source__": self._sources[part.source].url, **block.fields}
+            gathered.add(part.rows, block.keys, block.urls, block.sizes, fields)
+        return gathered.block(positions, self._order.pads(positions))
 
     def _reader(self, number: int, epoch: int) -> SampleReader:
         key = number, epoch

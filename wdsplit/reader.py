@@ -6,21 +6,24 @@ start at any position, because nothing depends on what was read before.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.block import Block, Objects
+from wdsplit.block import Block, Gathered
 from wdsplit.manifest import Manifest
+from wdsplit.openshard import OpenShard, Scratch, WindowPlace, open_shard, read_windows
 from wdsplit.order import EpochOrder, Int64, groups, window_order, window_samples
-from wdsplit.shards import OpenShard, Scratch, open_shard
 from wdsplit.storage import Storage, allow_open_files, keep_freed_memory
 from wdsplit.window import Window
 
 __all__ = ["SampleReader"]
+
+_SAMPLES_TOGETHER = 1024
+"""Windows are parsed together until they have so many samples: numpy's calls cost as much for a few."""
 
 
 class SampleReader:
@@ -72,30 +75,42 @@ class SampleReader:
         shards, visits, pads = self._order.visits(positions)
         lanes = positions % self._order.options.lanes
         is_last = _last_of_lanes(positions, lanes, self._order.options.lanes)
-        gathered = _Gathered(len(positions))
-        open_visits = {shard: held.visit for (shard, _), held in self._held.items()}
+        gathered = Gathered(len(positions))
         held = dict(self._held)
+        for part in self._parts(shards, visits):
+            for piece, entry in zip(part, self._entries(part), strict=True):
+                window, slot = entry.window, piece.slot
+                places = entry.order[visits[piece.rows] - piece.visit.begin(slot)]
+                fields = {name: payloads[places] for name, payloads in window.fields.items()}
+                gathered.add(piece.rows, window.keys_at(places), window.url, window.sizes_at(places), fields)
+                for lane in lanes[piece.rows[is_last[piece.rows]]].tolist():
+                    self._lanes[lane] = piece.visit.shard, slot
+                    held[piece.visit.shard, slot] = entry
+        self._held = {key: held[key] for key in self._lanes.values()}
+        return gathered.block(positions, pads)
+
+    def _parts(self, shards: Int64, visits: Int64) -> Iterator[list[_Piece]]:
+        """Give the windows that samples are in, as many together as are read together."""
+        open_visits = {shard: held.visit for (shard, _), held in self._held.items()}
+        part: list[_Piece] = []
         for shard, rows in groups(shards):
             visit = open_visits.get(shard) or self._open(shard)
             slots = np.searchsorted(visit.ends, visits[rows], side="right")
             for slot, members in groups(slots):
-                chosen = rows[members]
-                entry = self._entry(visit, slot)
-                gathered.add(entry.window, entry.order[visits[chosen] - visit.begin(slot)], chosen)
-                for lane in lanes[chosen[is_last[chosen]]].tolist():
-                    self._lanes[lane] = shard, slot
-                    held[shard, slot] = entry
-        self._held = {key: held[key] for key in self._lanes.values()}
-        return gathered.block(positions, pads)
+                part.append(_Piece(visit, slot, rows[members]))
+                if len(part) * self._order.options.window >= _SAMPLES_TOGETHER:
+                    yield part
+                    part = []
+        yield part
 
-    def _entry(self, visit: _Visit, slot: int) -> _Held:
-        """Return a window of a shard that is at hand, or read it."""
-        entry = self._held.get((visit.shard, slot))
-        if entry is not None:
-            self.num_held += 1
-            return entry
-        self.num_parsed += 1
-        return self._parse(visit, slot)
+    def _entries(self, part: list[_Piece]) -> list[_Held]:
+        """Return windows; those that are not at hand are read."""
+        entries = [self._held.get((piece.visit.shard, piece.slot)) for piece in part]
+        new = [piece for piece, entry in zip(part, entries, strict=True) if entry is None]
+        self.num_parsed += len(new)
+        self.num_held += len(part) - len(new)
+        read = iter(self._read(new))
+        return [next(read) if entry is None else entry for entry in entries]
 
     def _open(self, shard: int) -> _Visit:
         count = int(self._order.counts[shard])
@@ -105,40 +120,23 @@ class SampleReader:
         sizes = np.minimum(options.window, count - windows * options.window)
         return _Visit(shard, opened, windows, np.cumsum(sizes))
 
-    def _parse(self, visit: _Visit, slot: int) -> _Held:
-        """Read a window of a shard."""
+    def _read(self, pieces: list[_Piece]) -> list[_Held]:
+        """Read windows."""
+        if not pieces:
+            return []
         options, epoch = self._order.options, self._order.epoch
-        number = int(visit.windows[slot])
-        first = number * options.window
-        count = int(self._order.counts[visit.shard])
-        order = window_samples(options, epoch, visit.shard, count, number) - first
-        if slot + 1 < len(visit.windows):
-            following = int(visit.windows[slot + 1]) * options.window
-            visit.opened.expect(following, min(count, following + options.window))
-        return _Held(visit, visit.opened.window(first, first + len(order), self._fields, self._scratch), order)
-
-
-class _Gathered:
-    """A block in the making: samples of several windows, put into their places."""
-
-    def __init__(self, size: int) -> None:
-        self._keys, self._urls = np.empty(size, object), np.empty(size, object)
-        self._sizes = np.zeros(size, np.int64)
-        self._fields: dict[str, Objects] = {}
-
-    def add(self, window: Window, places: Int64, rows: Int64) -> None:
-        """Put samples of a window into the rows of the block."""
-        self._keys[rows] = window.keys_at(places)
-        self._urls[rows] = window.url
-        self._sizes[rows] = window.sizes_at(places)
-        for name, payloads in window.fields.items():
-            if name not in self._fields:
-                self._fields[name] = np.empty(len(self._keys), object)
-            self._fields[name][rows] = payloads[places]
-
-    def block(self, positions: Int64, pads: Any) -> Block:
-        """Return the block."""
-        return Block(self._keys, self._urls, positions, pads, self._sizes, self._fields)
+        places, orders = [], []
+        for visit, slot, _ in pieces:
+            number = int(visit.windows[slot])
+            first = number * options.window
+            count = int(self._order.counts[visit.shard])
+            orders.append(window_samples(options, epoch, visit.shard, count, number) - first)
+            places.append(WindowPlace(visit.opened, first, first + len(orders[-1])))
+            if slot + 1 < len(visit.windows):
+                following = int(visit.windows[slot + 1]) * options.window
+                visit.opened.expect(following, min(count, following + options.window))
+        windows = read_windows(places, self._fields, self._scratch)
+        return [_Held(piece.visit, window, order) for piece, window, order in zip(pieces, windows, orders, strict=True)]
 
 
 class _Visit:
@@ -152,6 +150,14 @@ class _Visit:
 
     def begin(self, slot: int) -> int:
         return int(self.ends[slot - 1]) if slot else 0
+
+
+class _Piece(NamedTuple):
+    """A window that samples are in, and which of those that are read."""
+
+    visit: _Visit
+    slot: int
+    rows: Int64
 
 
 @dataclass(frozen=True)

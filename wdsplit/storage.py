@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import itertools
 import mmap
 import os
@@ -19,6 +20,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
+
+import numpy as np
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 
@@ -36,6 +39,7 @@ __all__ = [
 
 _IOV_MAX = 1024
 _LARGEST_BLOCK_BYTES = 32 * 1024**2 - 8192
+_NAMES_TOLD = 5
 _OTHER_FILES = 256
 """What a program may hold open besides."""
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+\.tmp$")
@@ -103,6 +107,9 @@ class Storage(Protocol):
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""
 
+    def what_is_there(self) -> str:
+        """Say in a few words what is found at this place, for a message that something else was expected."""
+
     def publish(self, path: str, durable: bool = False) -> AbstractContextManager[PendingFile]:
         """Give a PendingFile that appears under `path` whole when the block ends, or not at all if it raises.
 
@@ -152,14 +159,15 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
+@functools.cache
 def keep_freed_memory() -> None:
     """Let the C library keep some memory that was freed for what is allocated next, as readers do all the time.
 
     glibc gives freed memory back to the system, and gets it again page by page, beyond thresholds that it raises when
-    it sees a large block freed (M_MMAP_THRESHOLD in mallopt(3)): so one of the largest size that counts is freed here.
-    Elsewhere this does nothing.
+    it sees a large block freed (M_MMAP_THRESHOLD in mallopt(3)): so one of the largest size that counts is freed here,
+    untouched. Elsewhere this does nothing.
     """
-    bytearray(_LARGEST_BLOCK_BYTES)
+    np.empty(_LARGEST_BLOCK_BYTES, np.uint8)
 
 
 def open_storage(url: str) -> Storage:
@@ -218,6 +226,13 @@ class LocalStorage:
                 return []
             except NotADirectoryError:
                 return []
+
+    def what_is_there(self) -> str:
+        """Return the first names in the folder, or say that there is no such folder, that it is empty, or a file."""
+        with _translated(self.root):
+            if not self.root.exists():
+                return "no such folder"
+            return ", ".join(self.list()[:_NAMES_TOLD]) or ("an empty folder" if self.root.is_dir() else "a file")
 
     @contextmanager
     def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:

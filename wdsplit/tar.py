@@ -8,6 +8,7 @@ uid and gid are 0, the mode is 0644, and there are no owner names. Tars of other
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,16 @@ from wdsplit.tarheaders import (
 )
 from wdsplit.tarscan import damaged, scan_window
 
-__all__ = ["RECORD_BYTES", "Body", "Members", "build_body", "header_bytes", "parse_members", "trailer_bytes"]
+__all__ = [
+    "RECORD_BYTES",
+    "Body",
+    "Members",
+    "build_body",
+    "header_bytes",
+    "parse_members",
+    "parse_plain_members",
+    "trailer_bytes",
+]
 
 RECORD_BYTES = 10_240
 
@@ -44,6 +54,9 @@ _HUGE_SAMPLE_BYTES = 1024**2
 _BLANK = pa.scalar(b"", pa.large_binary())
 
 Int64 = npt.NDArray[np.int64]
+
+BlocksAt = Callable[[Int64], npt.NDArray[np.uint8]]
+"""Returns the blocks at n offsets of a tar: uint8 of shape (n, 512)."""
 
 
 def trailer_bytes(body_bytes: int) -> int:
@@ -205,13 +218,15 @@ class Members:
     """The files among the members of n samples, in the order in which they stand.
 
     Attributes:
-        names: bytes of shape (m,), dtype S100, or wider if there are longer names.
+        names: bytes of shape (m,), as wide as the longest.
+        lengths: int64 of shape (m,): bytes of each name.
         starts: int64 of shape (m,): where each payload begins, in the coordinates of the offsets given.
         sizes: int64 of shape (m,): payload bytes.
         counts: int64 of shape (n,): members of each sample.
     """
 
     names: npt.NDArray[np.bytes_]
+    lengths: Int64
     starts: Int64
     sizes: Int64
     counts: Int64
@@ -238,12 +253,21 @@ def parse_members(data: memoryview, offsets: Int64, base: int = 0) -> Members:
             remedy="the file was truncated: copy or convert it again",
             offset=base + len(data),
         )
-    return _plain_members(data[:span], offsets, base) or _scanned_members(data[:span], offsets, base)
+    blocks = np.frombuffer(data[:span], np.uint8).reshape(-1, BLOCK_BYTES)
+
+    def blocks_at(places: Int64) -> npt.NDArray[np.uint8]:
+        return np.asarray(blocks[(places - base) // BLOCK_BYTES])
+
+    return parse_plain_members(blocks_at, offsets) or _scanned_members(data[:span], offsets, base)
 
 
-def _plain_members(data: memoryview, offsets: Int64, base: int) -> Members | None:
-    """Parse members whose names and sizes stand in plain headers, all samples at once; None if one's does not."""
-    blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES)
+def parse_plain_members(blocks_at: BlocksAt, offsets: Int64) -> Members | None:
+    """Parse members whose names and sizes stand in plain headers, all samples at once; None if one's does not.
+
+    Args:
+        blocks_at: Returns the blocks at n offsets, uint8 of shape (n, 512); it is asked for none beyond the last.
+        offsets: As of `parse_members`.
+    """
     ends = offsets[1:]
     rows = np.arange(len(ends))
     position = offsets[:-1].copy()
@@ -251,15 +275,18 @@ def _plain_members(data: memoryview, offsets: Int64, base: int) -> Members | Non
     while len(rows):
         if (position >= ends[rows]).any():
             return None
-        headers = blocks[(position - base) // BLOCK_BYTES]
-        if (headers[:, 156] == ord("x")).all() and idle_extensions(headers, blocks, (position - base) // BLOCK_BYTES):
-            position = position + 2 * BLOCK_BYTES
+        headers = blocks_at(position)
+        if (headers[:, 156] == ord("x")).all():
+            after = position + 2 * BLOCK_BYTES
+            if (after > ends[rows]).any() or not idle_extensions(headers, blocks_at(position + BLOCK_BYTES)):
+                return None
+            position = after
             continue
-        names, sizes, valid = parse_headers(headers)
+        names, lengths, sizes, valid = parse_headers(headers)
         after = position + BLOCK_BYTES + sizes + padding_bytes(sizes)
         if not (valid & (after <= ends[rows])).all():
             return None
-        columns.append((rows, position + BLOCK_BYTES, names, sizes))
+        columns.append((rows, position + BLOCK_BYTES, names, lengths, sizes))
         more = after < ends[rows]
         rows, position = (rows, after) if more.all() else (rows[more], after[more])
     return _in_order(columns, len(ends))
@@ -275,7 +302,8 @@ def _scanned_members(data: memoryview, offsets: Int64, base: int) -> Members:
     if apart.any():
         raise damaged(int(offsets[:-1][apart][0]))
     counts = np.diff(np.searchsorted(window.tops, offsets))
-    return Members(np.array(window.names, np.bytes_), window.starts, window.sizes, counts)
+    names = np.array(window.names, np.bytes_)
+    return Members(names, np.char.str_len(names), window.starts, window.sizes, counts)
 
 
 def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:
@@ -285,12 +313,13 @@ def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:
         counts[rows] += 1
     if not columns:
         none = np.zeros(0, np.int64)
-        return Members(np.zeros(0, f"S{NAME_BYTES}"), none, none, counts)
+        return Members(np.zeros(0, "S1"), none, none, none, counts)
+    parts = list(zip(*columns, strict=True))[1:]
     if (counts == len(columns)).all():
-        starts, names, sizes = (np.stack(values, axis=1).reshape(-1) for values in list(zip(*columns, strict=True))[1:])
-        return Members(names, starts, sizes, counts)
-    starts = np.concatenate([column[1] for column in columns])
-    order = np.argsort(starts, kind="stable")
-    names = np.concatenate([column[2] for column in columns])[order]
-    sizes = np.concatenate([column[3] for column in columns])[order]
-    return Members(names, starts[order], sizes, counts)
+        starts, *others = (np.stack(values, axis=1).reshape(-1) for values in parts)
+    else:
+        starts, *others = (np.concatenate(values) for values in parts)
+        order = np.argsort(starts, kind="stable")
+        starts, *others = (values[order] for values in (starts, *others))
+    names, lengths, sizes = others
+    return Members(names, lengths, starts, sizes, counts)

@@ -19,8 +19,9 @@ from wdsplit.engine import run_tasks
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import Manifest, Shard, checksum_of
+from wdsplit.openshard import OpenShard, check_tail, open_shard
 from wdsplit.sample import is_pad_key
-from wdsplit.shards import OpenShard, check_tail, open_shard, read_manifest
+from wdsplit.shards import read_manifest
 from wdsplit.storage import open_storage
 from wdsplit.unique import repeated
 from wdsplit.window import Window
@@ -116,7 +117,7 @@ def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterat
     num_real = num_samples - listed.num_pads
     fields = {field.name for field in manifest.fields}
     for first in range(0, num_samples, _SAMPLES_AT_ONCE):
-        window = shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE))
+        window = shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
         _check_fields(window, fields, shard.url)
         keys = window.keys
         for place, key in enumerate(keys, first):

@@ -1,4 +1,4 @@
-"""Windows: consecutive samples of a shard, parsed into keys and the places of their payloads.
+"""Windows: consecutive samples of a shard, parsed into keys and payloads.
 
 Pure (no I/O).
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from wdsplit.block import Block, Objects, as_objects
 from wdsplit.errors import CorruptDataError
@@ -17,10 +18,10 @@ from wdsplit.order import Int64
 from wdsplit.sample import MAX_FIELDS, RESERVED_FIELDS, split_member
 from wdsplit.tar import Members
 
-__all__ = ["Window"]
+__all__ = ["Window", "pieces"]
 
-Spans = tuple[Int64, Int64]
-"""Where the payloads of a field begin and end in the shard; -1 where a sample lacks the field."""
+_EVERY_OTHER = 0x55
+"""Eight flags of which the first, the third, ... are set."""
 
 
 class Window:
@@ -29,16 +30,14 @@ class Window:
     Args:
         url: What to call the shard.
         members: The members of the samples.
-        read: Reads a number of bytes at an offset of the shard.
+        payloads: Returns the payloads of all members, as `Block` has them: object of shape (m,). It gets a boolean
+            array that tells which are wanted; the others may be anything.
         wanted: The fields that are wanted; None for all.
-        data: The bytes of the shard from `base` on, of which small payloads are copied now; large ones are read when
-            they are asked for.
-        base: Where `data` begins.
-        most_copied: How large a payload may be to be copied; None for any size.
 
     Attributes:
         url: What to call the shard.
-        fields: For each field, as `Block` has them, the payloads.
+        fields: For each wanted field the payloads, as `Block` has them.
+        is_uniform: Whether all samples were found to have the same fields, so that they were parsed at once.
 
     Raises:
         CorruptDataError: The members are not those of the samples.
@@ -48,21 +47,37 @@ class Window:
         self,
         url: str,
         members: Members,
-        read: Callable[[int, int], bytes],
-        data: Any,
-        base: int = 0,
-        most_copied: int | None = None,
+        payloads: Callable[[npt.NDArray[np.bool_]], Objects],
         wanted: Collection[str] | None = None,
     ) -> None:
         self.url = url
-        self._keys, spans = _uniform(members) or _ragged(members)
-        if wanted is not None:
-            spans = {name: span for name, span in spans.items() if name in wanted}
-        self._sizes = sum((stops - starts for starts, stops in spans.values()), np.zeros(len(self._keys), np.int64))
-        self.fields = {name: as_objects(_payloads(span, read, data, base, most_copied)) for name, span in spans.items()}
+        uniform = _uniform(members)
+        self.is_uniform = uniform is not None
+        self._keys, self._members = uniform or _ragged(members)
+        chosen = {name: rows for name, rows in self._members.items() if wanted is None or name in wanted}
+        self._sizes = np.zeros(len(self._keys), np.int64)
+        is_wanted = np.zeros(len(members.names) + 1, np.bool_)  # the last is that of no member: -1
+        for rows in chosen.values():
+            self._sizes += np.where(rows < 0, 0, members.sizes[rows])
+            is_wanted[rows] = True
+        values = payloads(is_wanted[:-1]) if chosen else np.empty(0, object)
+        if not self.is_uniform:
+            values = np.concatenate([values, np.array([None], object)])
+        self.fields = {name: values[rows] for name, rows in chosen.items()}
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def cut(self, first: int, stop: int, url: str) -> Window:
+        """Return the samples first, first + 1, ..., stop - 1 as a window of their own, of the shard that has them."""
+        window = object.__new__(Window)
+        rows = slice(first, stop)
+        window.url = url
+        window.is_uniform = self.is_uniform
+        window._keys, window._sizes = self._keys[rows].copy(), self._sizes[rows].copy()
+        window._members = {name: numbers[rows] for name, numbers in self._members.items()}
+        window.fields = {name: values[rows].copy() for name, values in self.fields.items()}
+        return window
 
     @property
     def keys(self) -> list[str]:
@@ -70,11 +85,10 @@ class Window:
         return list(self._keys)
 
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
-        """Give the field names of each sample with its key; once for all if all samples have the same fields."""
-        present = {name: payloads != None for name, payloads in self.fields.items()}  # noqa: E711 (of each payload)
-        rows = range(len(self) if any(not there.all() for there in present.values()) else min(1, len(self)))
+        """Give the field names of each sample with its key, also those that are not wanted; once if all are alike."""
+        rows = range(min(1, len(self)) if self.is_uniform else len(self))
         for row in rows:
-            yield self._keys[row], [name for name, there in present.items() if there[row]]
+            yield self._keys[row], [name for name, numbers in self._members.items() if numbers[row] >= 0]
 
     def keys_at(self, rows: Int64) -> Objects:
         """Return the keys of some samples: object of shape (m,)."""
@@ -99,76 +113,79 @@ class Window:
         return Block(self.keys_at(places), urls, numbers, flags, sizes, fields).samples()
 
 
-def _payloads(
-    span: Spans, read: Callable[[int, int], bytes], data: Any, base: int, most_copied: int | None
-) -> list[Any]:
-    """Return the payloads of a field: copied, yet to be read, or None."""
-    starts, stops = span[0] - base, span[1] - base
-    sizes = stops - starts
-    cuts = zip(starts.tolist(), stops.tolist(), strict=True)
-    if most_copied is None or int(sizes.max()) <= most_copied:
-        if int(span[0].min()) >= 0:
-            return [data[start:stop] for start, stop in cuts]
-        return [data[start:stop] if there else None for (start, stop), there in zip(cuts, span[0] >= 0, strict=True)]
-    return [
-        None if start < 0 else data[start - base : start - base + size] if size <= most_copied else (read, start, size)
-        for start, size in zip(span[0].tolist(), sizes.tolist(), strict=True)
-    ]
+def pieces(data: Any, starts: Int64, sizes: Int64, wanted: npt.NDArray[np.bool_]) -> Objects:
+    """Return copies of pieces of some bytes, all at once: object of shape (n,), bytes; None where not wanted.
+
+    Args:
+        data: The bytes: a buffer.
+        starts: int64 of shape (n,): where the pieces begin, in rising order.
+        sizes: int64 of shape (n,): their bytes; no piece reaches into the next one, or beyond the end.
+        wanted: bool of shape (n,).
+    """
+    cuts = np.stack([starts, starts + sizes], axis=1).reshape(-1)
+    if not len(cuts):
+        return np.empty(0, object)
+    if cuts[0] < 0 or cuts[-1] > len(data) or (cuts[1:] < cuts[:-1]).any():
+        raise ValueError(f"{len(starts)} pieces overlap, or lie outside of {len(data)} bytes")
+    count = len(cuts) - 1  # pieces, and between them what is left out
+    flags = np.full(count // 8 + 1, _EVERY_OTHER, np.uint8) if wanted.all() else _flags(wanted)
+    buffers = [pa.py_buffer(flags), pa.py_buffer(cuts), pa.py_buffer(data)]
+    values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, buffers).to_numpy(zero_copy_only=False)
+    return np.asarray(values[::2], object)
+
+
+def _flags(wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """Return the bits that say which of n pieces are wanted, and none of what is between them."""
+    return np.packbits(np.stack([wanted, np.zeros_like(wanted)], axis=1).reshape(-1), bitorder="little")
 
 
 # Samples that all have the same fields
 
 
-def _uniform(members: Members) -> tuple[Objects, dict[str, Spans]] | None:
-    """Return keys and fields, all samples at once; None if the samples' fields differ or names are unusual."""
+def _uniform(members: Members) -> tuple[Objects, dict[str, Int64]] | None:
+    """Return keys and, for each field, the numbers of its members; None if fields differ or names are unusual."""
     counts = members.counts
     if not len(counts) or not counts[0] or (counts != counts[0]).any():
         return None
     num_fields = int(counts[0])
-    lengths = np.char.str_len(members.names)
-    names = members.names.view(np.uint8).reshape(len(members.names), -1)[:, : int(lengths.max())]
-    names = names.reshape(len(counts), num_fields, -1)
     first = [split_member(name) for name in members.names[:num_fields].tolist()]
     suffixes = [b"." + parts[1] for parts in first if parts is not None]
     fields = [_text(suffix[1:]).lower() for suffix in suffixes]
     if len(set(fields) - set(RESERVED_FIELDS)) < num_fields or first[0] is None:
         return None
-    stem = lengths[::num_fields] - len(suffixes[0])
-    lead = int(stem[0]) - len(first[0][0])
-    if not _same_stems(names, lengths.reshape(-1, num_fields), suffixes):
+    names = members.names.view(np.uint8).reshape(len(counts), num_fields, -1)
+    stems = members.lengths.reshape(-1, num_fields) - np.array([len(suffix) for suffix in suffixes])
+    if (stems != stems[:, :1]).any() or (stems <= 0).any() or not _same_stems(names, stems[:, 0], suffixes):
         return None
+    stem = stems[:, 0]
+    lead = int(stem[0]) - len(first[0][0])
     if (names[:, 0, :lead] != names[0, 0, :lead]).any() or (stem <= lead).any():
         return None
     keys = _keys(names[:, 0, lead:], stem - lead)
     if keys is None:
         return None
-    starts = members.starts.reshape(-1, num_fields)
-    stops = starts + members.sizes.reshape(-1, num_fields)
-    return keys, {
-        field: (np.ascontiguousarray(starts[:, number]), np.ascontiguousarray(stops[:, number]))
-        for number, field in enumerate(fields)
-    }
+    numbers = np.arange(len(members.names))
+    return keys, {field: numbers[number::num_fields] for number, field in enumerate(fields)}
 
 
-def _same_stems(names: npt.NDArray[np.uint8], lengths: Int64, suffixes: list[bytes]) -> bool:
+def _same_stems(names: npt.NDArray[np.uint8], stem: Int64, suffixes: list[bytes]) -> bool:
     """Tell whether the members of each sample differ in nothing but what follows the key, and all samples alike.
 
     Args:
         names: uint8 of shape (n, members, width), filled up with NULs.
-        lengths: int64 of shape (n, members): bytes of each name.
-        suffixes: For each member what must follow the key.
+        stem: int64 of shape (n,): bytes of what comes before the suffix, in the names of all members of a sample.
+        suffixes: For each member what must follow.
     """
-    stems = lengths - np.array([len(suffix) for suffix in suffixes])
-    if (stems != stems[:, :1]).any() or (stems <= 0).any():
-        return False
-    stem = stems[:, 0]
-    inside = np.arange(names.shape[2]) < stem[:, None]
+    same_length = bool((stem == stem[0]).all())
     for number, suffix in enumerate(suffixes):
-        tail = stem[:, None] + np.arange(len(suffix))
-        ends = np.take_along_axis(names[:, number], tail, axis=1)
-        if (ends != np.frombuffer(suffix, np.uint8)).any():
-            return False
-        if number and ((names[:, number] != names[:, 0]) & inside).any():
+        own, wanted = names[:, number], np.frombuffer(suffix, np.uint8)
+        if same_length:
+            ends = own[:, stem[0] : stem[0] + len(suffix)]
+            apart = own[:, : stem[0]] != names[:, 0, : stem[0]]
+        else:
+            ends = np.take_along_axis(own, stem[:, None] + np.arange(len(suffix)), axis=1)
+            apart = (own != names[:, 0]) & (np.arange(names.shape[2]) < stem[:, None])
+        if (ends != wanted).any() or (number and apart.any()):
             return False
     return True
 
@@ -180,8 +197,10 @@ def _keys(names: npt.NDArray[np.uint8], lengths: Int64) -> Objects | None:
         names: uint8 of shape (n, width): what begins with the keys.
         lengths: int64 of shape (n,): bytes of each key; less than the width.
     """
-    place, ends = np.arange(names.shape[1]), lengths[:, None]
-    joined = np.where(place == ends, np.uint8(0), names)[place <= ends].tobytes()[:-1]
+    width = int(lengths.max())
+    place, ends = np.arange(width + 1), lengths[:, None]
+    ended = np.where(place == ends, np.uint8(0), names[:, : width + 1])
+    joined = (ended if (lengths == width).all() else ended[place <= ends]).tobytes()[:-1]
     is_odd = b"." in joined or b"__/" in joined
     if is_odd and not all(split_member(key + b".x") == (key, b"x") for key in joined.split(b"\0")):
         return None
@@ -196,21 +215,17 @@ def _text(name: bytes) -> str:
 # Samples that differ
 
 
-def _ragged(members: Members) -> tuple[Objects, dict[str, Spans]]:
-    """Return keys and fields, sample by sample."""
+def _ragged(members: Members) -> tuple[Objects, dict[str, Int64]]:
+    """Return keys and, for each field, the numbers of its members, sample by sample; -1 where a sample lacks it."""
     num_samples = len(members.counts)
-    fields: dict[str, Spans] = {}
+    fields: dict[str, Int64] = {}
     keys: list[str] = []
+    names = members.names.tolist()
     member = 0
     for row, count in enumerate(members.counts.tolist()):
         key: str | None = None
-        for name, start, size in zip(
-            members.names[member : member + count].tolist(),
-            members.starts[member : member + count].tolist(),
-            members.sizes[member : member + count].tolist(),
-            strict=True,
-        ):
-            parts = split_member(name)
+        for number in range(member, member + count):
+            parts = split_member(names[number])
             if parts is None:
                 continue
             stem, field = _text(parts[0]), _text(parts[1]).lower()
@@ -220,11 +235,10 @@ def _ragged(members: Members) -> tuple[Objects, dict[str, Spans]]:
             if field not in fields:
                 if field in RESERVED_FIELDS or len(fields) == MAX_FIELDS:
                     raise _cannot_be(key, field)
-                fields[field] = np.full(num_samples, -1), np.full(num_samples, -1)
-            starts, stops = fields[field]
-            if starts[row] >= 0:
+                fields[field] = np.full(num_samples, -1)
+            if fields[field][row] >= 0:
                 raise _twice(key, field)
-            starts[row], stops[row] = start, start + size
+            fields[field][row] = number
         if key is None:
             raise _none(row)
         keys.append(key)

@@ -8,14 +8,15 @@ from typing import Any
 
 import click
 
-from wdsplit.cli.options import json_option, order_options
+from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, table
 from wdsplit.distribution import Readers, reading_advice
 from wdsplit.lookup import find_sample
 from wdsplit.manifest import Manifest
+from wdsplit.openshard import open_shard
 from wdsplit.order import EpochOrder, OrderOptions
 from wdsplit.sample import RESERVED_FIELDS
-from wdsplit.shards import open_shard, read_manifest
+from wdsplit.shards import read_manifest
 from wdsplit.split import readers_per_lane
 from wdsplit.storage import Storage, open_storage
 
@@ -114,7 +115,7 @@ def _preview(value: Any) -> str:
 @click.command("assign", epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3")
 @click.argument("dataset")
 @order_options
-@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Samples a batch and rank.")
+@batch_size_option(1)
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch.")
 @click.option("--lanes", type=click.IntRange(1), help="Lanes.  [default: the dataset's]")
 @json_option

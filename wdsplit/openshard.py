@@ -1,0 +1,266 @@
+"""Shards that are open for reading: their windows, read and parsed.
+
+Small samples are read at once with all that is between them. Of large ones the headers are read, and payloads when they
+are asked for. Numpy's calls cost the same for few samples as for many, so several windows may be parsed together.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.block import Objects, as_objects
+from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.index import INDEX_ENTRY_BYTES, parse_index
+from wdsplit.manifest import Shard, index_path
+from wdsplit.order import Int64
+from wdsplit.storage import ReadableFile, Storage
+from wdsplit.tar import Members, parse_members, parse_plain_members
+from wdsplit.tarheaders import BLOCK_BYTES
+from wdsplit.window import Window, pieces
+
+__all__ = ["OpenShard", "Scratch", "WindowPlace", "check_tail", "open_shard", "read_windows"]
+
+_SMALL_SAMPLE_BYTES = 16_384
+"""Up to this mean size, reading windows at once costs less than finding and reading their payloads."""
+_HEAD_BYTES = 2 * BLOCK_BYTES
+"""What is read of each member to find its payload: if it has one block, it needs no reading of its own."""
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard that is open for reading.
+
+    Attributes:
+        url: What to call it.
+        file: Its file.
+        offsets: Its index: int64 of shape (num_samples + 1,), pads included.
+    """
+
+    url: str
+    file: ReadableFile
+    offsets: Int64
+
+    @cached_property
+    def data(self) -> mmap.mmap | bytes:
+        """All its bytes, mapped."""
+        return self.file.map()
+
+    def expect(self, first: int, stop: int) -> None:
+        """Let the system begin to read the samples first, ..., stop - 1, which will be wanted soon."""
+        begin = int(self.offsets[first])
+        self.file.expect(begin, int(self.offsets[stop]) - begin)
+
+    def window(self, first: int, stop: int, fields: Collection[str] | None = None) -> Window:
+        """Parse the samples first, first + 1, ..., stop - 1.
+
+        Args:
+            first: The first sample.
+            stop: The sample after the last.
+            fields: The fields that are wanted; None for all.
+
+        Raises:
+            CorruptDataError: They are not what the index says.
+        """
+        return read_windows([WindowPlace(self, first, stop)], fields)[0]
+
+
+class Scratch:
+    """Memory that one window after another is read in: new memory costs more than what is copied from it."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def of(self, num_bytes: int) -> mmap.mmap:
+        """Return memory of at least some bytes; what was in it is lost."""
+        if self._memory is None or len(self._memory) < num_bytes:
+            self._memory = mmap.mmap(-1, max(num_bytes, 1))
+        return self._memory
+
+
+class WindowPlace(NamedTuple):
+    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard."""
+
+    shard: OpenShard
+    first: int
+    stop: int
+
+    @property
+    def begin(self) -> int:
+        """Its first byte."""
+        return int(self.shard.offsets[self.first])
+
+    @property
+    def num_bytes(self) -> int:
+        """Its bytes."""
+        return int(self.shard.offsets[self.stop]) - self.begin
+
+
+def read_windows(
+    places: Sequence[WindowPlace], fields: Collection[str] | None = None, scratch: Scratch | None = None
+) -> list[Window]:
+    """Read windows of any shards and parse them together.
+
+    Args:
+        places: Where they are; none of them is empty.
+        fields: The fields that are wanted; None for all.
+        scratch: Memory to read in, if there is any at hand.
+
+    Raises:
+        CorruptDataError: One is not what its index says.
+    """
+    try:
+        window = _Row(places).read(fields, scratch or Scratch())
+    except WdsplitError as error:
+        if len(places) == 1:
+            error.url = places[0].shard.url
+            raise error.at(places[0].shard.url) from error
+        window = None  # the error is that of one of them: each by itself will tell
+    if window is not None and len(places) == 1:
+        return [window]
+    if window is None or not window.is_uniform:
+        return [read_windows([place], fields, scratch)[0] for place in places]
+    stops = np.cumsum([place.stop - place.first for place in places]).tolist()
+    rows = zip(places, [0, *stops[:-1]], stops, strict=True)
+    return [window.cut(first, stop, place.shard.url) for place, first, stop in rows]
+
+
+class _Row:
+    """Windows put one after another, as if they were one; the first has the offsets that it has in its shard.
+
+    Attributes:
+        offsets: int64 of shape (n + 1,): where each sample begins, and the end of the last.
+    """
+
+    def __init__(self, places: Sequence[WindowPlace]) -> None:
+        self._places = places
+        self._begins = np.cumsum([places[0].begin, *(place.num_bytes for place in places)])
+        self._shifts = np.array([place.begin for place in places]) - self._begins[:-1]
+        own = [place.shard.offsets[place.first : place.stop] for place in places]
+        shifted = [offsets - shift for offsets, shift in zip(own, self._shifts, strict=True)]
+        self.offsets = np.append(np.concatenate(shifted), self._begins[-1])
+
+    def read(self, fields: Collection[str] | None, scratch: Scratch) -> Window | None:
+        """Return the samples as one window; None if the windows must be read one by one."""
+        num_bytes = int(self.offsets[-1] - self.offsets[0])
+        if num_bytes <= _SMALL_SAMPLE_BYTES * (len(self.offsets) - 1):
+            view = memoryview(scratch.of(num_bytes))[:num_bytes]
+            for place, begin in zip(self._places, (self._begins - self._begins[0]).tolist(), strict=False):
+                place.shard.file.read_into(view[begin : begin + place.num_bytes], place.begin)
+            return self._parsed(view, fields)
+        heads = _Heads(self)
+        members = parse_plain_members(heads.blocks_at, self.offsets)
+        if members is not None:
+            return Window(self._url, members, lambda wanted: heads.payloads(members, wanted), fields)
+        if len(self._places) > 1:
+            return None
+        first, last = self._begins.tolist()
+        return self._parsed(memoryview(self._places[0].shard.data)[first:last], fields)
+
+    @property
+    def _url(self) -> str:
+        return self._places[0].shard.url
+
+    def _parsed(self, data: memoryview, fields: Collection[str] | None) -> Window:
+        """Return the window whose bytes these are."""
+        base = int(self._begins[0])
+        members = parse_members(data, self.offsets, base)
+        return Window(
+            self._url, members, lambda wanted: pieces(data, members.starts - base, members.sizes, wanted), fields
+        )
+
+    def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile, int]]:
+        """Give the file of each of n offsets, and the offset in it."""
+        numbers = np.searchsorted(self._begins, offsets, side="right") - 1
+        inside = (offsets + self._shifts[numbers]).tolist()
+        for number, offset in zip(numbers.tolist(), inside, strict=True):
+            yield self._places[number].shard.file, offset
+
+
+class _Heads:
+    """The headers of large samples, each read with the first bytes of its payload."""
+
+    def __init__(self, row: _Row) -> None:
+        self._row = row
+        self._offsets: list[Int64] = []
+        self._data: list[bytes] = []
+
+    def blocks_at(self, offsets: Int64) -> npt.NDArray[np.uint8]:
+        """Return the blocks at n offsets: uint8 of shape (n, 512)."""
+        read = [file.read(offset, min(_HEAD_BYTES, file.size - offset)) for file, offset in self._row.located(offsets)]
+        data = b"".join(head.ljust(_HEAD_BYTES, b"\0") for head in read)
+        self._offsets.append(offsets)
+        self._data.append(data)
+        return np.frombuffer(data, np.uint8).reshape(-1, _HEAD_BYTES)[:, :BLOCK_BYTES]
+
+    def payloads(self, members: Members, wanted: npt.NDArray[np.bool_]) -> Objects:
+        """Return the payloads of members: copied if they were read with their headers, else yet to be read."""
+        offsets = np.concatenate(self._offsets)
+        order = np.argsort(offsets)
+        data = np.frombuffer(b"".join(self._data), np.uint8).reshape(-1, _HEAD_BYTES)[order]
+        heads = np.searchsorted(offsets[order], members.starts - BLOCK_BYTES)
+        is_read = members.sizes <= _HEAD_BYTES - BLOCK_BYTES
+        sizes = np.where(is_read, members.sizes, 0)
+        values = pieces(data.reshape(-1), heads * _HEAD_BYTES + BLOCK_BYTES, sizes, wanted & is_read)
+        rows = np.flatnonzero(wanted & ~is_read)
+        found = zip(self._row.located(members.starts[rows]), members.sizes[rows].tolist(), strict=True)
+        values[rows] = as_objects([(file.read, offset, size) for (file, offset), size in found])
+        return values
+
+
+def open_shard(storage: Storage, shard: Shard) -> OpenShard:
+    """Open a shard and its index.
+
+    Raises:
+        DatasetNotFoundError: Either is not there.
+        CorruptDataError: The shard's size or its index is not what the manifest says.
+    """
+    file = storage.open(shard.path)
+    url = f"{storage.url}/{shard.path}"
+    if file.size != shard.num_bytes:
+        raise CorruptDataError(
+            "a shard has another size than the manifest says",
+            place=url,
+            expected=f"{shard.num_bytes} bytes",
+            found=f"{file.size} bytes",
+            remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
+            url=url,
+        )
+    most_index_bytes = 2 * INDEX_ENTRY_BYTES * (shard.num_samples + 1)  # parse_index says what is right
+    try:
+        offsets = parse_index(
+            storage.read(index_path(shard.path), most_index_bytes),
+            shard.num_samples,
+            shard.num_bytes,
+        )
+    except CorruptDataError as error:
+        error.url = index_path(url)
+        raise error.at(error.url) from error
+    return OpenShard(url, file, offsets)
+
+
+def check_tail(shard: OpenShard) -> CorruptDataError | None:
+    """Return what is wrong with the end of a shard, if anything: only zeros may follow the last sample.
+
+    How many is left to the writer: wdsplit and GNU tar fill up to 10,240 bytes, others end with two blocks, or none.
+    """
+    begin = int(shard.offsets[-1])
+    tail = len(shard.data) - begin
+    clean = not np.frombuffer(shard.data, np.uint8)[begin:].any()
+    if clean and tail % BLOCK_BYTES == 0:
+        return None
+    return CorruptDataError(
+        "a shard has no right end",
+        place=f"{shard.url}, byte {begin}",
+        expected="zero bytes up to the end of the file, in blocks of 512",
+        found=f"{tail} bytes" if clean else f"{tail} bytes, not all zero",
+        remedy="the file was changed: copy it again, or convert again with --overwrite",
+        url=shard.url,
+        offset=begin,
+    )
