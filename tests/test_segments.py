@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.collate import Column, collate, num_bytes
+from wdsplit.collate import Column, collate
 from wdsplit.errors import PipelineError
-from wdsplit.segments import Ring, Segments
+from wdsplit.segments import Ring, Segments, travelling
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 HUGE = 2**62
@@ -18,21 +18,23 @@ def tensor_of(dtype, shape):
     return (torch.arange(int(np.prod(shape))) % 2).reshape(shape).to(dtype)
 
 
-LARGE = 2**20
-"""What a part is said to have, to be laid out column by column."""
+def sent(part, ring=None, segments=None):
+    """Send a part as one that is large: it is laid out column by column."""
+    return parcel_sent([part], ring, segments)[0]
 
 
-def sent(part, ring=None, segments=None, size=LARGE):
-    """Place a part, send where it lies as a pipe does, and take it."""
-    placed = (ring or Ring(0, 1)).place(part, size)
+def parcel_sent(parcel, ring=None, segments=None):
+    """Place a parcel, send where it lies as a pipe does, and take it."""
+    placed = (ring or Ring(0, 1)).place(parcel, 8)
     segment = placed.segment
     layout = pickle.loads(pickle.dumps(placed.layout))
-    return (segments or Segments()).part(type(placed)(placed.worker, placed.slot, segment, layout))
+    return (segments or Segments()).parcel(type(placed)(placed.worker, placed.slot, segment, layout))
 
 
 def same(found, part):
     if isinstance(part, Column):
-        return type(found) is Column and found.kind == part.kind and same(found.data, part.data)
+        same_kind = type(found) is Column and (found.kind, found.is_plain) == (part.kind, part.is_plain)
+        return same_kind and same(found.data, part.data)
     if isinstance(part, torch.Tensor):
         return found.dtype == part.dtype and found.shape == part.shape and torch.equal(found, part)
     if isinstance(part, np.ndarray):
@@ -83,8 +85,9 @@ def test_values_that_are_no_tensors_come_back(values):
 
 
 columns = st.one_of(
-    st.lists(st.binary(max_size=30), min_size=1).map(lambda values: Column("other", values)),
-    st.lists(st.text(max_size=5), min_size=1).map(lambda values: Column("other", values)),
+    st.lists(st.binary(max_size=30), min_size=1).map(lambda values: Column("other", values, is_plain=True)),
+    st.lists(st.text(max_size=5), min_size=1).map(lambda values: Column("other", values, is_plain=True)),
+    st.lists(st.binary(max_size=3) | st.text(max_size=5), min_size=1).map(lambda values: Column("other", values)),
     st.builds(
         lambda dtype, shape: Column("tensor", tensor_of(dtype, shape)),
         st.sampled_from(DTYPES),
@@ -102,9 +105,34 @@ def test_parts_of_any_sizes_come_back_through_segments_that_are_used_again(seque
         ring.release()
 
 
-@given(parts)
-def test_small_parts_come_back_though_they_are_pickled_whole(part):
-    assert same(sent(part, size=num_bytes(part)), part)
+@given(st.lists(parts | st.none(), min_size=1, max_size=4), st.booleans())
+def test_parcels_come_back_pickled_if_they_are_small_and_part_by_part_if_not(parcel, may_be_large):
+    ready, size = travelling(parcel, may_be_large)
+    assert type(ready) is bytes and size == len(ready)
+    assert same(parcel_sent(ready), parcel)
+    assert same(parcel_sent(parcel), parcel)
+
+
+@pytest.mark.parametrize("may_be_large", [False, True])
+def test_a_parcel_of_large_tensors_is_not_pickled_and_its_lists_count_too(may_be_large):
+    column, names = Column("tensor", torch.zeros(600, 1000, dtype=torch.uint8)), Column("other", [b"x" * 7] * 600, True)
+    parcel = [(column, names)] * 2
+    ready, size = travelling(parcel, may_be_large)
+    assert ready is parcel
+    assert size == 2 * 600 * 1007
+    assert same(parcel_sent(ready), parcel)
+
+
+class Loop:
+    def __init__(self):
+        self.itself = self
+
+
+def test_an_object_that_holds_itself_is_sent_though_it_is_small():
+    """Without a memo, pickle would follow it for ever."""
+    ready, _ = travelling([Column("other", [Loop()])], True)
+    (column,) = parcel_sent(ready)
+    assert column.data[0].itself is column.data[0]
 
 
 def test_a_segment_is_used_again_when_its_part_was_copied_and_not_before():
@@ -134,7 +162,7 @@ def test_as_few_segments_are_used_as_parts_are_under_way():
     ring = Ring(0, 8)
     slots = set()
     for _ in range(20):
-        slots.add(ring.place(Column("number", torch.ones(9)), 72).slot)
+        slots.add(ring.place([Column("number", torch.ones(9))], 72).slot)
         ring.release()
     assert len(slots) == 1
 
@@ -143,7 +171,7 @@ def test_a_segment_is_sent_once_an_iteration_and_when_it_has_grown():
     ring = Ring(0, 1)
 
     def is_sent(size):
-        placed = ring.place(Column("number", torch.ones(size)), size)
+        placed = ring.place([Column("number", torch.ones(size))], size)
         ring.release()
         return placed.segment is not None
 

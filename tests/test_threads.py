@@ -74,7 +74,8 @@ def test_an_error_is_the_last_part(kind):
 
     threads = Threads([failing()], 5, 10**6)
     assert next(threads) == 1
-    error = next(threads).error
+    (raised,) = next(threads)
+    error = raised.error
     assert isinstance(error, RuntimeError if kind is StopIteration else kind)
     with pytest.raises(StopIteration):
         next(threads)

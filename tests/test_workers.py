@@ -199,13 +199,17 @@ def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, most_parts):
 
 
 @workers_only
-def test_what_is_made_ahead_is_bounded_in_steps(payloads, options):
+@pytest.mark.parametrize("most_together", [1, 2])
+def test_what_is_made_ahead_is_bounded_in_steps(payloads, options, most_together, monkeypatch):
+    """The first parcel of each worker has one step, the others as many as travel together."""
+    monkeypatch.setattr("wdsplit.parts._PARCEL_STEPS", most_together)
     loader = Loader(Dataset(payloads), 10, prefetch_factor=3, **options)
     batches = iter(loader)
     for delivered in range(1, 4):
         next(batches)
         ahead = settled(loader) // 5 - 2 * delivered
-        assert 2 * 3 <= ahead <= 2 * (3 + 1)
+        opened = 2 * (most_together - 1)
+        assert 2 * 3 * most_together - opened <= ahead <= 2 * (3 + 1) * most_together + opened
 
 
 def settled(loader):
@@ -357,7 +361,7 @@ if __name__ == "__main__":
     dataset = wdsplit.Dataset(path)
     if place == "stage":
         dataset = dataset.map(pausing)
-    options = {"prefetch_bytes": 1} if place == "consumer with full queues" else {}
+    options = {"prefetch_bytes": 1 if place == "consumer with full queues" else 20_000}
     loader = wdsplit.Loader(dataset, 6, num_workers=2, workers=kind, **options)
     for number, batch in enumerate(loader):
         if number == 1:

@@ -18,7 +18,7 @@ from wdsplit.block import Columns
 from wdsplit.errors import PipelineError
 from wdsplit.order import Int64
 
-__all__ = ["Column", "collate", "collate_columns", "num_bytes", "weave"]
+__all__ = ["Column", "collate", "collate_columns", "is_plain", "num_bytes", "weave"]
 
 Places = slice | torch.Tensor
 """The places of a part's samples in the batch."""
@@ -35,20 +35,29 @@ class Column:
     Attributes:
         kind: What the values are: tensor, array, number or other.
         data: A tensor with one more dimension in front; a list for `other`.
+        is_plain: Whether it is known that all values are bytes, or all of them text.
     """
 
     kind: str
     data: Any
+    is_plain: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go as an array where numpy has the dtype: a tensor is slow to pickle."""
+        """Go as bytes where numpy has the dtype: a tensor, and an array too, is slow to pickle."""
         if isinstance(self.data, torch.Tensor) and self.data.dtype != torch.bfloat16:
-            return _column_of, (self.kind, self.data.detach().numpy())
-        return Column, (self.kind, self.data)
+            array = self.data.detach().numpy()
+            return _column_of, (self.kind, array.dtype.str, array.shape, bytearray(array.tobytes()))
+        return Column, (self.kind, self.data, self.is_plain)
 
 
-def _column_of(kind: str, array: npt.NDArray[Any]) -> Column:
-    return Column(kind, torch.from_numpy(array))
+def _column_of(kind: str, dtype: str, shape: tuple[int, ...], data: bytearray) -> Column:
+    return Column(kind, torch.from_numpy(np.frombuffer(data, dtype).reshape(shape)))
+
+
+def is_plain(part: Any) -> bool:
+    """Tell whether a part is columns of nothing but numbers, arrays, bytes and text."""
+    columns = part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else (part,)
+    return all(isinstance(column, Column) and (column.is_plain or column.kind != "other") for column in columns)
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -92,14 +101,23 @@ def _whole_column(values: Any, name: str) -> Column:
     return Column("number" if is_numbers else "array", _as_tensor(values, name))
 
 
-def num_bytes(part: Any) -> int:
-    """Return about how much memory the values of a part take."""
+def num_bytes(part: Any, lists: bool = True) -> int:
+    """Return about how much memory the values of a part take.
+
+    Args:
+        part: What `collate` made, samples, or a list of such.
+        lists: Whether to count columns of bytes or text too: of many small values that takes long.
+    """
     if isinstance(part, Column):
+        if part.is_plain:
+            return sum(map(len, part.data)) if lists else 0
         return num_bytes(part.data)
     if isinstance(part, dict):
-        return sum(map(num_bytes, part.values()))
+        return sum(num_bytes(value, lists) for value in part.values())
     if isinstance(part, (list, tuple)):
-        return sum(map(len if set(map(type, part)) <= {bytes, str} else num_bytes, part))
+        if set(map(type, part)) <= {bytes, str}:
+            return sum(map(len, part))
+        return sum(num_bytes(value, lists) for value in part)
     if isinstance(part, (bytes, str)):
         return len(part)
     if isinstance(part, (torch.Tensor, np.ndarray)):
@@ -169,12 +187,13 @@ def _differ(expected: str, found: str) -> PipelineError:
 
 def _column(values: list[Any], name: str) -> Column:
     plain = _PLAIN_KINDS.get(type(values[0]), "")
-    kinds = {plain} if plain and len(set(map(type, values))) == 1 else {_kind(value) for value in values}
+    is_pure = bool(plain) and len(set(map(type, values))) == 1
+    kinds = {plain} if is_pure else {_kind(value) for value in values}
     if len(kinds) > 1:
         raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
     kind = kinds.pop()
     if kind == "other":
-        return Column(kind, values)
+        return Column(kind, values, is_pure)
     if kind == "number":
         return Column(kind, _numbers(values, name))
     _check_same([(str(value.dtype), tuple(value.shape)) for value in values], name)

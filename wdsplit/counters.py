@@ -89,13 +89,13 @@ class Counters:
 
     def made(self, worker: int, samples: int, num_bytes: int) -> None:
         """Count samples of a worker."""
-        row = self._rows[worker]
+        row = self._rows.numpy()[worker]
         row[_SAMPLES] += samples
         row[_BYTES] += num_bytes
 
     def read(self, worker: int, windows_read: int, windows_held: int) -> None:
         """Count windows that a worker has read, and found at hand."""
-        row = self._rows[worker]
+        row = self._rows.numpy()[worker]
         row[_PARSED] += windows_read
         row[_HELD] += windows_held
 

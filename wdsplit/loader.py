@@ -50,7 +50,8 @@ class Loader:
             copied, for decoders that let other threads run.
         collate_fn: Makes a batch from the list of its samples, in this process.
         pin_memory: Put tensors into pinned memory, for copies to a GPU that do not block.
-        prefetch_factor: Steps that each worker works ahead.
+        prefetch_factor: Steps that each worker works ahead; up to 8 times as many where samples are small and go
+            through no stages of your own, because small parts of batches travel together.
         prefetch_bytes: Bytes that the parts made ahead by all workers may hold together; each may always make one.
         persistent_workers: Keep the worker processes from one epoch to the next.
         multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`, or a context; None
@@ -258,7 +259,8 @@ class Loader:
         if self._parts is None or self._workers is None or not self.persistent_workers or self._parts.world != world:
             if self._parts is not None:
                 self._counted = [a + b for a, b in zip(self._counted, self._parts.counters.total(), strict=True)]
-            self._parts = Parts(self.dataset, self.batch_size, world, self.num_workers, self.collate_fn is None)
+            collated = self.collate_fn is None
+            self._parts = Parts(self.dataset, self.batch_size, world, self.num_workers, collated, self.prefetch_bytes)
             self._workers = None if self._is_threaded else self._worker_parts(self._parts)
         self._parts.begin(begin.epoch, begin.position)
         try:

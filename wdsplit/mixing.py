@@ -63,6 +63,11 @@ class MixedSource:
         """Samples of an epoch, pads left out."""
         return sum(self.counts)
 
+    @property
+    def sample_bytes(self) -> int:
+        """About how many bytes of a shard a sample takes, of the source that has the largest."""
+        return max(source.sample_bytes for source in self.sources)
+
     def order(self, epoch: int) -> MixedOrder:
         """Return the order of an epoch."""
         return MixedOrder(self._sizes, self.counts, self.options, epoch)

@@ -1,7 +1,7 @@
 """A worker's side of the loader: its part of every step.
 
 Runs in a worker process, in a thread, or in the loader's own thread if there are no workers. What it gives is what the
-loader's other side takes: one item a step, in the order of the steps.
+loader's other side takes: parcels, lists of the parts of one or more steps, in the order of the steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickle
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice, repeat
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -21,12 +21,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from wdsplit.block import Block
-from wdsplit.collate import collate, collate_columns, num_bytes
+from wdsplit.collate import collate, collate_columns
 from wdsplit.counters import Counters
 from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.order import Int64, hash_stream
-from wdsplit.segments import Ring
+from wdsplit.segments import Ring, travelling
 from wdsplit.split import Step, Steps, World, worker_of
 from wdsplit.stages import wanted_fields
 from wdsplit.threads import Raised
@@ -34,12 +34,20 @@ from wdsplit.world import with_worker
 
 __all__ = ["Bound", "Parts"]
 
+_PARCEL_BYTES, _PARCEL_STEPS = 2 * 1024**2, 8
+"""Parts travel together until they are of so many bytes of shards, or so many steps: what it costs to hand one over
+does not depend on its size."""
+_PARCELS_AHEAD = 4
+"""A parcel shall take no more than this fraction of the bytes that may be made ahead."""
 _PATIENCE_S = 1.0
 """How often a worker that waits for room looks whether the loader's process still lives."""
 
 
 class Parts(IterableDataset[Any]):
     """The sub-batches of one worker, one a step; None for a step in which it has no sample.
+
+    They come in parcels. All workers have as many steps in a parcel, so that whose turn it is does not depend on them.
+    Where samples go through stages one by one there is one step in a parcel: nobody knows how long a stage takes.
 
     Where to begin lies in shared memory, so that persistent workers see it too.
 
@@ -49,13 +57,21 @@ class Parts(IterableDataset[Any]):
         world: Rank and world size.
         num_workers: Workers, 0 for none.
         collated: Whether a part is columns, else a list of samples.
+        prefetch_bytes: Bytes that all workers may have made ahead.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, world: World, num_workers: int, collated: bool) -> None:
+    def __init__(
+        self, dataset: Dataset, batch_size: int, world: World, num_workers: int, collated: bool, prefetch_bytes: int
+    ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         self.world = world
         self.collated = collated
+        self._steps_together = 1
+        if num_workers and collated and dataset.column_stages() is not None:
+            step_bytes = dataset.source.sample_bytes * -(-batch_size // num_workers)
+            parcel_bytes = min(_PARCEL_BYTES, prefetch_bytes // num_workers // _PARCELS_AHEAD)
+            self._steps_together = max(1, min(_PARCEL_STEPS, parcel_bytes // max(1, step_bytes)))
         self.counters = Counters(max(1, num_workers))
         self.bound: Bound | None = None
         self._begin = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -76,7 +92,7 @@ class Parts(IterableDataset[Any]):
             self.bound.wake()
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the sub-batches of the iteration that `begin` named: which one is settled now, not with the first.
+        """Give the parcels of the iteration that `begin` named: which one is settled now, not with the first.
 
         A worker process counts its iterations: when it starts, the loader may have gone on to another one already.
         """
@@ -90,7 +106,7 @@ class Parts(IterableDataset[Any]):
         return self._sent(self._guarded(epoch, start, world, is_wanted), world.worker, self.bound, is_wanted)
 
     def of(self, world: World) -> Iterator[Any]:
-        """Give the sub-batches of one worker of this process."""
+        """Give the parcels of one worker of this process."""
         epoch, start, _, number, _ = self._begin.tolist()
         return self._guarded(epoch, start, world, self._wanted(number))
 
@@ -102,26 +118,43 @@ class Parts(IterableDataset[Any]):
     def _guarded(self, epoch: int, start: int, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
         try:
             steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-            yield from self._sub_batches(steps, world, is_wanted)
+            yield from self._parcels(self._sub_batches(steps, world, is_wanted))
         except WdsplitError as error:
-            yield Raised(error)
+            yield [Raised(error)]
 
-    def _sent(self, parts: Iterator[Any], worker: int, bound: Bound, is_wanted: Callable[[], bool]) -> Iterator[Any]:
-        """Give parts as they travel from a worker process, and no more ahead than there is room for."""
+    def _parcels(self, parts: Iterator[Any]) -> Iterator[list[Any]]:
+        """Give parts together; the first one by itself, so that it comes soon."""
+        for size in chain([1], repeat(self._steps_together)):
+            parcel: list[Any] = []
+            try:
+                parcel.extend(islice(parts, size))
+            except Exception:
+                if parcel:
+                    yield parcel
+                raise
+            if not parcel:
+                return
+            yield parcel
+
+    def _sent(self, parcels: Iterator[Any], worker: int, bound: Bound, is_wanted: Callable[[], bool]) -> Iterator[Any]:
+        """Give parcels as they travel from a worker process, and no more ahead than there is room for."""
         ring = self._ring = self._ring or Ring(worker, bound.num_slots)
         ring.restart()
         bound.restart(worker)
         try:
-            for part in parts:
-                if part is None or isinstance(part, Raised):
-                    yield part if part is None else Raised(_portable(part.error, part.error))
+            for parcel in parcels:
+                if isinstance(parcel[0], Raised):
+                    yield [Raised(_portable(parcel[0].error, parcel[0].error))]
                     continue
-                size = num_bytes(part)
+                if all(part is None for part in parcel):
+                    yield parcel
+                    continue
+                ready, size = travelling(parcel, may_be_large=self._steps_together == 1)
                 if not bound.wait(worker, ring, size, is_wanted):
                     return
-                yield ring.place(part, size)
+                yield ring.place(ready, size)
         except WdsplitError as error:
-            yield Raised(error)
+            yield [Raised(error)]
         except Exception as error:
             raise _portable(error, type(error)) from error.__cause__
 

@@ -1,10 +1,12 @@
 """The parts of batches that are still to come: taken from workers of any kind, and let go of.
 
-Composition. Each worker's parts come in turn; those of processes lie in shared memory until they were delivered.
+Composition. Each worker's parcels of parts come in turn; those of processes lie in shared memory until they were
+delivered.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,18 +22,19 @@ class Running:
     """An iteration under way: the parts that are still to come.
 
     Args:
-        parts: The parts of all workers in turn.
-        source: What they are made by; told when a part was delivered, and when no more are wanted.
+        parcels: The parcels of all workers in turn, each of as many steps.
+        source: What they are made by; told when a parcel was delivered, and when no more are wanted.
         persistent: Whether worker processes stay when it ends.
         num_workers: Workers.
     """
 
-    def __init__(self, parts: Iterator[Any], source: Parts, persistent: bool, num_workers: int) -> None:
-        self._parts: Iterator[Any] | None = parts
+    def __init__(self, parcels: Iterator[Any], source: Parts, persistent: bool, num_workers: int) -> None:
+        self._parcels: Iterator[Any] | None = parcels
         self._source = source
         self._persistent = persistent
         self._segments: Segments | None = Segments()
         self._num_workers = num_workers
+        self._opened: list[deque[Any]] = [deque() for _ in range(num_workers)]
         self._placed = [False] * num_workers
         self._turn = 0
         self._superseded = False
@@ -47,27 +50,32 @@ class Running:
         Raises:
             WdsplitError: A worker failed so, or its processes serve another iteration by now.
         """
-        if self._superseded or self._parts is None or self._segments is None:
+        if self._superseded or self._parcels is None or self._segments is None:
             raise PipelineError(
                 "another iteration of this Loader has begun",
                 expected="one iteration at a time, because its workers are persistent",
                 remedy="end the first, or make a Loader for each",
             )
-        try:
-            part = next(self._parts)
-        except StopIteration as error:
-            raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
+        opened = self._opened[self._turn]
+        if not opened:
+            try:
+                parcel = next(self._parcels)
+            except StopIteration as error:
+                raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
+            self._placed[self._turn] = isinstance(parcel, Placed)
+            opened.extend(self._segments.parcel(parcel) if isinstance(parcel, Placed) else parcel)
+        part = opened.popleft()
         if isinstance(part, Raised):
             raise part.error
-        self._placed[self._turn] = isinstance(part, Placed)
         self._turn = (self._turn + 1) % self._num_workers
-        return self._segments.part(part) if isinstance(part, Placed) else part
+        return part
 
     def delivered(self) -> None:
-        """Say that the parts of a step were copied, so that their memory may be used again."""
+        """Say that the parts of a step were copied, so that the memory of parcels that are empty may be used again."""
         bound = self._source.bound
-        for worker, is_placed in enumerate(self._placed):
-            if bound is not None and is_placed:
+        for worker, opened in enumerate(self._opened):
+            if bound is not None and self._placed[worker] and not opened:
+                self._placed[worker] = False
                 bound.deliver(worker)
 
     def supersede(self) -> None:
@@ -78,13 +86,13 @@ class Running:
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
         """Let go of the parts. Workers end now, not when they are collected, unless they stay and all is well."""
-        parts, self._parts, self._segments = self._parts, None, None
-        if parts is None or self._superseded:
+        parcels, self._parcels, self._segments = self._parcels, None, None
+        if parcels is None or self._superseded:
             return
         self._source.end()
         if failed or not self._persistent:
-            for process in getattr(parts, "_workers", ()) if at_once else ():
+            for process in getattr(parcels, "_workers", ()) if at_once else ():
                 process.terminate()
-            end = getattr(parts, "_shutdown_workers", None) or getattr(parts, "close", None)
+            end = getattr(parcels, "_shutdown_workers", None) or getattr(parcels, "close", None)
             if end is not None:
                 end()

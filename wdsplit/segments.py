@@ -1,11 +1,12 @@
 """Parts of batches on their way from a worker process, in memory that both processes share.
 
-A worker lays a part out in one of a few segments of its own; what goes through the pipe is where things lie. The other
-side copies them out and says so, and only then is the segment used again.
+A worker lays a parcel of parts out in one of a few segments of its own; what goes through the pipe is where things lie.
+The other side copies them out and says so, and only then is the segment used again.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections import deque
 from collections.abc import Sequence
@@ -15,15 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsplit.collate import Column
+from wdsplit.collate import Column, is_plain, num_bytes
 from wdsplit.errors import PipelineError
+from wdsplit.storage import keep_freed_memory
+from wdsplit.window import pieces
 
-__all__ = ["Placed", "Ring", "Segments"]
+__all__ = ["Placed", "Ring", "Segments", "travelling"]
 
 _ALIGNMENT = 64
 _GROWTH = 1.25
 _PICKLED_BYTES = 512 * 1024
-"""Up to this size a part is pickled whole: laying out its columns would cost more than the copy that it saves."""
+"""Up to this size a parcel is pickled whole: laying out columns would cost more than the copy that it saves."""
 _SMALL_BYTES = 4096
 """Values of this mean size are joined before they are copied: a copy of each would cost more."""
 
@@ -50,13 +53,13 @@ class _Pickled:
 
 @dataclass(frozen=True)
 class Placed:
-    """A part that lies in a segment.
+    """A parcel that lies in a segment.
 
     Attributes:
         worker: Whose segment.
         slot: Which of its segments.
         segment: The segment itself, the first time that it is used in an iteration.
-        layout: Where in it the part's columns lie, or all of the part.
+        layout: Where in it all of the parcel lies, or for each of its parts where the columns lie.
     """
 
     worker: int
@@ -66,11 +69,11 @@ class Placed:
 
 
 class Ring:
-    """The segments of a worker, and which of them hold parts that were not copied yet.
+    """The segments of a worker, and which of them hold parcels that were not copied yet.
 
     Args:
         worker: Its number.
-        num_slots: The most segments, and so the most parts that may be under way.
+        num_slots: The most segments, and so the most parcels that may be under way.
     """
 
     def __init__(self, worker: int, num_slots: int) -> None:
@@ -79,38 +82,29 @@ class Ring:
         self.restart()
 
     def restart(self) -> None:
-        """Begin another iteration: parts of the one before may never have been taken, and segments with them."""
+        """Begin another iteration: parcels of the one before may never have been taken, and segments with them."""
         self._announced: set[int] = set()
         self._held: deque[tuple[int, int]] = deque()
         self._free = list(reversed(range(len(self._slots))))
 
     def has_room(self, num_bytes: int, most_bytes: int) -> bool:
-        """Tell whether a part may be placed so that all under way hold at most some bytes; one part always may."""
+        """Tell whether a parcel may be placed so that all under way hold at most some bytes; one always may."""
         held = sum(size for _, size in self._held)
         return not self._held or (bool(self._free) and held + num_bytes <= most_bytes)
 
     def release(self) -> None:
-        """Take note that the oldest part was copied. Its segment is the next to be used, so that few are."""
+        """Take note that the oldest parcel was copied. Its segment is the next to be used, so that few are."""
         slot, _ = self._held.popleft()
         self._free.append(slot)
 
-    def place(self, part: Any, num_bytes: int) -> Placed:
-        """Copy a part of about `num_bytes` into a free segment.
+    def place(self, parcel: list[Any] | bytes, num_bytes: int) -> Placed:
+        """Copy a parcel of about `num_bytes`, or one that was pickled, into a free segment.
 
         Raises:
             PipelineError: A value cannot be pickled.
         """
         pieces = _Pieces()
-        if num_bytes <= _PICKLED_BYTES:
-            layout: Any = pieces.add_pickled(part)
-        elif isinstance(part, dict) and all(isinstance(column, Column) for column in part.values()):
-            layout = {name: pieces.add_column(column) for name, column in part.items()}
-        elif isinstance(part, tuple) and all(isinstance(column, Column) for column in part):
-            layout = tuple(map(pieces.add_column, part))
-        elif isinstance(part, Column):
-            layout = pieces.add_column(part)
-        else:
-            layout = pieces.add_pickled(part)
+        layout: Any = pieces.add_bytes(parcel) if isinstance(parcel, bytes) else list(map(pieces.add_part, parcel))
         slot = self._free.pop()
         self._held.append((slot, num_bytes))
         segment = self._slots[slot]
@@ -141,31 +135,30 @@ class _Pieces:
         self.num_bytes = offset + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return offset
 
+    def add_part(self, part: Any) -> Any:
+        """Lay out a part; return what finds it again."""
+        if isinstance(part, dict) and all(isinstance(column, Column) for column in part.values()):
+            return {name: self.add_column(column) for name, column in part.items()}
+        if isinstance(part, tuple) and all(isinstance(column, Column) for column in part):
+            return tuple(map(self.add_column, part))
+        return self.add_column(part) if isinstance(part, Column) else self.add_bytes(_pickled(part))
+
     def add_column(self, column: Column) -> Any:
         """Lay out a column; return what finds it again."""
         if column.kind != "other":
             data = column.data.contiguous()
             flat = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b""
             return _Tensor(column.kind, data.dtype, tuple(data.shape), self._add([flat], len(flat)))
-        if set(map(type, column.data)) != {bytes}:
-            return self.add_pickled(column)
+        if not column.is_plain or type(column.data[0]) is not bytes:
+            return self.add_bytes(_pickled(column))
         lengths = np.fromiter(map(len, column.data), np.int64, len(column.data))
         total = int(lengths.sum())
         pieces = [b"".join(column.data)] if total < _SMALL_BYTES * len(lengths) else column.data
         offset = self._add(pieces, total)
         return _Bytes(offset, self.add_column(Column("number", torch.from_numpy(lengths))))
 
-    def add_pickled(self, value: Any) -> _Pickled:
-        """Lay out any value."""
-        try:
-            data = pickle.dumps(value, protocol=5)
-        except Exception as error:
-            raise PipelineError(
-                "a value of a sample cannot be sent from a worker process",
-                expected="values that can be pickled",
-                found=f"{type(error).__name__}: {error}",
-                remedy="drop the field with to_tuple, or use workers='thread'",
-            ) from error
+    def add_bytes(self, data: bytes) -> _Pickled:
+        """Lay out what was pickled."""
         return _Pickled(self._add([data], len(data)), len(data))
 
     def copy_to(self, segment: torch.Tensor) -> None:
@@ -175,22 +168,65 @@ class _Pieces:
             view[place : place + len(piece)] = memoryview(piece)
 
 
+def travelling(parcel: list[Any], may_be_large: bool) -> tuple[list[Any] | bytes, int]:
+    """Return a parcel as it shall be placed, and about how many bytes it has: pickled if they are few.
+
+    Args:
+        parcel: The parcel.
+        may_be_large: Whether its columns of bytes and text may be too large to be pickled.
+    """
+    size = num_bytes(parcel, lists=may_be_large)
+    if size > _PICKLED_BYTES:
+        return parcel, size if may_be_large else num_bytes(parcel)
+    data = _pickled(parcel)
+    return data, len(data)
+
+
+def _pickled(value: Any) -> bytes:
+    """Return a value pickled; without a memo, which takes most of the time, where no object can refer to itself.
+
+    Raises:
+        PipelineError: It cannot be pickled.
+    """
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5)
+    pickler.fast = isinstance(value, list) and all(part is None or is_plain(part) for part in value)
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        raise PipelineError(
+            "a value of a sample cannot be sent from a worker process",
+            expected="values that can be pickled",
+            found=f"{type(error).__name__}: {error}",
+            remedy="drop the field with to_tuple, or use workers='thread'",
+        ) from error
+    return file.getvalue()
+
+
 class Segments:
     """The segments of all workers, as the other side sees them."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._segments: dict[tuple[int, int], torch.Tensor] = {}
 
-    def part(self, placed: Placed) -> Any:
-        """Return a part; its tensors lie in the segment, so they must be copied before it is used again."""
+    def parcel(self, placed: Placed) -> list[Any]:
+        """Return a parcel; its tensors lie in the segment, so they must be copied before it is used again."""
         if placed.segment is not None:
             self._segments[placed.worker, placed.slot] = placed.segment
         segment = self._segments[placed.worker, placed.slot]
-        if isinstance(placed.layout, dict):
-            return {name: _taken(segment, column) for name, column in placed.layout.items()}
-        if isinstance(placed.layout, tuple):
-            return tuple(_taken(segment, column) for column in placed.layout)
-        return _taken(segment, placed.layout)
+        if isinstance(placed.layout, list):
+            return [_part(segment, layout) for layout in placed.layout]
+        parcel: list[Any] = _taken(segment, placed.layout)
+        return parcel
+
+
+def _part(segment: torch.Tensor, layout: Any) -> Any:
+    if isinstance(layout, dict):
+        return {name: _taken(segment, column) for name, column in layout.items()}
+    if isinstance(layout, tuple):
+        return tuple(_taken(segment, column) for column in layout)
+    return _taken(segment, layout)
 
 
 def _view(segment: torch.Tensor) -> memoryview:
@@ -209,9 +245,5 @@ def _taken(segment: torch.Tensor, entry: Any) -> Any:
         return pickle.loads(view[entry.offset : entry.offset + entry.num_bytes])
     lengths = _taken(segment, entry.lengths).data.numpy()
     ends = np.cumsum(lengths)
-    begins, total = (ends - lengths).tolist(), int(ends[-1])
-    view = view[entry.offset : entry.offset + total]
-    if total < _SMALL_BYTES * len(begins):
-        joined = bytes(view)
-        return Column("other", [joined[first:stop] for first, stop in zip(begins, ends.tolist(), strict=True)])
-    return Column("other", [bytes(view[first:stop]) for first, stop in zip(begins, ends.tolist(), strict=True)])
+    view = view[entry.offset : entry.offset + int(ends[-1])]
+    return Column("other", pieces(view, ends - lengths, lengths, np.ones(len(ends), np.bool_)).tolist(), is_plain=True)

@@ -57,6 +57,10 @@ class AnySource(Protocol):
     def num_samples(self) -> int:
         """Samples of an epoch, pads left out."""
 
+    @property
+    def sample_bytes(self) -> int:
+        """About how many bytes of a shard a sample takes."""
+
     def order(self, epoch: int) -> AnyOrder:
         """Return the order of an epoch."""
 
@@ -106,6 +110,11 @@ class Source:
         """Samples of an epoch, pads left out."""
         return self.manifest.num_samples
 
+    @property
+    def sample_bytes(self) -> int:
+        """About how many bytes of a shard a sample takes: the mean."""
+        return self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
+
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
         return EpochOrder(self.manifest.shards.num_real, self.options, epoch)
@@ -118,8 +127,7 @@ class Source:
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
-        mean = self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
-        return max(_LEAST_AT_ONCE, min(_MOST_AT_ONCE, num_samples, _BYTES_AT_ONCE // max(1, mean)))
+        return max(_LEAST_AT_ONCE, min(_MOST_AT_ONCE, num_samples, _BYTES_AT_ONCE // max(1, self.sample_bytes)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""

@@ -86,7 +86,7 @@ def _work(parts: Iterator[Any], queue: _Queue) -> None:
             if not queue.put(part):
                 return
     except BaseException as error:
-        queue.put(Raised(error))
+        queue.put([Raised(error)])
     finally:
         queue.end()
 
