@@ -1,7 +1,8 @@
 """How each library loads a dataset: what it makes of the table first, and its samples or batches as users take them.
 
-A reader returns what is iterated: samples one by one without workers, else batches. None decodes but those of `JPEG`,
-none but wdsplit shuffles. Libraries are imported where they are used, because few have all of them.
+A reader returns what is iterated: samples one by one without workers, else batches, of the table's two fields where a
+library keeps no more. None decodes but those of `JPEG`, none but wdsplit shuffles. Libraries are imported where they are
+used, because few have all of them.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def wdsplit_reader(kind: Kind) -> Callable[[Path, int], Iterable[Any]]:
         import wdsplit
 
         dataset = wdsplit.Dataset(folder / "wdsplit", seed=0)
-        return wdsplit.Loader(dataset, BATCH_SIZE, num_workers=workers, workers=kind) if workers else dataset
+        if not workers:
+            return dataset
+        columns = [column for column in next(iter(dataset)) if not column.startswith("__")]
+        return wdsplit.Loader(dataset.to_tuple(*columns), BATCH_SIZE, num_workers=workers, workers=kind)
 
     return read
 
