@@ -1,8 +1,8 @@
 """How each library loads a dataset: what it makes of the table first, and its samples or batches as users take them.
 
 A reader returns what is iterated: samples one by one without workers, else batches, of the table's two fields where a
-library keeps no more. None decodes but those of `JPEG`, none but wdsplit shuffles. Libraries are imported where they are
-used, because few have all of them.
+library keeps no more. None decodes but those of `JPEG`, none but wdsplit shuffles. Libraries are imported where they
+are used, because few have all of them.
 """
 
 from __future__ import annotations
