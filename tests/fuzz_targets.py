@@ -210,9 +210,9 @@ def opened(members, data, base, held):
 
     def payloads(wanted):
         if held is not None:
-            return pieces(data, members.starts - base, members.sizes, wanted)
+            return pieces(data, members.starts - base, members.sizes, wanted), True
         spans = zip(members.starts.tolist(), members.sizes.tolist(), strict=True)
-        return as_objects([(lambda at, size: data[at - base : at - base + size], *span) for span in spans])
+        return as_objects([(lambda at, size: data[at - base : at - base + size], *span) for span in spans]), False
 
     return Window("shard", members, payloads)
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.block import Block, as_objects
+from wdsplit.block import Block, Gathered, as_objects
 
 SHARD = bytes(range(256))
 """What pending payloads are read from."""
@@ -87,3 +87,16 @@ def test_samples_of_many_bytes_are_made_a_few_at_a_time():
     assert len(reads) < 3
     assert len(list(samples)) == 7
     assert reads == list(range(8))
+
+
+def test_a_field_of_a_gathered_block_is_whole_if_all_that_was_put_there_is():
+    gathered, text = Gathered(3), as_objects([b"1", b"2"])
+    fields = {"txt": text, "cls": text}
+    gathered.add(np.array([2, 0]), as_objects(["c", "a"]), "x.tar", np.array([2, 2]), fields, whole=["txt", "cls"])
+    lacking = {"txt": text[:1], "cls": as_objects([None])}
+    gathered.add(np.array([1]), as_objects(["b"]), "y.tar", np.array([1]), lacking, whole=["txt"])
+    block = gathered.block(np.arange(3), np.zeros(3, np.bool_))
+    assert set(block.whole) == {"txt"}
+    assert [sample.get("cls") for sample in block.samples()] == [b"2", None, b"1"]
+    assert [sample["__url__"] for sample in block.cut(1, 3).samples()] == ["y.tar", "x.tar"]
+    assert set(block.cut(1, 3).whole) == {"txt"}

@@ -36,7 +36,7 @@ def window_of(samples, is_copied):
         values = pieces(data, starts, sizes, at_hand)
         rest = np.flatnonzero(wanted & ~at_hand)
         values[rest] = as_objects([(read, BASE + int(starts[row]), int(sizes[row])) for row in rest])
-        return values
+        return values, not len(rest)
 
     return keys, Window("a.tar", members, payloads)
 
@@ -53,6 +53,9 @@ def test_any_rows_are_the_samples_that_were_written(samples, is_copied, data):
     taken = list(window.take(rows, [9] * len(rows), [False] * len(rows)))
     same = {"__url__": "a.tar", "__position__": 9, "__pad__": False}
     assert taken == [{"__key__": keys[row], **same, **samples[row]} for row in rows]
+    at_hand = is_copied or all(len(value) <= 100 for sample in samples for value in sample.values())
+    is_alike = all(sample.keys() == samples[0].keys() for sample in samples)
+    assert set(window.whole) == (samples[0].keys() if at_hand and is_alike else set())
     assert window.sizes_at(np.array(rows, np.int64)).tolist() == [sum(map(len, samples[row].values())) for row in rows]
 
 
@@ -72,7 +75,7 @@ def test_an_index_that_joins_two_samples_is_refused():
     data = bytes(body.join())
     members = parse_members(memoryview(data), np.array([0, len(data)]))
     with pytest.raises(CorruptDataError, match="two samples"):
-        Window("a.tar", members, lambda wanted: np.empty(len(wanted), object))
+        Window("a.tar", members, lambda wanted: (np.empty(len(wanted), object), True))
 
 
 spans = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=40)

@@ -156,8 +156,8 @@ def in_own_process(task: str, *arguments: Any, home: Path) -> dict[str, Any]:
 # Races
 
 
-def run_part(part: str, num_rows: int, rounds: int, folder: Path) -> list[str]:
-    """Run all races of a part; return the lines of the table of aims."""
+def run_part(part: str, num_rows: int, rounds: int, folder: Path, names: tuple[str, ...]) -> list[str]:
+    """Run all races of a part with the readers whose names begin so; return the lines of the table of aims."""
     MAKERS[part](folder / SOURCE, num_rows)
     if part == "jpeg":  # TurboLoader reads one tar
         make_shards(folder, shards=1)
@@ -169,11 +169,12 @@ def run_part(part: str, num_rows: int, rounds: int, folder: Path) -> list[str]:
     for number, race in enumerate(RACES):
         if race.part != part:
             continue
-        for reader in race.readers:
+        readers = [reader for reader in race.readers if reader.name.startswith(names)]
+        for reader in readers:
             if reader.name not in states:
                 states[reader.name] = is_ready(number, reader, folder)
-        names = [reader.name for reader in race.readers if states[reader.name]]
-        results = run_rounds(number, names, num_rows, rounds, folder)
+        ready = [reader.name for reader in readers if states[reader.name]]
+        results = run_rounds(number, ready, num_rows, rounds, folder)
         aims += report(race, results, payload_bytes, f"{num_rows:,} rows, medians of {rounds}")
     return aims
 
@@ -306,6 +307,7 @@ def main() -> None:
     parser.add_argument("--part", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, help="rows of small, image and jpeg instead of their own numbers")
+    parser.add_argument("--readers", default="", help="only readers whose names begin so, such as wdsplit,webdataset")
     parser.add_argument("--shards", type=int, default=max(SCALE_SHARDS), help="the most shards of scale and memory")
     parser.add_argument("--task", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -323,7 +325,8 @@ def main() -> None:
             elif part == "memory":
                 aims += run_memory(folder, arguments.shards)
             else:
-                aims += run_part(part, arguments.rows or ROWS[part], arguments.rounds, folder)
+                names = tuple(arguments.readers.split(","))
+                aims += run_part(part, arguments.rows or ROWS[part], arguments.rounds, folder, names)
     print("\nAims\n")
     print_row("", "", "aim", "measured")
     print_row("---", "---", "---:", "---:")

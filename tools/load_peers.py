@@ -79,8 +79,8 @@ def wdsplit_reader(kind: Kind) -> Callable[[Path, int], Iterable[Any]]:
         dataset = wdsplit.Dataset(folder / "wdsplit", seed=0)
         if not workers:
             return dataset
-        columns = [column for column in next(iter(dataset)) if not column.startswith("__")]
-        return wdsplit.Loader(dataset.to_tuple(*columns), BATCH_SIZE, num_workers=workers, workers=kind)
+        fields = [field.name for field in dataset.source.manifest.fields]  # type: ignore[attr-defined]
+        return wdsplit.Loader(dataset.to_tuple(*fields), BATCH_SIZE, num_workers=workers, workers=kind)
 
     return read
 

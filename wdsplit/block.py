@@ -49,6 +49,7 @@ class Block:
         pads: bool of shape (n,): True where the sample is a repetition.
         sizes: int64 of shape (n,): bytes of all payloads of each sample.
         fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field.
+        whole: Fields of which it is known that all samples have them, and that no payload is pending.
     """
 
     keys: Objects
@@ -57,6 +58,7 @@ class Block:
     pads: npt.NDArray[np.bool_]
     sizes: Int64
     fields: dict[str, Objects]
+    whole: Collection[str] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -70,7 +72,8 @@ class Block:
         """Return the samples first, first + 1, ..., stop - 1; nothing is copied."""
         rows = slice(first, stop)
         fields = {name: values[rows] for name, values in self.fields.items()}
-        return Block(self.keys[rows], self.urls[rows], self.positions[rows], self.pads[rows], self.sizes[rows], fields)
+        keys, urls, positions, pads = self.keys[rows], self.urls[rows], self.positions[rows], self.pads[rows]
+        return Block(keys, urls, positions, pads, self.sizes[rows], fields, self.whole)
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Give the samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and the fields' bytes."""
@@ -125,6 +128,8 @@ class Block:
     def _payloads(self, field: str) -> tuple[list[Any], bool]:
         """Return the payloads of a field, and whether a sample lacks it."""
         values: list[Any] = self.fields[field].tolist()
+        if field in self.whole:
+            return values, False
         kinds = set(map(type, values))
         if tuple in kinds:
             values = [value[0](value[1], value[2]) if type(value) is tuple else value for value in values]
@@ -142,9 +147,16 @@ class Gathered:
         self._keys, self._urls = np.empty(size, object), np.empty(size, object)
         self._sizes = np.zeros(size, np.int64)
         self._fields: dict[str, Objects] = {}
+        self._num_whole: dict[str, int] = {}
 
     def add(
-        self, rows: Int64, keys: Objects, urls: Objects | str, sizes: Int64, fields: Mapping[str, Objects | str]
+        self,
+        rows: Int64,
+        keys: Objects,
+        urls: Objects | str,
+        sizes: Int64,
+        fields: Mapping[str, Objects | str],
+        whole: Collection[str] = (),
     ) -> None:
         """Put m samples into the given rows.
 
@@ -154,13 +166,16 @@ class Gathered:
             urls: object of shape (m,), or what is the same for all; so are the fields.
             sizes: int64 of shape (m,).
             fields: As those of a block.
+            whole: As that of a block.
         """
         self._keys[rows], self._urls[rows], self._sizes[rows] = keys, urls, sizes
         for name, payloads in fields.items():
             if name not in self._fields:
                 self._fields[name] = np.empty(len(self._keys), object)
             self._fields[name][rows] = payloads
+            self._num_whole[name] = self._num_whole.get(name, 0) + (len(rows) if name in whole else 0)
 
     def block(self, positions: Int64, pads: npt.NDArray[np.bool_]) -> Block:
         """Return the block of the samples at these positions."""
-        return Block(self._keys, self._urls, positions, pads, self._sizes, self._fields)
+        whole = {name for name, count in self._num_whole.items() if count == len(self._keys)}
+        return Block(self._keys, self._urls, positions, pads, self._sizes, self._fields, whole)

@@ -111,7 +111,7 @@ class _MixedReader:
         for part in self._order.parts(positions):
             block = self._reader(part.source, part.source_epoch).read(part.positions)
             fields: dict[str, Objects | str] = {"__source__": self._sources[part.source].url, **block.fields}
-            gathered.add(part.rows, block.keys, block.urls, block.sizes, fields)
+            gathered.add(part.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
         return gathered.block(positions, self._order.pads(positions))
 
     def _reader(self, number: int, epoch: int) -> SampleReader:

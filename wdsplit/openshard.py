@@ -171,9 +171,8 @@ class _Row:
         """Return the window whose bytes these are."""
         base = int(self._begins[0])
         members = parse_members(data, self.offsets, base)
-        return Window(
-            self._url, members, lambda wanted: pieces(data, members.starts - base, members.sizes, wanted), fields
-        )
+        starts = members.starts - base
+        return Window(self._url, members, lambda wanted: (pieces(data, starts, members.sizes, wanted), True), fields)
 
     def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile, int]]:
         """Give the file of each of n offsets, and the offset in it."""
@@ -199,8 +198,8 @@ class _Heads:
         self._data.append(data)
         return np.frombuffer(data, np.uint8).reshape(-1, _HEAD_BYTES)[:, :BLOCK_BYTES]
 
-    def payloads(self, members: Members, wanted: npt.NDArray[np.bool_]) -> Objects:
-        """Return the payloads of members: copied if they were read with their headers, else yet to be read."""
+    def payloads(self, members: Members, wanted: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
+        """Return the payloads of members, and whether all are at hand: those that were read with their headers."""
         offsets = np.concatenate(self._offsets)
         order = np.argsort(offsets)
         data = np.frombuffer(b"".join(self._data), np.uint8).reshape(-1, _HEAD_BYTES)[order]
@@ -211,7 +210,7 @@ class _Heads:
         rows = np.flatnonzero(wanted & ~is_read)
         found = zip(self._row.located(members.starts[rows]), members.sizes[rows].tolist(), strict=True)
         values[rows] = as_objects([(file.read, offset, size) for (file, offset), size in found])
-        return values
+        return values, not len(rows)
 
 
 def open_shard(storage: Storage, shard: Shard) -> OpenShard:

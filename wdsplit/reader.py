@@ -82,7 +82,8 @@ class SampleReader:
                 window, slot = entry.window, piece.slot
                 places = entry.order[visits[piece.rows] - piece.visit.begin(slot)]
                 fields = {name: payloads[places] for name, payloads in window.fields.items()}
-                gathered.add(piece.rows, window.keys_at(places), window.url, window.sizes_at(places), fields)
+                keys, sizes = window.keys_at(places), window.sizes_at(places)
+                gathered.add(piece.rows, keys, window.url, sizes, fields, window.whole)
                 for lane in lanes[piece.rows[is_last[piece.rows]]].tolist():
                     self._lanes[lane] = piece.visit.shard, slot
                     held[piece.visit.shard, slot] = entry

@@ -30,14 +30,16 @@ class Window:
     Args:
         url: What to call the shard.
         members: The members of the samples.
-        payloads: Returns the payloads of all members, as `Block` has them: object of shape (m,). It gets a boolean
-            array that tells which are wanted; the others may be anything.
+        payloads: Returns the payloads of all members, as `Block` has them: object of shape (m,); and whether none of
+            those that are wanted is pending. It gets a boolean array that tells which are wanted; the others may be
+            anything.
         wanted: The fields that are wanted; None for all.
 
     Attributes:
         url: What to call the shard.
         fields: For each wanted field the payloads, as `Block` has them.
         is_uniform: Whether all samples were found to have the same fields, so that they were parsed at once.
+        whole: As that of `Block`.
 
     Raises:
         CorruptDataError: The members are not those of the samples.
@@ -47,7 +49,7 @@ class Window:
         self,
         url: str,
         members: Members,
-        payloads: Callable[[npt.NDArray[np.bool_]], Objects],
+        payloads: Callable[[npt.NDArray[np.bool_]], tuple[Objects, bool]],
         wanted: Collection[str] | None = None,
     ) -> None:
         self.url = url
@@ -60,10 +62,11 @@ class Window:
         for rows in chosen.values():
             self._sizes += np.where(rows < 0, 0, members.sizes[rows])
             is_wanted[rows] = True
-        values = payloads(is_wanted[:-1]) if chosen else np.empty(0, object)
+        values, are_read = payloads(is_wanted[:-1]) if chosen else (np.empty(0, object), True)
         if not self.is_uniform:
             values = np.concatenate([values, np.array([None], object)])
         self.fields = {name: values[rows] for name, rows in chosen.items()}
+        self.whole: Collection[str] = tuple(chosen) if self.is_uniform and are_read else ()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -73,7 +76,7 @@ class Window:
         window = object.__new__(Window)
         rows = slice(first, stop)
         window.url = url
-        window.is_uniform = self.is_uniform
+        window.is_uniform, window.whole = self.is_uniform, self.whole
         window._keys, window._sizes = self._keys[rows].copy(), self._sizes[rows].copy()
         window._members = {name: numbers[rows] for name, numbers in self._members.items()}
         window.fields = {name: values[rows].copy() for name, values in self.fields.items()}
