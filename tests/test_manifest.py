@@ -136,6 +136,13 @@ def test_a_shard_and_its_index_have_stable_names():
 # The fingerprint
 
 
+def test_the_fingerprint_is_the_same_for_ever():
+    """Checkpoints name it."""
+    rows = shard_row(), shard_row(checksum=f"xxh3_128:{1:032x}", path="größe.tar")
+    assert manifest(*rows).fingerprint == "71f76cde3b10381463e1750fe9cdfc69"
+    assert manifest().fingerprint == "1397f26bc9bd52f97c12e946102fcd76"
+
+
 @pytest.mark.parametrize("changes", [{"num_samples": 11}, {"num_pads": 0}, {"checksum": "xxh3_128:02"}])
 def test_the_fingerprint_changes_with_the_content_of_any_shard(changes):
     assert manifest(shard_row(), shard_row(**changes)).fingerprint != manifest(shard_row(), shard_row()).fingerprint

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError
@@ -106,8 +108,13 @@ class Manifest:
         digest = xxhash.xxh3_128()
         digest.update(self.shards.column("num_samples").astype("<i8").tobytes())
         digest.update(self.shards.column("num_pads").astype("<i8").tobytes())
-        digest.update("\n".join(self.shards.table.column("checksum").to_pylist()).encode())
+        digest.update(_lines(self.shards.table.column("checksum").combine_chunks()))
         return digest.hexdigest()
+
+
+def _lines(texts: pa.StringArray) -> pa.Buffer:
+    """Return the bytes of texts, with a newline between any two."""
+    return pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
 
 
 def shard_path(shard: int) -> str:
