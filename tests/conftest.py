@@ -1,8 +1,13 @@
 """How the tests run: hypothesis draws the same examples every time, and takes as long as a slow machine needs."""
 
+import os
+import shutil
+
 import pytest
+from faults import FaultProxy
 from hypothesis import HealthCheck, settings
 from made_datasets import numbers_dataset
+from s3server import S3Server
 
 from wdsplit.formats import text
 
@@ -33,3 +38,39 @@ def whole_lanes(tmp_path_factory):
 def block_bytes(request, monkeypatch):
     """Cut files of text into blocks of so many bytes."""
     monkeypatch.setattr(text, "BLOCK_BYTES", request.param)
+
+
+@pytest.fixture(scope="session")
+def s3_process(tmp_path_factory):
+    """Return the S3 server of the session; a test may leave it stopped."""
+    folder = tmp_path_factory.mktemp("s3") / "buckets"
+    folder.mkdir()
+    with S3Server(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_server(s3_process, monkeypatch):
+    """Return an S3 server that runs, and that the environment names instead of the user's own."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in s3_process.environ.items():
+        monkeypatch.setenv(name, value)
+    s3_process.start()
+    return s3_process
+
+
+@pytest.fixture
+def bucket(s3_server):
+    """Return an empty bucket."""
+    made = s3_server.make_bucket()
+    yield made
+    shutil.rmtree(made.folder)
+
+
+@pytest.fixture
+def fault_proxy(s3_server, monkeypatch):
+    """Return a proxy before the S3 server, which the environment names from here on; its plan is to do nothing."""
+    with FaultProxy(s3_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy

@@ -20,7 +20,7 @@ from wdsplit.loader import Loader
 from wdsplit.manifest import Field, Manifest, Shards, shard_path
 from wdsplit.order import OrderOptions
 from wdsplit.shards import read_manifest, write_manifest, write_shard
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 from wdsplit.tar import build_body
 
 # Tables and datasets

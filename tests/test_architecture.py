@@ -55,9 +55,12 @@ LAYERS = {
         "formats",
         "inputs",
         "openshard",
+        "retry",
+        "s3",
         "scatter",
         "shards",
         "storage",
+        "stores",
         "world",
     },
     "composition": {

@@ -47,7 +47,7 @@ from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
 from wdsplit.sample import is_pad_key, unescape_key
 from wdsplit.shards import read_manifest
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 from wdsplit.task import RUN_FOLDER, Job, write_shards
 
 NUM_ROWS = 103

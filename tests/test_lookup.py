@@ -12,7 +12,7 @@ from wdsplit.lookup import find_sample
 from wdsplit.openshard import open_shard
 from wdsplit.sample import escape_key, is_pad_key
 from wdsplit.shards import read_manifest
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 
 
 def found(path, key_or_index):

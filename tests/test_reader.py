@@ -13,7 +13,7 @@ from wdsplit.order import EpochOrder, OrderOptions
 from wdsplit.reader import SampleReader
 from wdsplit.sample import split_name
 from wdsplit.shards import read_manifest
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 
 NUM_ROWS = 61
 

@@ -8,7 +8,8 @@ import pytest
 from tables import files_below, start_script, wait_until
 
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage import LocalStorage, local_path, open_storage
+from wdsplit.storage import LocalStorage, local_path
+from wdsplit.stores import open_storage
 
 
 @pytest.fixture
@@ -315,6 +316,9 @@ def test_a_lock_is_free_again_when_its_block_ends_or_raises(storage):
 @pytest.mark.parametrize("url", ["s3://bucket/train", "gs://b", "hf://datasets/x", "http://host/a"])
 @pytest.mark.parametrize("open_it", [open_storage, local_path])
 def test_remote_urls_are_refused_by_their_scheme(url, open_it):
+    if open_it is open_storage and url.startswith("s3://"):
+        assert open_it(url).url == url
+        return
     with pytest.raises(InputError) as caught:
         open_it(url)
     assert f"{url.partition('://')[0]}:// is not supported" in caught.value.cause

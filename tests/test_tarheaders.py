@@ -38,7 +38,7 @@ def test_a_size_below_8_gib_fits_the_header_and_is_read_back(size):
     headers = pack_headers(names, np.array([size], np.int64))
     info = tarfile.TarInfo.frombuf(headers.tobytes(), "ascii", "strict")
     assert (info.name, info.size) == ("a.jpg", size)
-    parsed_names, parsed_sizes, valid = parse_headers(headers)
+    parsed_names, _, parsed_sizes, valid = parse_headers(headers)
     assert (parsed_names.tolist(), parsed_sizes.tolist(), valid.tolist()) == ([b"a.jpg"], [size], [True])
 
 
@@ -47,7 +47,7 @@ def test_a_header_that_is_no_plain_files_is_not_valid(kind):
     info = tarfile.TarInfo("a.jpg")
     info.type = kind
     header = np.frombuffer(info.tobuf(tarfile.USTAR_FORMAT), np.uint8).reshape(1, -1)
-    assert parse_headers(header)[2].tolist() == [False]
+    assert parse_headers(header)[3].tolist() == [False]
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(0, MAX_MEMBER_BYTES)), max_size=20))
@@ -57,7 +57,7 @@ def test_headers_that_tarfile_writes_are_read(members):
         infos.append(tarfile.TarInfo("n" * length))
         infos[-1].size = size
     packed = b"".join(info.tobuf(tarfile.USTAR_FORMAT) for info in infos)
-    names, sizes, valid = parse_headers(np.frombuffer(packed, np.uint8).reshape(-1, BLOCK_BYTES))
+    names, _, sizes, valid = parse_headers(np.frombuffer(packed, np.uint8).reshape(-1, BLOCK_BYTES))
     assert valid.all()
     assert [(len(name), size) for name, size in zip(names.tolist(), sizes.tolist(), strict=True)] == members
 
@@ -67,7 +67,7 @@ def test_a_size_of_twelve_digits_is_not_read_as_one_of_eleven(end):
     header = bytearray(tarfile.TarInfo("a.jpg").tobuf(tarfile.USTAR_FORMAT))
     header[135:136] = end
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32)
-    assert parse_headers(as_rows(header))[2].tolist() == [end != b"7"]
+    assert parse_headers(as_rows(header))[3].tolist() == [end != b"7"]
 
 
 # Headers of any kind

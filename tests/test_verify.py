@@ -15,7 +15,7 @@ from wdsplit.index import dump_index
 from wdsplit.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
 from wdsplit.sample import pad_key
 from wdsplit.shards import read_manifest
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 from wdsplit.tar import trailer_bytes
 from wdsplit.verify import verify
 

@@ -29,7 +29,8 @@ from wdsplit.order import MAX_LANES, MAX_WINDOW
 from wdsplit.plan import default_window, least_lanes, whole_lanes
 from wdsplit.run import Run
 from wdsplit.shards import write_manifest
-from wdsplit.storage import Storage, local_path, open_storage
+from wdsplit.storage import Storage, local_path
+from wdsplit.stores import open_storage
 from wdsplit.tarsamples import TarSamples, group_samples
 from wdsplit.tarscan import scan_tar
 from wdsplit.unique import repeated

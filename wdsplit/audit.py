@@ -18,7 +18,7 @@ from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, OrderOptions
 from wdsplit.shards import read_manifest
 from wdsplit.split import Steps, World, worker_of
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 
 __all__ = ["AuditOptions", "Finding", "audit"]
 

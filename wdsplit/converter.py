@@ -31,7 +31,8 @@ from wdsplit.planning import PathLike, input_paths, plan_files, refuse_splits
 from wdsplit.run import Run
 from wdsplit.scatter import scatter, scatter_tasks, task_bytes
 from wdsplit.shards import write_manifest
-from wdsplit.storage import Storage, open_storage
+from wdsplit.storage import Storage
+from wdsplit.stores import open_storage
 from wdsplit.table import joined
 from wdsplit.task import Job, write_shards
 from wdsplit.unique import check_unique_keys

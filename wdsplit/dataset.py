@@ -12,7 +12,7 @@ import multiprocessing.context
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -31,7 +31,7 @@ from wdsplit.shards import read_manifest
 from wdsplit.source import AnySource, Source
 from wdsplit.split import AnyOrder, Steps, World, whole
 from wdsplit.stages import ColumnStage, Rename, ToTuple
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
@@ -103,6 +103,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         group: A torch process group, DeviceMesh or slice of one, whose ranks count instead of all: ranks that hold the
             same data-parallel place get the same samples.
         fields: The fields that are wanted; only they are read. None for all.
+        storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
+            `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`.
@@ -123,6 +125,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         world_size: int | None = None,
         group: Any = None,
         fields: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(
@@ -131,7 +134,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
                 found=f"{type(path).__name__}: {reprlib.repr(path)}",
                 remedy="for several datasets use wdsplit.mix, for existing tars wdsplit index",
             )
-        manifest = read_manifest(open_storage(str(path)))
+        manifest = read_manifest(open_storage(str(path), storage_options))
         options = OrderOptions(
             whole(seed),
             bool(shuffle),
@@ -139,7 +142,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             manifest.window if window is None else whole(window),
             tail,
         )
-        self._begin_with(Source(str(path), manifest, options, fields), rank, world_size, group)
+        source = Source(str(path), manifest, options, fields, storage_options)
+        self._begin_with(source, rank, world_size, group)
 
     def _begin_with(self, source: AnySource, rank: int | None, world_size: int | None, group: Any) -> None:
         super().__init__(source)
@@ -358,7 +362,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             SampleNotFoundError: There is no such sample.
         """
         source = self._single("numbers")
-        return find_sample(open_storage(source.url), source.manifest, key_or_index)
+        return find_sample(source.storage(), source.manifest, key_or_index)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse: there are no items, only samples that come through the stages, and `sample`.

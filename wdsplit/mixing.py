@@ -21,7 +21,7 @@ from wdsplit.reader import SampleReader
 from wdsplit.shards import read_manifest
 from wdsplit.source import BlockReader, Source
 from wdsplit.split import World, assigned_lanes, whole
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 
 __all__ = ["MixedSource", "Mixture", "mix"]
 
@@ -128,7 +128,7 @@ class _MixedReader:
         source, options = self._sources[number], self._order.options
         own = replace(options, seed=source_seed(options.seed, number), window=source.options.window)
         order = EpochOrder(source.manifest.shards.num_real, own, epoch, equal_lanes=True)
-        return SampleReader(open_storage(source.url), source.manifest, order, self._num_lanes, source.fields)
+        return SampleReader(source.storage(), source.manifest, order, self._num_lanes, source.fields)
 
 
 class Mixture(Dataset):
@@ -152,6 +152,7 @@ def mix(
     world_size: int | None = None,
     group: Any = None,
     fields: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Mix datasets: an epoch takes a share of each, evenly spread.
 
@@ -172,16 +173,23 @@ def mix(
         world_size: As of `Dataset`.
         group: As of `Dataset`.
         fields: As of `Dataset`.
+        storage_options: As of `Dataset`; the same for all.
 
     Raises:
         InputError: The shares, or an option, cannot be.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
     urls = _listed(weights, repeat, choose)
-    manifests = {url: read_manifest(open_storage(url)) for url in urls}
+    manifests = {url: read_manifest(open_storage(url, storage_options)) for url in urls}
     most_lanes = max(manifest.lanes for manifest in manifests.values()) if lanes is None else whole(lanes)
     sources = [
-        Source(url, manifest, OrderOptions(whole(seed), bool(shuffle), most_lanes, manifest.window, tail), fields)
+        Source(
+            url,
+            manifest,
+            OrderOptions(whole(seed), bool(shuffle), most_lanes, manifest.window, tail),
+            fields,
+            storage_options,
+        )
         for url, manifest in manifests.items()
     ]
     sizes = [source.num_samples for source in sources]

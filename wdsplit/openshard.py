@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -119,8 +120,7 @@ def read_windows(
         window = _Row(places).read(fields, scratch or Scratch())
     except WdsplitError as error:
         if len(places) == 1:
-            error.url = places[0].shard.url
-            raise error.at(places[0].shard.url) from error
+            return [_read_again(places[0], error, fields)]
         window = None  # the error is that of one of them: each by itself will tell
     if window is not None and len(places) == 1:
         return [window]
@@ -129,6 +129,18 @@ def read_windows(
     stops = np.cumsum([place.stop - place.first for place in places]).tolist()
     rows = zip(places, [0, *stops[:-1]], stops, strict=True)
     return [window.cut(first, stop, place.shard.url) for place, first, stop in rows]
+
+
+def _read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str] | None) -> Window:
+    """Return a window that was damaged on its way; raise the error if it was damaged before, or lies on a disk."""
+    if isinstance(error, CorruptDataError) and place.shard.file.is_remote:
+        with suppress(CorruptDataError):
+            window = _Row([place]).read(fields, Scratch())
+            if window is not None:
+                return window
+        error = error.at(f"bytes {place.begin} to {place.begin + place.num_bytes - 1}")
+    error.url = place.shard.url
+    raise error.at(place.shard.url) from error
 
 
 class _Row:
@@ -149,7 +161,11 @@ class _Row:
     def read(self, fields: Collection[str] | None, scratch: Scratch) -> Window | None:
         """Return the samples as one window; None if the windows must be read one by one."""
         num_bytes = int(self.offsets[-1] - self.offsets[0])
-        if num_bytes <= _SMALL_SAMPLE_BYTES * (len(self.offsets) - 1):
+        is_small = num_bytes <= _SMALL_SAMPLE_BYTES * (len(self.offsets) - 1)
+        is_remote = any(place.shard.file.is_remote for place in self._places)
+        if is_remote and not is_small and len(self._places) > 1:
+            return None
+        if is_remote or is_small:
             view = memoryview(scratch.of(num_bytes))[:num_bytes]
             for place, begin in zip(self._places, (self._begins - self._begins[0]).tolist(), strict=False):
                 place.shard.file.read_into(view[begin : begin + place.num_bytes], place.begin)

@@ -26,7 +26,8 @@ from wdsplit.order import Int64
 from wdsplit.permute import RowPermutation
 from wdsplit.plan import Plan
 from wdsplit.select import hash_groups
-from wdsplit.storage import PendingFile, Storage, open_storage
+from wdsplit.storage import PendingFile, Storage
+from wdsplit.stores import open_storage
 
 __all__ = ["SPILL_FOLDER", "ScatterJob", "SpilledRows", "scatter", "scatter_tasks", "task_bytes"]
 

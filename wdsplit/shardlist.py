@@ -23,7 +23,7 @@ from wdsplit.errors import InputError, TopologyError
 from wdsplit.order import Int64, OrderOptions, Tail, hash_stream, permutation
 from wdsplit.shards import read_manifest
 from wdsplit.split import World, whole
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 
 __all__ = ["EpochShardList", "next_turn", "shard_urls"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
@@ -82,7 +83,9 @@ def read_manifest(storage: Storage) -> Manifest:
         )
     try:
         header = storage.read(HEADER_NAME, MAX_HEADER_BYTES)
-        return parse_manifest(header, storage.read(SHARDS_NAME, MAX_TABLE_BYTES))
+        manifest = parse_manifest(header, storage.read(SHARDS_NAME, MAX_TABLE_BYTES))
+        pa.default_memory_pool().release_unused()  # what parsing took is several times what stays
+        return manifest
     except (CorruptDataError, InputError) as error:
         raise error.at(storage.url) from error
 

@@ -5,7 +5,7 @@ Composition of the manifest, the order and the reader.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ from wdsplit.manifest import Manifest
 from wdsplit.order import EpochOrder, Int64, OrderOptions
 from wdsplit.reader import SampleReader
 from wdsplit.split import AnyOrder, World, assigned_lanes
-from wdsplit.storage import open_storage
+from wdsplit.storage import Storage
+from wdsplit.stores import open_storage
 
 __all__ = ["AnySource", "BlockReader", "Source"]
 
@@ -79,15 +80,22 @@ class Source:
         manifest: Its manifest.
         options: The order's options.
         fields: The fields that are wanted; None for all.
+        storage_options: How to reach a remote store.
 
     Raises:
         InputError: The dataset has no such field.
     """
 
     def __init__(
-        self, url: str, manifest: Manifest, options: OrderOptions, fields: Collection[str] | None = None
+        self,
+        url: str,
+        manifest: Manifest,
+        options: OrderOptions,
+        fields: Collection[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.url = url
+        self.storage_options = storage_options
         self.manifest = manifest
         self.options = options
         if isinstance(fields, str):
@@ -122,7 +130,11 @@ class Source:
     def reader(self, order: EpochOrder, world: World) -> BlockReader:
         """Return what reads the positions of an order for one of its readers."""
         num_lanes = len(assigned_lanes(self.options.lanes, world))
-        return SampleReader(open_storage(self.url), self.manifest, order, num_lanes, self.fields)
+        return SampleReader(self.storage(), self.manifest, order, num_lanes, self.fields)
+
+    def storage(self) -> Storage:
+        """Return where the dataset is."""
+        return open_storage(self.url, self.storage_options)
 
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""

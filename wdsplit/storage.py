@@ -34,7 +34,6 @@ __all__ = [
     "is_temporary",
     "keep_freed_memory",
     "local_path",
-    "open_storage",
 ]
 
 _IOV_MAX = 1024
@@ -59,6 +58,10 @@ class ReadableFile(Protocol):
     @property
     def size(self) -> int:
         """Its bytes."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read is a request, so that few large ones are better than many small ones."""
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on.
@@ -168,11 +171,6 @@ def keep_freed_memory() -> None:
     untouched. Elsewhere this does nothing.
     """
     np.empty(_LARGEST_BLOCK_BYTES, np.uint8)
-
-
-def open_storage(url: str) -> Storage:
-    """Return the storage that a URL or a path names. Nothing is touched yet."""
-    return LocalStorage(local_path(url))
 
 
 class LocalStorage:
@@ -310,6 +308,8 @@ class LocalFile:
     Attributes:
         size: Its bytes.
     """
+
+    is_remote = False
 
     def __init__(self, path: Path) -> None:
         self._path = path

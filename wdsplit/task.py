@@ -23,7 +23,7 @@ from wdsplit.sample import pad_key
 from wdsplit.scatter import SpilledRows
 from wdsplit.shards import write_shard
 from wdsplit.sidecars import CatalogBuilder, needs_catalogs
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 from wdsplit.tar import Body, build_body
 
 __all__ = ["DONE_FOLDER", "Job", "keys_of", "write_shards"]

@@ -22,7 +22,7 @@ from wdsplit.manifest import Manifest, Shard, checksum_of
 from wdsplit.openshard import OpenShard, check_tail, open_shard
 from wdsplit.sample import is_pad_key
 from wdsplit.shards import read_manifest
-from wdsplit.storage import open_storage
+from wdsplit.stores import open_storage
 from wdsplit.unique import repeated
 from wdsplit.window import Window
 

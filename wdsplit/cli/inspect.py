@@ -18,7 +18,8 @@ from wdsplit.order import EpochOrder, OrderOptions
 from wdsplit.sample import RESERVED_FIELDS
 from wdsplit.shards import read_manifest
 from wdsplit.split import readers_per_lane
-from wdsplit.storage import Storage, open_storage
+from wdsplit.storage import Storage
+from wdsplit.stores import open_storage
 
 __all__ = ["assign_command", "inspect_command"]
 

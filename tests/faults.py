@@ -1,0 +1,535 @@
+"""A proxy on loopback between a client and an HTTP server, which hurts chosen requests as a network or a server may.
+
+It knows as much of HTTP/1.1 as it needs to see where a request, an answer and their bodies begin and end. Heads are
+passed on as the client wrote them, its Host included, so that signatures stay right. What happens to a request is for
+the plan to say: a function from the `Request` to a `Fault` or None. The proxy has one thread, which alone calls the
+plan and writes the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import socket
+import struct
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from http_messages import PIECE_BYTES, Head, Message, read_answer, read_head, request_pieces
+
+HOST = "127.0.0.1"
+NO_LINGER = struct.pack("ii", 1, 0)
+"""A socket that is closed so sends a reset."""
+
+
+# What the proxy sees and does
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request.
+
+    Attributes:
+        number: How many came before it, on all connections.
+        connection: The number of its connection.
+        method: Its method.
+        path: Its path, with the query.
+        range: The first and the last byte that it asks for; (first, None) for all from there on, (-n, None) for
+            the last n; None without a Range.
+        head: All that it says.
+    """
+
+    number: int
+    connection: int
+    method: str
+    path: str
+    range: tuple[int, int | None] | None
+    head: Head
+
+    @property
+    def num_bytes(self) -> int:
+        """How long a range it asks for; for a range with two ends only."""
+        assert self.range is not None and self.range[1] is not None, self
+        return self.range[1] - self.range[0] + 1
+
+
+def parse_range(text: str | None) -> tuple[int, int | None] | None:
+    if text is None:
+        return None
+    first, last = text.removeprefix("bytes=").split("-")
+    if not first:
+        return -int(last), None
+    return int(first), int(last) if last else None
+
+
+@dataclass
+class Exchange:
+    """What became of a request.
+
+    Attributes:
+        request: The request.
+        fault: What was done to it.
+        status: That of the answer that the client was sent; None as long as there is none.
+        bytes_received: Of the request's body.
+        bytes_sent: Of the answer's body; what a broken connection has swallowed is counted too.
+    """
+
+    request: Request
+    fault: Fault | None
+    status: int | None = None
+    bytes_received: int = 0
+    bytes_sent: int = 0
+
+
+class Hangup(Exception):  # noqa: N818
+    """The client gets no more on this connection, which is reset, closed or, with "stall", just left open."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+async def _first(pieces: AsyncIterator[bytes], num_bytes: int, then: str | None = None) -> AsyncIterator[bytes]:
+    """Yield so many bytes, or all if there are fewer; then hang up if told how."""
+    async for piece in pieces:
+        yield piece[:num_bytes]
+        num_bytes = max(0, num_bytes - len(piece))
+        if not num_bytes:
+            break
+    if then is not None:
+        raise Hangup(then)
+
+
+# Faults
+
+
+class Fault:
+    """What is done to a request; this one does nothing. Each kind has one of these methods of its own."""
+
+    def instead(self) -> tuple[Head, bytes] | None:
+        """Return an answer that is given without asking the server."""
+        return None
+
+    def upload(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return what the server shall get of the request's body."""
+        return pieces
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        """Return what the client shall get of the server's answer."""
+        return answer
+
+
+@dataclass(frozen=True)
+class Cut(Fault):
+    """The connection is reset after so many bytes of the answer's body; of those a client may lose the last."""
+
+    after: int
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        return replace(answer, pieces=_first(answer.pieces, self.after, "reset"))
+
+
+@dataclass(frozen=True)
+class Truncate(Fault):
+    """The connection is closed after so many bytes of the body, though Content-Length announced more."""
+
+    after: int
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        return replace(answer, pieces=_first(answer.pieces, self.after, "close"))
+
+
+@dataclass(frozen=True)
+class Shorten(Fault):
+    """The body ends after so many bytes, at least one fewer than it has, and Content-Length says so."""
+
+    after: int
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        head = answer.head.having("Content-Length", self.after)
+        return Message(head, _first(answer.pieces, self.after))
+
+
+@dataclass(frozen=True)
+class Stall(Fault):
+    """After so many bytes of the body nothing comes any more; the connection stays open until the client ends it."""
+
+    after: int
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        return replace(answer, pieces=_first(answer.pieces, self.after, "stall"))
+
+
+@dataclass(frozen=True)
+class Delay(Fault):
+    """The answer comes so many seconds late."""
+
+    seconds: float
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        await asyncio.sleep(self.seconds)
+        return answer
+
+
+@dataclass(frozen=True)
+class Throttle(Fault):
+    """The body comes at so many bytes a second, 20 times a second some."""
+
+    bytes_per_s: int
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        return replace(answer, pieces=self._slowly(answer.pieces))
+
+    async def _slowly(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        step = max(1, self.bytes_per_s // 20)
+        async for piece in pieces:
+            for start in range(0, len(piece), step):
+                part = piece[start : start + step]
+                await asyncio.sleep(len(part) / self.bytes_per_s)
+                yield part
+
+
+@dataclass(frozen=True)
+class Flip(Fault):
+    """All bits of one byte of the body are the other way round."""
+
+    at: int
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        return replace(answer, pieces=self._flipped(answer.pieces))
+
+    async def _flipped(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        start = 0
+        async for piece in pieces:
+            at = self.at - start
+            start += len(piece)
+            yield piece[:at] + bytes([piece[at] ^ 0xFF]) + piece[at + 1 :] if 0 <= at < len(piece) else piece
+
+
+@dataclass(frozen=True)
+class IgnoreRange(Fault):
+    """The answer to a request for a range is 200 with the whole object, which is read in the server's folder."""
+
+    folder: Path
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        if answer.head["Content-Range"] is None:
+            return answer
+        whole = (self.folder / unquote(urlsplit(request.path).path).lstrip("/")).read_bytes()
+        head = answer.head.without("Content-Range").having("Content-Length", len(whole))
+        return Message(replace(head, start="HTTP/1.1 200 OK"), _one(whole))
+
+
+@dataclass(frozen=True)
+class LoseAnswer(Fault):
+    """The server does what it was asked; the connection is reset before the client hears of it."""
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        raise Hangup("reset")
+
+
+@dataclass(frozen=True)
+class CutUpload(Fault):
+    """The connections to client and server are reset after so many bytes of the request's body."""
+
+    after: int
+
+    def upload(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        return _first(pieces, self.after, "reset")
+
+
+@dataclass(frozen=True)
+class ErrorAnswer(Fault):
+    """An error as S3 says it, in XML; the server is not asked."""
+
+    status: str
+    code: str
+    message: str
+    retry_after: int | None = None
+
+    def instead(self) -> tuple[Head, bytes]:
+        body = (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<Error><Code>{self.code}</Code><Message>{self.message}</Message><RequestId>0</RequestId></Error>"
+        ).encode()
+        fields = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+        if self.retry_after is not None:
+            fields.append(("Retry-After", str(self.retry_after)))
+        return Head(f"HTTP/1.1 {self.status}", tuple(fields)), body
+
+
+def slow_down(retry_after: int | None = None) -> ErrorAnswer:
+    """Return the answer to too many requests; `retry_after` is in seconds."""
+    return ErrorAnswer("503 Slow Down", "SlowDown", "Please reduce your request rate.", retry_after)
+
+
+def internal_error() -> ErrorAnswer:
+    return ErrorAnswer("500 Internal Server Error", "InternalError", "We encountered an internal error.")
+
+
+def expired_token() -> ErrorAnswer:
+    return ErrorAnswer("403 Forbidden", "ExpiredToken", "The provided token has expired.")
+
+
+async def _one(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+# Plans
+
+Plan = Callable[[Request], "Fault | None"]
+Maker = Callable[[random.Random, int], Fault]
+"""Makes a fault for a range of so many bytes."""
+
+
+def reading_faults(folder: Path) -> tuple[Maker, ...]:
+    """Return makers of each kind of fault that a read may meet and that passes; `folder` is the server's.
+
+    A stall lasts as long as the client waits.
+    """
+    return (
+        lambda chance, num_bytes: Cut(chance.randrange(num_bytes)),
+        lambda chance, num_bytes: Truncate(chance.randrange(num_bytes)),
+        lambda chance, num_bytes: Shorten(chance.randrange(num_bytes)),
+        lambda chance, num_bytes: Stall(chance.randrange(num_bytes)),
+        lambda chance, num_bytes: Flip(chance.randrange(num_bytes)),
+        lambda chance, num_bytes: Delay(chance.uniform(0, 0.2)),
+        lambda chance, num_bytes: Throttle(10 * num_bytes),
+        lambda chance, num_bytes: IgnoreRange(folder),
+        lambda chance, num_bytes: LoseAnswer(),
+        lambda chance, num_bytes: slow_down(),
+        lambda chance, num_bytes: slow_down(retry_after=1),
+        lambda chance, num_bytes: internal_error(),
+        lambda chance, num_bytes: expired_token(),
+    )
+
+
+class SeededPlan:
+    """Gives a share of the GETs of ranges faults, of all kinds in turn; a seed says which requests and how bad.
+
+    Attributes:
+        num_given: Faults given so far.
+    """
+
+    def __init__(self, seed: int, share: float, makers: Sequence[Maker], most: int | None = None) -> None:
+        """Make it; `most` is how many faults there are before all goes well."""
+        self.num_given = 0
+        self._seed, self._share, self._makers, self._most = seed, share, makers, most
+
+    def __call__(self, request: Request) -> Fault | None:
+        chance = random.Random(f"{self._seed} {request.number}")
+        is_ranged = request.method == "GET" and request.range is not None and request.range[1] is not None
+        if not is_ranged or self.num_given == self._most or chance.random() >= self._share:
+            return None
+        maker = self._makers[self.num_given % len(self._makers)]
+        self.num_given += 1
+        return maker(chance, request.num_bytes)
+
+
+# The proxy
+
+
+class FaultProxy:
+    """The proxy; runs from `start` to `stop`, or in a `with`.
+
+    Attributes:
+        plan: What is done to the requests to come.
+        port: Where it listens.
+    """
+
+    def __init__(self, server_port: int, plan: Plan = lambda request: None, *, as_s3: bool = False) -> None:
+        """Make it; `as_s3` gives answers with a Content-Range the status 206, as S3 does and rclone does not."""
+        self.plan = plan
+        self._as_s3 = as_s3
+        self._server_port = server_port
+        self._exchanges: list[Exchange] = []
+        self._numbers, self._connections = itertools.count(), itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._descriptors: set[int] = set()
+        self._errors: list[BaseException] = []
+        self._ready = threading.Event()
+        self._listening = socket.create_server((HOST, 0), backlog=1024)
+        self.port: int = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="fault proxy", daemon=True)
+
+    def __enter__(self) -> FaultProxy:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """What there was so far, in the order of the requests."""
+        return list(self._exchanges)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+        self._ready.wait()
+        _running.add(self)
+
+    def stop(self) -> None:
+        """Break all connections and end the thread; raise what went wrong in the proxy or its plan."""
+        _running.discard(self)
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def leave_to_parent(self) -> None:
+        """Give up the sockets that this process, just forked, has inherited: the parent's close would not end them."""
+        with open(os.devnull) as null:
+            for descriptor in self._descriptors:
+                os.dup2(null.fileno(), descriptor)
+
+    async def _run(self) -> None:
+        """Serve until it is to stop; asyncio.run then cancels the tasks of the connections that are left."""
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._descriptors.add(self._listening.fileno())
+        server = await asyncio.start_server(self._connected, sock=self._listening, limit=PIECE_BYTES)
+        self._ready.set()
+        await self._stopping.wait()
+        server.close()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._errors.append(error)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection to its end; that client or server leave is no error."""
+        connection = next(self._connections)
+        descriptor = self._own(writer)
+        try:
+            while await self._survives(connection, reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            await self._end(writer, descriptor)
+
+    async def _survives(self, connection: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Take a request and answer it; return whether the connection can be used for another."""
+        try:
+            return await self._exchange(connection, reader, writer)
+        except Hangup as hangup:
+            if hangup.how == "reset":
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+            if hangup.how == "stall":
+                await reader.read()
+            return False
+
+    def _own(self, writer: asyncio.StreamWriter) -> int:
+        """Take a new connection into account; what is written to it is not buffered here."""
+        writer.transport.set_write_buffer_limits(high=0)
+        descriptor: int = writer.get_extra_info("socket").fileno()
+        self._descriptors.add(descriptor)
+        return descriptor
+
+    async def _end(self, writer: asyncio.StreamWriter, descriptor: int) -> None:
+        self._descriptors.discard(descriptor)
+        writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def _exchange(self, connection: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Take a request and answer it, as the plan says; return whether the connection can be used for another."""
+        head = await read_head(reader)
+        method, path, _ = head.start.split()
+        request = Request(next(self._numbers), connection, method, path, parse_range(head["Range"]), head)
+        exchange = Exchange(request, self.plan(request))
+        self._exchanges.append(exchange)
+        if head["Expect"] == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        fault = exchange.fault or Fault()
+        upload = self._received(exchange, fault.upload(request_pieces(head, reader)))
+        instead = fault.instead()
+        if instead is None:
+            return await self._forward(exchange, fault, Message(head, upload), writer)
+        async for _ in upload:
+            pass
+        await self._answer(exchange, Message(instead[0], _one(b"" if method == "HEAD" else instead[1])), writer)
+        return head["Connection"] != "close"
+
+    async def _forward(self, exchange: Exchange, fault: Fault, message: Message, writer: asyncio.StreamWriter) -> bool:
+        """Let the server answer; return whether the client's connection can be used again."""
+        server_reader, server_writer = await asyncio.open_connection(HOST, self._server_port, limit=PIECE_BYTES)
+        descriptor = self._own(server_writer)
+        try:
+            was_taken = await self._send(message, server_writer)
+            answer = await read_answer(server_reader, exchange.request.method)
+            if self._as_s3 and answer.head["Content-Range"] is not None and answer.head.status == 200:
+                answer = replace(answer, head=replace(answer.head, start="HTTP/1.1 206 Partial Content"))
+            answer = await fault.answer(exchange.request, answer)
+            await self._answer(exchange, answer, writer)
+        finally:
+            await self._end(server_writer, descriptor)
+        return was_taken and answer.has_end and "close" not in (message.head["Connection"], answer.head["Connection"])
+
+    async def _send(self, message: Message, writer: asyncio.StreamWriter) -> bool:
+        """Send a request on to the server; return False when it did not take all, though it may have answered."""
+        writer.write(message.head.encode())
+        async for piece in _framed(message):
+            writer.write(piece)
+            try:
+                await writer.drain()
+            except ConnectionError:
+                return False
+        return True
+
+    async def _received(self, exchange: Exchange, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            exchange.bytes_received += len(piece)
+            yield piece
+
+    async def _answer(self, exchange: Exchange, answer: Message, writer: asyncio.StreamWriter) -> None:
+        """Send an answer to the client; all is in the log before the client can have seen it."""
+        exchange.status = answer.head.status
+        writer.write(answer.head.encode())
+        async for piece in _framed(Message(answer.head, self._counted(exchange, answer.pieces))):
+            writer.write(piece)
+            await writer.drain()
+        await writer.drain()
+
+    async def _counted(self, exchange: Exchange, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            exchange.bytes_sent += len(piece)
+            yield piece
+
+
+async def _framed(message: Message) -> AsyncIterator[bytes]:
+    """Yield a body as it is sent, in chunks where the head says so."""
+    async for piece in message.pieces:
+        if piece:
+            yield b"%x\r\n%b\r\n" % (len(piece), piece) if message.head.is_chunked else piece
+    if message.head.is_chunked:
+        yield b"0\r\n\r\n"
+
+
+_running: weakref.WeakSet[FaultProxy] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for proxy in _running:
+        proxy.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
