@@ -118,16 +118,19 @@ class Parts(IterableDataset[Any]):
     def _guarded(self, epoch: int, start: int, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
         try:
             steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-            yield from self._parcels(self._sub_batches(steps, world, is_wanted))
+            yield from self._parcels(self._sub_batches(steps, world, is_wanted), is_wanted)
         except WdsplitError as error:
             yield [Raised(error)]
 
-    def _parcels(self, parts: Iterator[Any]) -> Iterator[list[Any]]:
-        """Give parts together; the first one by itself, so that it comes soon."""
+    def _parcels(self, parts: Iterator[Any], is_wanted: Callable[[], bool]) -> Iterator[list[Any]]:
+        """Give parts together, as long as they are wanted; the first one by itself, so that it comes soon."""
         for size in chain([1], repeat(self._steps_together)):
             parcel: list[Any] = []
             try:
-                parcel.extend(islice(parts, size))
+                for part in islice(parts, size):
+                    parcel.append(part)
+                    if not is_wanted():
+                        return
             except Exception:
                 if parcel:
                     yield parcel
