@@ -916,3 +916,17 @@ def test_an_unknown_way_to_start_workers_is_refused_and_a_context_is_not(numbers
         Loader(Dataset(numbers), 12, num_workers=1, multiprocessing_context="sawn")
     loader = Loader(delivering(Dataset(numbers)), 12, num_workers=1, multiprocessing_context=get_context("fork"))
     assert len(list(loader)) == len(loader)
+
+
+def test_windows_of_many_small_shards_that_are_read_together_are_all_open(tmp_path):
+    """Of one sample each: as many shards are open at once as samples are parsed together."""
+    sized_dataset(tmp_path, [1] * 700, lanes=4, window=1)
+    program = """
+import resource, sys
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+import wdsplit
+print(sum(1 for _ in wdsplit.Dataset(sys.argv[1])))
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout == "700\n", done.stderr

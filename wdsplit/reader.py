@@ -22,8 +22,9 @@ from wdsplit.window import Window
 
 __all__ = ["SampleReader"]
 
-_SAMPLES_TOGETHER = 1024
-"""Windows are parsed together until they have so many samples: numpy's calls cost as much for a few."""
+_SAMPLES_TOGETHER, _WINDOWS_TOGETHER = 1024, 64
+"""Windows are parsed together until they have about so many samples, because numpy's calls cost as much for a few; but
+no more of them, because their shards are all open meanwhile."""
 
 
 class SampleReader:
@@ -49,7 +50,7 @@ class SampleReader:
         num_lanes: int,
         fields: Collection[str] | None = None,
     ) -> None:
-        allow_open_files(2 * (num_lanes + 2))
+        allow_open_files(2 * (num_lanes + 2) + _WINDOWS_TOGETHER)
         keep_freed_memory()
         self._storage = storage
         self._shards = manifest.shards
@@ -99,7 +100,7 @@ class SampleReader:
             slots = np.searchsorted(visit.ends, visits[rows], side="right")
             for slot, members in groups(slots):
                 part.append(_Piece(visit, slot, rows[members]))
-                if len(part) * self._order.options.window >= _SAMPLES_TOGETHER:
+                if len(part) >= min(_WINDOWS_TOGETHER, -(-_SAMPLES_TOGETHER // self._order.options.window)):
                     yield part
                     part = []
         yield part
