@@ -3,10 +3,10 @@ import io
 from functools import partial
 from pathlib import Path
 
+import format_inputs
 import numpy as np
 import pyarrow as pa
 import pytest
-import text_inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,10 +23,10 @@ TEXT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 @pytest.fixture
 def read(tmp_path, block_bytes):
     """Return what reads CSV given as text or bytes."""
-    return partial(text_inputs.read_data, csv_format, tmp_path / "a.csv")
+    return partial(format_inputs.read_data, csv_format, tmp_path / "a.csv")
 
 
-read_files = partial(text_inputs.read_files, csv_format)
+read_files = partial(format_inputs.read_files, csv_format)
 
 
 # Rows

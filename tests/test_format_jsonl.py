@@ -2,9 +2,9 @@ import json
 from functools import partial
 from pathlib import Path
 
+import format_inputs
 import pyarrow as pa
 import pytest
-import text_inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +16,10 @@ from wdsplit.inputs import open_inputs
 @pytest.fixture
 def read(tmp_path, block_bytes):
     """Return what reads JSON lines given as text or bytes."""
-    return partial(text_inputs.read_data, jsonl, tmp_path / "a.jsonl")
+    return partial(format_inputs.read_data, jsonl, tmp_path / "a.jsonl")
 
 
-read_files = partial(text_inputs.read_files, jsonl)
+read_files = partial(format_inputs.read_files, jsonl)
 
 
 # Rows

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from format_inputs import read_files
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import converted, mixed_table, real_samples, shard_files, write_table
@@ -23,16 +24,7 @@ def tar_file(folder, members, name="a.tar", **options) -> str:
 
 def read(paths, columns=None) -> pa.Table:
     paths = [paths] if isinstance(paths, str) else paths
-    opened = {path: tars.open_file(path) for path in paths}
-    schema = tars.common_schema({path: found for path, (_, found) in opened.items()})
-    columns = columns or schema.names
-    batches = [
-        batch
-        for file, _ in opened.values()
-        if file.row_groups
-        for batch in tars.read_batches(file, range(len(file.row_groups)), columns, schema)
-    ]
-    return pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in columns]))
+    return read_files(tars, paths, columns)
 
 
 # Samples

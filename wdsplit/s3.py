@@ -22,7 +22,7 @@ from wdsplit.errors import (
     WdsplitError,
 )
 from wdsplit.retry import Retries, RetryOptions
-from wdsplit.storage import PendingFile
+from wdsplit.storage import PendingFile, read_whole
 
 __all__ = ["S3Options", "S3Storage"]
 
@@ -153,16 +153,7 @@ class S3Storage:
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
         """Return the bytes of an object, unless it has more than it may have."""
         file = self.open(path)
-        if most_bytes is not None and file.size > most_bytes:
-            raise CorruptDataError(
-                "an object is too large",
-                place=file.url,
-                expected=f"at most {most_bytes} bytes",
-                found=f"{file.size} bytes",
-                remedy="the object was changed: copy the dataset again",
-                url=file.url,
-            )
-        return file.read(0, file.size)
+        return read_whole(file, file.url, most_bytes)
 
     def map(self, path: str) -> bytes:
         """Return the bytes of an object: they cannot be mapped."""

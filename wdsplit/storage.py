@@ -34,6 +34,7 @@ __all__ = [
     "is_temporary",
     "keep_freed_memory",
     "local_path",
+    "read_whole",
 ]
 
 _IOV_MAX = 1024
@@ -173,6 +174,29 @@ def keep_freed_memory() -> None:
     np.empty(_LARGEST_BLOCK_BYTES, np.uint8)
 
 
+def read_whole(file: ReadableFile, url: str, most_bytes: int | None) -> bytes:
+    """Return all bytes of a file.
+
+    Args:
+        file: The file.
+        url: What to call it.
+        most_bytes: How many it may have; None for any number.
+
+    Raises:
+        CorruptDataError: It has more.
+    """
+    if most_bytes is not None and file.size > most_bytes:
+        raise CorruptDataError(
+            "a file is too large",
+            place=url,
+            expected=f"at most {most_bytes} bytes",
+            found=f"{file.size} bytes",
+            remedy="the file was changed: copy the dataset again",
+            url=url,
+        )
+    return file.read(0, file.size)
+
+
 class LocalStorage:
     """A folder of the local disk or of a network file system."""
 
@@ -186,17 +210,7 @@ class LocalStorage:
 
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, unless it has more than it may have."""
-        file = self.open(path)
-        if most_bytes is not None and file.size > most_bytes:
-            raise CorruptDataError(
-                "a file is too large",
-                place=str(self.root / path),
-                expected=f"at most {most_bytes} bytes",
-                found=f"{file.size} bytes",
-                remedy="the file was changed: copy the dataset again",
-                url=str(self.root / path),
-            )
-        return file.read(0, file.size)
+        return read_whole(self.open(path), str(self.root / path), most_bytes)
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Map a file into memory, read-only; an empty file cannot be mapped and comes as b''."""

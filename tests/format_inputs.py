@@ -1,4 +1,4 @@
-"""Files of text, read by the module of their format, for its tests."""
+"""Input files, read by the module of their format, for its tests."""
 
 from __future__ import annotations
 
