@@ -57,6 +57,8 @@ LAYERS = {
         "openshard",
         "retry",
         "s3",
+        "s3client",
+        "s3file",
         "scatter",
         "shards",
         "storage",

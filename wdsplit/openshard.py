@@ -236,7 +236,7 @@ def open_shard(storage: Storage, shard: Shard) -> OpenShard:
         DatasetNotFoundError: Either is not there.
         CorruptDataError: The shard's size or its index is not what the manifest says.
     """
-    file = storage.open(shard.path)
+    file = storage.open(shard.path, shard.num_bytes)
     url = f"{storage.url}/{shard.path}"
     if file.size != shard.num_bytes:
         raise CorruptDataError(

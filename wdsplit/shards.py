@@ -72,7 +72,19 @@ def read_manifest(storage: Storage) -> Manifest:
         CorruptDataError: It is damaged.
         InputError: It is of another version.
     """
-    if storage.size(HEADER_NAME) is None:
+    try:
+        header = _read_header(storage)
+        manifest = parse_manifest(header, storage.read(SHARDS_NAME, MAX_TABLE_BYTES))
+        pa.default_memory_pool().release_unused()  # what parsing took is several times what stays
+        return manifest
+    except (CorruptDataError, InputError) as error:
+        raise error.at(storage.url) from error
+
+
+def _read_header(storage: Storage) -> bytes:
+    try:
+        return storage.read(HEADER_NAME, MAX_HEADER_BYTES)
+    except DatasetNotFoundError:
         raise DatasetNotFoundError(
             "there is no dataset",
             place=storage.url,
@@ -80,14 +92,7 @@ def read_manifest(storage: Storage) -> Manifest:
             found=storage.what_is_there(),
             remedy=_where_else(storage),
             url=storage.url,
-        )
-    try:
-        header = storage.read(HEADER_NAME, MAX_HEADER_BYTES)
-        manifest = parse_manifest(header, storage.read(SHARDS_NAME, MAX_TABLE_BYTES))
-        pa.default_memory_pool().release_unused()  # what parsing took is several times what stays
-        return manifest
-    except (CorruptDataError, InputError) as error:
-        raise error.at(storage.url) from error
+        ) from None
 
 
 def _where_else(storage: Storage) -> str:

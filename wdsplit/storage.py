@@ -34,7 +34,7 @@ __all__ = [
     "is_temporary",
     "keep_freed_memory",
     "local_path",
-    "read_whole",
+    "refuse_too_large",
 ]
 
 _IOV_MAX = 1024
@@ -102,8 +102,13 @@ class Storage(Protocol):
     def map(self, path: str) -> mmap.mmap | bytes:
         """Return the bytes of an object without reading them all, where the system can."""
 
-    def open(self, path: str) -> ReadableFile:
-        """Open an object for reading at any offset."""
+    def open(self, path: str, size: int | None = None) -> ReadableFile:
+        """Open an object for reading at any offset.
+
+        Args:
+            path: Its path.
+            size: Its bytes, if they are known: a remote object need not be asked, and is refused if it has others.
+        """
 
     def size(self, path: str) -> int | None:
         """Return the size of an object in bytes, or None if there is no such object (but a folder, say)."""
@@ -174,27 +179,21 @@ def keep_freed_memory() -> None:
     np.empty(_LARGEST_BLOCK_BYTES, np.uint8)
 
 
-def read_whole(file: ReadableFile, url: str, most_bytes: int | None) -> bytes:
-    """Return all bytes of a file.
-
-    Args:
-        file: The file.
-        url: What to call it.
-        most_bytes: How many it may have; None for any number.
+def refuse_too_large(size: int, most_bytes: int | None, url: str) -> None:
+    """Refuse a file that has more bytes than it may have.
 
     Raises:
-        CorruptDataError: It has more.
+        CorruptDataError: It has.
     """
-    if most_bytes is not None and file.size > most_bytes:
+    if most_bytes is not None and size > most_bytes:
         raise CorruptDataError(
             "a file is too large",
             place=url,
             expected=f"at most {most_bytes} bytes",
-            found=f"{file.size} bytes",
+            found=f"{size} bytes",
             remedy="the file was changed: copy the dataset again",
             url=url,
         )
-    return file.read(0, file.size)
 
 
 class LocalStorage:
@@ -210,13 +209,15 @@ class LocalStorage:
 
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, unless it has more than it may have."""
-        return read_whole(self.open(path), str(self.root / path), most_bytes)
+        file = self.open(path)
+        refuse_too_large(file.size, most_bytes, str(self.root / path))
+        return file.read(0, file.size)
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Map a file into memory, read-only; an empty file cannot be mapped and comes as b''."""
         return self.open(path).map()
 
-    def open(self, path: str) -> LocalFile:
+    def open(self, path: str, size: int | None = None) -> LocalFile:
         """Open a file for reading."""
         return LocalFile(self.root / path)
 

@@ -1,0 +1,231 @@
+"""What speaks with a store of the S3 kind: options, credentials, requests, and what its errors mean.
+
+Requests go through botocore, which knows credentials, profiles, endpoints and signatures as every AWS tool does. Its
+own retries are off: a read that stopped in the middle goes on from there, and all attempts share one deadline.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
+from wdsplit.retry import Retries, RetryOptions
+
+__all__ = ["NothingCameError", "S3Client", "S3Options", "error_code"]
+
+Answer = TypeVar("Answer")
+
+_POOL_SIZE = 32
+_MOST_EXPIRED = 3
+_GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_PASSING = frozenset({"OperationAborted", "RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling"})
+"""Errors that are gone a moment later though their HTTP status says otherwise; all of 429 and 500 to 599 are such."""
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """How to reach a store; what is None is found as the AWS tools find it: environment, profile, instance.
+
+    Attributes:
+        key: The access key's id.
+        secret: The secret access key.
+        token: The session token.
+        anon: Do not sign: public buckets.
+        profile: A profile of the configuration files.
+        endpoint_url: The store, if it is not AWS.
+        region: Its region.
+        path_style: Whether the bucket stands in the path; None lets botocore choose.
+        requester_pays: Whether to accept that requests are charged.
+        retries: How long to try.
+    """
+
+    key: str | None = None
+    secret: str | None = None
+    token: str | None = None
+    anon: bool = False
+    profile: str | None = None
+    endpoint_url: str | None = None
+    region: str | None = None
+    path_style: bool | None = None
+    requester_pays: bool = False
+    retries: RetryOptions = field(default_factory=RetryOptions)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> S3Options:
+        """Return the options that s3fs has by these names, and ours.
+
+        Raises:
+            InputError: There is no such option.
+        """
+        given = {**options.get("client_kwargs", {}), **{k: v for k, v in options.items() if k != "client_kwargs"}}
+        if "region_name" in given:
+            given["region"] = given.pop("region_name")
+        times = {name: given.pop(name) for name in list(given) if name in _names(RetryOptions)}
+        unknown = sorted(given.keys() - _names(cls) | given.keys() & {"retries"})
+        if unknown:
+            raise InputError(
+                "there is no such storage option",
+                expected=", ".join(sorted(_names(cls) - {"retries"} | _names(RetryOptions) | {"client_kwargs"})),
+                found=", ".join(unknown),
+            )
+        return cls(**given, retries=RetryOptions(**times))
+
+    def __repr__(self) -> str:
+        """Tell nothing that is secret."""
+        shown = {name: getattr(self, name) for name in ("anon", "profile", "endpoint_url", "region")}
+        return f"S3Options({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
+
+
+def _names(options: Any) -> set[str]:
+    return {each.name for each in fields(options)}
+
+
+@functools.lru_cache(maxsize=16)
+def _botocore_client(options: S3Options, process: int, environ: frozenset[tuple[str, str]]) -> Any:
+    """Return what speaks with the store; each process has its own, because connections cannot be shared."""
+    try:
+        import botocore
+        import botocore.session
+        from botocore.config import Config
+    except ImportError as error:
+        raise MissingDependencyError("s3:// needs botocore", remedy="pip install 'wdsplit[s3]'") from error
+    config = Config(
+        retries={"total_max_attempts": 1},
+        max_pool_connections=_POOL_SIZE,
+        connect_timeout=options.retries.timeout_s,
+        read_timeout=options.retries.timeout_s,
+        s3={"addressing_style": {None: "auto", True: "path", False: "virtual"}[options.path_style]},
+        signature_version=botocore.UNSIGNED if options.anon else None,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    session = botocore.session.Session(profile=options.profile)
+    return session.create_client(
+        "s3",
+        region_name=options.region,
+        endpoint_url=options.endpoint_url,
+        aws_access_key_id=options.key,
+        aws_secret_access_key=options.secret,
+        aws_session_token=options.token,
+        config=config,
+    )
+
+
+class NothingCameError(Exception):
+    """A connection was closed before a single byte."""
+
+
+class S3Client:
+    """Sends requests about a bucket.
+
+    Args:
+        bucket: Its name.
+        options: How to reach the store.
+    """
+
+    def __init__(self, bucket: str, options: S3Options) -> None:
+        self._bucket = bucket
+        self._options = options
+
+    def ask(self, operation: str, url: str, **parameters: Any) -> Any:
+        """Send a request, again and again until it is answered, refused, or the deadline has passed.
+
+        Args:
+            operation: A method of botocore's client.
+            url: What it is about.
+            parameters: Its parameters; the bucket is added.
+
+        Raises:
+            DatasetNotFoundError: There is no such object or bucket.
+            StorageError: The store refuses, or does not answer in time.
+        """
+        return self.attempt(url, lambda _: self.send(operation, **parameters))
+
+    def send(self, operation: str, **parameters: Any) -> Any:
+        """Send a request once."""
+        payer = {"RequestPayer": "requester"} if self._options.requester_pays else {}
+        environ = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+        client = _botocore_client(self._options, os.getpid(), environ)
+        return getattr(client, operation)(Bucket=self._bucket, **payer, **parameters)
+
+    def attempt(self, url: str, action: Callable[[Retries], Answer]) -> Answer:
+        """Do something that may fail for a while; raises as `ask` does."""
+        retries = Retries(self._options.retries)
+        num_expired = 0
+        while True:
+            try:
+                return action(retries)
+            except WdsplitError:
+                raise
+            except Exception as error:
+                wait_s = _seconds_to_wait(error)
+                if error_code(error) in _EXPIRED and num_expired < _MOST_EXPIRED:
+                    num_expired += 1
+                    wait_s = 0.0
+                    _botocore_client.cache_clear()  # another looks for credentials again: they may be renewed
+                if wait_s is None:
+                    raise _refused(error, url) from error
+                if not retries.wait(wait_s):
+                    raise _gave_up(error, url, retries.num_attempts, self._options.retries.deadline_s) from error
+
+
+def error_code(error: Exception) -> str:
+    """Return what the store calls an error; nothing if it is not of the store."""
+    answer = getattr(error, "response", None) or {}
+    return str(answer.get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> tuple[int, dict[str, str]]:
+    """Return HTTP status and headers of an answer that is an error; 0 if there was no answer."""
+    answer = (getattr(error, "response", None) or {}).get("ResponseMetadata", {})
+    return int(answer.get("HTTPStatusCode", 0)), answer.get("HTTPHeaders", {})
+
+
+def _seconds_to_wait(error: Exception) -> float | None:
+    """Return how long to wait at least before trying again; None if that is of no use."""
+    import botocore.exceptions as kinds
+
+    if isinstance(error, kinds.ClientError):
+        status, headers = _status(error)
+        if status != 429 and status < 500 and error_code(error) not in _PASSING:
+            return None
+        after = headers.get("retry-after", "")
+        return float(after) if after.isdigit() else 0.0
+    passing = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError, OSError)
+    return 0.0 if isinstance(error, (*passing, NothingCameError)) else None
+
+
+def _refused(error: Exception, url: str) -> WdsplitError:
+    """Return our error for one that will not pass. What it says of credentials is left out."""
+    code = error_code(error)
+    if code in _GONE:
+        return DatasetNotFoundError(
+            "there is no such object",
+            place=url,
+            found=code,
+            remedy="check the URL; a dataset may have been copied in part",
+            url=url,
+        )
+    if code in _EXPIRED:
+        remedy = "renew the credentials, then resume"
+    elif _status(error)[0] in (401, 403):
+        remedy = "check the credentials and what they allow; storage_options={'anon': True} reads public buckets"
+    else:
+        remedy = "check the URL, the endpoint and the credentials (environment, profile or storage_options)"
+    return StorageError("the store refuses", place=url, found=code or type(error).__name__, remedy=remedy, url=url)
+
+
+def _gave_up(error: Exception, url: str, num_attempts: int, deadline_s: float) -> StorageError:
+    return StorageError(
+        "the store does not answer as it should",
+        place=url,
+        expected=f"an answer within {deadline_s:g} s",
+        found=f"{num_attempts} attempts, the last of which ended with {error_code(error) or type(error).__name__}",
+        remedy="check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
+        url=url,
+    )

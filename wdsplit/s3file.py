@@ -1,0 +1,191 @@
+"""An object of a store that speaks S3, open for reading."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from typing import Any
+
+from wdsplit.errors import CorruptDataError
+from wdsplit.retry import Retries
+from wdsplit.s3client import NothingCameError, S3Client, error_code
+from wdsplit.storage import refuse_too_large
+
+__all__ = ["S3File"]
+
+_READ_AT_ONCE = 1024**2
+"""What a connection that stalls may make us read again."""
+_CHANGED = frozenset({"412", "PreconditionFailed"})
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+
+
+class S3File:
+    """An object that is open for reading. All that is read of it is of one version: that of the first answer.
+
+    Nothing is asked for before something is wanted. Threads may read it at the same time.
+
+    Args:
+        client: Sends requests about its bucket.
+        key: Its key.
+        url: What to call it.
+        size: Its bytes, if they are known; an object of another size is refused.
+
+    Attributes:
+        url: What to call it.
+    """
+
+    is_remote = True
+
+    def __init__(self, client: S3Client, key: str, url: str, size: int | None = None) -> None:
+        self.url = url
+        self._client = client
+        self._key = key
+        self._size = size
+        self._etag: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        if self._size is None:
+            answer = self._client.ask("head_object", self.url, Key=self._key)
+            self._notice(answer, int(answer["ContentLength"]))
+        return self._size or 0
+
+    def map(self) -> bytes:
+        """Return all its bytes."""
+        return self.read_whole()
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Do nothing: what is expected is fetched by `ahead`."""
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on."""
+        data = bytearray(num_bytes)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes from an offset on; a read that fails goes on where it stopped."""
+        stop = offset + len(buffer)
+        if self._size is not None and stop > self._size:
+            raise self._unlike("an object is shorter than what is wanted of it", f"at least {stop} bytes", self._size)
+        filling = _Filling(self, buffer, offset)
+        if len(buffer):
+            self._client.attempt(f"{self.url}, bytes {offset} to {stop - 1}", filling.go_on)
+
+    def read_whole(self, most_bytes: int | None = None) -> bytes:
+        """Return all its bytes by one request, if it does not fail.
+
+        Args:
+            most_bytes: How many it may have; None for any number.
+
+        Raises:
+            CorruptDataError: It has more.
+        """
+        filling: _Filling | None = None
+
+        def fill(retries: Retries) -> None:
+            nonlocal filling
+            if filling is None:
+                with closing(self._body()) as body:
+                    refuse_too_large(self.size, most_bytes, self.url)
+                    filling = _Filling(self, memoryview(bytearray(self.size)), 0)
+                    filling.take(body, retries)
+            filling.go_on(retries)
+
+        self._client.attempt(self.url, fill)
+        return bytes(filling.buffer) if filling is not None else b""
+
+    def _body(self, offset: int = 0, stop: int | None = None) -> Any:
+        """Ask for the bytes from an offset up to another, or for all; return what they are read from."""
+        asked = {} if stop is None else {"Range": f"bytes={offset}-{stop - 1}"}
+        if self._etag is not None:
+            asked["IfMatch"] = self._etag
+        try:
+            answer = self._client.send("get_object", Key=self._key, **asked)
+        except Exception as error:
+            if error_code(error) in _CHANGED:
+                raise self._replaced("another version") from error
+            if error_code(error) == "InvalidRange":
+                raise self._unlike("an object is shorter than what is wanted of it", f"at least {stop} bytes") from None
+            raise
+        body = answer["Body"]
+        try:
+            found = _RANGE.fullmatch(answer.get("ContentRange", ""))
+            self._notice(answer, int(found[2] if found else answer["ContentLength"]))
+            if found is not None and int(found[1]) != offset:
+                raise NothingCameError  # of what was asked for
+            _skip(body, 0 if found else offset)  # some stores answer with all of the object
+        except BaseException:
+            body.close()
+            raise
+        return body
+
+    def _notice(self, answer: dict[str, Any], size: int) -> None:
+        """Compare an answer with what is known of the object, or learn it."""
+        etag = answer.get("ETag")
+        if self._etag is not None and etag not in (None, self._etag):
+            raise self._replaced(f"version {etag}")
+        if self._size is not None and size != self._size:
+            raise self._unlike("an object has another size than it should have", f"{self._size} bytes", size)
+        self._etag, self._size = etag, size
+
+    def _replaced(self, found: str) -> CorruptDataError:
+        return CorruptDataError(
+            "an object was replaced while it was read",
+            place=self.url,
+            expected=f"version {self._etag}",
+            found=found,
+            remedy="write new data to another place, and start again",
+            url=self.url,
+        )
+
+    def _unlike(self, cause: str, expected: str, size: int | None = None) -> CorruptDataError:
+        return CorruptDataError(
+            cause,
+            place=self.url,
+            expected=expected,
+            found="fewer" if size is None else f"{size} bytes",
+            remedy="the object was truncated or changed: copy it again, or convert again with --overwrite",
+            url=self.url,
+        )
+
+
+class _Filling:
+    """A buffer that is being filled with bytes of an object, by as many requests as it takes.
+
+    Attributes:
+        buffer: The buffer.
+    """
+
+    def __init__(self, file: S3File, buffer: memoryview, offset: int) -> None:
+        self.buffer = buffer
+        self._file = file
+        self._offset = offset
+        self._filled = 0
+
+    def go_on(self, retries: Retries) -> None:
+        """Ask for what is missing, until nothing is."""
+        while self._filled < len(self.buffer):
+            before = self._filled
+            with closing(self._file._body(self._offset + before, self._offset + len(self.buffer))) as body:
+                self.take(body, retries)
+            if self._filled == before:
+                raise NothingCameError
+
+    def take(self, body: Any, retries: Retries) -> None:
+        """Read what an answer brings."""
+        while self._filled < len(self.buffer):
+            count = body.readinto(self.buffer[self._filled : self._filled + _READ_AT_ONCE])
+            if not count:
+                return
+            self._filled += count
+            retries.progressed()
+
+
+def _skip(body: Any, num_bytes: int) -> None:
+    while num_bytes:
+        data = body.read(min(num_bytes, _READ_AT_ONCE))
+        if not data:
+            raise NothingCameError
+        num_bytes -= len(data)
