@@ -48,6 +48,8 @@ LAYERS = {
         "window",
     },
     "edge": {
+        "cache",
+        "ahead",
         "counting",
         "emit",
         "engine",

@@ -1,5 +1,6 @@
 import itertools
 import tarfile
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from made_datasets import converted, images_table, sized_dataset
 from orders import TAILS
 
+from wdsplit.openshard import open_shard
 from wdsplit.order import EpochOrder, OrderOptions
 from wdsplit.reader import SampleReader
 from wdsplit.sample import split_name
@@ -31,7 +33,7 @@ class Opened:
         return EpochOrder(self.manifest.shards.num_real, OrderOptions(0, shuffle, lanes, window, tail), epoch)
 
     def reader(self, order, num_lanes=4):
-        return SampleReader(self.storage, self.manifest, order, num_lanes)
+        return SampleReader(partial(open_shard, self.storage), self.manifest, order, num_lanes)
 
     def expected(self, order, positions):
         """Return what a reader shall give: what the tars hold, where the order leads."""

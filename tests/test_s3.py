@@ -138,9 +138,12 @@ def test_a_store_that_ignores_ranges_is_read_all_the_same(remote, numbers, fault
 def test_an_epoch_survives_faults_of_all_kinds(remote, numbers, fault_proxy):
     makers = [lambda chance, size, fault=fault: fault for name, fault in FAULTS.items() if name != "stalled"]
     plan = fault_proxy.plan = SeededPlan(1, 0.5, makers)
-    dataset = wdsplit.Dataset(remote, storage_options=FAST)
-    assert samples_of(dataset) == samples_of(wdsplit.Dataset(numbers))
-    assert plan.num_given > len(makers)
+    dataset, local = wdsplit.Dataset(remote, storage_options=FAST), wdsplit.Dataset(numbers)
+    for epoch in range(20):
+        dataset.set_epoch(epoch)
+        local.set_epoch(epoch)
+        assert samples_of(dataset) == samples_of(local)
+    assert plan.num_given > 3 * len(makers)
 
 
 def test_a_header_that_was_damaged_on_its_way_is_read_again(remote, numbers, fault_proxy):

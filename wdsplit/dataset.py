@@ -28,10 +28,9 @@ from wdsplit.manifest import Manifest
 from wdsplit.order import OrderOptions, Tail
 from wdsplit.randomness import GeneratorKind, RandomMap
 from wdsplit.shards import read_manifest
-from wdsplit.source import AnySource, Source
+from wdsplit.source import Access, AnySource, Source, access_of
 from wdsplit.split import AnyOrder, Steps, World, whole
 from wdsplit.stages import ColumnStage, Rename, ToTuple
-from wdsplit.stores import open_storage
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
@@ -105,6 +104,12 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         fields: The fields that are wanted; only they are read. None for all.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
+        read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are wanted,
+            together.
+        connections: The requests that they have under way at the same time, together.
+        cache_dir: A folder of the node's own disk, which keeps the shards of a remote dataset for all processes of the
+            node and for later epochs and runs.
+        cache_size: How much it may take: bytes, or a text like `200GB`; None for all that leaves a tenth of the disk.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`.
@@ -126,6 +131,10 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         group: Any = None,
         fields: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        read_ahead_bytes: int = Access.read_ahead_bytes,
+        connections: int = Access.connections,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(
@@ -134,7 +143,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
                 found=f"{type(path).__name__}: {reprlib.repr(path)}",
                 remedy="for several datasets use wdsplit.mix, for existing tars wdsplit index",
             )
-        manifest = read_manifest(open_storage(str(path), storage_options))
+        access = access_of(storage_options, read_ahead_bytes, connections, cache_dir, cache_size)
+        manifest = read_manifest(access.storage(str(path)))
         options = OrderOptions(
             whole(seed),
             bool(shuffle),
@@ -142,7 +152,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             manifest.window if window is None else whole(window),
             tail,
         )
-        source = Source(str(path), manifest, options, fields, storage_options)
+        source = Source(str(path), manifest, options, fields, access)
         self._begin_with(source, rank, world_size, group)
 
     def _begin_with(self, source: AnySource, rank: int | None, world_size: int | None, group: Any) -> None:

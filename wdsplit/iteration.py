@@ -237,7 +237,7 @@ class Iteration(Iterator[Any]):
         if missing:
             return missing
         reader = self._source.reader(order, self._world)
-        lists = chain.from_iterable(reader.read(positions).lists() for positions in chain([first], chunks))
+        lists = chain.from_iterable(block.lists() for block in reader.blocks(chain([first], chunks)))
         self._epoch, self._taken, self._is_over = epoch, _Taken(lists, taken), not len(first)
         self._items = self._through(self._taken.samples(), epoch)
         return 0

@@ -8,20 +8,19 @@ from __future__ import annotations
 import os
 import reprlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from wdsplit.block import Block, Gathered, Objects
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError
-from wdsplit.mixture import MixedOrder, epoch_counts, source_seed
+from wdsplit.mixture import MixedOrder, Part, epoch_counts, source_seed
 from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
-from wdsplit.reader import SampleReader
+from wdsplit.reader import SampleReader, read_planned
 from wdsplit.shards import read_manifest
-from wdsplit.source import BlockReader, Source
+from wdsplit.source import Access, BlockReader, Source, access_of
 from wdsplit.split import World, assigned_lanes, whole
-from wdsplit.stores import open_storage
 
 __all__ = ["MixedSource", "Mixture", "mix"]
 
@@ -85,6 +84,10 @@ class MixedSource:
         return self.sources[0]()
 
 
+_MixedPlan = tuple[Int64, list[tuple[Part, SampleReader, Any]]]
+"""Positions, and what each source has to read of them."""
+
+
 class _MixedReader:
     """Reads the samples of a mixture's positions, each source by a reader of its own."""
 
@@ -92,6 +95,8 @@ class _MixedReader:
         self._sources = sources
         self._order = order
         self._num_lanes = len(assigned_lanes(order.options.lanes, world))
+        is_remote = any(source.storage().is_remote for source in sources)
+        self.ahead = sources[0].access.ahead(world.num_workers) if is_remote else None
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
         self._gone = [0, 0]
 
@@ -107,9 +112,33 @@ class _MixedReader:
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order; `__source__` tells where each is from."""
-        gathered = Gathered(len(positions))
+        plan = self.plan(positions)
+        self.fetch()
+        return self.carry_out(plan)
+
+    def blocks(self, lists: Iterable[Int64]) -> Iterator[Block]:
+        """Give the samples of one list of positions after another; what is remote is fetched ahead."""
+        return read_planned(self, lists)
+
+    def plan(self, positions: Int64) -> _MixedPlan:
+        """Return what is to be read for some positions."""
+        parts = []
         for part in self._order.parts(positions):
-            block = self._reader(part.source, part.source_epoch).read(part.positions)
+            reader = self._reader(part.source, part.source_epoch)
+            parts.append((part, reader, reader.plan(part.positions)))
+        return positions, parts
+
+    def fetch(self) -> None:
+        """Begin to fetch what was planned."""
+        for reader in self._readers.values():
+            reader.fetch()
+
+    def carry_out(self, plan: _MixedPlan) -> Block:
+        """Return the samples of a plan."""
+        positions, parts = plan
+        gathered = Gathered(len(positions))
+        for part, reader, own in parts:
+            block = reader.carry_out(own)
             fields: dict[str, Objects | str] = {"__source__": self._sources[part.source].url, **block.fields}
             gathered.add(part.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
         return gathered.block(positions, self._order.pads(positions))
@@ -128,7 +157,7 @@ class _MixedReader:
         source, options = self._sources[number], self._order.options
         own = replace(options, seed=source_seed(options.seed, number), window=source.options.window)
         order = EpochOrder(source.manifest.shards.num_real, own, epoch, equal_lanes=True)
-        return SampleReader(source.storage(), source.manifest, order, self._num_lanes, source.fields)
+        return source.reader_of(order, self._num_lanes, self.ahead)
 
 
 class Mixture(Dataset):
@@ -153,6 +182,10 @@ def mix(
     group: Any = None,
     fields: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    read_ahead_bytes: int = Access.read_ahead_bytes,
+    connections: int = Access.connections,
+    cache_dir: Path | None = None,
+    cache_size: int | str | None = None,
 ) -> Dataset:
     """Mix datasets: an epoch takes a share of each, evenly spread.
 
@@ -174,13 +207,18 @@ def mix(
         group: As of `Dataset`.
         fields: As of `Dataset`.
         storage_options: As of `Dataset`; the same for all.
+        read_ahead_bytes: As of `Dataset`; of all datasets together.
+        connections: As of `Dataset`; of all datasets together.
+        cache_dir: As of `Dataset`; the same for all.
+        cache_size: As of `Dataset`.
 
     Raises:
         InputError: The shares, or an option, cannot be.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
     urls = _listed(weights, repeat, choose)
-    manifests = {url: read_manifest(open_storage(url, storage_options)) for url in urls}
+    access = access_of(storage_options, read_ahead_bytes, connections, cache_dir, cache_size)
+    manifests = {url: read_manifest(access.storage(url)) for url in urls}
     most_lanes = max(manifest.lanes for manifest in manifests.values()) if lanes is None else whole(lanes)
     sources = [
         Source(
@@ -188,7 +226,7 @@ def mix(
             manifest,
             OrderOptions(whole(seed), bool(shuffle), most_lanes, manifest.window, tail),
             fields,
-            storage_options,
+            access,
         )
         for url, manifest in manifests.items()
     ]

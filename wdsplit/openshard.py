@@ -86,11 +86,12 @@ class Scratch:
 
 
 class WindowPlace(NamedTuple):
-    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard."""
+    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are at hand."""
 
     shard: OpenShard
     first: int
     stop: int
+    data: memoryview | None = None
 
     @property
     def begin(self) -> int:
@@ -135,7 +136,7 @@ def _read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str]
     """Return a window that was damaged on its way; raise the error if it was damaged before, or lies on a disk."""
     if isinstance(error, CorruptDataError) and place.shard.file.is_remote:
         with suppress(CorruptDataError):
-            window = _Row([place]).read(fields, Scratch())
+            window = _Row([place._replace(data=None)]).read(fields, Scratch())
             if window is not None:
                 return window
         error = error.at(f"bytes {place.begin} to {place.begin + place.num_bytes - 1}")
@@ -165,10 +166,16 @@ class _Row:
         is_remote = any(place.shard.file.is_remote for place in self._places)
         if is_remote and not is_small and len(self._places) > 1:
             return None
+        if len(self._places) == 1 and self._places[0].data is not None:
+            return self._parsed(self._places[0].data, fields)
         if is_remote or is_small:
             view = memoryview(scratch.of(num_bytes))[:num_bytes]
             for place, begin in zip(self._places, (self._begins - self._begins[0]).tolist(), strict=False):
-                place.shard.file.read_into(view[begin : begin + place.num_bytes], place.begin)
+                piece = view[begin : begin + place.num_bytes]
+                if place.data is None:
+                    place.shard.file.read_into(piece, place.begin)
+                else:
+                    piece[:] = place.data
             return self._parsed(view, fields)
         heads = _Heads(self)
         members = parse_plain_members(heads.blocks_at, self.offsets)

@@ -12,7 +12,7 @@ import pickle
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice, repeat
+from itertools import chain, islice, repeat, tee
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -172,8 +172,8 @@ class Parts(IterableDataset[Any]):
         """Give this worker's samples of each step."""
         reader = self.dataset.source.reader(steps.order, world)
         num_parsed = num_held = 0
-        for owned in _together(steps, world, self.dataset.source.samples_at_once(world)):
-            block = reader.read(np.concatenate(owned))
+        together, ahead = tee(_together(steps, world, self.dataset.source.samples_at_once(world)))
+        for owned, block in zip(together, reader.blocks(map(np.concatenate, ahead)), strict=True):
             self.counters.read(world.worker, reader.num_parsed - num_parsed, reader.num_held - num_held)
             num_parsed, num_held = reader.num_parsed, reader.num_held
             first = 0

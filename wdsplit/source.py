@@ -5,23 +5,78 @@ Composition of the manifest, the order and the reader.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Protocol
 
+from wdsplit.ahead import Ahead
 from wdsplit.block import Block
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
+from wdsplit.openshard import open_shard
 from wdsplit.order import EpochOrder, Int64, OrderOptions
 from wdsplit.reader import SampleReader
-from wdsplit.split import AnyOrder, World, assigned_lanes
+from wdsplit.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 
-__all__ = ["AnySource", "BlockReader", "Source"]
+__all__ = ["Access", "AnySource", "BlockReader", "Source"]
 
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
+_LEAST_CONNECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a dataset is reached.
+
+    Attributes:
+        storage_options: How to reach a remote store.
+        read_ahead_bytes: Bytes that all workers of a rank fetch before they are wanted, together; of a remote dataset.
+        connections: Requests that they have under way at the same time, together.
+        cache_dir: A folder of the node's own disk that keeps the shards of a remote dataset.
+        cache_size: Bytes that it may take.
+    """
+
+    storage_options: Mapping[str, Any] | None = None
+    read_ahead_bytes: int = 256 * 1024**2
+    connections: int = 32
+    cache_dir: str | None = None
+    cache_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("read_ahead_bytes", "connections"):
+            number = getattr(self, name)
+            if type(number) is not int or number < 1:
+                raise InputError(f"{name} cannot be", expected="an integer of at least 1", found=repr(number))
+
+    def storage(self, url: str) -> Storage:
+        """Return where a dataset is."""
+        return open_storage(url, self.storage_options)
+
+    def ahead(self, num_workers: int) -> Ahead:
+        """Return what fetches ahead for one of the workers of a rank."""
+        num_connections = max(_LEAST_CONNECTIONS, self.connections // num_workers)
+        return Ahead(self.read_ahead_bytes // num_workers, num_connections)
+
+
+def access_of(
+    storage_options: Mapping[str, Any] | None,
+    read_ahead_bytes: int,
+    connections: int,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_size: int | str | None,
+) -> Access:
+    """Return how a dataset is reached, from what a user may say.
+
+    Raises:
+        InputError: One of the arguments cannot be.
+    """
+    folder = None if cache_dir is None else os.fspath(cache_dir)
+    return Access(storage_options, whole(read_ahead_bytes), whole(connections), folder, cache_size)
 
 
 class BlockReader(Protocol):
@@ -37,6 +92,9 @@ class BlockReader(Protocol):
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order."""
+
+    def blocks(self, lists: Iterable[Int64]) -> Iterator[Block]:
+        """Give the samples of one list of positions after another; what is remote is fetched ahead."""
 
 
 class AnySource(Protocol):
@@ -80,7 +138,7 @@ class Source:
         manifest: Its manifest.
         options: The order's options.
         fields: The fields that are wanted; None for all.
-        storage_options: How to reach a remote store.
+        access: How the dataset is reached.
 
     Raises:
         InputError: The dataset has no such field.
@@ -92,10 +150,10 @@ class Source:
         manifest: Manifest,
         options: OrderOptions,
         fields: Collection[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        access: Access | None = None,
     ) -> None:
         self.url = url
-        self.storage_options = storage_options
+        self.access = access or Access()
         self.manifest = manifest
         self.options = options
         if isinstance(fields, str):
@@ -127,14 +185,20 @@ class Source:
         """Return the order of an epoch."""
         return EpochOrder(self.manifest.shards.num_real, self.options, epoch)
 
-    def reader(self, order: EpochOrder, world: World) -> BlockReader:
+    def reader(self, order: EpochOrder, world: World) -> SampleReader:
         """Return what reads the positions of an order for one of its readers."""
-        num_lanes = len(assigned_lanes(self.options.lanes, world))
-        return SampleReader(self.storage(), self.manifest, order, num_lanes, self.fields)
+        ahead = self.access.ahead(world.num_workers) if self.storage().is_remote else None
+        return self.reader_of(order, len(assigned_lanes(self.options.lanes, world)), ahead)
+
+    def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
+        """Return what reads the positions of any order of this dataset's samples, which visit so many lanes."""
+        storage = self.storage()
+        opener = partial(open_shard, storage)
+        return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead if storage.is_remote else None)
 
     def storage(self) -> Storage:
         """Return where the dataset is."""
-        return open_storage(self.url, self.storage_options)
+        return self.access.storage(self.url)
 
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""

@@ -92,6 +92,10 @@ class Storage(Protocol):
     def url(self) -> str:
         """What to call this folder in a message."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read is a request, as of `ReadableFile`."""
+
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
         """Return the bytes of a small object.
 
@@ -113,6 +117,9 @@ class Storage(Protocol):
     def size(self, path: str) -> int | None:
         """Return the size of an object in bytes, or None if there is no such object (but a folder, say)."""
 
+    def sizes(self, path: str = "") -> dict[str, int]:
+        """Return the names of the objects in a folder, without folders, and their sizes in bytes."""
+
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""
 
@@ -125,14 +132,20 @@ class Storage(Protocol):
         A durable file has reached the disk by then; another one only survives the end of the process.
         """
 
-    def remove(self, path: str) -> None:
-        """Remove an object, or a folder with all that is in it; nothing happens if it is not there."""
+    def remove(self, *paths: str) -> None:
+        """Remove objects, and folders with all that is in them; nothing happens to what is not there."""
 
     def remove_temporary(self, path: str = "") -> None:
         """Remove what attempts that were killed have left in a folder."""
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock that goes with the process, however that ends; StorageError if another process holds it."""
+        """Hold a lock that goes with the process, however that ends; StorageError if another process holds it.
+
+        That of a remote store keeps out other processes of this machine alone.
+        """
+
+    def hurried(self) -> Storage:
+        """Return the same storage, which gives up soon if it is remote: for clearing up after an error."""
 
 
 def is_temporary(name: str) -> bool:
@@ -199,6 +212,8 @@ def refuse_too_large(size: int, most_bytes: int | None, url: str) -> None:
 class LocalStorage:
     """A folder of the local disk or of a network file system."""
 
+    is_remote = False
+
     def __init__(self, root: str) -> None:
         self.root = Path(root)
 
@@ -240,6 +255,11 @@ class LocalStorage:
             except NotADirectoryError:
                 return []
 
+    def sizes(self, path: str = "") -> dict[str, int]:
+        """Return the names of the files in a folder and their sizes in bytes; none if it is not there."""
+        sizes = {name: self.size(_join(path, name)) for name in self.list(path)}
+        return {name: size for name, size in sizes.items() if size is not None}
+
     def what_is_there(self) -> str:
         """Return the first names in the folder, or say that there is no such folder, that it is empty, or a file."""
         with _translated(self.root):
@@ -260,13 +280,17 @@ class LocalStorage:
                     os.fsync(file.fd)
                 os.replace(temporary, final)
 
-    def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it."""
+    def remove(self, *paths: str) -> None:
+        """Remove files, and folders with all that is in them."""
+        for path in paths:
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
         target = self.root / path
         with _translated(target):
             if target.is_dir() and not target.is_symlink():
                 for name in os.listdir(target):
-                    self.remove(_join(path, name))
+                    self._remove(_join(path, name))
                 target.rmdir()
             else:
                 target.unlink(missing_ok=True)
@@ -289,6 +313,10 @@ class LocalStorage:
             file = self._locked(target)
         with file:
             yield
+
+    def hurried(self) -> LocalStorage:
+        """Return the same: the system answers soon."""
+        return self
 
     def _locked(self, target: Path) -> IO[bytes]:
         """Open and lock a file; again if whoever held it before has removed it meanwhile."""

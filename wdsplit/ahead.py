@@ -1,0 +1,192 @@
+"""Reading ahead: ranges of remote shards, fetched by threads before they are wanted and in the order of their need.
+
+What will be wanted is known, so nothing is guessed. Who wants a range that no thread has begun fetches it himself: a
+reader never waits for room.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from wdsplit.openshard import OpenShard
+
+__all__ = ["Ahead", "Fetch", "LazyShard", "Wanted"]
+
+_REQUEST_BYTES = 64 * 1024**2
+"""Ranges that lie side by side are fetched by one request, up to so many bytes."""
+_LAST = -1
+"""Comes before all numbers of fetches: no more of them."""
+
+
+class LazyShard:
+    """A shard that is opened when it is first wanted, by whichever thread wants it.
+
+    Args:
+        opener: Opens it.
+    """
+
+    def __init__(self, opener: Callable[[], OpenShard]) -> None:
+        self._opener = opener
+        self._lock = threading.Lock()
+        self._opened: OpenShard | None = None
+        self._error: Exception | None = None
+
+    def get(self) -> OpenShard:
+        """Return the shard; raise what opening it raised, each time."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._opened is None:
+                try:
+                    self._opened = self._opener()
+                except Exception as error:
+                    self._error = error
+                    raise
+            return self._opened
+
+
+class Wanted(NamedTuple):
+    """The samples first, first + 1, ..., stop - 1 of a shard, which take about so many bytes."""
+
+    shard: LazyShard
+    first: int
+    stop: int
+    num_bytes: int
+
+
+class Fetch:
+    """Consecutive samples that are fetched by one request; of a shard on a disk there is nothing to fetch.
+
+    Args:
+        shard: Their shard.
+        first: The first sample.
+        stop: The sample after the last.
+    """
+
+    def __init__(self, shard: LazyShard, first: int, stop: int) -> None:
+        self._shard = shard
+        self._first = first
+        self._stop = stop
+        self._claim = threading.Lock()
+        self._done = threading.Event()
+        self._data: memoryview | None = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Fetch them, unless someone else has begun to."""
+        if not self._claim.acquire(blocking=False):
+            return
+        try:
+            shard = self._shard.get()
+            if shard.file.is_remote:
+                begin, end = int(shard.offsets[self._first]), int(shard.offsets[self._stop])
+                data = np.empty(end - begin, np.uint8).data
+                shard.file.read_into(data, begin)
+                self._data = data
+        except Exception as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def data(self, first: int, stop: int) -> memoryview | None:
+        """Return the bytes of some of the samples, once they have come; None if they are to be read from a disk.
+
+        Raises:
+            WdsplitError: They could not be fetched.
+        """
+        self.run()
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        if self._data is None:
+            return None
+        offsets = self._shard.get().offsets
+        begin = int(offsets[self._first])
+        return self._data[int(offsets[first]) - begin : int(offsets[stop]) - begin]
+
+
+class Ahead:
+    """Fetches in the background.
+
+    Args:
+        num_bytes: How many bytes may be under way or at hand before they are wanted, about.
+        num_connections: Requests at the same time.
+
+    Attributes:
+        num_planned: The bytes that are, about; counted by who wants them.
+    """
+
+    def __init__(self, num_bytes: int, num_connections: int) -> None:
+        self.num_planned = 0
+        self._num_bytes = num_bytes
+        self._num_connections = num_connections
+        self._numbers = itertools.count()
+        self._queue: queue.PriorityQueue[tuple[int, Fetch | None]] = queue.PriorityQueue()
+        self._threads: list[threading.Thread] = []
+        weakref.finalize(self, _end, self._queue, self._threads)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more shall be planned."""
+        return self.num_planned >= self._num_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more shall be planned again: not for each range, so that more of them lie side by side."""
+        return self.num_planned <= self._num_bytes // 2
+
+    def fetch(self, wanted: Sequence[Wanted]) -> list[Fetch]:
+        """Begin to fetch ranges, in their order; return for each the fetch that it is part of."""
+        fetches: list[Fetch] = [None] * len(wanted)  # type: ignore[list-item]
+        begun: list[tuple[int, Fetch]] = []
+        for run in _side_by_side(wanted):
+            fetch = Fetch(wanted[run[0]].shard, wanted[run[0]].first, wanted[run[-1]].stop)
+            begun.append((min(run), fetch))
+            for place in run:
+                fetches[place] = fetch
+        for _, fetch in sorted(begun, key=lambda each: each[0]):
+            self._queue.put((next(self._numbers), fetch))
+            if len(self._threads) < self._num_connections:
+                self._threads.append(threading.Thread(target=_work, args=(self._queue,), daemon=True))
+                self._threads[-1].start()
+        return fetches
+
+
+def _side_by_side(wanted: Sequence[Wanted]) -> list[list[int]]:
+    """Return the places of ranges that one request fetches, each run rising in its shard."""
+    order = sorted(range(len(wanted)), key=lambda place: (id(wanted[place].shard), wanted[place].first))
+    runs: list[list[int]] = []
+    num_bytes = 0
+    for place in order:
+        each = wanted[place]
+        before = wanted[runs[-1][-1]] if runs else None
+        joins = before is not None and before.shard is each.shard and before.stop == each.first
+        if joins and num_bytes + each.num_bytes <= _REQUEST_BYTES:
+            runs[-1].append(place)
+            num_bytes += each.num_bytes
+        else:
+            runs.append([place])
+            num_bytes = each.num_bytes
+    return runs
+
+
+def _work(fetches: queue.PriorityQueue[tuple[int, Fetch | None]]) -> None:
+    while True:
+        fetch = fetches.get()[1]
+        if fetch is None:
+            return
+        fetch.run()
+        del fetch
+
+
+def _end(fetches: queue.PriorityQueue[tuple[int, Fetch | None]], threads: list[threading.Thread]) -> None:
+    """Let the threads end: those that are at it, after that."""
+    for _ in threads:
+        fetches.put((_LAST, None))
