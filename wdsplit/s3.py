@@ -23,6 +23,8 @@ class S3Storage:
         options: How to reach the store.
     """
 
+    is_remote = True
+
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
         if not bucket:
