@@ -14,11 +14,11 @@ TESTS_INSTALLED := $(VENV)/.installed-tests
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check format clean
+.PHONY: help demo demo-s3 test check format clean
 
 help: ## List the targets
 	@echo "Targets:"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables:"
 	@echo "  PYTHON=$(PYTHON)  TORCH=$(TORCH)  VENV=$(VENV)  RANKS=$(RANKS)  EPOCHS=$(EPOCHS)  ARGS=$(ARGS)"
 
@@ -32,6 +32,11 @@ demo: $(DEMO_INSTALLED) ## Convert a real table, verify it, train on it with tor
 	$(BIN)/wdsplit inspect demo/train
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) \
 		examples/train_images.py demo/train demo/test --epochs $(EPOCHS)
+
+demo-s3: $(DEMO_INSTALLED) ## The same through an S3 server of this machine, on two "nodes" of two ranks
+	rm -rf demo/s3
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/with_s3.py demo/s3/buckets \
+		examples/demo_s3.sh demo/s3 $(EPOCHS)
 
 test: $(TESTS_INSTALLED) ## Run the whole test suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 $(ARGS)

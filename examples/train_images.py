@@ -46,7 +46,7 @@ def main() -> None:
     device = join_group()
     torch.manual_seed(args.seed)
 
-    keys, num_classes = survey(args.train)
+    keys, num_classes = survey(args.train, args.cache_dir)
     train_loader = open_loader(args.train, args, shuffle=True)
     test_loader = open_loader(args.test, args, shuffle=False)
     model = DistributedDataParallel(build_network(args.classes or num_classes).to(device))
@@ -91,6 +91,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="what the order and the first weights depend on")
     parser.add_argument("--size", type=int, help="resize images to SIZE x SIZE; needed if they differ in size")
     parser.add_argument("--classes", type=int, help="number of classes, if not all are in the training dataset")
+    parser.add_argument("--cache-dir", help="keep the shards of a remote dataset in this folder of the node's own disk")
     parser.add_argument("--augment", action="store_true", help="flip and shift the training images at random")
     parser.add_argument("--checkpoint", type=Path, help="save here, and resume from here if it exists")
     parser.add_argument("--checkpoint-steps", type=int, help="save every so many steps, besides each epoch's end")
@@ -125,7 +126,7 @@ def open_loader(path: str, args: argparse.Namespace, shuffle: bool) -> wdsplit.L
     batch_size, rest = divmod(args.batch_size, dist.get_world_size())
     if rest:
         raise SystemExit(f"--batch-size {args.batch_size} cannot be shared by {dist.get_world_size()} ranks equally")
-    dataset = wdsplit.Dataset(path, seed=args.seed, shuffle=shuffle)
+    dataset = wdsplit.Dataset(path, seed=args.seed, shuffle=shuffle, cache_dir=args.cache_dir)
     image, label = find_fields(dataset)
     dataset = (
         dataset.decode("pil")
@@ -155,9 +156,9 @@ def to_pixels(image: Image.Image, size: int | None) -> npt.NDArray[np.uint8]:
     return np.array(image.convert("RGB"))
 
 
-def survey(path: str) -> tuple[frozenset[str], int]:
+def survey(path: str, cache_dir: str | None) -> tuple[frozenset[str], int]:
     """Return all keys of a dataset and the number of its classes, in one pass over it that decodes no image."""
-    dataset = wdsplit.Dataset(path, shuffle=False, rank=0, world_size=1)
+    dataset = wdsplit.Dataset(path, shuffle=False, rank=0, world_size=1, cache_dir=cache_dir)
     _, label = find_fields(dataset)
     labels = {sample["__key__"]: int(bytes(sample[label])) for sample in dataset if not sample["__pad__"]}
     return frozenset(labels), 1 + max(labels.values())

@@ -239,8 +239,3 @@ def test_options_are_those_of_s3fs_and_others_are_refused_by_name():
     with pytest.raises(InputError, match="storage option") as caught:
         S3Options.of({"anonymous": True})
     assert "anonymous" in caught.value.found
-
-
-def test_nothing_is_written_yet(bucket):
-    with pytest.raises(InputError, match="only be read"), open_storage(bucket.url).publish("x"):
-        pass

@@ -29,16 +29,27 @@ _LAST = -1
 
 
 class _Memory:
-    """Memory that ranges are fetched into, one after another: new memory costs more than what is read into it."""
+    """Memory that ranges are fetched into, one after another: new memory costs more than what is read into it.
+
+    Args:
+        num_bytes: How much may be in use; who is urgently waited for gets more.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
+        self._in_use = 0
         self._free: list[mmap.mmap] = []
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self.is_closed = False
 
-    def of(self, num_bytes: int) -> memoryview:
-        """Return memory of so many bytes; it is free again when nobody refers to any part of it."""
-        with self._lock:
+    def of(self, num_bytes: int, is_urgent: threading.Event) -> memoryview:
+        """Return memory of so many bytes, once there is room; it is free again when nobody refers to any part of it."""
+        with self._changed:
+            while self._in_use and self._in_use + num_bytes > self._num_bytes:
+                if is_urgent.is_set() or self.is_closed:
+                    break
+                self._changed.wait()
+            self._in_use += num_bytes
             fitting = [memory for memory in self._free if num_bytes <= len(memory) <= 2 * num_bytes]
             memory = min(fitting, key=len, default=None)
             if memory is not None:
@@ -48,14 +59,26 @@ class _Memory:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         array = np.frombuffer(memory, np.uint8, num_bytes)
-        weakref.finalize(array, self._give_back, memory).atexit = False
+        weakref.finalize(array, self._give_back, memory, num_bytes).atexit = False
         return array.data
 
-    def _give_back(self, memory: mmap.mmap) -> None:
-        with self._lock:
+    def _give_back(self, memory: mmap.mmap, num_bytes: int) -> None:
+        with self._changed:
+            self._in_use -= num_bytes
             self._free.append(memory)
             while sum(map(len, self._free)) > self._num_bytes:
                 del self._free[0]
+            self._changed.notify_all()
+
+    def look_again(self) -> None:
+        """Let those that wait for room look whether they are urgent now."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nobody wait for room any more."""
+        self.is_closed = True
+        self.look_again()
 
 
 class LazyShard:
@@ -109,6 +132,7 @@ class Fetch:
         self._shard = shard
         self._first = first
         self._stop = stop
+        self._is_urgent = threading.Event()
         self._claim = threading.Lock()
         self._done = threading.Event()
         self._data: memoryview | None = None
@@ -122,7 +146,7 @@ class Fetch:
             shard = self._shard.get()
             if shard.file.is_remote:
                 begin, end = int(shard.offsets[self._first]), int(shard.offsets[self._stop])
-                data = self._memory.of(end - begin)
+                data = self._memory.of(end - begin, self._is_urgent)
                 shard.file.read_into(data, begin)
                 self._data = data
         except Exception as error:
@@ -136,8 +160,11 @@ class Fetch:
         Raises:
             WdsplitError: They could not be fetched.
         """
-        self.run()
-        self._done.wait()
+        if not self._done.is_set():
+            self._is_urgent.set()
+            self._memory.look_again()
+            self.run()
+            self._done.wait()
         if self._error is not None:
             raise self._error
         if self._data is None:
@@ -151,32 +178,33 @@ class Ahead:
     """Fetches in the background.
 
     Args:
-        num_bytes: How many bytes may be under way or at hand before they are wanted, about.
+        num_bytes: How many bytes may be under way or at hand before they are wanted.
+        planned_bytes: How far to plan ahead: as many, or more if some of it goes to a disk.
         num_connections: Requests at the same time.
 
     Attributes:
         num_planned: The bytes that are, about; counted by who wants them.
     """
 
-    def __init__(self, num_bytes: int, num_connections: int) -> None:
+    def __init__(self, num_bytes: int, planned_bytes: int, num_connections: int) -> None:
         self.num_planned = 0
-        self._num_bytes = num_bytes
+        self._planned_bytes = planned_bytes
         self._num_connections = num_connections
         self._memory = _Memory(num_bytes)
         self._numbers = itertools.count()
         self._queue: queue.PriorityQueue[tuple[int, Fetch | None]] = queue.PriorityQueue()
         self._threads: list[threading.Thread] = []
-        weakref.finalize(self, _end, self._queue, self._threads)
+        weakref.finalize(self, _end, self._queue, self._threads, self._memory).atexit = False
 
     @property
     def is_full(self) -> bool:
         """Whether no more shall be planned."""
-        return self.num_planned >= self._num_bytes
+        return self.num_planned >= self._planned_bytes
 
     @property
     def has_room(self) -> bool:
         """Whether more shall be planned again: not for each range, so that more of them lie side by side."""
-        return self.num_planned <= self._num_bytes // 2
+        return self.num_planned <= self._planned_bytes // 2
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Fetch]:
         """Begin to fetch ranges, in their order; return for each the fetch that it is part of."""
@@ -222,7 +250,10 @@ def _work(fetches: queue.PriorityQueue[tuple[int, Fetch | None]]) -> None:
         del fetch
 
 
-def _end(fetches: queue.PriorityQueue[tuple[int, Fetch | None]], threads: list[threading.Thread]) -> None:
+def _end(
+    fetches: queue.PriorityQueue[tuple[int, Fetch | None]], threads: list[threading.Thread], memory: _Memory
+) -> None:
     """Let the threads end: those that are at it, after that."""
+    memory.close()
     for _ in threads:
         fetches.put((_LAST, None))

@@ -95,8 +95,11 @@ class _MixedReader:
         self._sources = sources
         self._order = order
         self._num_lanes = len(assigned_lanes(order.options.lanes, world))
-        is_remote = any(source.storage().is_remote for source in sources)
-        self.ahead = sources[0].access.ahead(world.num_workers) if is_remote else None
+        access = sources[0].access
+        self.ahead = None
+        if any(access.is_ahead(source.url) for source in sources):
+            shard_bytes = max(source.shard_bytes for source in sources)
+            self.ahead = access.ahead(world.num_workers, self._num_lanes * shard_bytes)
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
         self._gone = [0, 0]
 

@@ -7,7 +7,7 @@ are asked for. Numpy's calls cost the same for few samples as for many, so sever
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,11 +42,13 @@ class OpenShard:
         url: What to call it.
         file: Its file.
         offsets: Its index: int64 of shape (num_samples + 1,), pads included.
+        again: Opens it anew when it turned out to be damaged, and another copy may not be; None if there is no other.
     """
 
     url: str
     file: ReadableFile
     offsets: Int64
+    again: Callable[[], OpenShard] | None = None
 
     @cached_property
     def data(self) -> mmap.mmap | bytes:
@@ -133,10 +135,11 @@ def read_windows(
 
 
 def _read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str] | None) -> Window:
-    """Return a window that was damaged on its way; raise the error if it was damaged before, or lies on a disk."""
-    if isinstance(error, CorruptDataError) and place.shard.file.is_remote:
+    """Return a window that was damaged on its way; raise the error if there is no other copy of it, or none better."""
+    if isinstance(error, CorruptDataError) and (place.shard.file.is_remote or place.shard.again is not None):
         with suppress(CorruptDataError):
-            window = _Row([place._replace(data=None)]).read(fields, Scratch())
+            shard = place.shard if place.shard.again is None else place.shard.again()
+            window = _Row([WindowPlace(shard, place.first, place.stop)]).read(fields, Scratch())
             if window is not None:
                 return window
         error = error.at(f"bytes {place.begin} to {place.begin + place.num_bytes - 1}")

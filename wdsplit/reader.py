@@ -219,7 +219,7 @@ class SampleReader:
         """Take as many windows as are read together; none if there are no more."""
         together = min(_WINDOWS_TOGETHER, -(-_SAMPLES_TOGETHER // self._order.options.window))
         if self.ahead is not None and pieces and self._num_bytes(pieces[0]) > _LARGE_WINDOW_BYTES:
-            together = 1
+            together = 1 if pieces[0].visit.opening.get().file.is_remote else together
         return [pieces.popleft() for _ in range(min(together, len(pieces)))]
 
     def _entries(self, part: list[_Piece]) -> list[_Held]:

@@ -7,6 +7,7 @@ index. Shards are read by `openshard`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -73,12 +74,21 @@ def read_manifest(storage: Storage) -> Manifest:
         InputError: It is of another version.
     """
     try:
-        header = _read_header(storage)
-        manifest = parse_manifest(header, storage.read(SHARDS_NAME, MAX_TABLE_BYTES))
+        manifest = parse_manifest(*_read_files(storage))
         pa.default_memory_pool().release_unused()  # what parsing took is several times what stays
         return manifest
     except (CorruptDataError, InputError) as error:
         raise error.at(storage.url) from error
+
+
+def _read_files(storage: Storage) -> tuple[bytes, bytes]:
+    """Return header and table of a dataset; from a remote one at the same time."""
+    if not storage.is_remote:
+        return _read_header(storage), storage.read(SHARDS_NAME, MAX_TABLE_BYTES)
+    with ThreadPoolExecutor(1) as pool:
+        table = pool.submit(storage.read, SHARDS_NAME, MAX_TABLE_BYTES)
+        header = _read_header(storage)
+        return header, table.result()
 
 
 def _read_header(storage: Storage) -> bytes:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 from wdsplit.ahead import Ahead
 from wdsplit.block import Block
+from wdsplit.cache import ShardCache, cache_bytes
 from wdsplit.errors import InputError
-from wdsplit.manifest import Manifest
-from wdsplit.openshard import open_shard
+from wdsplit.manifest import Manifest, Shard
+from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.order import EpochOrder, Int64, OrderOptions
 from wdsplit.reader import SampleReader
 from wdsplit.split import AnyOrder, World, assigned_lanes, whole
@@ -37,15 +38,13 @@ class Access:
         storage_options: How to reach a remote store.
         read_ahead_bytes: Bytes that all workers of a rank fetch before they are wanted, together; of a remote dataset.
         connections: Requests that they have under way at the same time, together.
-        cache_dir: A folder of the node's own disk that keeps the shards of a remote dataset.
-        cache_size: Bytes that it may take.
+        cache: Keeps the shards on the node's own disk.
     """
 
     storage_options: Mapping[str, Any] | None = None
     read_ahead_bytes: int = 256 * 1024**2
     connections: int = 32
-    cache_dir: str | None = None
-    cache_size: int | None = None
+    cache: ShardCache | None = None
 
     def __post_init__(self) -> None:
         for name in ("read_ahead_bytes", "connections"):
@@ -57,10 +56,31 @@ class Access:
         """Return where a dataset is."""
         return open_storage(url, self.storage_options)
 
-    def ahead(self, num_workers: int) -> Ahead:
-        """Return what fetches ahead for one of the workers of a rank."""
+    def is_ahead(self, url: str) -> bool:
+        """Tell whether anything of a dataset can be fetched ahead."""
+        return self.cache is not None or self.storage(url).is_remote
+
+    def ahead(self, num_workers: int, shard_bytes: int) -> Ahead:
+        """Return what fetches ahead for one of the workers of a rank.
+
+        Args:
+            num_workers: Workers of the rank.
+            shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
+        """
         num_connections = max(_LEAST_CONNECTIONS, self.connections // num_workers)
-        return Ahead(self.read_ahead_bytes // num_workers, num_connections)
+        num_bytes = self.read_ahead_bytes // num_workers
+        return Ahead(num_bytes, num_bytes if self.cache is None else num_bytes + shard_bytes, num_connections)
+
+    def open_shard(self, storage: Storage, shard: Shard) -> OpenShard:
+        """Open a shard, from the cache if there is one with room for it."""
+        opened = None if self.cache is None else self.cache.open(storage, shard)
+        if self.cache is None or opened is None:
+            return open_shard(storage, shard)
+        return replace(opened, again=partial(self._open_again, self.cache, opened, storage, shard))
+
+    def _open_again(self, cache: ShardCache, opened: OpenShard, storage: Storage, shard: Shard) -> OpenShard:
+        cache.discard(opened)
+        return self.open_shard(storage, shard)
 
 
 def access_of(
@@ -75,8 +95,10 @@ def access_of(
     Raises:
         InputError: One of the arguments cannot be.
     """
-    folder = None if cache_dir is None else os.fspath(cache_dir)
-    return Access(storage_options, whole(read_ahead_bytes), whole(connections), folder, cache_size)
+    if cache_dir is None and cache_size is not None:
+        raise InputError("cache_size needs a cache", expected="cache_dir", found=f"cache_size={cache_size!r} alone")
+    cache = None if cache_dir is None else ShardCache(cache_dir, cache_bytes(cache_size))
+    return Access(storage_options, whole(read_ahead_bytes), whole(connections), cache)
 
 
 class BlockReader(Protocol):
@@ -181,20 +203,29 @@ class Source:
         """About how many bytes of a shard a sample takes: the mean."""
         return self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
 
+    @property
+    def shard_bytes(self) -> int:
+        """About how many bytes a shard has: the mean."""
+        return self.manifest.num_bytes // max(1, len(self.manifest.shards))
+
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
         return EpochOrder(self.manifest.shards.num_real, self.options, epoch)
 
     def reader(self, order: EpochOrder, world: World) -> SampleReader:
         """Return what reads the positions of an order for one of its readers."""
-        ahead = self.access.ahead(world.num_workers) if self.storage().is_remote else None
-        return self.reader_of(order, len(assigned_lanes(self.options.lanes, world)), ahead)
+        num_lanes = len(assigned_lanes(self.options.lanes, world))
+        ahead = None
+        if self.access.is_ahead(self.url):
+            ahead = self.access.ahead(world.num_workers, num_lanes * self.shard_bytes)
+        return self.reader_of(order, num_lanes, ahead)
 
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
         """Return what reads the positions of any order of this dataset's samples, which visit so many lanes."""
-        storage = self.storage()
-        opener = partial(open_shard, storage)
-        return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead if storage.is_remote else None)
+        opener = partial(self.access.open_shard, self.storage())
+        if not self.access.is_ahead(self.url):
+            ahead = None
+        return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead)
 
     def storage(self) -> Storage:
         """Return where the dataset is."""

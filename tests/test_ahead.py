@@ -1,0 +1,184 @@
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import wdsplit.ahead as module
+from wdsplit.ahead import Ahead, LazyShard, Wanted
+from wdsplit.errors import StorageError
+from wdsplit.openshard import OpenShard
+
+NUM_SAMPLES, SAMPLE_BYTES = 40, 100
+
+
+class Remote:
+    """A file whose bytes are their offsets, and what was read of it.
+
+    Attributes:
+        reads: Offset and length of each read.
+        may_read: Reads wait for it.
+    """
+
+    is_remote = True
+    size = NUM_SAMPLES * SAMPLE_BYTES
+
+    def __init__(self):
+        self.reads = []
+        self.may_read = threading.Event()
+        self.may_read.set()
+
+    def read_into(self, buffer, offset):
+        self.reads.append((offset, len(buffer)))
+        assert self.may_read.wait(20)
+        buffer[:] = (np.arange(offset, offset + len(buffer)) % 251).astype(np.uint8).data
+
+
+class Broken(Remote):
+    def read_into(self, buffer, offset):
+        self.reads.append((offset, len(buffer)))
+        raise StorageError("the store refuses", place="x")
+
+
+def lazy(file):
+    return LazyShard(lambda: OpenShard("url", file, np.arange(NUM_SAMPLES + 1) * SAMPLE_BYTES))
+
+
+def wanted(shard, *windows):
+    return [Wanted(shard, first, stop, (stop - first) * SAMPLE_BYTES) for first, stop in windows]
+
+
+def expected(first, stop):
+    return (np.arange(first * SAMPLE_BYTES, stop * SAMPLE_BYTES) % 251).astype(np.uint8).tobytes()
+
+
+def waited_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_lies_side_by_side_is_one_request():
+    file = Remote()
+    shard = lazy(file)
+    windows = [(12, 16), (0, 4), (8, 12), (20, 24)]
+    fetches = Ahead(10_000, 10_000, 1).fetch(wanted(shard, *windows))
+    for fetch, window in zip(fetches, windows, strict=True):
+        assert bytes(fetch.data(*window)) == expected(*window)
+    assert sorted(file.reads) == [(0, 400), (800, 800), (2000, 400)]
+    assert fetches[0] is fetches[2]
+
+
+def test_requests_are_no_larger_than_they_may_be(monkeypatch):
+    monkeypatch.setattr(module, "_REQUEST_BYTES", 800)
+    file = Remote()
+    fetches = Ahead(10_000, 10_000, 1).fetch(wanted(lazy(file), (0, 4), (4, 8), (8, 12)))
+    assert bytes(fetches[2].data(8, 12)) == expected(8, 12)
+    assert sorted(file.reads) == [(0, 800), (800, 400)]
+
+
+def test_shards_are_fetched_at_once_and_in_order():
+    files = [Remote() for _ in range(3)]
+    for file in files:
+        file.may_read.clear()
+    ahead = Ahead(10_000, 10_000, 2)
+    fetches = ahead.fetch([each for file in files for each in wanted(lazy(file), (0, 4))])
+    waited_for(lambda: files[0].reads and files[1].reads)
+    assert not files[2].reads
+    for file in files:
+        file.may_read.set()
+    assert [bytes(fetch.data(0, 4)) for fetch in fetches] == [expected(0, 4)] * 3
+
+
+def test_who_wants_what_nobody_has_begun_fetches_it_himself():
+    files = [Remote(), Remote()]
+    files[0].may_read.clear()
+    fetches = Ahead(10_000, 10_000, 1).fetch([*wanted(lazy(files[0]), (0, 4)), *wanted(lazy(files[1]), (0, 4))])
+    waited_for(lambda: files[0].reads)
+    assert bytes(fetches[1].data(0, 4)) == expected(0, 4)
+    files[0].may_read.set()
+    assert bytes(fetches[0].data(0, 4)) == expected(0, 4)
+    assert [len(file.reads) for file in files] == [1, 1]
+
+
+def test_no_more_memory_is_taken_than_may_be_but_for_what_is_waited_for():
+    files = [Remote() for _ in range(4)]
+    ahead = Ahead(900, 10_000, 4)
+    fetches = ahead.fetch([each for file in files for each in wanted(lazy(file), (0, 4))])
+    waited_for(lambda: sum(len(file.reads) for file in files) == 2)
+    time.sleep(0.05)
+    assert sum(len(file.reads) for file in files) == 2
+    held = [fetch.data(0, 4) for fetch in reversed(fetches)]
+    assert [bytes(data) for data in held] == [expected(0, 4)] * 4
+
+
+def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before():
+    file = Remote()
+    shard = lazy(file)
+    ahead = Ahead(400, 10_000, 1)
+
+    def address(data):
+        return np.frombuffer(data, np.uint8).ctypes.data
+
+    first = ahead.fetch(wanted(shard, (0, 4))).pop().data(0, 4)
+    second = ahead.fetch(wanted(shard, (4, 8))).pop().data(4, 8)
+    assert bytes(first) == expected(0, 4)
+    was = address(first)
+    assert address(second) != was
+    del first
+    third = ahead.fetch(wanted(shard, (8, 12))).pop().data(8, 12)
+    assert address(third) == was
+    assert bytes(third) == expected(8, 12)
+    assert bytes(second) == expected(4, 8)
+
+
+def test_an_error_is_raised_to_whoever_wants_what_could_not_be_fetched():
+    file = Broken()
+    shard = lazy(file)
+    fetches = Ahead(10_000, 10_000, 1).fetch(wanted(shard, (0, 4), (4, 8)))
+    for fetch, window in zip(fetches, ((0, 4), (4, 8)), strict=True):
+        with pytest.raises(StorageError):
+            fetch.data(*window)
+    assert len(file.reads) == 1
+
+
+def test_a_shard_is_opened_once_and_its_error_kept():
+    calls = []
+
+    def opener():
+        calls.append(None)
+        raise StorageError("no such shard", place="x")
+
+    shard = LazyShard(opener)
+    for fetch in Ahead(10_000, 10_000, 2).fetch(wanted(shard, (0, 4), (8, 12))):
+        with pytest.raises(StorageError, match="no such shard"):
+            fetch.data(0, 4)
+    assert len(calls) == 1
+
+
+def threads_since(before):
+    return [thread for thread in threading.enumerate() if thread not in before]
+
+
+def test_threads_end_with_what_they_fetch_for():
+    before = threading.enumerate()
+    file = Remote()
+    ahead = Ahead(10_000, 10_000, 3)
+    for fetch, window in zip(ahead.fetch(wanted(lazy(file), (0, 4), (8, 12))), [(0, 4), (8, 12)], strict=True):
+        assert bytes(fetch.data(*window)) == expected(*window)
+    assert len(threads_since(before)) == 2
+    del ahead, fetch
+    gc.collect()
+    waited_for(lambda: not threads_since(before))
+
+
+def test_threads_that_wait_for_room_end_too():
+    before = threading.enumerate()
+    ahead = Ahead(400, 10_000, 2)
+    fetches = ahead.fetch([each for _ in range(3) for each in wanted(lazy(Remote()), (0, 4))])
+    held = fetches[0].data(0, 4)
+    del ahead
+    waited_for(lambda: not threads_since(before))
+    assert bytes(held) == expected(0, 4)

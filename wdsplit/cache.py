@@ -1,0 +1,248 @@
+"""Whole shards on a node's own disk, downloaded once for all its processes, verified, evicted by least recent use.
+
+An entry is named by the checksum of its bytes, so datasets cannot take each other's shards, and share those that are
+the same. `cachefolder` has the files and their locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import xxhash
+
+from wdsplit.cachefolder import (
+    CachedFile,
+    CacheFolder,
+    CacheUsage,
+    Cleared,
+    NoRoomError,
+    PartialShard,
+    is_downloading,
+)
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.index import INDEX_ENTRY_BYTES, dump_index, parse_index
+from wdsplit.manifest import Shard, checksum_of, index_path
+from wdsplit.openshard import OpenShard, open_shard
+from wdsplit.storage import LocalStorage, Storage, local_path
+
+__all__ = ["ShardCache", "cache_bytes"]
+
+logger = logging.getLogger(__name__)
+
+_CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
+_READ_BYTES = 16 * 1024**2
+_FIRST_DELAY_S, _MOST_DELAY_S = 0.02, 0.2
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+_told: dict[tuple[str, str], object] = {}
+"""What this process has warned of: the cache's folder, and the kind of trouble."""
+
+
+class ShardCache:
+    """A cache of shards in a folder, shared by all processes of the node.
+
+    Nothing is touched before a shard is opened; values of this class travel to other processes.
+
+    Args:
+        folder: Its folder; it is made if it is not there.
+        max_bytes: What its shards may take together; None for as much as leaves a tenth of the disk free. If jobs that
+            share a folder differ in this, each keeps to its own when it downloads.
+
+    Raises:
+        InputError: The folder is a remote one.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int | None = None) -> None:
+        path = Path(local_path(os.fspath(folder)))
+        self._folder = CacheFolder(path, max_bytes)
+        self._max_bytes = max_bytes
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self._folder.path
+
+    def open(self, storage: Storage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True) -> OpenShard | None:
+        """Open a shard of a dataset; it is downloaded if it is not here.
+
+        Threads and processes may do so at the same time: one downloads, the others wait for it.
+
+        Args:
+            storage: Where the dataset is.
+            shard: The shard, as its manifest has it.
+            is_wanted: Asked now and then; when it says no, downloading and waiting end.
+
+        Returns:
+            The shard; or None if there is no room for it, of which a warning tells once, or if it is not wanted.
+
+        Raises:
+            DatasetNotFoundError: The shard, or its index, is not in the dataset.
+            CorruptDataError: It is not what the manifest says, and was not when it was downloaded again.
+            StorageError: The system or the store refused.
+            InputError: The folder cannot be a cache of this dataset.
+        """
+        checksum = _CHECKSUM.fullmatch(shard.checksum)
+        if checksum is None:
+            self._warn("checksum", f"shards without a known checksum are streamed, such as {shard.path}")
+            return None
+        num_bytes = shard.num_bytes + _index_bytes(shard)
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            sizes = f"{self._max_bytes:,} bytes are less than a shard takes ({num_bytes:,} bytes)"
+            self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
+            return None
+        try:
+            with self._folder.translated():
+                return self._open(self._path(checksum[1], shard), storage, shard, is_wanted)
+        except NoRoomError as error:
+            self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
+            return None
+
+    def discard(self, shard: OpenShard) -> None:
+        """Remove a shard of this cache that turned out to be damaged: it is downloaded when it is opened again."""
+        if isinstance(shard.file, CachedFile):
+            self._folder.discard(shard.file)
+
+    def usage(self) -> CacheUsage:
+        """Return what is in the cache now; others may change it meanwhile.
+
+        Raises:
+            InputError: The folder is no cache.
+        """
+        return self._folder.usage()
+
+    def clear(self) -> Cleared:
+        """Remove all that is not in use.
+
+        Raises:
+            InputError: The folder is no cache; nothing is removed.
+        """
+        return self._folder.clear()
+
+    def _path(self, digest: str, shard: Shard) -> Path:
+        return self.path / digest[:2] / f"{digest}-{shard.num_bytes}.tar"
+
+    def _open(self, path: Path, storage: Storage, shard: Shard, is_wanted: Callable[[], bool]) -> OpenShard | None:
+        """Open a shard that is here, or wait for who downloads it, or download it."""
+        delay_s = _FIRST_DELAY_S
+        while is_wanted():
+            opened = self._cached(path, f"{storage.url}/{shard.path}", shard)
+            if opened is not None:
+                return opened
+            if not is_downloading(path):
+                self._check_apart(storage)
+                part = self._folder.reserve(path, shard.num_bytes, _index_bytes(shard))
+                if part is not None:
+                    with part:
+                        return self._downloaded(part, storage, shard, is_wanted)
+            time.sleep(delay_s)
+            delay_s = min(2 * delay_s, _MOST_DELAY_S)
+        return None
+
+    def _cached(self, path: Path, url: str, shard: Shard) -> OpenShard | None:
+        """Open a shard that is here; None if it is not, or if it was damaged and therefore removed."""
+        try:
+            file = CachedFile(path)
+        except DatasetNotFoundError:
+            return None
+        if not file.is_current:
+            return None
+        try:
+            if file.size != shard.num_bytes:
+                raise CorruptDataError(f"it has {file.size} bytes")
+            index = LocalStorage(str(path.parent)).read(index_path(path.name), _index_bytes(shard))
+            offsets = parse_index(index, shard.num_samples, shard.num_bytes)
+        except (CorruptDataError, DatasetNotFoundError) as error:
+            logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, error.cause)
+            self._folder.discard(file)
+            return None
+        file.touch()
+        return OpenShard(url, file, offsets)
+
+    def _downloaded(
+        self, part: PartialShard, storage: Storage, shard: Shard, is_wanted: Callable[[], bool]
+    ) -> OpenShard | None:
+        """Download a shard for which there is room, verify and open it; None if it is not wanted any more."""
+        origin = open_shard(storage, shard)
+        checksum = _copy(origin, part, shard, is_wanted)
+        if checksum not in (shard.checksum, None):
+            logger.warning("%s: damaged on its way, and is downloaded again", origin.url)
+            origin = open_shard(storage, shard)
+            checksum = _copy(origin, part, shard, is_wanted)
+        if checksum is None:
+            return None
+        if checksum != shard.checksum:
+            raise CorruptDataError(
+                "a shard was changed",
+                place=origin.url,
+                expected=shard.checksum,
+                found=f"{checksum}, also when it was downloaded again",
+                remedy="copy it again, or convert again with --overwrite",
+                url=origin.url,
+            )
+        part.finish(dump_index(origin.offsets))
+        return OpenShard(origin.url, self._folder.publish(part), origin.offsets)
+
+    def _check_apart(self, storage: Storage) -> None:
+        """Refuse a folder inside the dataset: its tars would be taken for the dataset's."""
+        if isinstance(storage, LocalStorage):
+            dataset, folder = os.path.realpath(storage.root), os.path.realpath(self.path)
+            if os.path.commonpath([dataset, folder]) == dataset:
+                raise InputError(
+                    "a cache cannot be inside the dataset",
+                    place=str(self.path),
+                    expected=f"a folder outside {storage.url}",
+                    remedy="give another folder as cache_dir",
+                )
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Warn once in this process of one kind of trouble with this cache."""
+        mine = object()
+        if _told.setdefault((str(self.path), kind), mine) is mine:
+            logger.warning("cache %s: %s", self.path, text)
+
+
+def _copy(origin: OpenShard, part: PartialShard, shard: Shard, is_wanted: Callable[[], bool]) -> str | None:
+    """Copy all bytes of a shard; return their checksum, or None if they are not wanted any more."""
+    buffer = memoryview(bytearray(min(_READ_BYTES, shard.num_bytes)))
+    digest = xxhash.xxh3_128()
+    for offset in range(0, shard.num_bytes, _READ_BYTES):
+        if not is_wanted():
+            return None
+        piece = buffer[: shard.num_bytes - offset]
+        origin.file.read_into(piece, offset)
+        digest.update(piece)
+        part.write(piece, offset)
+    return checksum_of(digest)
+
+
+def _index_bytes(shard: Shard) -> int:
+    return INDEX_ENTRY_BYTES * (shard.num_samples + 1)
+
+
+def cache_bytes(size: int | str | None) -> int | None:
+    """Return the size of a cache in bytes.
+
+    Args:
+        size: Bytes, or a number and a unit such as "200GB" or "1.5TiB"; None comes back as it is.
+
+    Raises:
+        InputError: It is no size, or less than a byte.
+    """
+    if size is None:
+        return None
+    match = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
+    if match is not None:
+        num_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]])
+    else:
+        num_bytes = size if type(size) is int else 0
+    if num_bytes < 1:
+        raise InputError(
+            "a cache cannot have this size", expected="a number of bytes, or a text such as '200GB'", found=repr(size)
+        )
+    return num_bytes

@@ -1,0 +1,475 @@
+"""The folder of a cache of shards: its files, the locks that keep them together, and room for more.
+
+An entry is named by the checksum and the size of a shard's bytes, in a subfolder by its first two digits. `NAME.tar`
+is whole and verified, `NAME.tar.idx` is its index; while they are downloaded both have their full size already and are
+called `.part`. Locks of the system go with their process, however it ends: an exclusive one on the file `lock` while
+entries are counted, made, named or removed; an exclusive one on a tar's `.part` while it is downloaded; a shared one on
+a tar while it is open.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from wdsplit.errors import InputError, StorageError, WdsplitError
+from wdsplit.manifest import index_path
+from wdsplit.storage import LocalFile, LocalStorage
+
+__all__ = ["CacheFolder", "CacheUsage", "CachedFile", "Cleared", "NoRoomError", "PartialShard", "is_downloading"]
+
+_MARKER, _LOCK = "wdsplit-cache", "lock"
+_MARKER_TEXT = b"This folder is a cache of wdsplit: `wdsplit cache` shows what is in it, and clears it.\n"
+_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+_NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.tar)((?:\.idx)?(?:\.part)?)")
+_TAR, _INDEX, _PART, _INDEX_PART = "", ".idx", ".part", ".idx.part"
+_FREE_PART = 10
+"""A tenth of the disk is left free where no size is given."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_STAT_BLOCK_BYTES = 512
+
+
+@dataclass(frozen=True)
+class CacheUsage:
+    """What is in a cache.
+
+    Attributes:
+        num_shards: Shards that are whole.
+        num_bytes: Bytes of all files.
+        num_in_use: Shards that some process has open.
+        num_downloads: Shards that are being downloaded.
+        num_leftovers: Shards whose download was killed.
+        first_used_ns: When the shard that is evicted next was used last, in ns since 1970; None if there is no shard.
+        last_used_ns: When any shard was used last; None if there is no shard.
+    """
+
+    num_shards: int
+    num_bytes: int
+    num_in_use: int
+    num_downloads: int
+    num_leftovers: int
+    first_used_ns: int | None
+    last_used_ns: int | None
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """What clearing a cache has done.
+
+    Attributes:
+        num_removed: Shards that were removed, leftovers included.
+        removed_bytes: Their bytes.
+        num_kept: Shards that are in use, or being downloaded.
+        kept_bytes: Their bytes.
+    """
+
+    num_removed: int
+    removed_bytes: int
+    num_kept: int
+    kept_bytes: int
+
+
+class NoRoomError(StorageError):
+    """There is no room for a shard, and nothing more can be evicted."""
+
+
+class CachedFile(LocalFile):
+    """A shard in a cache, open for reading; it is not evicted before it is closed.
+
+    Args:
+        path: Its path.
+
+    Raises:
+        DatasetNotFoundError: It is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+        fcntl.flock(self._fd, fcntl.LOCK_SH)  # who holds it exclusively does so for a moment only
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its name leads to it: it may have been removed before it was locked."""
+        return _leads_to(self.path, self._fd)
+
+    def touch(self) -> None:
+        """Take note that it is used now."""
+        now = time.time_ns()
+        with suppress(PermissionError):  # another user's file
+            os.utime(self._fd, ns=(now, now))
+
+
+class PartialShard:
+    """A shard that is being downloaded: files of their full size, and a lock; removed when left, unless published.
+
+    Args:
+        path: The path that its tar will have.
+        num_bytes: The size of its tar.
+        index_bytes: The size of its index.
+
+    Attributes:
+        path: That.
+    """
+
+    def __init__(self, path: Path, num_bytes: int, index_bytes: int) -> None:
+        self.path = path
+        self._is_published = False
+        self._fd = os.open(_with(path, _PART), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            os.ftruncate(self._fd, num_bytes)
+            with open(_with(path, _INDEX_PART), "wb") as index:
+                index.truncate(index_bytes)
+        except BaseException:
+            self._leave()
+            raise
+
+    def __enter__(self) -> PartialShard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        try:
+            if not self._is_published:
+                _remove(self.path, _INDEX_PART, _INDEX, _PART)
+        finally:
+            _unlock(self._fd)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write bytes of the tar, however few the system takes at a time."""
+        while len(data):
+            written = os.pwrite(self._fd, data, offset)
+            data, offset = data[written:], offset + written
+
+    def finish(self, index: bytes) -> None:
+        """Write the index, and wait until all has reached the disk."""
+        with open(_with(self.path, _INDEX_PART), "r+b") as file:
+            file.write(index)
+            file.flush()
+            os.fsync(file.fileno())
+        os.fsync(self._fd)
+
+    def publish(self) -> None:
+        """Give the files their names, the tar's last, and let go of the lock; the cache is locked meanwhile."""
+        os.replace(_with(self.path, _INDEX_PART), _with(self.path, _INDEX))
+        os.replace(_with(self.path, _PART), self.path)
+        self._is_published = True
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+class CacheFolder:
+    """The entries of a cache. Nothing is touched before the first call.
+
+    Args:
+        path: The folder; it is made if it is not there.
+        max_bytes: What all entries may take together; None for as much as leaves a tenth of the disk free.
+    """
+
+    def __init__(self, path: Path, max_bytes: int | None) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+
+    def reserve(self, path: Path, num_bytes: int, index_bytes: int) -> PartialShard | None:
+        """Make room for a shard, so that it can be downloaded.
+
+        Args:
+            path: The path that its tar shall have.
+            num_bytes: The size of its tar.
+            index_bytes: The size of its index.
+
+        Returns:
+            The shard; None if it is there already, or some process is downloading it.
+
+        Raises:
+            NoRoomError: Too much is in use, or the disk is full.
+            InputError: The folder holds files of somebody else.
+        """
+        with self._locked():
+            entries = self._without_leftovers(self._entries())
+            if any(entry.name == str(path) for entry in entries):
+                return None
+            self._make_room(entries, num_bytes + index_bytes)
+            path.parent.mkdir(exist_ok=True)
+            return PartialShard(path, num_bytes, index_bytes)
+
+    def publish(self, part: PartialShard) -> CachedFile:
+        """Make a shard that was downloaded an entry, and open it."""
+        with self._locked():
+            part.publish()
+            return CachedFile(part.path)
+
+    def discard(self, file: CachedFile) -> None:
+        """Remove an entry that turned out to be damaged; whoever has it open keeps what he has."""
+        with self.translated(), self._locked():
+            if file.is_current:
+                _remove(file.path, _TAR, _INDEX)
+
+    def usage(self) -> CacheUsage:
+        """Return what is there now; others may change it meanwhile.
+
+        Raises:
+            InputError: The folder is no cache.
+        """
+        self._check_is_cache()
+        with self.translated():
+            entries = self._entries()
+            whole = [entry for entry in entries if entry.is_whole]
+            parts = [entry for entry in entries if not entry.is_whole]
+            num_in_use = sum(_is_held(entry.path) for entry in whole)
+            num_downloads = sum(is_downloading(entry.path) for entry in parts)
+        used = [entry.used_ns for entry in whole]
+        return CacheUsage(
+            num_shards=len(whole),
+            num_bytes=sum(entry.num_bytes for entry in entries),
+            num_in_use=num_in_use,
+            num_downloads=num_downloads,
+            num_leftovers=len(parts) - num_downloads,
+            first_used_ns=min(used, default=None),
+            last_used_ns=max(used, default=None),
+        )
+
+    def clear(self) -> Cleared:
+        """Remove all that is not in use.
+
+        Raises:
+            InputError: The folder is no cache; nothing is removed.
+        """
+        self._check_is_cache()
+        with self.translated(), self._locked():
+            before = self._entries()
+            kept = [entry for entry in self._without_leftovers(before) if not (entry.is_whole and _evict(entry))]
+            for folder in self._subfolders():
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
+        before_bytes, kept_bytes = (sum(entry.num_bytes for entry in entries) for entries in (before, kept))
+        return Cleared(len(before) - len(kept), before_bytes - kept_bytes, len(kept), kept_bytes)
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn errors of the operating system into ours; a full disk is a NoRoomError."""
+        try:
+            yield
+        except WdsplitError:
+            raise
+        except OSError as error:
+            place = str(error.filename or self.path)
+            if error.errno in _FULL:
+                raise NoRoomError("the disk is full", place=place, url=str(self.path)) from error
+            raise StorageError(
+                f"the system refused the cache: {error.strerror or error}",
+                place=place,
+                remedy="check permissions and the disk, or give another cache_dir",
+                url=str(self.path),
+            ) from error
+
+    def _make_room(self, entries: list[_Entry], num_bytes: int) -> None:
+        """Evict entries, those first that were not used for longest, until there is room for so many bytes."""
+        disk = os.statvfs(self.path)
+        kept_free = disk.f_blocks * disk.f_frsize // _FREE_PART if self._max_bytes is None else 0
+        unwritten = sum(entry.unwritten_bytes for entry in entries)
+        rounding = 2 * disk.f_frsize * (1 + sum(not entry.is_whole for entry in entries))
+        room = disk.f_bavail * disk.f_frsize - kept_free - unwritten - rounding
+        left = sum(entry.num_bytes for entry in entries)
+        if self._max_bytes is not None:
+            room = min(room, self._max_bytes - left)
+        for entry in sorted(entries, key=lambda entry: (entry.used_ns, entry.name)):
+            if room >= num_bytes:
+                return
+            if entry.is_whole and _evict(entry):
+                room += entry.num_bytes
+                left -= entry.num_bytes
+        if room < num_bytes:
+            raise NoRoomError("all that is in the cache is in use" if left else "the disk is full", url=str(self.path))
+
+    def _without_leftovers(self, entries: list[_Entry]) -> list[_Entry]:
+        """Remove what killed downloads have left; return the rest."""
+        kept = []
+        for entry in entries:
+            if not entry.is_whole:
+                with _alone(_with(entry.path, _PART)) as is_alone:
+                    if is_alone or _PART not in entry.files:
+                        _remove(entry.path, _INDEX_PART, _INDEX, _PART)
+                        continue
+            kept.append(entry)
+        return kept
+
+    def _entries(self) -> list[_Entry]:
+        """Return what is there, sorted by path."""
+        found: dict[str, dict[str, os.stat_result]] = {}
+        for folder in self._subfolders():
+            for item in os.scandir(folder):
+                name = _NAME.fullmatch(item.name)
+                if name is not None and item.name.startswith(folder.name):
+                    try:
+                        status = item.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    found.setdefault(f"{folder}/{name[1]}", {})[name[2]] = status
+        return [_Entry(name, files) for name, files in sorted(found.items())]
+
+    def _subfolders(self) -> list[Path]:
+        return [self.path / name for name in sorted(os.listdir(self.path)) if _SUBFOLDER.fullmatch(name)]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the whole cache, for a moment."""
+        self._make()
+        fd = _open_locked(self.path / _LOCK)
+        try:
+            yield
+        finally:
+            _unlock(fd)
+
+    def _make(self) -> None:
+        """Make the folder, and mark it as a cache.
+
+        Raises:
+            InputError: There is something else in it.
+        """
+        marker = self.path / _MARKER
+        if marker.exists():
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = {_MARKER, _LOCK, "lost+found"}
+        others = [name for name in sorted(os.listdir(self.path)) if not (name in known or _SUBFOLDER.fullmatch(name))]
+        if others:
+            raise InputError(
+                "a folder that holds other files cannot be a cache",
+                place=str(self.path),
+                expected="an empty folder, none yet, or a cache of wdsplit",
+                found=", ".join(others[:5]),
+                remedy="give a folder of its own as cache_dir",
+            )
+        marker.write_bytes(_MARKER_TEXT)
+
+    def _check_is_cache(self) -> None:
+        if not (self.path / _MARKER).is_file():
+            raise InputError(
+                "this is no cache",
+                place=str(self.path),
+                expected=f"a folder that is the cache_dir of some dataset: it holds a file {_MARKER}",
+                found=LocalStorage(str(self.path)).what_is_there(),
+                remedy="check the path",
+            )
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What there is of a shard.
+
+    Attributes:
+        name: The path of its tar, as text: there may be many entries.
+        files: What the system knows of its files, by what their names add to that of the tar.
+    """
+
+    name: str
+    files: dict[str, os.stat_result]
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+    @property
+    def is_whole(self) -> bool:
+        return _TAR in self.files
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.st_size for file in self.files.values())
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes that are still to come, and take no room on the disk yet."""
+        parts = [file for added, file in self.files.items() if added.endswith(_PART)]
+        return sum(max(0, file.st_size - _STAT_BLOCK_BYTES * file.st_blocks) for file in parts)
+
+    @property
+    def used_ns(self) -> int:
+        """When it was used last; 0 while it is downloaded."""
+        return self.files[_TAR].st_mtime_ns if self.is_whole else 0
+
+
+def is_downloading(path: Path) -> bool:
+    """Tell whether some process downloads the shard whose tar will have this path."""
+    return _is_held(_with(path, _PART))
+
+
+def _evict(entry: _Entry) -> bool:
+    """Remove an entry unless it is in use; the cache is locked meanwhile."""
+    with _alone(entry.path) as is_alone:
+        if is_alone:
+            _remove(entry.path, _TAR, _INDEX)
+        return is_alone
+
+
+def _remove(path: Path, *added: str) -> None:
+    for each in added:
+        _with(path, each).unlink(missing_ok=True)
+
+
+def _with(path: Path, added: str) -> Path:
+    return Path(index_path(str(path))) if added == _INDEX else path.with_name(path.name + added)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Hold a file for the block, if it is there and nobody else holds it; give whether that is so."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        yield False
+        return
+    try:
+        yield _locks(fd) and _leads_to(path, fd)
+    finally:
+        _unlock(fd)
+
+
+def _locks(fd: int) -> bool:
+    """Lock a file exclusively, and tell whether that was possible at once."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_held(path: Path) -> bool:
+    """Tell whether some process holds a file."""
+    with _alone(path) as is_alone:
+        return not is_alone and path.exists()
+
+
+def _leads_to(path: Path, fd: int) -> bool:
+    """Tell whether a path leads to an open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _open_locked(path: Path) -> int:
+    """Open a file, and wait until it is locked; again if it was removed meanwhile."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if _leads_to(path, fd):
+            return fd
+        os.close(fd)
+
+
+def _unlock(fd: int) -> None:
+    """Close a file and let go of its lock, which a process that was forked meanwhile would keep: it has a copy."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
