@@ -1,5 +1,7 @@
 import shutil
 import socket
+import subprocess
+import sys
 
 import pytest
 from faults import (
@@ -20,6 +22,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, S
 from wdsplit.s3 import S3Storage
 from wdsplit.s3client import S3Options
 from wdsplit.stores import open_storage
+from wdsplit.verify import verify
 
 FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 1, "deadline_s": 20}
 """Times that do not keep the tests waiting."""
@@ -208,6 +211,44 @@ def test_nobody_there_is_given_up_at_the_deadline():
     }
     with pytest.raises(StorageError, match="does not answer"):
         wdsplit.Dataset("s3://bucket/x", storage_options=options)
+
+
+# Verifying and inspecting
+
+
+def test_verifying_fetches_each_shard_once(remote, fault_proxy):
+    assert verify(remote, jobs=2).problems == ()
+    tars = [exchange.request.path for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
+    assert len(tars) == len(set(tars)) == 7
+
+
+def test_what_was_damaged_on_its_way_is_no_problem_of_the_dataset(remote, bucket, fault_proxy):
+    flipped = []
+
+    def plan(request):
+        if request.path.endswith("3.tar") and not flipped:
+            flipped.append(request)
+            return Flip(600)
+        return None
+
+    fault_proxy.plan = plan
+    assert verify(remote).problems == ()
+    assert flipped
+    tar = bucket.folder / "train set" / "größe" / "000003.tar"
+    data = bytearray(tar.read_bytes())
+    data[600] ^= 1
+    tar.write_bytes(data)
+    assert [problem.url for problem in verify(remote).problems] == [f"{remote}/000003.tar"]
+
+
+def test_inspecting_reads_no_shard_but_the_first_samples_of_one(remote, fault_proxy):
+    command = [sys.executable, "-m", "wdsplit.cli", "inspect", remote]
+    shown = subprocess.run([*command, "--samples", "0"], capture_output=True, text=True, check=True).stdout
+    assert "101 samples" in shown
+    assert [exchange for exchange in fault_proxy.exchanges if ".tar" in exchange.request.path] == []
+    subprocess.run(command, capture_output=True, check=True)
+    tars = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
+    assert [exchange.request.range for exchange in tars] == [(0, 3 * 2048 - 1)]
 
 
 # Credentials

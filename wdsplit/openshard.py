@@ -52,8 +52,12 @@ class OpenShard:
 
     @cached_property
     def data(self) -> mmap.mmap | bytes:
-        """All its bytes, mapped."""
+        """All its bytes, mapped, or fetched and kept."""
         return self.file.map()
+
+    def fetch_again(self) -> None:
+        """Forget the bytes that were fetched."""
+        vars(self).pop("data", None)
 
     def expect(self, first: int, stop: int) -> None:
         """Let the system begin to read the samples first, ..., stop - 1, which will be wanted soon."""
@@ -71,7 +75,10 @@ class OpenShard:
         Raises:
             CorruptDataError: They are not what the index says.
         """
-        return read_windows([WindowPlace(self, first, stop)], fields)[0]
+        place = WindowPlace(self, first, stop)
+        if self.file.is_remote and "data" in vars(self):  # all of it was fetched
+            place = place._replace(data=memoryview(self.data)[place.begin : place.begin + place.num_bytes])
+        return read_windows([place], fields)[0]
 
 
 class Scratch:

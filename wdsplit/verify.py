@@ -6,9 +6,10 @@ structure, end marker, fields and pads; then the keys of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from wdsplit.manifest import Manifest, Shard, checksum_of
 from wdsplit.openshard import OpenShard, check_tail, open_shard
 from wdsplit.sample import is_pad_key
 from wdsplit.shards import read_manifest
+from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 from wdsplit.unique import repeated
 from wdsplit.window import Window
@@ -53,39 +55,46 @@ class _Finding:
     hashes: npt.NDArray[np.uint64]
 
 
-def verify(url: str, jobs: int = 1, progress: Callable[[int, int], None] | None = None) -> Report:
+def verify(
+    url: str,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Report:
     """Check a whole dataset; holds eight bytes a sample, to find keys that stand twice.
 
     Args:
         url: The dataset's folder.
         jobs: Processes.
         progress: Called with the number of shards that were checked and the number of all.
+        storage_options: How to reach a remote store, as of `Dataset`.
 
     Raises:
         WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
     """
-    manifest = read_manifest(open_storage(url))
+    storage = open_storage(url, storage_options)
+    manifest = read_manifest(storage)
     num_shards = len(manifest.shards)
     findings: dict[int, _Finding] = {}
-    for finding in run_tasks(partial(_check_shard, url, manifest), range(num_shards), jobs):
+    for finding in run_tasks(partial(_check_shard, storage, manifest), range(num_shards), jobs):
         findings[finding.shard] = finding
         if progress is not None:
             progress(len(findings), num_shards)
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
-    problems += _keys_that_stand_twice(url, manifest, findings)
-    problems += _tars_not_listed(url, manifest)
+    problems += _keys_that_stand_twice(storage, manifest, findings)
+    problems += _tars_not_listed(storage, manifest)
     return Report(manifest, tuple(problems))
 
 
-def _check_shard(url: str, manifest: Manifest, number: int) -> _Finding:
+def _check_shard(storage: Storage, manifest: Manifest, number: int) -> _Finding:
     none = np.zeros(0, np.uint64)
     listed = manifest.shards[number]
     try:
-        shard = open_shard(open_storage(url), listed)
+        shard = open_shard(storage, listed)
+        checksum = _checksum(shard, listed)
     except WdsplitError as error:
         return _Finding(number, (error,), none)
     problems: list[WdsplitError] = []
-    checksum = checksum_of(xxhash.xxh3_128(shard.data))
     if checksum != listed.checksum:
         problems.append(
             CorruptDataError(
@@ -105,6 +114,15 @@ def _check_shard(url: str, manifest: Manifest, number: int) -> _Finding:
     except WdsplitError as error:
         return _Finding(number, (*problems, error), none)
     return _Finding(number, tuple(problems), np.concatenate([_hashes(part) for part in keys] or [none]))
+
+
+def _checksum(shard: OpenShard, listed: Shard) -> str:
+    """Return the checksum of a shard; if it is not the right one, of what comes when it is fetched again."""
+    checksum = checksum_of(xxhash.xxh3_128(shard.data))
+    if checksum != listed.checksum and shard.file.is_remote:
+        shard.fetch_again()
+        checksum = checksum_of(xxhash.xxh3_128(shard.data))
+    return checksum
 
 
 def _hashes(keys: list[str]) -> npt.NDArray[np.uint64]:
@@ -148,7 +166,7 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
             )
 
 
-def _keys_that_stand_twice(url: str, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
+def _keys_that_stand_twice(storage: Storage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
     suspects = repeated(np.concatenate([np.zeros(0, np.uint64)] + [finding.hashes for finding in findings.values()]))
     problems: list[WdsplitError] = []
     seen: dict[str, str] = {}
@@ -156,7 +174,7 @@ def _keys_that_stand_twice(url: str, manifest: Manifest, findings: dict[int, _Fi
         if not np.isin(finding.hashes, suspects).any():
             continue
         listed = manifest.shards[shard]
-        opened = open_shard(open_storage(url), listed)
+        opened = open_shard(storage, listed)
         for keys in _checked_keys(manifest, listed, opened):
             for row in np.flatnonzero(np.isin(_hashes(keys), suspects)).tolist():
                 if keys[row] in seen:
@@ -165,19 +183,19 @@ def _keys_that_stand_twice(url: str, manifest: Manifest, findings: dict[int, _Fi
     return problems
 
 
-def _tars_not_listed(url: str, manifest: Manifest) -> list[WdsplitError]:
+def _tars_not_listed(storage: Storage, manifest: Manifest) -> list[WdsplitError]:
     """Return a problem for each tar beside the shards that the manifest does not list: a glob would read it."""
     listed = set(manifest.shards.table.column("path").to_pylist())
     return [
         CorruptDataError(
             "a tar stands beside the shards that the manifest does not list",
-            place=f"{url}/{name}",
+            place=f"{storage.url}/{name}",
             expected=f"{len(listed)} shards",
             found="a tar more, which other readers may read",
             remedy="remove it, or move it out of the dataset",
-            url=f"{url}/{name}",
+            url=f"{storage.url}/{name}",
         )
-        for name in open_storage(url).list()
+        for name in storage.list()
         if name.endswith(".tar") and name not in listed
     ]
 
