@@ -737,6 +737,7 @@ def test_a_dataset_whose_manifest_is_damaged_is_refused(refused, dataset, comman
     ("arguments", "part"),
     [
         (["convert"], "Missing argument"),
+        (["cache"], "Missing argument"),
         (["convert", "IN"], "Missing argument"),
         (["no-such-command"], "No such command"),
         (["inspect", "IN", "--no-such-option"], "No such option"),

@@ -35,7 +35,7 @@ __all__ = ["ShardCache", "cache_bytes"]
 logger = logging.getLogger(__name__)
 
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
-_READ_BYTES = 16 * 1024**2
+_READ_BYTES = 8 * 1024**2
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.02, 0.2
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}

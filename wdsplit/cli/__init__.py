@@ -14,6 +14,7 @@ import click
 
 from wdsplit.cli.adopt import index_command
 from wdsplit.cli.bench import bench_command
+from wdsplit.cli.cache import cache_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import convert_command, plan_command
 from wdsplit.cli.inspect import assign_command, inspect_command
@@ -47,6 +48,7 @@ for _command in (
     assign_command,
     audit_command,
     bench_command,
+    cache_command,
 ):
     cli.add_command(_command)
 

@@ -1,0 +1,182 @@
+"""What test_cache.py runs in processes of its own: `cache_worker.py MODE JOB`, the job as JSON.
+
+Each says "ready" when its libraries are loaded, waits for a line, does its work, and prints a result as JSON.
+"""
+
+import fcntl
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import xxhash
+
+import wdsplit.cache
+from wdsplit.cache import ShardCache
+from wdsplit.manifest import checksum_of
+from wdsplit.shards import read_manifest
+from wdsplit.stores import open_storage
+
+CALLS = [
+    (os, "open"),
+    (os, "ftruncate"),
+    (os, "pwrite"),
+    (os, "fsync"),
+    (os, "replace"),
+    (os, "unlink"),
+    (os, "utime"),
+    (fcntl, "flock"),
+]
+"""What a cache asks of the system that others can see."""
+
+
+def is_right(opened, shard):
+    return checksum_of(xxhash.xxh3_128(opened.file.read(0, opened.file.size))) == shard.checksum
+
+
+def read(cache, storage, shards, job):
+    """Open the shards in the order of the job, in threads; return how many were right, and how many not cached."""
+
+    def one(number):
+        opened = cache.open(storage, shards[number])
+        return None if opened is None else is_right(opened, shards[number])
+
+    order = job["order"] * job.get("rounds", 1)
+    if "seed" in job:
+        random.Random(job["seed"]).shuffle(order)
+    with ThreadPoolExecutor(job.get("threads", 1)) as threads:
+        found = list(threads.map(one, order))
+    assert False not in found
+    return [found.count(True), found.count(None)]
+
+
+def together(cache, storage, shards, job):
+    """Let processes read at once, one for each order of the job; return what each has found."""
+    import botocore.session  # noqa: F401 (once, not in each process)
+
+    pipes = []
+    for order in job["orders"]:
+        reading, writing = os.pipe()
+        if not os.fork():
+            os.write(writing, json.dumps(read(cache, storage, shards, job | {"order": order})).encode())
+            os._exit(0)
+        os.close(writing)
+        pipes.append(reading)
+    found = [os.read(pipe, 1000).decode() for pipe in pipes]
+    for _ in pipes:
+        os.wait()
+    return [json.loads(each or "null") for each in found]
+
+
+def hold(cache, storage, shards, job):
+    """Hold shards open until another line comes."""
+    opened = [cache.open(storage, shards[number]) for number in job["order"]]
+    print(json.dumps("held"), flush=True)
+    sys.stdin.readline()
+    return [is_right(each, shards[number]) for each, number in zip(opened, job["order"], strict=True)]
+
+
+def killed_at(moment, work):
+    """Do some work in a process that kills itself at its n-th call of the system; tell whether it came to that."""
+    pid = os.fork()
+    if not pid:
+        numbers = itertools.count()
+
+        def dying(call):
+            def called(*arguments, **keywords):
+                if next(numbers) == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **keywords)
+
+            return called
+
+        for module, name in CALLS:
+            setattr(module, name, dying(getattr(module, name)))
+        work()
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def kills(cache, storage, shards, job):
+    """Kill who downloads a shard, for which two others are evicted, at each of its moments; then do the same work.
+
+    Returns how many moments there were, and at how many of them a part of a shard was left.
+    """
+    num_parts = moment = 0
+    fill(cache, storage, shards)
+    while killed_at(moment, lambda: cache.open(storage, shards[2])):
+        moment += 1
+        for tar in Path(cache.path).glob("*/*.tar"):
+            assert f"xxh3_128:{tar.name[:32]}" == checksum_of(xxhash.xxh3_128(tar.read_bytes()))
+            assert tar.with_suffix(".tar.idx").exists()
+        before = cache.usage()
+        num_parts += before.num_leftovers
+        assert (before.num_in_use, before.num_downloads) == (0, 0)
+        assert before.num_bytes <= job["max_bytes"]
+        opened = cache.open(storage, shards[2])
+        assert is_right(opened, shards[2])
+        after = cache.usage()
+        assert (after.num_leftovers, after.num_downloads, after.num_in_use) == (0, 0, 1)
+        left = [path.name for path in Path(cache.path).glob("*/*")]
+        assert sorted(left) == sorted(
+            {name.removesuffix(".idx") for name in left} | {f"{n}.idx" for n in left if n.endswith(".tar")}
+        )
+        del opened
+        assert cache.clear().num_kept == 0
+        fill(cache, storage, shards)
+    return [moment, num_parts]
+
+
+def fill(cache, storage, shards):
+    for number in (0, 1):
+        assert is_right(cache.open(storage, shards[number]), shards[number])
+
+
+def forks(cache, storage, shards, job):
+    """Fork while room is made for a shard, and while it is downloaded; the children live on, and must keep no lock."""
+    children, parent = [], os.getpid()
+
+    def fork():
+        children.append(os.fork())
+        if not children[-1]:
+            while os.getppid() == parent:
+                time.sleep(0.05)
+            os._exit(0)
+        return True
+
+    statvfs, asked = os.statvfs, itertools.count()
+    os.statvfs = lambda path: fork() and statvfs(path)
+    opened = cache.open(storage, shards[0], lambda: next(asked) != 2 or fork())
+    assert is_right(opened, shards[0])
+    del opened
+    usage = cache.usage()
+    removed = cache.clear().num_removed
+    for child in children:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return [len(children), usage.num_in_use, usage.num_downloads, removed]
+
+
+def main():
+    mode, job = sys.argv[1], json.loads(sys.argv[2])
+    wdsplit.cache._READ_BYTES = job.get("read_bytes", wdsplit.cache._READ_BYTES)
+    storage = open_storage(job["url"])
+    cache = ShardCache(job["folder"], job["max_bytes"])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    shards = read_manifest(storage).shards
+    listed = [shards[number] for number in range(len(shards))]
+    modes = {"read": read, "together": together, "hold": hold, "kills": kills, "forks": forks}
+    print(json.dumps(modes[mode](cache, storage, listed, job)))
+
+
+if __name__ == "__main__":
+    main()
