@@ -19,7 +19,7 @@ from made_datasets import sized_dataset
 from tables import DEADLINE_S, wait_until
 
 from wdsplit import cache as cache_module
-from wdsplit.cache import ShardCache, cache_bytes
+from wdsplit.cache import ShardCache
 from wdsplit.cachefolder import CachedFile
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
@@ -637,26 +637,3 @@ def test_the_command_refuses_a_folder_that_is_no_cache(origin, tmp_path, run, ar
 
 
 # Sizes
-
-
-@pytest.mark.parametrize(
-    ("size", "num_bytes"),
-    [
-        (None, None),
-        (1, 1),
-        ("200GB", 200 * 10**9),
-        (" 1.5 TiB ", 3 * 2**39),
-        ("10k", 10_000),
-        ("512", 512),
-        ("7 b", 7),
-        ("2MiB", 2**21),
-    ],
-)
-def test_sizes_are_bytes_or_texts(size, num_bytes):
-    assert cache_bytes(size) == num_bytes
-
-
-@pytest.mark.parametrize("size", [0, -1, "", "0GB", "-1GB", "many", "1XB", 1.5, True, "0.1b", "9" * 400, "1 GB 2"])
-def test_what_is_no_size_is_refused(size):
-    with pytest.raises(InputError, match="size"):
-        cache_bytes(size)

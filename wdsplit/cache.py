@@ -30,15 +30,13 @@ from wdsplit.manifest import Shard, checksum_of, index_path
 from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.storage import LocalStorage, Storage, local_path
 
-__all__ = ["ShardCache", "cache_bytes"]
+__all__ = ["ShardCache"]
 
 logger = logging.getLogger(__name__)
 
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _READ_BYTES = 8 * 1024**2
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.02, 0.2
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 _told: dict[tuple[str, str], object] = {}
 """What this process has warned of: the cache's folder, and the kind of trouble."""
@@ -223,26 +221,3 @@ def _copy(origin: OpenShard, part: PartialShard, shard: Shard, is_wanted: Callab
 
 def _index_bytes(shard: Shard) -> int:
     return INDEX_ENTRY_BYTES * (shard.num_samples + 1)
-
-
-def cache_bytes(size: int | str | None) -> int | None:
-    """Return the size of a cache in bytes.
-
-    Args:
-        size: Bytes, or a number and a unit such as "200GB" or "1.5TiB"; None comes back as it is.
-
-    Raises:
-        InputError: It is no size, or less than a byte.
-    """
-    if size is None:
-        return None
-    match = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
-    if match is not None:
-        num_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]])
-    else:
-        num_bytes = size if type(size) is int else 0
-    if num_bytes < 1:
-        raise InputError(
-            "a cache cannot have this size", expected="a number of bytes, or a text such as '200GB'", found=repr(size)
-        )
-    return num_bytes

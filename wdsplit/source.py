@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 from wdsplit.ahead import Ahead
 from wdsplit.block import Block
-from wdsplit.cache import ShardCache, cache_bytes
+from wdsplit.cache import ShardCache
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest, Shard
 from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.order import EpochOrder, Int64, OrderOptions
 from wdsplit.reader import SampleReader
+from wdsplit.sizes import parse_size
 from wdsplit.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
@@ -97,7 +98,7 @@ def access_of(
     """
     if cache_dir is None and cache_size is not None:
         raise InputError("cache_size needs a cache", expected="cache_dir", found=f"cache_size={cache_size!r} alone")
-    cache = None if cache_dir is None else ShardCache(cache_dir, cache_bytes(cache_size))
+    cache = None if cache_dir is None else ShardCache(cache_dir, None if cache_size is None else parse_size(cache_size))
     return Access(storage_options, whole(read_ahead_bytes), whole(connections), cache)
 
 

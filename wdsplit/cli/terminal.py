@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from wdsplit.errors import InputError
+from wdsplit.sizes import parse_size
 
 __all__ = [
     "FAILED",
@@ -32,8 +34,6 @@ __all__ = [
 ]
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
-
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def stderr(message: str) -> None:
@@ -73,10 +73,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def byte_size(text: str) -> int:
     """Parse a number of bytes, such as 256MB, 1GiB or 500000: the type of an option."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if match is None or match[2].lower() not in _UNITS:
-        raise click.BadParameter(f"{text!r} is no size; expected a number and a unit such as 256MB or 1GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    try:
+        return parse_size(text)
+    except InputError as error:
+        raise click.BadParameter(f"{text!r} is no size; expected a number and a unit such as 256MB or 1GiB") from error
 
 
 class _Rate(ProgressColumn):
