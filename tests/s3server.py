@@ -1,7 +1,7 @@
 """A real S3 server for the tests: `rclone serve s3` over a folder, whose subfolders are the buckets.
 
-As seen with rclone 1.75. With a directory cache of no time, what is written to the folder is listed and read at once.
-A PUT and a multipart upload appear whole or not at all: until then they are files named `.rclone_temp_*`, which no
+As seen with rclone 1.75. With a directory cache of a millisecond, what is written to the folder is listed and read at
+once; with one of no time, the server spins once it is written to. A PUT and a multipart upload appear whole or not at all: until then they are files named `.rclone_temp_*`, which no
 listing shows, and which stay behind when the server is killed; with it uploads in parts are forgotten (NoSuchUpload).
 An abort leaves nothing. Parts are written in the order of their numbers; one that comes early waits in memory, 256 MiB
 an upload at most. A checksum in Content-MD5 is checked.
@@ -139,7 +139,7 @@ class S3Server:
             return
         command = [_program(), "serve", self._protocol, str(self.folder), f"--addr={HOST}:{self.port}"]
         command += ["--config=", f"--cache-dir={self.folder.with_name(f'{self.folder.name}.cache')}"]
-        command += ["--dir-cache-time=0", "--buffer-size=0", "--vfs-read-chunk-size=0", *self._flags]
+        command += ["--dir-cache-time=1ms", "--buffer-size=0", "--vfs-read-chunk-size=0", *self._flags]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(

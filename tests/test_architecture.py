@@ -35,6 +35,7 @@ LAYERS = {
         "select",
         "shardtable",
         "sidecars",
+        "sizes",
         "split",
         "state",
         "syntax",
@@ -43,26 +44,32 @@ LAYERS = {
         "tarheaders",
         "tarsamples",
         "tarscan",
+        "urls",
         "values",
         "where",
         "window",
     },
     "edge": {
         "cache",
+        "cachefolder",
         "ahead",
         "counting",
         "emit",
         "engine",
+        "filesystems",
         "finding",
         "formats",
+        "fsconnection",
         "inputs",
         "openshard",
         "retry",
         "s3",
         "s3client",
         "s3file",
+        "s3upload",
         "scatter",
         "shards",
+        "spill",
         "storage",
         "stores",
         "world",
@@ -206,6 +213,7 @@ def test_no_modules_import_each_other_in_a_circle():
 @every_pure_module
 def test_a_pure_module_reaches_for_nothing_outside_its_arguments(name):
     outside = {dotted for dotted in dotted_imports(name) if dotted.split(".")[0] in OUTSIDE_WORLD}
+    outside = {dotted for dotted in outside if not dotted.startswith("urllib.parse")}
     assert not outside, f"{name} is pure, but imports {outside}"
 
 

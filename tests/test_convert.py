@@ -502,8 +502,8 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(table_path, tmp_pat
 
 
 def test_remote_outputs_are_refused(table_path):
-    with pytest.raises(InputError, match="s3:// is not supported"):
-        converted(table_path, "s3://bucket/out")
+    with pytest.raises(InputError, match="gs:// can only be read"):
+        converted(table_path, "gs://bucket/out")
 
 
 # Runs that do not end well

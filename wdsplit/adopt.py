@@ -8,13 +8,15 @@ as it is. Before one is replaced, the header goes, so that a header never stands
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,8 @@ import xxhash
 
 from wdsplit.engine import run_tasks
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
+from wdsplit.formats.common import stat_of
+from wdsplit.formats.opening import copied
 from wdsplit.index import dump_index
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
@@ -31,6 +35,7 @@ from wdsplit.run import Run
 from wdsplit.shards import write_manifest
 from wdsplit.storage import Storage, local_path
 from wdsplit.stores import open_storage
+from wdsplit.table import Remote
 from wdsplit.tarsamples import TarSamples, group_samples
 from wdsplit.tarscan import scan_tar
 from wdsplit.unique import repeated
@@ -106,6 +111,7 @@ def index_tars(
     url: str | os.PathLike[str],
     options: IndexOptions | None = None,
     progress: Callable[[IndexProgress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
 
@@ -114,9 +120,10 @@ def index_tars(
     held, to find keys that stand twice.
 
     Args:
-        url: The folder.
+        url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
         options: What is wanted.
         progress: Called after each tar.
+        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
 
     Returns:
         The manifest. A field's type is bytes, as nothing else is known of it.
@@ -129,15 +136,16 @@ def index_tars(
         StorageError: The folder cannot be written to.
     """
     options = options or IndexOptions()
-    storage = open_storage(os.fspath(url))
+    storage = open_storage(os.fspath(url), storage_options)
     _refuse_output(storage, options.overwrite)
     paths = _tars(storage)
     with Run(storage).locked():
         _refuse_output(storage, options.overwrite)
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
             storage.remove_temporary(folder)
-        found = _read_all(storage, paths, options, progress)
-        _refuse_repeated_keys(storage, found)
+        read = partial(_read_tar, storage.url, storage_options, options.overwrite)
+        found = _read_all(read, paths, options.jobs, progress)
+        _refuse_repeated_keys(storage, storage_options, found)
         manifest = _manifest(found, options)
         storage.remove(HEADER_NAME)
         write_manifest(storage, manifest)
@@ -181,25 +189,26 @@ def _tars(storage: Storage) -> list[str]:
 
 
 def _below(storage: Storage, folder: str) -> Iterator[str]:
+    files = storage.sizes(folder)
     for name in storage.list(folder):
         path = f"{folder}/{name}" if folder else name
         if name.startswith("."):
             continue
-        if storage.size(path) is None:
+        if name not in files:
             yield from _below(storage, path)
         elif name.endswith(".tar"):
             yield path
 
 
-def _read_tar(url: str, overwrite: bool, task: tuple[int, str]) -> _Found:
+def _read_tar(url: str, options: Mapping[str, Any] | None, overwrite: bool, task: tuple[int, str]) -> _Found:
     """Read a tar, write its index, and say what is in it. Runs in a worker process; may run twice."""
     number, path = task
-    storage = open_storage(url)
-    written = _written(storage, path)
-    data = storage.map(path)
+    storage = open_storage(url, options)
+    written = _written(storage, path, options)
+    data = _mapped(storage, path, options)
     checksum = checksum_of(xxhash.xxh3_128(data))  # first, as it reads the file from front to back
     samples = _samples(storage, path, memoryview(data))
-    if _written(storage, path) != written:
+    if _written(storage, path, options) != written:
         raise InputError(
             "a tar was changed while it was read",
             place=f"{storage.url}/{path}",
@@ -231,8 +240,18 @@ def _samples(storage: Storage, path: str, data: memoryview) -> TarSamples:
     return samples
 
 
-def _written(storage: Storage, path: str) -> tuple[int, int, int] | None:
+def _mapped(storage: Storage, path: str, options: Mapping[str, Any] | None) -> mmap.mmap | bytes:
+    """Map a tar into memory; of a remote one a copy."""
+    if not storage.is_remote:
+        return storage.map(path)
+    with copied(Remote(f"{storage.url}/{path}", options)) as copy:
+        return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(copy.fileno()).st_size else b""
+
+
+def _written(storage: Storage, path: str, options: Mapping[str, Any] | None) -> tuple[int, int, int] | None:
     """Return what differs when a file was written or replaced; None if it is not there."""
+    if storage.is_remote:
+        return 0, *stat_of(path, Remote(f"{storage.url}/{path}", options))
     try:
         found = Path(local_path(storage.url), path).stat()
     except OSError:
@@ -259,13 +278,15 @@ def _write_index(storage: Storage, path: str, index: bytes, overwrite: bool) -> 
 
 
 def _read_all(
-    storage: Storage, paths: Sequence[str], options: IndexOptions, progress: Callable[[IndexProgress], None] | None
+    read: Callable[[tuple[int, str]], _Found],
+    paths: Sequence[str],
+    jobs: int,
+    progress: Callable[[IndexProgress], None] | None,
 ) -> list[_Found]:
     """Read all tars; return what was found in each, in the order of their paths."""
     found: dict[int, _Found] = {}
     samples = num_bytes = 0
-    read = partial(_read_tar, storage.url, options.overwrite)
-    for each in run_tasks(read, list(enumerate(paths)), options.jobs):
+    for each in run_tasks(read, list(enumerate(paths)), jobs):
         found[each.number] = each
         samples += each.shard.num_samples
         num_bytes += each.shard.num_bytes
@@ -274,14 +295,14 @@ def _read_all(
     return [found[number] for number in range(len(paths))]
 
 
-def _refuse_repeated_keys(storage: Storage, found: Sequence[_Found]) -> None:
+def _refuse_repeated_keys(storage: Storage, options: Mapping[str, Any] | None, found: Sequence[_Found]) -> None:
     """Refuse a key that stands in two tars; where two hashes are equal, the keys themselves are looked at."""
     suspects = repeated(np.concatenate([each.hashes for each in found]))
     seen: dict[str, str] = {}
     for each in found if len(suspects) else ():
         rows = np.flatnonzero(np.isin(each.hashes, suspects)).tolist()
         path = each.shard.path
-        keys = _samples(storage, path, memoryview(storage.map(path))).keys if rows else []
+        keys = _samples(storage, path, memoryview(_mapped(storage, path, options))).keys if rows else []
         for key in (keys[row].as_py() for row in rows):
             if key in seen:
                 raise InputError(

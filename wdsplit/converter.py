@@ -36,6 +36,7 @@ from wdsplit.stores import open_storage
 from wdsplit.table import joined
 from wdsplit.task import Job, write_shards
 from wdsplit.unique import check_unique_keys
+from wdsplit.urls import shown_url
 
 __all__ = ["Progress", "convert", "convert_splits"]
 
@@ -68,6 +69,7 @@ def convert(
     output: PathLike,
     options: ConvertOptions | None = None,
     progress: Callable[[Plan, Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Convert tables into a dataset of shards.
 
@@ -76,9 +78,10 @@ def convert(
 
     Args:
         inputs: One or several of: a file, a folder of them, a glob, a brace expression.
-        output: The dataset's folder.
+        output: The dataset's folder: a path, or `s3://bucket/folder`.
         options: What is wanted; without splits.
         progress: Called with the plan and the progress so far, at the beginning and after each task.
+        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
 
     Returns:
         The manifest.
@@ -88,7 +91,7 @@ def convert(
     """
     options = options or ConvertOptions()
     refuse_splits(options)
-    return _convert(inputs, output, options, progress or _no_progress)[""]
+    return _convert(inputs, output, options, progress or _no_progress, storage_options)[""]
 
 
 def convert_splits(
@@ -96,6 +99,7 @@ def convert_splits(
     output: PathLike,
     options: ConvertOptions,
     progress: Callable[[Plan, Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Manifest]:
     """Convert tables into a dataset for each split, in folders below the output that are called after the splits.
 
@@ -104,6 +108,7 @@ def convert_splits(
         output: The folder of the datasets.
         options: What is wanted; with splits.
         progress: As for `convert`.
+        storage_options: As for `convert`.
 
     Returns:
         The manifest of each split.
@@ -113,7 +118,7 @@ def convert_splits(
     """
     if not options.splits:
         raise InputError("there are no splits", remedy="use wdsplit.convert")
-    return _convert(inputs, output, options, progress or _no_progress)
+    return _convert(inputs, output, options, progress or _no_progress, storage_options)
 
 
 def _convert(
@@ -121,21 +126,24 @@ def _convert(
     output: PathLike,
     options: ConvertOptions,
     progress: Callable[[Plan, Progress], None],
+    storage_options: Mapping[str, Any] | None,
 ) -> dict[str, Manifest]:
     """Convert; nothing is written, of no split, before all that can be refused has been looked at."""
-    paths = find_inputs(input_paths(inputs))
+    _refuse_read_only(os.fspath(output))
+    paths = find_inputs(input_paths(inputs), storage_options)
     folders = {name: os.path.join(output, name) for name in options.splits} or {"": os.fspath(output)}
     if options.splits:
-        _look_around(os.fspath(output), options)
-    runs = {name: Run(open_storage(folder), options.emit) for name, folder in folders.items()}
+        _look_around(open_storage(os.fspath(output), storage_options), options)
+    runs = {name: Run(open_storage(folder, storage_options), options.emit) for name, folder in folders.items()}
     resumed = {name for name, run in runs.items() if options.resume and (len(runs) == 1 or run.is_begun)}
     if options.resume and not resumed:
         resumed = set(runs)
     for name, run in runs.items():
         run.refuse_inputs_inside(paths)
         run.refuse_output(options.overwrite, name in resumed)
-    plans = plan_files(paths, options)
+    plans = plan_files(paths, options, storage_options)
     _check_keys(plans, resumed)
+    held_bytes = task_bytes(options.memory, options.jobs)
     with ExitStack() as locks:
         for name, run in runs.items():
             locks.enter_context(run.locked())
@@ -145,26 +153,37 @@ def _convert(
         done.update({name: runs[name].start(plans[name]) for name in runs if name not in resumed})
         try:
             return {
-                name: _write_dataset(run, plans[name], options, finished.get(name), done.get(name, {}), report)
+                name: _write_dataset(run, job, options, finished.get(name), done.get(name, {}), _named(progress, name))
                 for name, run in runs.items()
-                for report in [_named(progress, name)]
+                for job in [Job(folders[name], plans[name], held_bytes, options.emit, storage_options)]
             }
         except BaseException:
             for name in done:
-                runs[name].leave_resumable()
+                runs[name].leave_resumable(plans[name])
             raise
 
 
-def _look_around(output: str, options: ConvertOptions) -> None:
+def _refuse_read_only(output: str) -> None:
+    """Refuse an output in a store that is only read."""
+    scheme, separator, _ = output.partition("://")
+    if separator and scheme.lower() not in ("file", "s3"):
+        raise InputError(
+            f"{scheme}:// can only be read",
+            place=shown_url(output),
+            expected="a local folder, or s3://bucket/folder, to write to",
+            remedy="write to a local folder, and copy it with the tools of your store",
+        )
+
+
+def _look_around(storage: Storage, options: ConvertOptions) -> None:
     """Refuse an output of splits that is a dataset itself, and warn of a dataset in it that is none of the splits."""
-    storage = open_storage(output)
     Run(storage).refuse_dataset_around()
     others = [name for name in storage.list() if name not in options.splits]
     others = [name for name in others if storage.size(f"{name}/{HEADER_NAME}") is not None]
     if others:
         logger.warning(
             "%s: not among the splits, and left as it is: %s (its rows may be in other splits now)",
-            output,
+            storage.url,
             ", ".join(others),
         )
 
@@ -182,19 +201,23 @@ def _named(progress: Callable[[Plan, Progress], None], split: str) -> Callable[[
 
 def _write_dataset(
     run: Run,
-    plan: Plan,
+    job: Job,
     options: ConvertOptions,
     finished: Manifest | None,
     done: Mapping[int, Shard],
     progress: Callable[[Plan, Progress], None],
 ) -> Manifest:
     """Write one dataset, or what is left of it to be written."""
+    plan = job.plan
     if finished is not None:
         num_samples = finished.num_samples + finished.num_pads
         progress(plan, Progress(plan.num_shards, num_samples, finished.num_bytes, plan.num_shards))
         return finished
-    shards = _write(run.storage, plan, options, done, progress)
-    manifest = _commit(run.storage, plan, options.emit, shards)
+    shards = _write(job, options.jobs, done, progress)
+    manifest = _checked(plan, options.emit, shards)
+    write_sidecars(run.storage, manifest, options.emit)
+    run.refuse_incomplete(plan, shards)
+    write_manifest(run.storage, manifest)
     run.end()
     return manifest
 
@@ -204,29 +227,24 @@ def _no_progress(plan: Plan, progress: Progress) -> None:
 
 
 def _write(
-    storage: Storage,
-    plan: Plan,
-    options: ConvertOptions,
-    done: Mapping[int, Shard],
-    progress: Callable[[Plan, Progress], None],
+    job: Job, jobs: int, done: Mapping[int, Shard], progress: Callable[[Plan, Progress], None]
 ) -> dict[int, Shard]:
     """Write the shards that are not there yet; return all."""
-    published = dict(done)
+    plan, published = job.plan, dict(done)
     samples = sum(shard.num_samples for shard in done.values())
     num_bytes = sum(shard.num_bytes for shard in done.values())
     left = [shard for shard in range(plan.num_shards) if shard not in published]
-    held_bytes = task_bytes(options.memory, options.jobs)
     if plan.scatters and left:
-        scattering, tasks = scatter_tasks(storage.url, plan, held_bytes)
+        scattering, tasks = scatter_tasks(job.output, plan, job.held_bytes, job.storage_options)
         scattered = 0
-        for rows in run_tasks(partial(scatter, scattering), tasks, options.jobs, threads=True):
+        for rows in run_tasks(partial(scatter, scattering), tasks, jobs, threads=True):
             scattered += rows
             progress(plan, Progress(len(published), samples, num_bytes, len(done), scattered))
     threads = all(field.encoding != "json" for field in plan.fields)
-    job, spans = Job(storage.url, plan, held_bytes, options.emit), task_spans(plan, options.jobs, left)
+    spans = task_spans(plan, jobs, left)
 
     progress(plan, Progress(len(published), samples, num_bytes, len(done)))
-    for written in run_tasks(partial(write_shards, job), spans, options.jobs, threads):
+    for written in run_tasks(partial(write_shards, job), spans, jobs, threads):
         published.update(written)
         samples += sum(shard.num_samples for shard in written.values())
         num_bytes += sum(shard.num_bytes for shard in written.values())
@@ -234,8 +252,8 @@ def _write(
     return published
 
 
-def _commit(storage: Storage, plan: Plan, emit: tuple[str, ...], written: Mapping[int, Shard]) -> Manifest:
-    """Check that every shard is there and write the sidecars and the manifest, the header last."""
+def _checked(plan: Plan, emit: tuple[str, ...], written: Mapping[int, Shard]) -> Manifest:
+    """Check that every shard is the planned one; return the manifest."""
     for shard in range(plan.num_shards):
         found, path = written[shard], shard_path(shard)
         first, stop = plan.rows(shard)
@@ -250,7 +268,7 @@ def _commit(storage: Storage, plan: Plan, emit: tuple[str, ...], written: Mappin
             )
     shards = Shards.of([written[shard] for shard in range(plan.num_shards)])
     window = default_window(int(shards.column("num_bytes").sum()), int(shards.column("num_samples").sum()))
-    manifest = Manifest(
+    return Manifest(
         shards,
         plan.fields,
         plan.lanes,
@@ -258,9 +276,6 @@ def _commit(storage: Storage, plan: Plan, emit: tuple[str, ...], written: Mappin
         plan.options.pad,
         _provenance(plan, emit),
     )
-    write_sidecars(storage, manifest, emit)
-    write_manifest(storage, manifest)
-    return manifest
 
 
 def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:

@@ -7,10 +7,12 @@ dataset needs it. The driver writes the files of the dataset before the header, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+from wdsplit.engine import ahead
 from wdsplit.errors import StorageError
 from wdsplit.manifest import RUN_FOLDER, Manifest, Shard
 from wdsplit.sidecars import (
@@ -26,7 +28,7 @@ from wdsplit.sidecars import (
     listed_shards,
     parse_catalog,
 )
-from wdsplit.storage import Storage, local_path
+from wdsplit.storage import LocalStorage, Storage
 
 __all__ = ["shard_sidecars", "write_shard_sidecars", "write_sidecars"]
 
@@ -76,22 +78,34 @@ def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) ->
 
 def _publish_index(storage: Storage, manifest: Manifest) -> None:
     """Merge the shards' catalogs into Energon's `index.sqlite`, one shard in memory at a time."""
-    scratch = Path(local_path(storage.url)).absolute() / _SCRATCH_NAME
-    storage.remove(_SCRATCH_NAME)
-    try:
-        _build_index(scratch, storage, manifest)
-    except sqlite3.Error as error:
-        raise StorageError(
-            f"sqlite cannot write an index: {error}",
-            place=str(scratch),
-            remedy="check permissions, free space and the mount",
-            url=str(scratch),
-        ) from error
-    data = memoryview(storage.map(_SCRATCH_NAME))
-    with storage.publish(f"{ENERGON_FOLDER}/index.sqlite", durable=True) as file:
-        for first in range(0, len(data), _COPY_BYTES):
-            file.write([data[first : first + _COPY_BYTES]])
-    storage.remove(_SCRATCH_NAME)
+    with _scratch(storage) as local:
+        scratch = Path(local.url).absolute() / _SCRATCH_NAME
+        try:
+            _build_index(scratch, storage, manifest)
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"sqlite cannot write an index: {error}",
+                place=str(scratch),
+                remedy="check permissions, free space and the mount",
+                url=str(scratch),
+            ) from error
+        data = memoryview(local.map(_SCRATCH_NAME))
+        with storage.publish(f"{ENERGON_FOLDER}/index.sqlite", durable=True) as file:
+            for first in range(0, len(data), _COPY_BYTES):
+                file.write([data[first : first + _COPY_BYTES]])
+
+
+@contextmanager
+def _scratch(storage: Storage) -> Iterator[LocalStorage]:
+    """Give a local folder for the index, which is small beside the data: the output, if it is local."""
+    if isinstance(storage, LocalStorage):
+        storage.remove(_SCRATCH_NAME)
+        yield storage
+        storage.remove(_SCRATCH_NAME)
+        return
+    with tempfile.TemporaryDirectory(prefix="wdsplit-") as folder:
+        (Path(folder) / RUN_FOLDER).mkdir()
+        yield LocalStorage(folder)
 
 
 def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:
@@ -106,8 +120,9 @@ def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:
         index.execute("BEGIN")
         for statement in ENERGON_SCHEMA:
             index.execute(statement)
-        for number, (path, _, _) in enumerate(listed_shards(manifest)):
-            catalog = parse_catalog(storage.read(_catalog_path(path)))
+        paths = [path for path, _, _ in listed_shards(manifest)]
+        for number, data in enumerate(ahead(storage.read(_catalog_path(path)) for path in paths)):
+            catalog = parse_catalog(data)
             index.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", catalog.sample_rows(number))
             index.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", catalog.part_rows(number))
         index.execute("COMMIT")

@@ -5,114 +5,230 @@ Nothing is opened here; that a file is a table is told by its name alone.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import braceexpand
 
-from wdsplit.errors import InputError
+from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.filesystems import IsFolderError
 from wdsplit.formats import FOLDER_SUFFIXES, is_compressed
 from wdsplit.manifest import HEADER_NAME, SHARDS_NAME
-from wdsplit.storage import local_path
+from wdsplit.storage import Storage, local_path
+from wdsplit.stores import is_remote, open_object, open_storage
+from wdsplit.urls import joined_url, shown_url
 
 __all__ = ["find_inputs"]
 
 logger = logging.getLogger(__name__)
 
 
-def find_inputs(arguments: Sequence[str]) -> list[str]:
+def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the files that paths, folders, globs and brace expressions name, in order.
 
     A folder stands for all tables of one format below it, sorted; a glob for what it matches, sorted.
 
+    Args:
+        arguments: Paths or URLs.
+        storage_options: How to reach remote stores.
+
     Raises:
         InputError: An argument names nothing, or a file is named twice.
     """
-    paths = [path for argument in arguments for pattern in _patterns(argument) for path in _matches(pattern)]
+    places = [_place(argument, storage_options) for argument in arguments]
+    paths = [path for place in places for pattern in _patterns(place) for path in _matches(place, pattern)]
     if not paths:
         raise InputError("no input is given", expected="at least one file, folder, glob or brace expression")
     seen: set[str] = set()
     for path in paths:
-        real = os.path.realpath(path)
+        real = path if is_remote(path) else os.path.realpath(path)
         if real in seen:
             raise InputError(
                 "an input is named twice",
-                place=path,
+                place=shown_url(path),
                 remedy="name each file once: its rows would be written twice",
-                url=path,
+                url=shown_url(path),
             )
         seen.add(real)
     return paths
 
 
-def _patterns(argument: str) -> list[str]:
+class _Disk:
+    """The local disk."""
+
+    def __init__(self, argument: str) -> None:
+        self.pattern = local_path(argument)
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def matched(self, pattern: str) -> list[tuple[str, bool]]:
+        """Return what a glob matches, and whether each is a folder."""
+        return [(path, os.path.isdir(path)) for path in glob.glob(pattern, recursive=True)]
+
+    def below(self, folder: str) -> list[str]:
+        """Return the files in a folder and below it; hidden ones are left out."""
+        found = glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)
+        return [path for path in found if os.path.isfile(path)]
+
+
+class _Store:
+    """A remote store: paths are URLs."""
+
+    def __init__(self, argument: str, options: Mapping[str, Any] | None) -> None:
+        self.pattern = argument
+        self._options = options
+
+    def is_file(self, path: str) -> bool:
+        if "/" not in shown_url(path).partition("://")[2] or shown_url(path).endswith("/"):
+            return False
+        try:
+            return open_object(path, self._options).size is not None
+        except (DatasetNotFoundError, IsFolderError):
+            return False
+
+    def is_folder(self, path: str) -> bool:
+        return not self.is_file(path) and bool(open_storage(path, self._options).list())
+
+    def matched(self, pattern: str) -> list[tuple[str, bool]]:
+        """Return what a glob matches, as `glob.glob` does, and whether each is a folder."""
+        fixed, parts = _fixed_folder(pattern)
+        storage = open_storage(fixed, self._options)
+        return [(joined_url(fixed, path), is_folder) for path, is_folder in _globbed(storage, "", parts)]
+
+    def below(self, folder: str) -> list[str]:
+        """Return the files in a folder and below it; hidden ones are left out."""
+        storage = open_storage(folder, self._options)
+        return [joined_url(folder, path) for path in _files_below(storage, "")]
+
+
+def _place(argument: str, storage_options: Mapping[str, Any] | None) -> _Disk | _Store:
+    return _Store(argument, storage_options) if is_remote(argument) else _Disk(argument)
+
+
+def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
+    """Return the URL of the folder below which a pattern varies, and the parts of its path from there on."""
+    scheme, _, rest = pattern.partition("://")
+    is_web = scheme.lower() in ("http", "https")
+    rest, mark, query = rest.partition("?") if is_web else (rest, "", "")
+    parts = rest.split("/")
+    first = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    first = max(1, first)
+    return f"{scheme}://{'/'.join(parts[:first])}{mark}{query}", parts[first:]
+
+
+def _globbed(storage: Storage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Give the paths that match the parts of a pattern below a folder, and whether each is a folder."""
+    part, rest = parts[0], parts[1:]
+    if part == "**" and rest:
+        yield from _globbed(storage, folder, rest)
+        for name in _names(storage, folder)[1]:
+            if not name.startswith("."):
+                yield from _globbed(storage, f"{folder}{name}/", parts)
+    elif rest and not glob.has_magic(part):
+        yield from _globbed(storage, f"{folder}{part}/", rest)
+    else:
+        files, folders = _names(storage, folder)
+        for is_folder, names in enumerate((files, folders)):
+            names = [name for name in fnmatch.filter(names, part) if part.startswith(".") or not name.startswith(".")]
+            for name in names:
+                if not rest:
+                    yield f"{folder}{name}", bool(is_folder)
+                elif is_folder:
+                    yield from _globbed(storage, f"{folder}{name}/", rest)
+
+
+def _files_below(storage: Storage, folder: str) -> Iterator[str]:
+    files, folders = _names(storage, folder)
+    yield from (f"{folder}{name}" for name in files if not name.startswith("."))
+    for name in folders:
+        if not name.startswith("."):
+            yield from _files_below(storage, f"{folder}{name}/")
+
+
+def _names(storage: Storage, folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the files and of the folders in a folder."""
+    files = storage.sizes(folder.rstrip("/"))
+    return sorted(files), [name for name in storage.list(folder.rstrip("/")) if name not in files]
+
+
+def _patterns(place: _Disk | _Store) -> list[str]:
     """Return what a brace expression stands for; a file whose own name has braces stands for itself."""
-    path = local_path(argument)
-    if "{" not in path or os.path.exists(path):
+    path = place.pattern
+    if "{" not in path or place.is_file(path) or place.is_folder(path):
         return [path]
     try:
         return list(braceexpand.braceexpand(path))
     except ValueError as error:
         raise InputError(
             "braces do not close",
-            place=path,
+            place=shown_url(path),
             expected="as in part-{000..127}.parquet",
             remedy="check the path",
-            url=path,
+            url=shown_url(path),
         ) from error
 
 
-def _matches(pattern: str) -> list[str]:
-    if os.path.isfile(pattern):
+def _matches(place: _Disk | _Store, pattern: str) -> list[str]:
+    if place.is_file(pattern):
         return [pattern]
-    if os.path.isdir(pattern):
-        found = _tables_below(pattern)
+    if place.is_folder(pattern):
+        found = _tables_below(place, pattern)
         expected = f"a folder with files that end in one of {', '.join(FOLDER_SUFFIXES)}"
     else:
-        matched = sorted(glob.glob(pattern, recursive=True))
-        found = [path for match in matched for path in (_tables_below(match) if os.path.isdir(match) else [match])]
+        matched = sorted(place.matched(pattern))
+        found = [
+            path for match, is_folder in matched for path in (_tables_below(place, match) if is_folder else [match])
+        ]
         expected = "a file, a folder, or a pattern that matches files"
     if not found:
         raise InputError(
-            "there is no such input", place=pattern, expected=expected, remedy="check the path", url=pattern
+            "there is no such input",
+            place=shown_url(pattern),
+            expected=expected,
+            remedy="check the path",
+            url=shown_url(pattern),
         )
     return found
 
 
-def _tables_below(folder: str) -> list[str]:
+def _tables_below(place: _Disk | _Store, folder: str) -> list[str]:
     """Return the tables in a folder and below it, sorted; they must be of one format."""
     found: dict[str, list[str]] = {}
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)):
-        name = FOLDER_SUFFIXES.get(os.path.splitext(path)[1].lower())
-        if is_compressed(path) and os.path.isfile(path):
+    paths = place.below(folder)
+    headers = {shown_url(path) for path in paths if os.path.basename(shown_url(path)) == HEADER_NAME}
+    manifests = {os.path.join(os.path.dirname(header), SHARDS_NAME) for header in headers}
+    for path in sorted(paths):
+        name = FOLDER_SUFFIXES.get(os.path.splitext(shown_url(path))[1].lower())
+        if is_compressed(shown_url(path)):
             raise InputError(
                 "a folder holds a compressed table",
-                place=path,
+                place=shown_url(path),
                 expected="tables that are not compressed as a whole: rows are read from the middle of a file",
                 remedy="decompress it, move it away, or name the files that are meant by a pattern",
-                url=path,
+                url=shown_url(path),
             )
-        if name is not None and os.path.isfile(path) and not _is_manifest(path):
+        if name is not None and shown_url(path) not in manifests:  # the list of shards of a dataset of ours is no table
             found.setdefault(name, []).append(path)
-    _warn_of_partitions(folder, [path for paths in found.values() for path in paths])
+    _warn_of_partitions(shown_url(folder), [shown_url(path) for paths in found.values() for path in paths])
     if len(found) > 1:
+        kinds = sorted(found.items())
         raise InputError(
             "a folder holds tables of several formats",
-            place=folder,
+            place=shown_url(folder),
             expected="one format",
-            found=", ".join(f"{len(paths)} of {name}, such as {paths[0]}" for name, paths in sorted(found.items())),
-            remedy=f"say which are meant, as in '{os.path.join(folder, '*.' + min(found))}'",
-            url=folder,
+            found=", ".join(f"{len(paths)} of {name}, such as {shown_url(paths[0])}" for name, paths in kinds),
+            remedy=f"say which are meant, as in '{os.path.join(shown_url(folder), '*.' + min(found))}'",
+            url=shown_url(folder),
         )
     return next(iter(found.values()), [])
-
-
-def _is_manifest(path: str) -> bool:
-    """Tell whether a file is the list of the shards of one of our own datasets, which is no table to convert."""
-    folder, name = os.path.split(path)
-    return name == SHARDS_NAME and os.path.exists(os.path.join(folder, HEADER_NAME))
 
 
 def _warn_of_partitions(folder: str, paths: Sequence[str]) -> None:

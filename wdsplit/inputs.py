@@ -20,7 +20,9 @@ from wdsplit.formats import format_named, name_of_format
 from wdsplit.formats.common import BATCH_BYTES
 from wdsplit.order import Int64
 from wdsplit.select import Picker
-from wdsplit.table import FileRange, InputFile, Table
+from wdsplit.stores import is_remote
+from wdsplit.table import FileRange, InputFile, Remote, Table
+from wdsplit.urls import shown_url
 from wdsplit.values import decoded_parts, stored, without_views
 
 __all__ = ["Rows", "file_batches", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
@@ -62,14 +64,19 @@ class Rows:
         return self.table.where(int(self.numbers[row]))
 
 
-def open_inputs(paths: Sequence[str]) -> Table:
+def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
     """Open all files, several at once.
+
+    Args:
+        paths: Paths and URLs.
+        storage_options: How to reach remote stores.
 
     Raises:
         InputError: A file cannot be read, or two differ in their format or their columns.
     """
-    opened = list(in_order(_open_file, paths, _FOOTER_THREADS))
+    opened = list(in_order(lambda path: _open_file(path, storage_options), paths, _FOOTER_THREADS))
     files = tuple(file for file, _ in opened)
+    paths = [file.path for file in files]
     _check_one_format(files)
     reader = format_named(files[0].format)
     if not reader.TYPED:
@@ -82,11 +89,13 @@ def open_inputs(paths: Sequence[str]) -> Table:
     return Table(files, schema)
 
 
-def _open_file(path: str) -> tuple[InputFile, pa.Schema]:
+def _open_file(path: str, storage_options: Mapping[str, Any] | None) -> tuple[InputFile, pa.Schema]:
+    remote = Remote(path, storage_options) if is_remote(path) else None
+    path = shown_url(path)
     with _readable(path, "a table"):
-        name = name_of_format(path)
+        name = name_of_format(path, remote)
     with _readable(path, format_named(name).WHAT):
-        return format_named(name).open_file(path)
+        return format_named(name).open_file(path, remote)
 
 
 def _check_one_format(files: Sequence[InputFile]) -> None:

@@ -97,7 +97,7 @@ class _MixedReader:
         self._num_lanes = len(assigned_lanes(order.options.lanes, world))
         access = sources[0].access
         self.ahead = None
-        if any(access.is_ahead(source.url) for source in sources):
+        if any(source.is_ahead for source in sources):
             shard_bytes = max(source.shard_bytes for source in sources)
             self.ahead = access.ahead(world.num_workers, self._num_lanes * shard_bytes)
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
@@ -235,7 +235,8 @@ def mix(
     ]
     sizes = [source.num_samples for source in sources]
     by_weight, repeats, chosen = (_in_order(asked, urls) for asked in (weights, repeat, choose))
-    counts = epoch_counts(sizes, by_weight, repeats, chosen, num_samples, urls)
+    names = [source.url for source in sources]
+    counts = epoch_counts(sizes, by_weight, repeats, chosen, num_samples, names)
     options = OrderOptions(whole(seed), bool(shuffle), most_lanes, 1, tail)
     return Mixture(MixedSource(sources, counts, options), rank, world_size, group)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -41,10 +42,14 @@ def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
     return [os.fspath(path) for path in several]
 
 
-def plan_conversion(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) -> Plan:
+def plan_conversion(
+    inputs: PathLike | Sequence[PathLike],
+    options: ConvertOptions,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Plan:
     """Decide a conversion into one dataset, as `plan_splits` does."""
     refuse_splits(options)
-    return plan_splits(inputs, options)[""]
+    return plan_splits(inputs, options, storage_options)[""]
 
 
 def refuse_splits(options: ConvertOptions) -> None:
@@ -53,12 +58,17 @@ def refuse_splits(options: ConvertOptions) -> None:
         raise InputError("one dataset is asked for, and splits too", remedy="use the function for splits")
 
 
-def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) -> dict[str, Plan]:
+def plan_splits(
+    inputs: PathLike | Sequence[PathLike],
+    options: ConvertOptions,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, Plan]:
     """Decide a conversion: read the footers of the inputs, infer the fields, select rows and cut them into shards.
 
     Args:
-        inputs: One or several of: a file, a folder of them, a glob, a brace expression.
+        inputs: One or several of: a file, a folder of them, a glob, a brace expression; paths or URLs.
         options: What is wanted.
+        storage_options: How to reach remote stores.
 
     Returns:
         A plan for each split; without splits one, under the empty name.
@@ -66,17 +76,20 @@ def plan_splits(inputs: PathLike | Sequence[PathLike], options: ConvertOptions) 
     Raises:
         InputError: The inputs cannot be read, or cannot be converted so.
     """
-    return plan_files(find_inputs(input_paths(inputs)), options)
+    return plan_files(find_inputs(input_paths(inputs), storage_options), options, storage_options)
 
 
-def plan_files(paths: Sequence[str], options: ConvertOptions) -> dict[str, Plan]:
+def plan_files(
+    paths: Sequence[str], options: ConvertOptions, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Plan]:
     """Decide a conversion of files, as `plan_splits` does.
 
     Args:
         paths: The files, as `find_inputs` returns them.
         options: What is wanted.
+        storage_options: How to reach remote stores.
     """
-    table = open_inputs(paths)
+    table = open_inputs(paths, storage_options)
     if table.files[0].format == "tar":
         options = _as_tars(table, options)
     _check_key_and_group(table.schema, options)

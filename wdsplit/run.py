@@ -7,30 +7,32 @@ folder is there before anything of the output is touched, and goes when the mani
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from wdsplit.emit import shard_sidecars
-from wdsplit.errors import InputError, OutputExistsError
+from wdsplit.engine import in_order
+from wdsplit.errors import InputError, OutputExistsError, StorageError, WdsplitError
+from wdsplit.index import INDEX_ENTRY_BYTES
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.plan import Plan
 from wdsplit.scatter import SPILL_FOLDER
 from wdsplit.shards import read_manifest
 from wdsplit.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
-from wdsplit.storage import Storage, is_temporary, local_path
-from wdsplit.task import DONE_FOLDER
+from wdsplit.storage import Storage, is_temporary
+from wdsplit.task import DONE_FOLDER, PLAN_NAME, holds_plan, refuse_taken
 
 __all__ = ["Run"]
 
 logger = logging.getLogger(__name__)
 
-_PLAN_NAME = f"{RUN_FOLDER}/plan.json"
 _LOCK_NAME = f"{RUN_FOLDER}/lock"
+_NOTES_AT_ONCE = 16
 
 
 class Run:
@@ -49,7 +51,7 @@ class Run:
     @property
     def is_unfinished(self) -> bool:
         """Whether the output holds the plan of a run that is still to be finished."""
-        return self.storage.size(_PLAN_NAME) is not None
+        return self.storage.size(PLAN_NAME) is not None
 
     @property
     def is_begun(self) -> bool:
@@ -67,14 +69,13 @@ class Run:
             try:
                 yield
             finally:
-                if not (self._ended or self.is_unfinished):
-                    self.end()
+                if not (self.storage.is_remote or self._ended or self.is_unfinished):
+                    self._end(self.storage)
 
     def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
         """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
-        folder = Path(local_path(self.storage.url)).resolve()
         for path in paths:
-            if folder in Path(path).resolve().parents:
+            if _is_below(path, self.storage):
                 raise InputError(
                     "an input lies inside the output",
                     place=path,
@@ -101,7 +102,7 @@ class Run:
         Raises:
             OutputExistsError: It holds something else than was asked for.
         """
-        if os.path.isfile(local_path(self.storage.url)):
+        if self.storage.size("") is not None:
             raise InputError(
                 "the output is a file",
                 place=self.storage.url,
@@ -169,14 +170,13 @@ class Run:
 
     def start(self, plan: Plan) -> dict[int, Shard]:
         """Begin anew; what the output held is removed, its header first. Return the shards that are there: none."""
-        for name in self.storage.list(RUN_FOLDER):
-            if f"{RUN_FOLDER}/{name}" != _LOCK_NAME:
-                self.storage.remove(f"{RUN_FOLDER}/{name}")
-        with self.storage.publish(_PLAN_NAME, durable=True) as file:
+        inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER)]
+        self.storage.remove(*(path for path in inner if path != _LOCK_NAME))
+        with self.storage.publish(PLAN_NAME, durable=True) as file:
             file.write([orjson.dumps({**plan.summary(), "emit": self.emit}, option=orjson.OPT_INDENT_2)])
-        names = [name for name in self.storage.list() if name != RUN_FOLDER]
-        for name in sorted(names, key=lambda name: name != HEADER_NAME):
-            self.storage.remove(name)
+        self.storage.remove(HEADER_NAME)
+        self.storage.remove(*(name for name in self.storage.list() if name != RUN_FOLDER))
+        self.storage.remove_temporary()
         return {}
 
     def resume(self, plan: Plan) -> dict[int, Shard]:
@@ -185,17 +185,19 @@ class Run:
         Raises:
             OutputExistsError: The run that is there was made by another plan.
         """
-        note = self._note(_PLAN_NAME)
+        note = self._note(PLAN_NAME)
         self._refuse_other_plan(plan, str(note.get("plan")))
         self._refuse_other_emit(note.get("emit", []))
         self._refuse_new_inputs(plan, str(note.get("modified")))
         for folder in ("", RUN_FOLDER, DONE_FOLDER):
             self.storage.remove_temporary(folder)
-        done: dict[int, Shard] = {}
-        for name in self.storage.list(DONE_FOLDER):
-            shard = self._published(f"{DONE_FOLDER}/{name}")
-            if shard is not None:
-                done[int(name.removesuffix(".json"))] = shard
+        names = self.storage.list(DONE_FOLDER)
+        notes = in_order(lambda name: self._note(f"{DONE_FOLDER}/{name}"), names, _NOTES_AT_ONCE)
+        noted = {
+            int(name.removesuffix(".json")): Shard(**note) for name, note in zip(names, notes, strict=True) if note
+        }
+        lacking = self._lacking(noted)
+        done = {number: shard for number, shard in noted.items() if number not in lacking}
         logger.info("resuming: %d of %d shards are there already", len(done), plan.num_shards)
         return done
 
@@ -213,16 +215,49 @@ class Run:
         self.end()
         return manifest
 
-    def leave_resumable(self) -> None:
-        """Clear up after an error: no temporary files, and nothing at all if there is nothing to continue."""
-        self.storage.remove_temporary()
-        self.storage.remove_temporary(SPILL_FOLDER)
-        if self.storage.list() == [RUN_FOLDER] and len(self.storage.list(SPILL_FOLDER)) < 2:
-            self.end()
+    def refuse_incomplete(self, plan: Plan, shards: Mapping[int, Shard]) -> None:
+        """Refuse to end a run whose output a remote store does not hold whole, or that another run has taken over.
+
+        Raises:
+            WdsplitError: It lacks a file, or one is of another size; or the output is another run's.
+        """
+        refuse_taken(self.storage, plan)
+        lacking = self._lacking(shards) if self.storage.is_remote else {}
+        for path in lacking.values():
+            raise StorageError(
+                "the store has lost a file that was written",
+                place=f"{self.storage.url}/{path}",
+                expected="the size that was written",
+                remedy="continue with --resume",
+                url=f"{self.storage.url}/{path}",
+            )
+
+    def leave_resumable(self, plan: Plan) -> None:
+        """Clear up after an error: no temporary files, and nothing at all if there is nothing to continue.
+
+        The output of another run is left alone. A store that does not answer is not waited for.
+        """
+        storage = self.storage.hurried()
+        try:
+            if storage.is_remote and not holds_plan(storage, plan):
+                return
+            for folder in ("", RUN_FOLDER, DONE_FOLDER, SPILL_FOLDER):
+                storage.remove_temporary(folder)
+            if storage.list() == [RUN_FOLDER] and len(storage.list(SPILL_FOLDER)) < 2:
+                self._end(storage)
+        except WdsplitError as error:
+            if not storage.is_remote:
+                raise
+            logger.warning("%s: not cleared up after an error (%s); --resume does it", storage.url, error.cause)
 
     def end(self) -> None:
-        """Remove what only an unfinished run needs."""
-        self.storage.remove(RUN_FOLDER)
+        """Remove what only an unfinished run needs, and what requests have begun whose answers were lost."""
+        for folder in ("", *([ENERGON_FOLDER] if "energon" in self.emit else [])):
+            self.storage.remove_temporary(folder)
+        self._end(self.storage)
+
+    def _end(self, storage: Storage) -> None:
+        storage.remove(RUN_FOLDER)
         self._ended = True
 
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:
@@ -266,15 +301,28 @@ class Run:
             return {}
         return note if isinstance(note, dict) else {}
 
-    def _published(self, path: str) -> Shard | None:
-        """Return the shard that a note tells of, if it is there whole."""
-        note = self._note(path)
-        if not note:
-            return None
-        shard = Shard(**note)
-        beside = [index_path(shard.path), *shard_sidecars(shard, self.emit)]
-        whole = self.storage.size(shard.path) == shard.num_bytes
-        return shard if whole and all(self.storage.size(path) is not None for path in beside) else None
+    def _lacking(self, shards: Mapping[int, Shard]) -> dict[int, str]:
+        """Return which shards are not there whole, each with a file that is not; each folder is listed once."""
+        sizes = cache(self.storage.sizes)
+        lacking = {}
+        for number, shard in shards.items():
+            expected = {
+                shard.path: shard.num_bytes,
+                index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1),
+            }
+            for path in (*expected, *shard_sidecars(shard, self.emit)):
+                folder, _, name = path.rpartition("/")
+                found = sizes(folder).get(name)
+                if found is None or found != expected.get(path, found):
+                    lacking[number] = path
+        return lacking
+
+
+def _is_below(path: str, folder: Storage) -> bool:
+    """Tell whether a file lies in a folder, or below it."""
+    if folder.is_remote or "://" in path:
+        return path.startswith(f"{folder.url}/")
+    return Path(folder.url).resolve() in Path(path).resolve().parents
 
 
 def _some(names: Sequence[str]) -> str:

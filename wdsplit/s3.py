@@ -1,18 +1,34 @@
-"""Objects of a store that speaks S3, as a storage: ranges are read through faults."""
+"""Objects of a store that speaks S3, as a storage: ranges are read through faults, objects appear whole or not at all.
+
+Such a store has no lock that goes with a process, so a lock only keeps out other processes of this machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import copy
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
-from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.engine import in_order
+from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
 from wdsplit.s3client import S3Client, S3Options
 from wdsplit.s3file import S3File
-from wdsplit.storage import PendingFile
+from wdsplit.s3upload import S3Upload, abort_upload
+from wdsplit.storage import LocalStorage
 
 __all__ = ["S3Storage"]
 
+logger = logging.getLogger(__name__)
+
 _NAMES_TOLD = 5
+_REMOVED_AT_ONCE = 1000
+_THREADS = 16
 
 
 class S3Storage:
@@ -29,6 +45,13 @@ class S3Storage:
         bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
         if not bucket:
             raise InputError("a URL names no bucket", place=url, expected="s3://bucket/folder")
+        if "@" in bucket:
+            raise InputError(
+                "a URL holds credentials",
+                place=f"s3://...@{bucket.rpartition('@')[2]}/{prefix}",
+                expected="s3://bucket/folder",
+                remedy="give them by the environment, a profile or storage_options: URLs are logged",
+            )
         self._client = S3Client(bucket, options or S3Options())
         self._bucket = bucket
         self._prefix = prefix
@@ -52,24 +75,36 @@ class S3Storage:
 
     def size(self, path: str) -> int | None:
         """Return the size of an object in bytes, or None if there is none."""
+        if not self._key(path):
+            return None
         try:
             return self.open(path).size
         except DatasetNotFoundError:
             return None
 
+    def sizes(self, path: str = "") -> dict[str, int]:
+        """Return the names of the objects in a folder, and their sizes in bytes."""
+        folder = _folder(self._key(path))
+        found = [entry for page in self._pages(folder, Delimiter="/") for entry in page.get("Contents", ())]
+        return {entry["Key"].removeprefix(folder): entry["Size"] for entry in found if entry["Key"] != folder}
+
     def list(self, path: str = "") -> list[str]:
         """Return the names of objects and folders in a folder, sorted."""
-        prefix = self._key(path)
-        prefix = f"{prefix}/" if prefix else ""
+        folder = _folder(self._key(path))
         names: set[str] = set()
-        more: dict[str, str] = {}
+        for page in self._pages(folder, Delimiter="/"):
+            names.update(entry["Key"].removeprefix(folder) for entry in page.get("Contents", ()))
+            names.update(entry["Prefix"].removeprefix(folder).rstrip("/") for entry in page.get("CommonPrefixes", ()))
+        return sorted(names - {""})
+
+    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        """Give the answers that together list the objects whose keys begin so."""
         while True:
-            answer = self._client.ask("list_objects_v2", self.url, Prefix=prefix, Delimiter="/", **more)
-            names.update(entry["Key"].removeprefix(prefix) for entry in answer.get("Contents", ()))
-            names.update(entry["Prefix"].removeprefix(prefix).rstrip("/") for entry in answer.get("CommonPrefixes", ()))
-            if not answer.get("IsTruncated"):
-                return sorted(names - {""})
-            more = {"ContinuationToken": answer["NextContinuationToken"]}
+            page = self._client.ask("list_objects_v2", self.url, Prefix=prefix, **more)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            more["ContinuationToken"] = page["NextContinuationToken"]
 
     def what_is_there(self) -> str:
         """Return the first names in the folder, or say that there are no objects."""
@@ -79,28 +114,118 @@ class S3Storage:
         return "/".join(part for part in (self._prefix, path) if part)
 
     @contextmanager
-    def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
-        """Refuse: this version only reads."""
-        raise _read_only(f"{self.url}/{path}")
-        yield
+    def publish(self, path: str, durable: bool = False) -> Iterator[S3Upload]:
+        """Send an object that appears when the block ends; what a store has taken is durable."""
+        upload = S3Upload(self._client, self._key(path), f"{self.url}/{path}")
+        try:
+            yield upload
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
 
-    def remove(self, path: str) -> None:
-        """Refuse: this version only reads."""
-        raise _read_only(f"{self.url}/{path}")
+    def remove(self, *paths: str) -> None:
+        """Remove objects, and folders with all that is in them; uploads of such, which are under way, are ended."""
+        wanted = {self._key(path) for path in paths}
+        if not wanted:
+            return
+        prefix = os.path.commonprefix(list(wanted))  # noqa: RUF071 (of keys, not of paths)
+        found = [entry["Key"] for page in self._pages(prefix) for entry in page.get("Contents", ())]
+        keys = [key for key in found if not wanted.isdisjoint(_lineage(key))]
+        for first in range(0, len(keys), _REMOVED_AT_ONCE):
+            self._remove_keys(keys[first : first + _REMOVED_AT_ONCE])
+        self._end_uploads(prefix, lambda key: not wanted.isdisjoint(_lineage(key)))
+
+    def _remove_keys(self, keys: Sequence[str]) -> None:
+        """Remove objects by one request; those that the store does not remove so, by one each."""
+        try:
+            asked = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            answer = self._client.ask("delete_objects", self.url, Delete=asked)
+            left = [error["Key"] for error in answer.get("Errors", ())]
+        except StorageError:
+            left = list(keys)
+        for _ in in_order(self._remove_key, left, _THREADS):
+            pass
+
+    def _remove_key(self, key: str) -> None:
+        self._client.ask("delete_object", f"s3://{self._bucket}/{key}", Key=key)
 
     def remove_temporary(self, path: str = "") -> None:
-        """Refuse: this version only reads."""
-        raise _read_only(f"{self.url}/{path}")
+        """End the uploads that attempts that were killed have left in a folder."""
+        folder = _folder(self._key(path))
+        self._end_uploads(folder, lambda key: "/" not in key.removeprefix(folder), Delimiter="/")
 
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Refuse: this version only reads."""
-        raise _read_only(f"{self.url}/{path}")
+    def _end_uploads(self, prefix: str, is_meant: Callable[[str], bool], **more: str) -> None:
+        """End uploads under way whose keys begin so and that are meant; a store that does not tell them is let be."""
+        while True:
+            try:
+                page = self._client.ask("list_multipart_uploads", self.url, Prefix=prefix, **more)
+            except StorageError as error:
+                logger.info("%s: uploads that were not finished are not looked for (%s)", self.url, error.found)
+                return
+            for upload in page.get("Uploads", ()):
+                if is_meant(upload["Key"]):
+                    abort_upload(
+                        self._client, upload["Key"], upload["UploadId"], f"s3://{self._bucket}/{upload['Key']}"
+                    )
+            if not page.get("IsTruncated"):
+                return
+            more |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    @contextmanager
+    def lock(self, path: str) -> Iterator[None]:
+        """Hold a lock against other processes of this user and machine; it goes with the process, however that ends.
+
+        Raises:
+            StorageError: Another process holds it.
+        """
+        folder = LocalStorage(_lock_folder())
+        name = hashlib.sha256(f"{self._client.endpoint} {self.url}/{path}".encode()).hexdigest()
+        with ExitStack() as held:
+            try:
+                held.enter_context(folder.lock(name))
+            except StorageError as error:
+                raise error.at(self.url) from error
+            held.callback(folder.remove, name)
+            yield
+
+    def hurried(self) -> S3Storage:
+        """Return the same objects; what is asked about them is given up soon."""
+        storage = copy.copy(self)
+        storage._client = self._client.hurried()
+        return storage
 
 
-def _read_only(url: str) -> InputError:
-    return InputError(
-        "s3:// can only be read by this version",
-        place=url,
-        expected="a local path to write to",
-        remedy="write to a local folder, and copy it with the tools of your store",
-    )
+def _folder(key: str) -> str:
+    """Return what the keys of a folder's objects begin with."""
+    return f"{key}/" if key else ""
+
+
+def _lineage(key: str) -> Iterator[str]:
+    """Give a key and those of all folders that it is in."""
+    yield key
+    while key:
+        key = key.rpartition("/")[0]
+        yield key
+
+
+def _lock_folder() -> str:
+    """Return the folder of this user's locks.
+
+    Raises:
+        StorageError: It is somebody else's.
+    """
+    folder = os.path.join(tempfile.gettempdir(), f"wdsplit-{os.getuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise StorageError(
+            "the folder of locks is not this user's",
+            place=folder,
+            expected=f"a folder of user {os.getuid()}",
+            found=f"{stat.filemode(found.st_mode)} of user {found.st_uid}",
+            remedy="remove it, or set TMPDIR to a folder of your own",
+            url=folder,
+        )
+    return folder

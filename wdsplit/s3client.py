@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
@@ -21,10 +22,16 @@ Answer = TypeVar("Answer")
 
 _POOL_SIZE = 32
 _MOST_EXPIRED = 3
+_HURRIED_S = 10.0
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_MAYBE_EXPIRED = _EXPIRED | {"400", "403"}
+"""An answer to HEAD says no more than its status."""
 _PASSING = frozenset({"OperationAborted", "RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling"})
-"""Errors that are gone a moment later though their HTTP status says otherwise; all of 429 and 500 to 599 are such."""
+"""Errors that are gone a moment later though their HTTP status says otherwise; all of 429 and 500 to 599 are such, but
+501, which says that a store cannot do what is asked."""
+_DAMAGED = frozenset({"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"})
+"""What was sent has not come as it was signed."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +156,28 @@ class S3Client:
     def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request once."""
         payer = {"RequestPayer": "requester"} if self._options.requester_pays else {}
-        environ = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
-        client = _botocore_client(self._options, os.getpid(), environ)
-        return getattr(client, operation)(Bucket=self._bucket, **payer, **parameters)
+        return getattr(self._botocore(), operation)(Bucket=self._bucket, **payer, **parameters)
 
-    def attempt(self, url: str, action: Callable[[Retries], Answer]) -> Answer:
-        """Do something that may fail for a while; raises as `ask` does."""
-        retries = Retries(self._options.retries)
+    @property
+    def endpoint(self) -> str:
+        """The URL of the store."""
+        return str(self._botocore().meta.endpoint_url)
+
+    def hurried(self) -> S3Client:
+        """Return one that gives up soon: for clearing up after an error."""
+        deadline_s = min(_HURRIED_S, self._options.retries.deadline_s)
+        retries = replace(self._options.retries, deadline_s=deadline_s)
+        return S3Client(self._bucket, replace(self._options, retries=retries))
+
+    def _botocore(self) -> Any:
+        environ = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+        return _botocore_client(self._options, os.getpid(), environ)
+
+    def attempt(
+        self, url: str, action: Callable[[Retries], Answer], sleep: Callable[[float], object] = time.sleep
+    ) -> Answer:
+        """Do something that may fail for a while, and wait in between by `sleep`; raises as `ask` does."""
+        retries = Retries(self._options.retries, sleep)
         num_expired = 0
         while True:
             try:
@@ -164,7 +186,7 @@ class S3Client:
                 raise
             except Exception as error:
                 wait_s = _seconds_to_wait(error)
-                if error_code(error) in _EXPIRED and num_expired < _MOST_EXPIRED:
+                if error_code(error) in _MAYBE_EXPIRED and num_expired < _MOST_EXPIRED:
                     num_expired += 1
                     wait_s = 0.0
                     _botocore_client.cache_clear()  # another looks for credentials again: they may be renewed
@@ -192,7 +214,7 @@ def _seconds_to_wait(error: Exception) -> float | None:
 
     if isinstance(error, kinds.ClientError):
         status, headers = _status(error)
-        if status != 429 and status < 500 and error_code(error) not in _PASSING:
+        if status == 501 or (status != 429 and status < 500 and error_code(error) not in _PASSING | _DAMAGED):
             return None
         after = headers.get("retry-after", "")
         return float(after) if after.isdigit() else 0.0
@@ -203,6 +225,10 @@ def _seconds_to_wait(error: Exception) -> float | None:
 def _refused(error: Exception, url: str) -> WdsplitError:
     """Return our error for one that will not pass. What it says of credentials is left out."""
     code = error_code(error)
+    if code == "NoSuchBucket":
+        return DatasetNotFoundError(
+            "there is no such bucket", place=url, found=code, remedy="check the URL, or make the bucket", url=url
+        )
     if code in _GONE:
         return DatasetNotFoundError(
             "there is no such object",

@@ -51,6 +51,15 @@ class S3File:
             self._notice(answer, int(answer["ContentLength"]))
         return self._size or 0
 
+    @property
+    def version(self) -> str:
+        """What differs when it was written anew: its ETag, or when it was written if the store has none."""
+        if self._etag is None:
+            answer = self._client.ask("head_object", self.url, Key=self._key)
+            self._notice(answer, int(answer["ContentLength"]))
+            return self._etag or str(answer.get("LastModified", ""))
+        return self._etag
+
     def map(self) -> bytes:
         """Return all its bytes."""
         return self.read_whole()

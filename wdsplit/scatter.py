@@ -8,16 +8,17 @@ is gathered.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
-from wdsplit.engine import end_if_told
+from wdsplit.engine import end_if_told, in_order
 from wdsplit.errors import CorruptDataError
 from wdsplit.formats.common import MAX_BATCH_ROWS
 from wdsplit.inputs import Rows, read_rows
@@ -26,6 +27,7 @@ from wdsplit.order import Int64
 from wdsplit.permute import RowPermutation
 from wdsplit.plan import Plan
 from wdsplit.select import hash_groups
+from wdsplit.spill import BUCKETS, SpillFile, open_spill
 from wdsplit.storage import PendingFile, Storage
 from wdsplit.stores import open_storage
 
@@ -48,6 +50,7 @@ _LEAST_BYTES, _MOST_BYTES = 8 * 1024**2, 1024**3
 _BATCH_BYTES = 16 * 1024**2
 _BUCKETS_PER_TASK = 4
 _MAX_OPEN = 256
+_REQUESTS_AT_ONCE = 8
 
 
 def task_bytes(memory_bytes: int, jobs: int) -> int:
@@ -65,15 +68,19 @@ class ScatterJob:
         plan: The plan.
         bucket_rows: Places of a bucket.
         held_bytes: Bytes of rows that may be held at a time.
+        storage_options: How to reach a remote store.
     """
 
     output: str
     plan: Plan
     bucket_rows: int
     held_bytes: int
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
-def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> tuple[ScatterJob, list[tuple[int, int]]]:
+def scatter_tasks(
+    output: str, plan: Plan, held_bytes: int, storage_options: Mapping[str, Any] | None = None
+) -> tuple[ScatterJob, list[tuple[int, int]]]:
     """Return the job, and the places first, ..., stop - 1 of each task that is still to be run.
 
     A run that is resumed keeps the cuts that it began with.
@@ -82,8 +89,9 @@ def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> tuple[ScatterJob,
         output: The dataset's folder.
         plan: The plan.
         held_bytes: Bytes of rows that a task may hold.
+        storage_options: How to reach a remote store.
     """
-    storage = open_storage(output)
+    storage = open_storage(output, storage_options)
     cuts = _note(storage, _TASKS_NAME)
     if not isinstance(cuts, dict) or cuts.get("plan") != plan.hash:
         storage.remove(SPILL_FOLDER)
@@ -93,12 +101,14 @@ def scatter_tasks(output: str, plan: Plan, held_bytes: int) -> tuple[ScatterJob,
         with storage.publish(_TASKS_NAME) as file:
             file.write([orjson.dumps(cuts)])
     storage.remove_temporary(SPILL_FOLDER)
+    noted = set(storage.list(SPILL_FOLDER))
     tasks = [
         (first, stop)
         for first, stop in zip(cuts["cuts"], cuts["cuts"][1:], strict=False)
-        if not isinstance(_note(storage, f"{SPILL_FOLDER}/{_task_name(first)}.json"), list)
+        for name in [f"{_task_name(first)}.json"]
+        if name not in noted or not isinstance(_note(storage, f"{SPILL_FOLDER}/{name}"), list)
     ]
-    return ScatterJob(output, plan, cuts["bucket_rows"], held_bytes), tasks
+    return ScatterJob(output, plan, cuts["bucket_rows"], held_bytes, storage_options), tasks
 
 
 def _note(storage: Storage, path: str) -> Any:
@@ -142,7 +152,7 @@ def _cuts(plan: Plan, held_bytes: int) -> list[int]:
 
 def scatter(job: ScatterJob, task: tuple[int, int]) -> int:
     """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice."""
-    storage, plan = open_storage(job.output), job.plan
+    storage, plan = open_storage(job.output, job.storage_options), job.plan
     places_of = _places(plan, task[0])
     name = _task_name(task[0])
     runs: list[dict[str, int]] = []
@@ -203,7 +213,7 @@ def _write_run(storage: Storage, path: str, plan: Plan, held: Sequence[Rows], pl
     columns = {f"c{i}": pa.chunked_array([rows.columns[name] for rows in held]) for i, name in enumerate(plan.columns)}
     table = pa.table({_PLACE: places, _NUMBER: numbers, **{n: c.take(pa.array(order)) for n, c in columns.items()}})
     buckets, starts = np.unique(places // bucket_rows, return_index=True)
-    schema = table.schema.with_metadata({"buckets": orjson.dumps(buckets.tolist())})
+    schema = table.schema.with_metadata({BUCKETS: orjson.dumps(buckets.tolist())})
     with storage.publish(path) as file, pa.ipc.new_file(_Sink(file), schema) as writer:
         for start, stop in zip(starts, [*starts[1:], *([len(places)] if len(places) else [])], strict=True):
             part = table.slice(int(start), int(stop - start)).combine_chunks()
@@ -242,15 +252,19 @@ class SpilledRows:
         output: The dataset's folder.
         plan: The plan.
         held_bytes: Bytes of rows that a batch may have.
+        storage_options: How to reach a remote store.
     """
 
-    def __init__(self, output: str, plan: Plan, held_bytes: int) -> None:
-        self._storage = open_storage(output)
+    def __init__(
+        self, output: str, plan: Plan, held_bytes: int, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._storage = open_storage(output, storage_options)
         self._plan = plan
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
+        self._sizes = self._storage.sizes(SPILL_FOLDER)
         runs = [
             (name.removesuffix(".json"), number, run)
-            for name in self._storage.list(SPILL_FOLDER)
+            for name in sorted(self._sizes)
             if name.endswith(".json") and f"{SPILL_FOLDER}/{name}" != _TASKS_NAME
             for number, run in enumerate(orjson.loads(self._storage.read(f"{SPILL_FOLDER}/{name}")))
         ]
@@ -259,7 +273,8 @@ class SpilledRows:
         row_bytes = max(1, sum(run["bytes"] for _, _, run in runs) // plan.num_rows)
         self._gathered_rows = max(1, held_bytes // row_bytes)
         self._batch_rows = min(MAX_BATCH_ROWS, max(1, min(held_bytes, _BATCH_BYTES) // row_bytes))
-        self._open: OrderedDict[str, pa.RecordBatchFileReader] = OrderedDict()
+        self._open: OrderedDict[str, SpillFile] = OrderedDict()
+        self._opening = threading.Lock()
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
@@ -298,7 +313,12 @@ class SpilledRows:
             yield begin, int(self._starts[low])
 
     def _gather(self, first: int, stop: int) -> Rows:
-        parts = [part for path in self._paths for part in self._parts_of(path, first, stop)]
+        def parts_of(path: str) -> list[pa.RecordBatch]:
+            return list(self._parts_of(path, first, stop))
+
+        remote = self._storage.is_remote
+        found = in_order(parts_of, self._paths, _REQUESTS_AT_ONCE) if remote else map(parts_of, self._paths)
+        parts = [part for several in found for part in several]
         table = pa.Table.from_batches(parts)
         places, numbers = table.column(_PLACE).to_numpy(), table.column(_NUMBER).to_numpy()
         order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
@@ -317,25 +337,27 @@ class SpilledRows:
 
     def _parts_of(self, path: str, first: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Give the parts of a run whose places lie in a range."""
-        reader = self._opened(path)
-        buckets = np.asarray(orjson.loads(reader.schema.metadata[b"buckets"]), np.int64)
-        low = int(np.searchsorted(buckets, first // self._bucket_rows))
-        high = int(np.searchsorted(buckets, (stop - 1) // self._bucket_rows, side="right"))
-        for number in range(low, high):
-            batch = reader.get_batch(number)
+        file = self._opened(path)
+        low = int(np.searchsorted(file.buckets, first // self._bucket_rows))
+        high = int(np.searchsorted(file.buckets, (stop - 1) // self._bucket_rows, side="right"))
+        for batch in file.batches(low, high):
             places = batch.column(_PLACE).to_numpy()
             begin, end = np.searchsorted(places, [first, stop])
             if begin < end:
                 yield batch.slice(begin, end - begin)
 
-    def _opened(self, path: str) -> pa.RecordBatchFileReader:
-        """Return a run, mapped; those used last are kept open."""
-        if path not in self._open:
+    def _opened(self, path: str) -> SpillFile:
+        """Return a run; those used last are kept open."""
+        with self._opening:
+            file = self._open.get(path)
+        if file is None:
             try:
-                self._open[path] = pa.ipc.open_file(pa.py_buffer(self._storage.map(path)))
+                file = open_spill(self._storage, path, self._sizes.get(path.removeprefix(f"{SPILL_FOLDER}/")))
             except pa.ArrowInvalid as error:
                 raise _damaged(f"{self._storage.url}/{path}", str(error)) from error
+        with self._opening:
+            self._open[path] = file
+            self._open.move_to_end(path)
             if len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
-        self._open.move_to_end(path)
-        return self._open[path]
+        return file

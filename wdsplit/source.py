@@ -23,6 +23,7 @@ from wdsplit.sizes import parse_size
 from wdsplit.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
+from wdsplit.urls import shown_url
 
 __all__ = ["Access", "AnySource", "BlockReader", "Source"]
 
@@ -56,10 +57,6 @@ class Access:
     def storage(self, url: str) -> Storage:
         """Return where a dataset is."""
         return open_storage(url, self.storage_options)
-
-    def is_ahead(self, url: str) -> bool:
-        """Tell whether anything of a dataset can be fetched ahead."""
-        return self.cache is not None or self.storage(url).is_remote
 
     def ahead(self, num_workers: int, shard_bytes: int) -> Ahead:
         """Return what fetches ahead for one of the workers of a rank.
@@ -175,7 +172,8 @@ class Source:
         fields: Collection[str] | None = None,
         access: Access | None = None,
     ) -> None:
-        self.url = url
+        self.url = shown_url(url)
+        self._url = url
         self.access = access or Access()
         self.manifest = manifest
         self.options = options
@@ -205,6 +203,11 @@ class Source:
         return self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether anything of the dataset can be fetched ahead."""
+        return self.access.cache is not None or self.storage().is_remote
+
+    @property
     def shard_bytes(self) -> int:
         """About how many bytes a shard has: the mean."""
         return self.manifest.num_bytes // max(1, len(self.manifest.shards))
@@ -217,20 +220,20 @@ class Source:
         """Return what reads the positions of an order for one of its readers."""
         num_lanes = len(assigned_lanes(self.options.lanes, world))
         ahead = None
-        if self.access.is_ahead(self.url):
+        if self.is_ahead:
             ahead = self.access.ahead(world.num_workers, num_lanes * self.shard_bytes)
         return self.reader_of(order, num_lanes, ahead)
 
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
         """Return what reads the positions of any order of this dataset's samples, which visit so many lanes."""
         opener = partial(self.access.open_shard, self.storage())
-        if not self.access.is_ahead(self.url):
+        if not self.is_ahead:
             ahead = None
         return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead)
 
     def storage(self) -> Storage:
         """Return where the dataset is."""
-        return self.access.storage(self.url)
+        return self.access.storage(self._url)
 
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""

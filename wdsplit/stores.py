@@ -5,23 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from wdsplit.filesystems import FsspecFile, FsspecStorage
 from wdsplit.s3 import S3Storage
 from wdsplit.s3client import S3Options
-from wdsplit.storage import LocalStorage, Storage, local_path
+from wdsplit.s3file import S3File
+from wdsplit.storage import LocalStorage, Storage
 
-__all__ = ["open_storage"]
+__all__ = ["is_remote", "open_object", "open_storage"]
 
 
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     """Return the storage that a URL or a path names. Nothing is touched yet.
 
     Args:
-        url: A path, or `s3://bucket/folder`.
-        options: How to reach a remote store: the attributes of `s3client.S3Options` and `retry.RetryOptions`.
+        url: A path, `s3://bucket/folder`, or a URL of a file system that fsspec knows.
+        options: How to reach a remote store: the attributes of `retry.RetryOptions`, and those of `s3client.S3Options`
+            or of the file system.
 
     Raises:
-        InputError: No such store can be reached, or there is no such option.
+        InputError: There is no such store, or no such option.
+        MissingDependencyError: The file system's library is not installed.
     """
-    if url.startswith("s3://"):
-        return S3Storage(url, S3Options.of(options or {}))
-    return LocalStorage(local_path(url))
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return LocalStorage(url)
+    if scheme.lower() == "file":
+        return LocalStorage(rest)
+    if scheme.lower() == "s3":
+        return S3Storage(f"s3://{rest}", S3Options.of(options or {}))
+    return FsspecStorage(url, options)
+
+
+def is_remote(url: str) -> bool:
+    """Tell whether a URL or a path names something in a remote store."""
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme.lower() != "file"
+
+
+def open_object(url: str, options: Mapping[str, Any] | None = None) -> S3File | FsspecFile:
+    """Return an object of a remote store, open for reading. Nothing is asked for yet; raises as `open_storage` does."""
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() == "s3":
+        folder, _, name = rest.rpartition("/")
+        return S3Storage(f"s3://{folder}", S3Options.of(options or {})).open(name)
+    return FsspecStorage(url, options).open("")

@@ -6,16 +6,30 @@ each of these has a place, counted through the rows that are kept. Without a sel
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from wdsplit.order import Int64
 
-__all__ = ["FileRange", "InputFile", "Part", "Selection", "Table", "joined"]
+__all__ = ["FileRange", "InputFile", "Part", "Remote", "Selection", "Table", "joined"]
+
+
+@dataclass(frozen=True, repr=False)
+class Remote:
+    """An object of a remote store. What it holds may be secret, so it is never shown.
+
+    Attributes:
+        url: Its URL, with all that it takes to read it.
+        options: How to reach the store.
+    """
+
+    url: str
+    options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -23,17 +37,19 @@ class InputFile:
     """A file of the input, as its footer tells it, or as one look through it does.
 
     Attributes:
-        path: Where it is.
+        path: Where it is; of a remote one the URL as it may be shown.
         num_bytes: Size of the file.
         num_rows: Rows in all.
         row_groups: Rows of each row group, or of whatever else the format can begin to read at.
         data_bytes: Size of its columns when decoded, about.
         footer: Checksum of what tells one content from another.
-        modified_ns: When it was last written; not part of what names a plan, as copies may differ in it.
+        modified_ns: When it was last written, or of a remote one any number that tells its version; not part of what
+            names a plan, as copies may differ in it.
         format: Name of the format.
         offsets: Where each row group begins and the last one ends, in bytes; empty if the footer says so itself.
         selected: Rows of each row group that are kept; None if all are.
         column_bytes: Size of each column when decoded, about; empty if that is not known.
+        remote: How it is read, if it is remote.
     """
 
     path: str
@@ -47,6 +63,7 @@ class InputFile:
     offsets: tuple[int, ...] = ()
     selected: tuple[int, ...] | None = None
     column_bytes: tuple[tuple[str, int], ...] = ()
+    remote: Remote | None = field(default=None, repr=False, compare=False)
 
     def narrowed(self, columns: Collection[str]) -> InputFile:
         """Return the file with the size of some of its columns only, if it tells."""

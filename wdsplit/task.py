@@ -6,8 +6,9 @@ it holds is noted in the run's folder, so that a later run can skip it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow as pa
 from wdsplit.emit import write_shard_sidecars
 from wdsplit.encode import encode_batch
 from wdsplit.engine import ahead, end_if_told
+from wdsplit.errors import ConvertError, DatasetNotFoundError
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
@@ -23,12 +25,14 @@ from wdsplit.sample import pad_key
 from wdsplit.scatter import SpilledRows
 from wdsplit.shards import write_shard
 from wdsplit.sidecars import CatalogBuilder, needs_catalogs
+from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 from wdsplit.tar import Body, build_body
 
-__all__ = ["DONE_FOLDER", "Job", "keys_of", "write_shards"]
+__all__ = ["DONE_FOLDER", "PLAN_NAME", "Job", "holds_plan", "keys_of", "refuse_taken", "write_shards"]
 
 DONE_FOLDER = f"{RUN_FOLDER}/shards"
+PLAN_NAME = f"{RUN_FOLDER}/plan.json"
 
 
 @dataclass(frozen=True)
@@ -40,24 +44,26 @@ class Job:
         plan: The plan.
         held_bytes: Bytes of rows that may be held at a time, if they stand in another order than in the table.
         emit: The sidecars to write.
+        storage_options: How to reach a remote store.
     """
 
     output: str
     plan: Plan
     held_bytes: int
     emit: tuple[str, ...] = ()
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 def write_shards(job: Job, span: Span) -> dict[int, Shard]:
     """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
-    storage, plan = open_storage(job.output), job.plan
+    storage, plan = open_storage(job.output, job.storage_options), job.plan
     read = _reader(job)
     written: dict[int, Shard] = {}
     stream = _Stream(read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]))
     for shard in range(span.first, span.stop):
         pads = (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
         catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-        bodies = _bodies(plan, shard, stream, pads, catalog)
+        bodies = _unless_taken(storage, plan, _bodies(plan, shard, stream, pads, catalog))
         written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
         if catalog is not None:
             write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
@@ -66,11 +72,45 @@ def write_shards(job: Job, span: Span) -> dict[int, Shard]:
     return written
 
 
+def holds_plan(storage: Storage, plan: Plan) -> bool:
+    """Tell whether the unfinished run of an output is that of a plan."""
+    try:
+        note = orjson.loads(storage.read(PLAN_NAME))
+    except (DatasetNotFoundError, orjson.JSONDecodeError):
+        return False
+    return isinstance(note, dict) and note.get("plan") == plan.hash
+
+
+def refuse_taken(storage: Storage, plan: Plan) -> None:
+    """Refuse to go on with an output where another run has begun meanwhile: no lock of a remote store keeps it out.
+
+    A run of the same plan does no harm: it writes the same bytes.
+
+    Raises:
+        ConvertError: The output is another run's, or a dataset already.
+    """
+    if storage.is_remote and not holds_plan(storage, plan):
+        raise ConvertError(
+            "another run has taken the output over, or ended it",
+            place=storage.url,
+            expected=f"plan {plan.hash}",
+            found="another plan, or none",
+            remedy="see that one conversion at a time writes to an output, on all machines",
+            url=storage.url,
+        )
+
+
+def _unless_taken(storage: Storage, plan: Plan, bodies: Iterator[Body]) -> Iterator[Body]:
+    """Give the samples of a shard; at the end, just before it is published, refuse an output that is another run's."""
+    yield from bodies
+    refuse_taken(storage, plan)
+
+
 def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:
     """Return what reads rows by their places: as they stand in the table, or as they were scattered."""
     plan = job.plan
     if plan.scatters:
-        return SpilledRows(job.output, plan, job.held_bytes).read
+        return SpilledRows(job.output, plan, job.held_bytes, job.storage_options).read
     return lambda first, stop: ahead(read_rows(plan.table, first, stop, plan.columns))
 
 

@@ -183,7 +183,8 @@ def _sidecars(context: click.Context, parameter: click.Parameter, value: str | N
 \b
   wdsplit convert raw/ data/train --world-size 8 --workers 4
   wdsplit convert 'raw/train-*.parquet' data/train --map jpg=image --map cls=label
-  wdsplit convert raw/ data/train --world-size 8 --workers 4 --resume""",
+  wdsplit convert raw/ data/train --world-size 8 --workers 4 --resume
+  wdsplit convert raw/ s3://bucket/train --world-size 8 --workers 4""",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.argument("output")
@@ -217,9 +218,9 @@ def convert_command(
 ) -> None:
     """Rewrite tables into a dataset of balanced WebDataset shards.
 
-    INPUT is a file, a folder of them, a glob or a brace expression; OUTPUT is a folder. The number of shards
-    is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes of the shards do not
-    depend on --jobs. A run that was interrupted is continued with --resume.
+    INPUT is a file, a folder of them, a glob or a brace expression; OUTPUT is a folder, or s3://bucket/folder.
+    The number of shards is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes
+    of the shards do not depend on --jobs. A run that was interrupted is continued with --resume.
     """
     options = _options(
         arguments, jobs=jobs or available_cpus(), memory=memory, emit=emit, overwrite=overwrite, resume=resume

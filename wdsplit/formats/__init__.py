@@ -13,7 +13,8 @@ from typing import Any, Protocol, cast
 import pyarrow as pa
 
 from wdsplit.errors import InputError
-from wdsplit.table import InputFile
+from wdsplit.formats.opening import open_input
+from wdsplit.table import InputFile, Remote
 
 __all__ = ["FOLDER_SUFFIXES", "Format", "format_named", "is_compressed", "name_of_format"]
 
@@ -45,8 +46,12 @@ class Format(Protocol):
     WHAT: str
     """What its files are called in a message, such as `parquet`."""
 
-    def open_file(self, path: str) -> tuple[InputFile, pa.Schema]:
+    def open_file(self, path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
         """Read what the plan needs of a file: its footer, or all of it once where there is none.
+
+        Args:
+            path: The file, or what to call it if it is remote.
+            remote: How it is read, if it is remote.
 
         Raises:
             pa.ArrowException, OSError, ValueError: It cannot be read; the caller names the file.
@@ -95,8 +100,8 @@ def format_named(name: str) -> Format:
 _MODULES = {"parquet": "parquet", "arrow": "arrow", "orc": "orc", "csv": "csv", "jsonl": "jsonl", "tar": "tars"}
 
 
-def name_of_format(path: str) -> str:
-    """Return the name of a file's format: by its suffix, else by its first bytes.
+def name_of_format(path: str, remote: Remote | None = None) -> str:
+    """Return the name of a file's format: by its suffix, else by its first bytes. The arguments are `open_file`'s.
 
     Raises:
         InputError: Neither tells.
@@ -106,7 +111,7 @@ def name_of_format(path: str) -> str:
         if lower.endswith(suffix):
             return name
     compressed = lower.endswith(_COMPRESSED)
-    with open(path, "rb") as file:
+    with open_input(path, remote) as file:
         first = file.read(8)
     for magic, name in _MAGIC.items():
         if first.startswith(magic):

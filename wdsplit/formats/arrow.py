@@ -1,4 +1,4 @@
-"""Arrow IPC: files (Feather V2) and streams, memory-mapped, so that only what is asked for is touched.
+"""Arrow IPC: files (Feather V2) and streams, memory-mapped, so that only what is asked for is touched; or remote.
 
 A record batch can be read by itself; one that is large is cut into several row groups. A stream has no footer, so one
 walk over the headers of its messages finds the batches; the same walk counts the rows of a file's. A batch of a stream
@@ -8,6 +8,8 @@ is read as a stream of its own: the schema, the dictionaries that came before it
 from __future__ import annotations
 
 import itertools
+import mmap
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +21,8 @@ import xxhash
 
 from wdsplit.errors import InputError
 from wdsplit.formats.common import BATCH_BYTES, changed, check_names, check_unchanged, matching_groups, sliced, stat_of
-from wdsplit.table import InputFile
+from wdsplit.formats.opening import HELD_BYTES, RemoteInput, open_input
+from wdsplit.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
 
@@ -32,6 +35,9 @@ _FEATHER_V1_MAGIC = b"FEA1"
 _FIRST_MESSAGE = 8
 """Where the messages of a file begin: after its magic bytes."""
 _SAMPLE_BYTES = 1024
+_WORD_BYTES = 4
+_AHEAD_BYTES = 256 * 1024
+"""What a request for a remote file asks for at least, where headers are read."""
 _NO_COLUMNS = pa.schema([])
 
 
@@ -54,18 +60,19 @@ class _Batches:
     digest: Any = field(default_factory=xxhash.xxh3_128)
 
 
-def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Find the batches and count their rows, by the headers alone."""
-    num_bytes, modified_ns = stat_of(path)
-    _check_magic(path)
-    with pa.memory_map(path) as source:
+    num_bytes, modified_ns = stat_of(path, remote)
+    _check_magic(path, remote)
+    with _opened(path, remote) as source:
         schema = _schema_of(source)
         check_names(schema)
         footer = ipc.open_file(source) if _is_file(source) else None
         if footer is not None and footer.schema != schema:
             raise ValueError("the columns in the footer are not those at the beginning")
+    with _opened(path, remote, skims=True) as source:
         found = _walk(source, footer.num_record_batches if footer is not None else None, num_bytes)
-    ratio = _decoded_ratio(path, schema, found)
+    ratio = _decoded_ratio(path, remote, schema, found)
     row_groups, offsets = [], []
     for begin, rows, size in zip(found.begins, found.rows, found.sizes, strict=True):
         parts = min(rows, max(1, round(size * ratio / _GROUP_BYTES))) or 1
@@ -82,12 +89,41 @@ def open_file(path: str) -> tuple[InputFile, pa.Schema]:
         modified_ns,
         "arrow",
         (*offsets, found.end),
+        remote=remote,
     )
     return file, schema
 
 
-def _check_magic(path: str) -> None:
-    with open(path, "rb") as file:
+def _opened(path: str, remote: Remote | None, skims: bool = False) -> pa.NativeFile:
+    """Open a file or a stream: mapped into memory, or read by ranges; whoever skims wants no data of messages."""
+    if remote is None:
+        return pa.memory_map(path)
+    return pa.PythonFile(_Skimmed(remote) if skims else RemoteInput(remote, _AHEAD_BYTES), mode="r")
+
+
+class _Skimmed(RemoteInput):
+    """A remote file or stream whose messages are read without their data, of which only the beginnings are there."""
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__(remote, _AHEAD_BYTES)
+        self._header_bytes = 0
+
+    def read(self, num_bytes: int = -1) -> Any:
+        """Return the next bytes; the data of a message, which are asked for after its header, with zeros in them."""
+        if num_bytes in (_WORD_BYTES, 2 * _WORD_BYTES, self._header_bytes) or num_bytes <= _SAMPLE_BYTES:
+            data = super().read(num_bytes)
+            self._header_bytes = int.from_bytes(data, "little") if num_bytes == _WORD_BYTES else 0
+            return data
+        if self.tell() + num_bytes > self.size:
+            return b""
+        zeros = mmap.mmap(-1, num_bytes)  # takes no memory where nothing is written
+        zeros[:_SAMPLE_BYTES] = super().read(_SAMPLE_BYTES)
+        self.seek(num_bytes - _SAMPLE_BYTES, os.SEEK_CUR)
+        return zeros
+
+
+def _check_magic(path: str, remote: Remote | None) -> None:
+    with open_input(path, remote) as file:
         first = file.read(len(_FILE_MAGIC))
     if first.startswith(_FEATHER_V1_MAGIC):
         raise InputError(
@@ -101,7 +137,7 @@ def _check_magic(path: str) -> None:
         raise ValueError("the file is empty")
 
 
-def _is_file(source: pa.MemoryMappedFile) -> bool:
+def _is_file(source: pa.NativeFile) -> bool:
     """Tell a file from a stream."""
     source.seek(0)
     first = source.read(len(_FILE_MAGIC))
@@ -109,13 +145,13 @@ def _is_file(source: pa.MemoryMappedFile) -> bool:
     return bool(first == _FILE_MAGIC)
 
 
-def _schema_of(source: pa.MemoryMappedFile) -> pa.Schema:
+def _schema_of(source: pa.NativeFile) -> pa.Schema:
     """Return the columns, as the first message of a file or a stream tells them."""
     source.seek(_FIRST_MESSAGE if _is_file(source) else 0)
     return ipc.open_stream(source).schema
 
 
-def _walk(source: pa.MemoryMappedFile, num_batches: int | None, num_bytes: int) -> _Batches:
+def _walk(source: pa.NativeFile, num_batches: int | None, num_bytes: int) -> _Batches:
     """Walk over the messages of a file, whose footer says how many batches there are, or to the end of a stream."""
     found = _Batches()
     source.seek(0 if num_batches is None else _FIRST_MESSAGE)
@@ -142,7 +178,7 @@ def _walk(source: pa.MemoryMappedFile, num_batches: int | None, num_bytes: int) 
     return found
 
 
-def _next_message(source: pa.MemoryMappedFile) -> Any:
+def _next_message(source: pa.NativeFile) -> Any:
     """Return the next message, whose data are not touched; None at the end."""
     try:
         return ipc.read_message(source)
@@ -150,7 +186,7 @@ def _next_message(source: pa.MemoryMappedFile) -> Any:
         return None
 
 
-def _check_end(source: pa.MemoryMappedFile, at: int, num_batches: int | None, num_bytes: int) -> None:
+def _check_end(source: pa.NativeFile, at: int, num_batches: int | None, num_bytes: int) -> None:
     """Refuse a file with fewer batches than its footer says, and a stream that may be cut off or goes on."""
     if num_batches is not None:
         raise ValueError("there are fewer record batches than the footer says")
@@ -160,12 +196,12 @@ def _check_end(source: pa.MemoryMappedFile, at: int, num_batches: int | None, nu
         raise ValueError(f"{num_bytes - source.tell()} bytes follow the end of the stream")
 
 
-def _decoded_ratio(path: str, schema: pa.Schema, found: _Batches) -> float:
+def _decoded_ratio(path: str, remote: Remote | None, schema: pa.Schema, found: _Batches) -> float:
     """Return the bytes of a batch when decoded for each byte that is stored, by the first that has rows."""
     number = next((number for number, rows in enumerate(found.rows) if rows), None)
     if number is None:
         return 1.0
-    with pa.memory_map(path) as source:
+    with _Messages(path, remote) as source:
         offsets = (*found.begins, found.end)
         batch = next(_batches(source, schema, offsets, [number], range(len(schema))))
         batch.validate()
@@ -176,9 +212,9 @@ def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of some row groups, in batches that are views of the file, unless that is compressed."""
-    check_unchanged(file)
-    with pa.memory_map(file.path) as source:
-        own = _schema_of(source)
+    with _Messages(file.path, file.remote) as source:
+        check_unchanged(file, source.remote)
+        own = _schema_of(source.file)
         indices = sorted(own.get_all_field_indices(name)[0] for name in columns)
         begins = sorted(set(file.offsets))
         batch_of = {begin: number for number, begin in enumerate(begins)}
@@ -220,8 +256,39 @@ def _validate(column: pa.Array) -> None:
         raise ValueError("an index lies outside its dictionary")
 
 
+class _Messages:
+    """A file or a stream whose messages can be read anywhere: mapped into memory, or fetched.
+
+    Attributes:
+        file: As Arrow reads it.
+        remote: The same, if it is remote.
+    """
+
+    def __init__(self, path: str, remote: Remote | None) -> None:
+        self._path, self._remote = path, remote
+        self.remote = None if remote is None else RemoteInput(remote, _AHEAD_BYTES)
+        self.file = pa.memory_map(path) if self.remote is None else self.remote.as_arrow()
+
+    def __enter__(self) -> _Messages:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def skimmed(self) -> pa.NativeFile:
+        """Return what to read the messages from without their data."""
+        return self.file if self._remote is None else _opened(self._path, self._remote, skims=True)
+
+    def parts(self, parts: Sequence[tuple[int, int]], end: int) -> pa.NativeFile:
+        """Return some parts (begin, end) of what stands before `end`, as one."""
+        if self.remote is not None:
+            return pa.PythonFile(_RemoteParts(self.remote, parts), mode="r")
+        self.file.seek(0)
+        return pa.PythonFile(_Parts(self.file.read_buffer(end), parts), mode="r")
+
+
 def _batches(
-    source: pa.MemoryMappedFile,
+    source: _Messages,
     schema: pa.Schema,
     begins: Sequence[int],
     numbers: Sequence[int],
@@ -236,20 +303,17 @@ def _batches(
         numbers: The batches.
         columns: The columns, rising.
     """
-    first = _FIRST_MESSAGE if _is_file(source) else 0
+    first = _FIRST_MESSAGE if _is_file(source.file) else 0
     wanted = [(begins[number], begins[number + 1]) for number in numbers]
     if "dictionary<" in str(schema):
-        parts = _parts_with_dictionaries(source, first, {end for _, end in wanted}, begins[-1])
+        parts = _parts_with_dictionaries(source.skimmed(), first, {end for _, end in wanted}, begins[-1])
     else:
         parts = [(first, begins[0]), *wanted]
-    source.seek(0)
-    stream = pa.PythonFile(_Parts(source.read_buffer(begins[-1]), parts), mode="r")
+    stream = source.parts(parts, begins[-1])
     yield from ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=list(columns), use_threads=False))
 
 
-def _parts_with_dictionaries(
-    source: pa.MemoryMappedFile, first: int, wanted: set[int], end: int
-) -> list[tuple[int, int]]:
+def _parts_with_dictionaries(source: pa.NativeFile, first: int, wanted: set[int], end: int) -> list[tuple[int, int]]:
     """Return where the schema, the dictionaries and some batches stand, in the order in which to read them.
 
     In a stream a batch goes by the dictionaries before it, which later ones may replace. Those of a file only grow, and
@@ -292,7 +356,25 @@ class _Parts:
         begin, end = self._left.pop()
         stop = min(end, begin + num_bytes)
         self._left.append((stop, end))
+        return self._slice(begin, stop)
+
+    def _slice(self, begin: int, stop: int) -> Any:
         return self._whole.slice(begin, stop - begin)
 
     def close(self) -> None:
         """Do nothing: the buffer is closed by whom it belongs to."""
+
+
+class _RemoteParts(_Parts):
+    """Parts of a remote file: a request fetches several that are small, or all of one, as it is wanted whole anyway."""
+
+    def __init__(self, source: RemoteInput, parts: Sequence[tuple[int, int]]) -> None:
+        super().__init__(pa.py_buffer(b""), parts)
+        self._source = source
+
+    def _slice(self, begin: int, stop: int) -> Any:
+        if not self._source.holds(begin, stop):
+            coming = [(begin, self._left[-1][1]), *self._left[-2::-1]]
+            ends = list(itertools.accumulate(end - first for first, end in coming))
+            self._source.hold(coming[: max(1, bisect_right(ends, HELD_BYTES))])
+        return self._source.read_at(begin, stop - begin)

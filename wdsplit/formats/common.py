@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import InputError
-from wdsplit.table import InputFile
+from wdsplit.formats.opening import RemoteInput
+from wdsplit.table import InputFile, Remote
 
 __all__ = [
     "BATCH_BYTES",
@@ -20,6 +21,7 @@ __all__ = [
     "check_unchanged",
     "checksum",
     "matching_groups",
+    "open_unchanged",
     "sliced",
     "stat_of",
 ]
@@ -33,8 +35,11 @@ def checksum(data: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def stat_of(path: str) -> tuple[int, int]:
-    """Return the size of a file in bytes, and when it was last written, in nanoseconds."""
+def stat_of(path: str, remote: Remote | None = None) -> tuple[int, int]:
+    """Return the size of a file in bytes, and when it was last written, in nanoseconds; see `InputFile.modified_ns`."""
+    if remote is not None:
+        source = RemoteInput(remote)
+        return source.size, source.modified_ns
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns
 
@@ -51,17 +56,31 @@ def changed(file: InputFile, found: str) -> InputError:
     )
 
 
-def check_unchanged(file: InputFile) -> None:
+def check_unchanged(file: InputFile, source: RemoteInput | None = None) -> None:
     """Refuse a file that was written since it was opened first; nothing of it is read.
+
+    Args:
+        file: The file.
+        source: What it is read from, if it is remote.
 
     Raises:
         InputError: Its size or its time of writing is another.
     """
-    num_bytes, modified_ns = stat_of(file.path)
+    num_bytes, modified_ns = stat_of(file.path) if source is None else (source.size, source.modified_ns)
     if num_bytes != file.num_bytes:
         raise changed(file, f"{num_bytes} bytes")
     if modified_ns != file.modified_ns:
         raise changed(file, "as many bytes, but written later")
+
+
+def open_unchanged(file: InputFile) -> IO[bytes] | RemoteInput:
+    """Open a file for reading bytes; refuse it as `check_unchanged` does."""
+    if file.remote is None:
+        check_unchanged(file)
+        return open(file.path, "rb")
+    source = RemoteInput(file.remote)
+    check_unchanged(file, source)
+    return source
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:

@@ -18,9 +18,10 @@ import pyarrow.csv
 from wdsplit.errors import InputError
 from wdsplit.formats.common import changed, matching_groups, sliced
 from wdsplit.formats.numbers import are_exact
+from wdsplit.formats.opening import open_input
 from wdsplit.formats.quotes import row_end
 from wdsplit.formats.text import Block, TextReader, read_blocks
-from wdsplit.table import InputFile
+from wdsplit.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
 
@@ -39,10 +40,10 @@ _KINDS = b"kinds"
 _TYPES = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 
 
-def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the file once: find its blocks, count their rows, and find the types that the values allow."""
     delimiter = _delimiter(path)
-    reader = TextReader(path, lambda block, is_last: row_end(block, delimiter, is_last))
+    reader = TextReader(path, lambda block, is_last: row_end(block, delimiter, is_last), remote)
     names: list[str] = []
     kinds: dict[str, list[str] | None] = {}
     for block in reader.blocks():
@@ -233,7 +234,7 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of some blocks, with the types of the whole input."""
     delimiter = _delimiter(file.path)
-    with open(file.path, "rb") as source:
+    with open_input(file.path, file.remote) as source:
         header = Block(file.path, source.read(file.offsets[0]).removeprefix(b"\xef\xbb\xbf"))
     names, _ = _header(header, delimiter)
     wanted = [name for name in columns if name in names] or names[:1]

@@ -19,7 +19,7 @@ from wdsplit.formats.common import changed, matching_groups, sliced
 from wdsplit.formats.jsontypes import TwoTypesError, described, has_large_doubles, joined_types, reading_type
 from wdsplit.formats.numbers import inexact_numbers, number_places
 from wdsplit.formats.text import Block, TextReader, read_blocks
-from wdsplit.table import InputFile
+from wdsplit.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
 
@@ -32,9 +32,9 @@ _ODD_NULL = re.compile(rb"null(?<![:,\[]null)(?<![:,\[] null)")
 _ROW = re.compile(r"(.*) in row ([0-9]+)$")
 
 
-def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the file once: find its blocks, count their rows, and find the types."""
-    reader = TextReader(path, lambda block, is_last: block.data.rfind(b"\n") + 1)
+    reader = TextReader(path, lambda block, is_last: block.data.rfind(b"\n") + 1, remote)
     common = pa.struct([])
     for block in reader.blocks():
         if not block.data.strip(_BLANK):

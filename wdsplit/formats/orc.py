@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.orc as orc
 
 from wdsplit.formats.common import changed, check_names, check_unchanged, checksum, matching_groups, sliced, stat_of
-from wdsplit.table import InputFile
+from wdsplit.formats.opening import RemoteInput
+from wdsplit.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
 
@@ -16,12 +17,14 @@ TYPED = True
 WHAT = "ORC"
 
 _UNCOMPRESSED = "UNCOMPRESSED"
+_AHEAD_BYTES = 1024**2
+"""What a request for a remote file asks for at least: the parts of a stripe's columns lie side by side."""
 
 
-def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the footer; the rows of several stripes are counted by the column that is decoded fastest."""
-    num_bytes, modified_ns = stat_of(path)
-    with pa.OSFile(path) as source:
+    num_bytes, modified_ns = stat_of(path, remote)
+    with _source(path, None if remote is None else RemoteInput(remote, _AHEAD_BYTES)) as source:
         table = orc.ORCFile(source)
         check_names(table.schema)
         rows = _stripe_rows(table)
@@ -29,7 +32,12 @@ def open_file(path: str) -> tuple[InputFile, pa.Schema]:
         source.seek(max(0, num_bytes - tail))
         footer = checksum(source.read(tail))
         data_bytes = _data_bytes(table, rows)
-        return InputFile(path, num_bytes, table.nrows, rows, data_bytes, footer, modified_ns, "orc"), table.schema
+        file = InputFile(path, num_bytes, table.nrows, rows, data_bytes, footer, modified_ns, "orc", remote=remote)
+        return file, table.schema
+
+
+def _source(path: str, remote: RemoteInput | None) -> pa.NativeFile:
+    return pa.OSFile(path) if remote is None else remote.as_arrow()
 
 
 def _stripe_rows(table: orc.ORCFile) -> tuple[int, ...]:
@@ -63,8 +71,9 @@ def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of some stripes, cut into batches."""
-    check_unchanged(file)
-    with pa.OSFile(file.path) as source:
+    remote = None if file.remote is None else RemoteInput(file.remote, _AHEAD_BYTES)
+    check_unchanged(file, remote)
+    with _source(file.path, remote) as source:
         table = orc.ORCFile(source)
         for group in groups:
             stripe = table.read_stripe(group, columns=list(columns))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
-from wdsplit.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, checksum
-from wdsplit.table import InputFile
+from wdsplit.engine import ahead
+from wdsplit.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
+from wdsplit.formats.opening import AHEAD_BYTES, HELD_BYTES, RemoteInput, open_input
+from wdsplit.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
 
@@ -25,21 +27,29 @@ _READ_BYTES = 1024**2
 """Column chunks are read in such pieces."""
 _LEAST_READ_BYTES = 4096
 """Such pieces of column chunks are not read at once."""
+_TAIL_BYTES = 64 * 1024
+"""What is read of the end of a remote file, because the footer may be in it."""
 
 
-def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the footer."""
-    size, footer = _footer_of(path)
-    with pq.ParquetFile(path, buffer_size=_LEAST_READ_BYTES, pre_buffer=False) as file:
+    with open_input(path, remote) as source:
+        size, footer = _footer_of(source)
+        file = pq.ParquetFile(_arrow_source(path, source), buffer_size=_LEAST_READ_BYTES, pre_buffer=False)
         _check_chunks(file)
         metadata = file.metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         data_bytes = sum(group.total_byte_size for group in groups)
         rows = tuple(group.num_rows for group in groups)
-        modified_ns = os.stat(path).st_mtime_ns
-        found = InputFile(path, size, metadata.num_rows, rows, data_bytes, footer, modified_ns)
+        modified_ns = source.modified_ns if isinstance(source, RemoteInput) else os.stat(path).st_mtime_ns
+        found = InputFile(path, size, metadata.num_rows, rows, data_bytes, footer, modified_ns, remote=remote)
         sizes = _column_sizes(groups, file.schema_arrow)
         return replace(found, column_bytes=tuple(sizes.items())), file.schema_arrow
+
+
+def _arrow_source(path: str, source: IO[bytes] | RemoteInput) -> Any:
+    """Return what Arrow shall read: the object, or the path of a local file, which it opens by itself."""
+    return source.as_arrow() if isinstance(source, RemoteInput) else path
 
 
 def _check_chunks(file: pq.ParquetFile) -> None:
@@ -57,26 +67,94 @@ def _check_chunks(file: pq.ParquetFile) -> None:
             raise ValueError(f"a column of row group {group} has another type than in the schema")
 
 
-def _footer_of(path: str) -> tuple[int, str]:
+def _footer_of(source: IO[bytes] | RemoteInput) -> tuple[int, str]:
     """Return the size of a file and the checksum of its footer, which its last eight bytes measure."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 8))
-        length = int.from_bytes(file.read(4), "little")
-        file.seek(max(0, size - 8 - length))
-        return size, checksum(file.read(length))
+    size = source.seek(0, os.SEEK_END)
+    if isinstance(source, RemoteInput):
+        source.hold([(max(0, size - _TAIL_BYTES), size)])
+    source.seek(max(0, size - 8))
+    length = int.from_bytes(source.read(4), "little")
+    if isinstance(source, RemoteInput) and _TAIL_BYTES < length + 8 <= size:
+        source.hold([(size - 8 - length, size)])
+    source.seek(max(0, size - 8 - length))
+    return size, checksum(source.read(length))
 
 
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of some row groups, in batches; pages that have checksums are checked by them."""
-    with pq.ParquetFile(file.path, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True) as table:
-        if _footer_of(file.path) != (file.num_bytes, file.footer):
-            raise changed(file, f"another one, with {table.metadata.num_rows} rows")
-        rows = _batch_rows(file, table, groups, columns)
-        for batch in table.iter_batches(rows, row_groups=list(groups), columns=list(columns), use_threads=False):
-            yield batch.select(list(columns))
+    with open_input(file.path, file.remote) as source:
+        found = _footer_of(source)
+        with pq.ParquetFile(
+            _arrow_source(file.path, source),
+            buffer_size=_READ_BYTES if file.remote is None else AHEAD_BYTES,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        ) as table:
+            if found != (file.num_bytes, file.footer):
+                raise changed(file, f"another one, with {table.metadata.num_rows} rows")
+            runs: Iterable[list[int]] = [list(groups)]
+            if isinstance(source, RemoteInput):
+                check_unchanged(file, source)
+                runs = _held_runs(source, table, groups, columns)
+            rows = 0
+            for run in runs:
+                rows = rows or _batch_rows(file, table, groups, columns)
+                for batch in table.iter_batches(rows, row_groups=run, columns=list(columns), use_threads=False):
+                    yield batch.select(list(columns))
+
+
+def _held_runs(
+    source: RemoteInput, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[list[int]]:
+    """Give runs of row groups whose bytes are held until the next is asked for, which is fetched meanwhile."""
+    for run, held in ahead((run, source.fetched(ranges)) for run, ranges in _runs(table, groups, columns)):
+        source.take(held)
+        yield run
+
+
+def _runs(
+    table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """Cut row groups into runs that can be held in memory; give with each the ranges of the columns' chunks.
+
+    A row group that is too large for that has no ranges: its chunks are read piece by piece, as those of local files.
+    """
+    run: list[int] = []
+    held: list[tuple[int, int]] = []
+    for group in groups:
+        ranges = _chunk_ranges(table, group, columns)
+        num_bytes = sum(end - begin for begin, end in held + ranges)
+        if run and num_bytes > HELD_BYTES:
+            yield run, held
+            run, held = [], []
+        if sum(end - begin for begin, end in ranges) > HELD_BYTES:
+            yield [group], []
+            continue
+        run.append(group)
+        held += ranges
+    if run:
+        yield run, held
+
+
+def _chunk_ranges(table: pq.ParquetFile, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Return where the chunks of some columns begin and end in the file."""
+    metadata, names = table.metadata.row_group(group), table.schema_arrow.names
+    ranges = []
+    for number in range(metadata.num_columns):
+        chunk = metadata.column(number)
+        if _column_of(chunk.path_in_schema, names) in columns:
+            begins = [chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset]
+            ranges.append((min(begins), min(begins) + chunk.total_compressed_size))
+    return ranges
+
+
+def _column_of(path: str, names: Collection[str]) -> str:
+    """Return the column that a chunk belongs to, given the path of the chunk in the schema."""
+    while path not in names and "." in path:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> int:
@@ -100,14 +178,21 @@ def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> dict[str, int]:
     for group in groups:
         for number in range(group.num_columns):
             chunk = group.column(number)
-            name = chunk.path_in_schema
-            while name not in sizes and "." in name:
-                name = name.rpartition(".")[0]
+            name = _column_of(chunk.path_in_schema, sizes)
             sizes[name] = sizes.get(name, 0) + chunk.total_uncompressed_size
     return sizes
 
 
 def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
     """Return the row groups whose statistics do not rule the condition out."""
-    fragment = ds.ParquetFileFormat().make_fragment(file.path, filesystem=LocalFileSystem())
+    if file.remote is None:
+        return _matching_groups(file.path, expression)
+    with RemoteInput(file.remote) as source:
+        _footer_of(source)  # holds it
+        return _matching_groups(source.as_arrow(), expression)
+
+
+def _matching_groups(source: Any, expression: Any) -> Sequence[int]:
+    filesystem = LocalFileSystem() if isinstance(source, str) else None
+    fragment = ds.ParquetFileFormat().make_fragment(source, filesystem=filesystem)
     return sorted(group.id for part in fragment.split_by_row_group(expression) for group in part.row_groups)

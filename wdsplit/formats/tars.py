@@ -1,7 +1,8 @@
 """WebDataset tars: a row for each sample, with its key and a column of bytes for each field.
 
-The headers are walked over once, through a memory map; payloads are read when their rows are. Pads that wdsplit wrote
-are left out, and keys that it escaped are given as they were, so that writing them again keeps them.
+The headers are walked over once, through a memory map (of a remote tar through that of a copy); payloads are read when
+their rows are. Pads that wdsplit wrote are left out, and keys that it escaped are given as they were, so that writing
+them again keeps them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.formats.common import BATCH_BYTES, changed, check_unchanged, matching_groups, sliced, stat_of
+from wdsplit.formats.common import BATCH_BYTES, changed, matching_groups, open_unchanged, sliced, stat_of
+from wdsplit.formats.opening import copied
 from wdsplit.order import Int64
 from wdsplit.sample import escape_key, unescape_key
-from wdsplit.table import InputFile
+from wdsplit.table import InputFile, Remote
 from wdsplit.tarsamples import KEY_COLUMN, TarSamples, group_samples, sample_members
 from wdsplit.tarscan import Scan, scan_tar, scan_window
 
@@ -33,12 +35,12 @@ WHAT = "a WebDataset tar"
 _GROUP_SAMPLES = 1024
 
 
-def open_file(path: str) -> tuple[InputFile, pa.Schema]:
+def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Walk over the headers and cut the samples into row groups."""
-    num_bytes, modified_ns = stat_of(path)
+    num_bytes, modified_ns = stat_of(path, remote)
     if not num_bytes:
         raise ValueError("the file is empty")
-    with open(path, "rb") as source:
+    with open(path, "rb") if remote is None else copied(remote) as source:
         data = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ))
     try:
         scan = scan_tar(data)
@@ -58,6 +60,7 @@ def open_file(path: str) -> tuple[InputFile, pa.Schema]:
         modified_ns,
         "tar",
         tuple(samples.offsets[cuts].tolist()),
+        remote=remote,
     )
     return file, pa.schema([(KEY_COLUMN, pa.large_string()), *((name, pa.large_binary()) for name in samples.fields)])
 
@@ -113,8 +116,7 @@ def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Give the samples of some row groups."""
-    check_unchanged(file)
-    with open(file.path, "rb") as source:
+    with open_unchanged(file) as source:
         for group in groups:
             begin, end = file.offsets[group : group + 2]
             source.seek(begin)

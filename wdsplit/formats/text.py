@@ -13,8 +13,9 @@ import xxhash
 
 from wdsplit.engine import end_if_told
 from wdsplit.errors import InputError
-from wdsplit.formats.common import check_unchanged, stat_of
-from wdsplit.table import InputFile
+from wdsplit.formats.common import open_unchanged, stat_of
+from wdsplit.formats.opening import AHEAD_BYTES, open_input
+from wdsplit.table import InputFile, Remote
 
 __all__ = ["BLOCK_BYTES", "Block", "TextReader", "read_blocks"]
 
@@ -88,12 +89,14 @@ class TextReader:
         path: The file.
         row_end: Returns the place after the last row that is whole in a block; 0 if there is none. It is told whether
             the file ends with the block, and what it returns then does not matter.
+        remote: How it is read, if it is remote.
     """
 
-    def __init__(self, path: str, row_end: Callable[[Block, bool], int]) -> None:
+    def __init__(self, path: str, row_end: Callable[[Block, bool], int], remote: Remote | None = None) -> None:
         self._path = path
         self._row_end = row_end
-        self._num_bytes, self._modified_ns = stat_of(path)
+        self._remote = remote
+        self._num_bytes, self._modified_ns = stat_of(path, remote)
         self._digest = xxhash.xxh3_128()
         self._begins: list[int] = []
         self._rows: list[int] = []
@@ -105,7 +108,7 @@ class TextReader:
         Raises:
             InputError: A row is too large, or not UTF-8.
         """
-        with open(self._path, "rb") as file:
+        with open_input(self._path, self._remote, AHEAD_BYTES) as file:
             begin, line, is_last = len(_BOM) if file.read(len(_BOM)) == _BOM else 0, 1, False
             file.seek(begin)
             self._digest.update(_BOM[:begin])
@@ -161,6 +164,7 @@ class TextReader:
             self._modified_ns,
             name,
             (*self._begins, self._end),
+            remote=self._remote,
         )
 
 
@@ -170,8 +174,7 @@ def read_blocks(file: InputFile, groups: Sequence[int]) -> Iterator[tuple[int, b
     Raises:
         InputError: The file has changed since it was opened first.
     """
-    check_unchanged(file)
-    with open(file.path, "rb") as source:
+    with open_unchanged(file) as source:
         for group in groups:
             source.seek(file.offsets[group])
             yield group, source.read(file.offsets[group + 1] - file.offsets[group])

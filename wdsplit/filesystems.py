@@ -1,0 +1,319 @@
+"""File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others; for reading only.
+
+fsspec brings the requests, and `fsconnection` what makes them safe. A short answer is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields
+from typing import Any
+from urllib.parse import unquote
+
+from wdsplit.engine import in_order
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.fsconnection import (
+    GONE_STATUS,
+    REFUSED_STATUS,
+    BeyondEndError,
+    Connection,
+    ShortAnswerError,
+    file_system_class,
+    status_of,
+)
+from wdsplit.retry import RetryOptions
+from wdsplit.storage import PendingFile, refuse_too_large
+from wdsplit.urls import joined_url, shown_url
+
+__all__ = ["FsspecFile", "FsspecStorage", "IsFolderError"]
+
+logger = logging.getLogger(__name__)
+
+_NAMES_TOLD = 5
+_THREADS = 16
+_READ_AT_ONCE = 16 * 1024**2
+"""A request for more is cut into several: a failed one is sent again."""
+_MOST_UNASKED = 1024**3
+"""What may have more bytes is asked for its size before it is read."""
+_UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
+_VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
+"""What file systems call that which differs when an object was written anew; the surest first."""
+
+
+class FsspecStorage:
+    """A folder of a file system that fsspec knows.
+
+    Args:
+        url: Its URL. The query of an http(s) URL, such as a signature, goes with all requests.
+        options: Those of the file system, and those of `RetryOptions`.
+
+    Raises:
+        InputError: There is no such file system.
+        MissingDependencyError: Its library is not installed.
+    """
+
+    is_remote = True
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        options = dict(options or {})
+        names = {each.name for each in fields(RetryOptions)}
+        retries = RetryOptions(**{name: options.pop(name) for name in names & options.keys()})
+        self._connection = Connection(url, options, retries)
+        file_system_class(self._connection.protocol, shown_url(url))
+        self._folder = url
+
+    @property
+    def url(self) -> str:
+        """The folder's URL, without what nobody may see."""
+        return shown_url(self._folder).rstrip("/")
+
+    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+        """Return the bytes of a file, unless it has more than it may have."""
+        return self.open(path).read_whole(most_bytes)
+
+    def map(self, path: str) -> bytes:
+        """Return the bytes of a file: they cannot be mapped."""
+        return self.read(path)
+
+    def open(self, path: str, size: int | None = None) -> FsspecFile:
+        """Open a file for reading; nothing is asked for before it is read."""
+        return FsspecFile(
+            self._connection, joined_url(self._folder, path), f"{self.url}/{path}" if path else self.url, size
+        )
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file in bytes, or None if there is none."""
+        try:
+            return self.open(path).size
+        except (DatasetNotFoundError, IsFolderError):
+            return None
+
+    def list(self, path: str = "") -> list[str]:
+        """Return the names in a folder, sorted; of an http(s) server those that its page for the folder links to."""
+        place = joined_url(self._folder, path)
+        try:
+            found = self._connection.attempt(f"{self.url}/{path}", functools.partial(_listed, self._connection, place))
+        except DatasetNotFoundError:
+            return []
+        own = self._connection.path_of(place).rstrip("/")
+        names = {_name_below(entry, own, self._connection.is_web) for entry in found}
+        return sorted(names - {""})
+
+    def sizes(self, path: str = "") -> dict[str, int]:
+        """Return the names of the files in a folder, and their sizes in bytes."""
+        below = f"{path}/" if path else ""
+        names = self.list(path)
+        found = zip(names, in_order(lambda name: self.size(f"{below}{name}"), names, _THREADS), strict=True)
+        return {name: size for name, size in found if size is not None}
+
+    def what_is_there(self) -> str:
+        """Return the first names in the folder, or say that none are listed."""
+        return ", ".join(self.list()[:_NAMES_TOLD]) or "no list of files"
+
+    @contextmanager
+    def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
+        """Refuse: these are only read."""
+        raise self._read_only(path)
+        yield
+
+    def remove(self, *paths: str) -> None:
+        """Refuse: these are only read."""
+        raise self._read_only(next(iter(paths), ""))
+
+    def remove_temporary(self, path: str = "") -> None:
+        """Refuse: these are only read."""
+        raise self._read_only(path)
+
+    def lock(self, path: str) -> AbstractContextManager[None]:
+        """Refuse: these are only read."""
+        raise self._read_only(path)
+
+    def hurried(self) -> FsspecStorage:
+        """Return itself: nothing is cleared up here."""
+        return self
+
+    def _read_only(self, path: str) -> InputError:
+        return InputError(
+            f"{self._connection.protocol}:// can only be read",
+            place=f"{self.url}/{path}",
+            expected="a local folder, or s3://bucket/folder, to write to",
+            remedy="write to a local folder, and copy it with the tools of your store",
+        )
+
+
+class FsspecFile:
+    """A file that is open for reading. Threads may read it at the same time.
+
+    Args:
+        connection: Sends requests.
+        place: Its URL.
+        url: What to call it.
+        size: Its bytes, if they are known.
+
+    Attributes:
+        url: What to call it.
+    """
+
+    is_remote = True
+
+    def __init__(self, connection: Connection, place: str, url: str, size: int | None = None) -> None:
+        self.url = url
+        self._connection = connection
+        self._place = place
+        self._size = size
+        self._version: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        if self._size is None:
+            self._ask()
+        return self._size or 0
+
+    @property
+    def version(self) -> str:
+        """What differs when it was written anew, as the store tells it: its ETag, or when it was written."""
+        if self._version is None:
+            self._ask()
+        return self._version or ""
+
+    def _ask(self) -> None:
+        info = self._connection.attempt(self.url, self._info)
+        if info.get("type") == "directory":
+            raise IsFolderError("this is no file", place=self.url, expected="a file", found="a folder", url=self.url)
+        if info.get("size") is None:
+            raise StorageError(
+                "the server does not tell how large a file is",
+                place=self.url,
+                expected="Content-Length",
+                remedy="copy the data to a server that does, or to a local folder",
+                url=self.url,
+            )
+        size = int(info["size"])
+        if self._size not in (None, size):
+            raise self._shorter(self._size or 0, size)
+        self._size = size
+        self._version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
+
+    def _info(self, fs: Any) -> dict[str, Any]:
+        fs.invalidate_cache()
+        found: dict[str, Any] = fs.info(self._connection.path_of(self._place), **self._connection.limits(fs))
+        return found
+
+    def map(self) -> bytes:
+        """Return all its bytes."""
+        return self.read_whole()
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Do nothing: what is expected is fetched by `ahead`."""
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on."""
+        if num_bytes <= _READ_AT_ONCE:
+            return self._piece(offset, offset + num_bytes)
+        data = bytearray(num_bytes)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes from an offset on."""
+        for begin in range(0, len(buffer), _READ_AT_ONCE):
+            part = buffer[begin : begin + _READ_AT_ONCE]
+            part[:] = self._piece(offset + begin, offset + begin + len(part))
+
+    def read_whole(self, most_bytes: int | None = None) -> bytes:
+        """Return all its bytes, by one request if it may not have many.
+
+        Args:
+            most_bytes: How many it may have; None for any number.
+
+        Raises:
+            CorruptDataError: It has more.
+        """
+        if self._size is None and most_bytes is not None and most_bytes < _MOST_UNASKED:
+            data = self._up_to(most_bytes + 1)
+            if len(data) <= most_bytes:
+                return data
+        refuse_too_large(self.size, most_bytes, self.url)
+        return self.read(0, self.size)
+
+    def _piece(self, start: int, stop: int) -> bytes:
+        """Return the bytes of a range by one request, if it does not fail."""
+        if start >= stop:
+            return b""
+        if (start or self._size is not None) and stop > self.size:  # an answer with all bytes is known by their number
+            raise self._shorter(stop, self.size)
+        try:
+            return self._connection.attempt(
+                f"{self.url}, bytes {start} to {stop - 1}", lambda fs: self._range(fs, start, stop)
+            )
+        except BeyondEndError:
+            raise self._shorter(stop) from None
+
+    def _range(self, fs: Any, start: int, stop: int) -> bytes:
+        data = self._connection.cat(fs, self._place, start, stop)
+        if len(data) == stop - start:
+            return data
+        if len(data) == self._size or (not start and len(data) > stop):
+            _warn_of_ignored_ranges(self.url.rpartition("/")[0])
+            return data[start:stop]
+        if stop > self.size:
+            raise self._shorter(stop, self.size)
+        raise ShortAnswerError
+
+    def _up_to(self, num_bytes: int) -> bytes:
+        """Return all bytes, or the first ones if there are more than so many."""
+        try:
+            return self._connection.attempt(self.url, lambda fs: self._connection.cat(fs, self._place, 0, num_bytes))
+        except BeyondEndError:  # some servers have no first bytes of a file that is empty
+            return self.read(0, self.size)
+
+    def _shorter(self, expected: int, found: int | None = None) -> CorruptDataError:
+        return CorruptDataError(
+            "a file is shorter than what is wanted of it",
+            place=self.url,
+            expected=f"at least {expected} bytes",
+            found="fewer" if found is None else f"{found} bytes",
+            remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
+            url=self.url,
+        )
+
+
+class IsFolderError(StorageError):
+    """A folder stands where a file is wanted."""
+
+
+def _listed(connection: Connection, place: str, fs: Any) -> list[str]:
+    """Return what a folder holds, as the file system calls it; nothing if an http(s) server does not list it."""
+    fs.invalidate_cache()
+    base, mark, query = connection.path_of(place).partition("?") if connection.is_web else (place, "", "")
+    folder = f"{base.rstrip('/')}/{mark}{query}" if connection.is_web else connection.path_of(place)
+    try:
+        found: list[str] = fs.ls(folder, detail=False, **connection.limits(fs))
+        return found
+    except Exception as error:
+        if connection.is_web and status_of(error) in _UNLISTED_STATUS:
+            return []
+        raise
+
+
+def _name_below(entry: str, folder: str, is_web: bool) -> str:
+    """Return the name of an entry of a folder; nothing if it is no name, such as a link to sort the list."""
+    if not is_web:
+        name = entry.strip("/").removeprefix(folder.strip("/")).strip("/")
+        return "" if "/" in name else name
+    base, mark, query = folder.partition("?")
+    for before in (f"{base.rstrip('/')}/{mark}{query}", base.rstrip("/")):
+        entry = entry.removeprefix(f"{before}/")
+    link = html.unescape(entry).partition("?")[0].partition("#")[0]
+    name = unquote(link).removeprefix("./").rstrip("/")
+    return "" if "/" in name or name in (".", "..") else name
+
+
+@functools.cache
+def _warn_of_ignored_ranges(url: str) -> None:
+    logger.warning("%s: the server sends whole files where parts are asked for, so each part costs a whole file", url)

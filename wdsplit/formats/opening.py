@@ -1,0 +1,163 @@
+"""Inputs opened for reading: local files, and objects of a store by requests for ranges, few and large.
+
+An object is held to the version that it had when it was opened.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO
+
+import pyarrow as pa
+import xxhash
+
+from wdsplit.engine import end_if_told, in_order
+from wdsplit.stores import open_object
+from wdsplit.table import Remote
+
+__all__ = ["AHEAD_BYTES", "HELD_BYTES", "RemoteInput", "copied", "joined_ranges", "open_input"]
+
+AHEAD_BYTES = 8 * 1024**2
+"""What is asked for at least where a file is read from its beginning to its end."""
+HELD_BYTES = 32 * 1024**2
+"""What is asked for and held at once, at most, where it is known what will be read."""
+_CONNECTIONS = 4
+_HOLE_BYTES = 1024**2
+"""What is read in vain rather than sending another request."""
+
+
+class RemoteInput:
+    """An object that is open for reading, as Python's and Arrow's readers take it.
+
+    Args:
+        remote: The object.
+        ahead_bytes: What a request asks for at least.
+
+    Attributes:
+        size: Its bytes.
+        modified_ns: A number that tells its version.
+    """
+
+    closed = False
+
+    def __init__(self, remote: Remote, ahead_bytes: int = 0) -> None:
+        self._file = open_object(remote.url, remote.options)
+        self.size = self._file.size
+        self.modified_ns = xxhash.xxh3_64_intdigest(self._file.version.encode())
+        self._ahead_bytes = ahead_bytes
+        self._held: list[tuple[int, memoryview]] = []
+        self._at = 0
+
+    def __enter__(self) -> RemoteInput:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        self._held = []
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that it can be read from any place."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place that is read next."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Read next at a place; return it."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        return self._at
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        """Return the next bytes; fewer only where the object ends."""
+        left = max(0, self.size - self._at)
+        data = self.read_at(self._at, left if num_bytes < 0 else min(num_bytes, left))
+        self._at += len(data)
+        return data
+
+    def read_at(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on."""
+        first = self._held_from(offset, num_bytes)
+        begin, left = offset + len(first), num_bytes - len(first)
+        if not left:
+            return bytes(first)
+        wanted = min(max(left, self._ahead_bytes), self.size - begin)
+        data = self._file.read(begin, wanted)
+        if wanted > left:
+            self._held = [(begin, memoryview(data))]
+        return bytes(first) + data[:left] if len(first) or wanted > left else data
+
+    def _held_from(self, offset: int, num_bytes: int) -> memoryview:
+        """Return as many of the bytes from an offset on as are held in one piece."""
+        for begin, data in self._held:
+            if begin <= offset < begin + len(data):
+                return data[offset - begin : offset - begin + num_bytes]
+        return memoryview(b"")
+
+    def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read some ranges (begin, end), and hold them, and nothing else, until others are held."""
+        if not all(self.holds(begin, min(end, self.size)) for begin, end in ranges):
+            self._held = []
+            self._held = self.fetched(ranges)
+
+    def take(self, held: list[tuple[int, memoryview]]) -> None:
+        """Hold what was fetched, and nothing else."""
+        self._held = held
+
+    def fetched(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, memoryview]]:
+        """Return the offsets and the bytes of some ranges (begin, end); what is large comes by several connections."""
+        inside = [(begin, min(end, self.size)) for begin, end in ranges if begin < min(end, self.size)]
+        found = [(begin, bytearray(end - begin)) for begin, end in joined_ranges(inside)]
+        pieces = [
+            (memoryview(data)[first : first + AHEAD_BYTES], begin + first)
+            for begin, data in found
+            for first in range(0, len(data), AHEAD_BYTES)
+        ]
+        for _ in in_order(lambda piece: self._file.read_into(*piece), pieces, _CONNECTIONS):
+            pass
+        return [(begin, memoryview(data)) for begin, data in found]
+
+    def holds(self, begin: int, end: int) -> bool:
+        """Tell whether all bytes of a range are held in one piece."""
+        return len(self._held_from(begin, end - begin)) == end - begin
+
+    def as_arrow(self) -> pa.NativeFile:
+        """Return it as Arrow's readers take it."""
+        return pa.PythonFile(self, mode="r")
+
+
+def joined_ranges(ranges: Sequence[tuple[int, int]], hole_bytes: int = _HOLE_BYTES) -> list[tuple[int, int]]:
+    """Return ranges (begin, end), rising, that cover others; those between which little lies are one."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if joined and begin <= joined[-1][1] + hole_bytes:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def open_input(path: str, remote: Remote | None = None, ahead_bytes: int = 0) -> IO[bytes] | RemoteInput:
+    """Open an input for reading bytes."""
+    return open(path, "rb") if remote is None else RemoteInput(remote, ahead_bytes)
+
+
+def copied(remote: Remote) -> IO[bytes]:
+    """Return an object in a temporary file of the local disk: what is wanted of it may stand anywhere in it."""
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    with RemoteInput(remote) as source:
+        while data := source.read(AHEAD_BYTES):
+            end_if_told()
+            copy.write(data)
+    copy.flush()
+    return copy

@@ -1,0 +1,147 @@
+"""Spill files, open for reading: Arrow files whose record batches hold a bucket of places each.
+
+Those on disk are mapped. Of those in a store, batches that lie side by side are fetched by one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from wdsplit.order import Int64
+from wdsplit.storage import ReadableFile, Storage
+
+__all__ = ["BUCKETS", "SpillFile", "open_spill"]
+
+BUCKETS = "buckets"
+"""Under this name the schema's metadata hold the number of each batch's bucket, as JSON."""
+
+_TAIL_BYTES = 64 * 1024
+"""What is fetched when a file is opened: its footer, as a rule."""
+_END_BYTES = 10
+"""An Arrow file ends with the length of its footer, int32, and b"ARROW1"."""
+_BLOCK = np.dtype([("offset", "<i8"), ("header_bytes", "<i4"), ("unused", "<i4"), ("body_bytes", "<i8")])
+
+
+def open_spill(storage: Storage, path: str, size: int | None = None) -> SpillFile:
+    """Open a spill file.
+
+    Args:
+        storage: Where it is.
+        path: Its path.
+        size: Its bytes, if they are known.
+
+    Raises:
+        ArrowInvalid: It is damaged.
+    """
+    if not storage.is_remote:
+        return SpillFile(pa.ipc.open_file(pa.py_buffer(storage.map(path))))
+    ranges = _Ranges(storage.open(path, size))
+    ranges.fetch(max(0, ranges.size - _TAIL_BYTES), ranges.size)
+    reader = pa.ipc.open_file(pa.PythonFile(ranges, mode="r"))
+    spill = SpillFile(reader, ranges, _blocks(ranges))
+    ranges.drop()
+    return spill
+
+
+class SpillFile:
+    """A spill file, open for reading.
+
+    Args:
+        reader: Reads its batches.
+        ranges: What the reader reads from, if it is remote.
+        bounds: int64 of shape (batches + 1,): where its batches begin, and where the last one ends, if it is remote.
+
+    Attributes:
+        buckets: int64 of shape (batches,), rising: the bucket of each batch.
+    """
+
+    def __init__(
+        self, reader: pa.RecordBatchFileReader, ranges: _Ranges | None = None, bounds: Int64 | None = None
+    ) -> None:
+        self.buckets: Int64 = np.asarray(orjson.loads(reader.schema.metadata[BUCKETS.encode()]), np.int64)
+        self._reader = reader
+        self._ranges = ranges
+        self._bounds = bounds
+
+    def batches(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
+        """Give the batches low, ..., high - 1."""
+        if self._ranges is None or self._bounds is None or low >= high:
+            yield from map(self._reader.get_batch, range(low, high))
+            return
+        self._ranges.fetch(int(self._bounds[low]), int(self._bounds[high]))
+        batches = [self._reader.get_batch(number) for number in range(low, high)]
+        self._ranges.drop()
+        yield from batches
+
+
+class _Ranges:
+    """A file object, as far as Arrow needs one, over a remote file; what was fetched is not asked for again."""
+
+    closed = False
+
+    def __init__(self, file: ReadableFile) -> None:
+        self.size = file.size
+        self._file = file
+        self._position = 0
+        self.drop()
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Fetch a range by one request, and keep it until another is."""
+        data = bytearray(stop - start)
+        self._file.read_into(memoryview(data), start)
+        self._start, self._held = start, memoryview(data).toreadonly()
+
+    def drop(self) -> None:
+        """Keep nothing; what was read of it stays as long as somebody needs it."""
+        self._start, self._held = 0, memoryview(b"")
+
+    def read(self, num_bytes: int) -> Any:
+        begin = self._position - self._start
+        stop = min(self._position + num_bytes, self.size)
+        if begin < 0 or stop - self._start > len(self._held):
+            data = memoryview(self._file.read(self._position, stop - self._position))
+        else:
+            data = self._held[begin : stop - self._start]
+        self._position = stop
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, self.size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Have nothing to close."""
+
+
+def _blocks(ranges: _Ranges) -> Int64:
+    """Return where the batches of an Arrow file begin, and where the last one ends; pyarrow does not tell it.
+
+    The footer is a flatbuffer, whose table has the list of record batches as its fourth field (Arrow's File.fbs); a
+    batch follows the one before.
+    """
+    ranges.seek(-_END_BYTES, 2)
+    footer_bytes = _number(ranges.read(4), 0, "<i4")
+    ranges.seek(-_END_BYTES - footer_bytes, 2)
+    footer = ranges.read(footer_bytes)
+    table = _number(footer, 0, "<u4")
+    fields = table - _number(footer, table, "<i4")
+    listed = table + _number(footer, fields + 10, "<u2")
+    first = listed + _number(footer, listed, "<u4")
+    blocks = np.frombuffer(footer, _BLOCK, _number(footer, first, "<u4"), first + 4)
+    ends = blocks["offset"] + blocks["header_bytes"] + blocks["body_bytes"]
+    return np.append(blocks["offset"], ends[-1:]).astype(np.int64)
+
+
+def _number(data: memoryview, offset: int, kind: str) -> int:
+    return int(np.frombuffer(data, kind, 1, offset)[0])
