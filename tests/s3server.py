@@ -1,10 +1,10 @@
 """A real S3 server for the tests: `rclone serve s3` over a folder, whose subfolders are the buckets.
 
 As seen with rclone 1.75. With a directory cache of a millisecond, what is written to the folder is listed and read at
-once; with one of no time, the server spins once it is written to. A PUT and a multipart upload appear whole or not at all: until then they are files named `.rclone_temp_*`, which no
-listing shows, and which stay behind when the server is killed; with it uploads in parts are forgotten (NoSuchUpload).
-An abort leaves nothing. Parts are written in the order of their numbers; one that comes early waits in memory, 256 MiB
-an upload at most. A checksum in Content-MD5 is checked.
+once; with one of no time, the server spins once it is written to. A PUT and a multipart upload appear whole or not at
+all: until then they are files named `.rclone_temp_*`, which no listing shows, and which stay behind when the server is
+killed; with it uploads in parts are forgotten (NoSuchUpload). An abort leaves nothing. Parts are written in the order
+of their numbers; one that comes early waits in memory, 256 MiB an upload at most. A checksum in Content-MD5 is checked.
 
 What differs from S3: a range is answered with the status 200, not 206, though its Content-Range is right and one beyond
 the end is a 416 (obstore refuses that; `FaultProxy` can put it right). If-Match on a GET and If-None-Match on a PUT are

@@ -42,6 +42,11 @@ def place(shard):
     return WindowPlace(shard, 0, len(shard.offsets) - 1)
 
 
+def fetched(place):
+    """Return the bytes of a window, as if they had been fetched."""
+    return memoryview(place.shard.file.read(place.begin, place.num_bytes))
+
+
 FIELDS = st.sampled_from([None, ["jpg"], ["cls", "json"], []])
 
 
@@ -60,8 +65,12 @@ def test_windows_that_are_read_together_are_those_read_alone(tmp_path_factory, b
     with as_large(is_large):
         windows = read_windows(places, fields)
         assert [samples_of(window) for window in windows] == [
-            samples_of(shard.window(first, stop, fields)) for shard, first, stop in places
+            samples_of(shard.window(first, stop, fields)) for shard, first, stop, _ in places
         ]
+        at_hand = [place._replace(data=fetched(place)) for place in places]
+        for group in (at_hand, *([each] for each in at_hand)):
+            together = [samples_of(window) for window in read_windows(group, fields)]
+            assert together == [samples_of(windows[at_hand.index(each)]) for each in group]
     for window, (shard, *_), samples in zip(windows, places, expected, strict=True):
         assert [{k: v for k, v in sample.items() if k[:2] != "__"} for sample in samples_of(window)] == samples
         assert {sample["__url__"] for sample in samples_of(window)} == {shard.url}

@@ -32,7 +32,7 @@ class _Memory:
     """Memory that ranges are fetched into, one after another: new memory costs more than what is read into it.
 
     Args:
-        num_bytes: How much may be in use; who is urgently waited for gets more.
+        num_bytes: How much may hold what is not wanted yet; who is urgently waited for gets more.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -59,15 +59,19 @@ class _Memory:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         array = np.frombuffer(memory, np.uint8, num_bytes)
-        weakref.finalize(array, self._give_back, memory, num_bytes).atexit = False
+        weakref.finalize(array, self._give_back, memory).atexit = False
         return array.data
 
-    def _give_back(self, memory: mmap.mmap, num_bytes: int) -> None:
+    def _give_back(self, memory: mmap.mmap) -> None:
         with self._changed:
-            self._in_use -= num_bytes
             self._free.append(memory)
             while sum(map(len, self._free)) > self._num_bytes:
                 del self._free[0]
+
+    def taken(self, num_bytes: int) -> None:
+        """Count memory no longer: what is in it was wanted now."""
+        with self._changed:
+            self._in_use -= num_bytes
             self._changed.notify_all()
 
     def look_again(self) -> None:
@@ -136,6 +140,7 @@ class Fetch:
         self._claim = threading.Lock()
         self._done = threading.Event()
         self._data: memoryview | None = None
+        self._num_counted = 0
         self._error: Exception | None = None
 
     def run(self) -> None:
@@ -147,6 +152,7 @@ class Fetch:
             if shard.file.is_remote:
                 begin, end = int(shard.offsets[self._first]), int(shard.offsets[self._stop])
                 data = self._memory.of(end - begin, self._is_urgent)
+                self._num_counted = end - begin
                 shard.file.read_into(data, begin)
                 self._data = data
         except Exception as error:
@@ -165,6 +171,7 @@ class Fetch:
             self._memory.look_again()
             self.run()
             self._done.wait()
+        self._count_no_longer()
         if self._error is not None:
             raise self._error
         if self._data is None:
@@ -172,6 +179,14 @@ class Fetch:
         offsets = self._shard.get().offsets
         begin = int(offsets[self._first])
         return self._data[int(offsets[first]) - begin : int(offsets[stop]) - begin]
+
+    def _count_no_longer(self) -> None:
+        if self._num_counted:
+            self._memory.taken(self._num_counted)
+            self._num_counted = 0
+
+    def __del__(self) -> None:
+        self._count_no_longer()
 
 
 class Ahead:

@@ -152,6 +152,7 @@ class _MixedReader:
             self._readers[key] = self._new_reader(number, epoch)
             if len(self._readers) > _EPOCHS_HELD * len(self._sources):
                 _, old = self._readers.popitem(last=False)
+                old.fetch()
                 self._gone = [self._gone[0] + old.num_parsed, self._gone[1] + old.num_held]
         self._readers.move_to_end(key)
         return self._readers[key]

@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -51,12 +51,18 @@ class OpenShard:
     again: Callable[[], OpenShard] | None = None
 
     @cached_property
-    def data(self) -> mmap.mmap | bytes:
-        """All its bytes, mapped, or fetched and kept."""
-        return self.file.map()
+    def data(self) -> memoryview:
+        """All its bytes, read and kept."""
+        data = memoryview(np.empty(self.file.size, np.uint8).data)
+        self.file.read_into(data, 0)
+        return data
+
+    def read(self, begin: int, end: int) -> memoryview | bytes:
+        """Return the bytes begin, ..., end - 1; if all were read, from what was kept."""
+        return self.data[begin:end] if "data" in vars(self) else self.file.read(begin, end - begin)
 
     def fetch_again(self) -> None:
-        """Forget the bytes that were fetched."""
+        """Forget the bytes that were kept."""
         vars(self).pop("data", None)
 
     def expect(self, first: int, stop: int) -> None:
@@ -76,8 +82,8 @@ class OpenShard:
             CorruptDataError: They are not what the index says.
         """
         place = WindowPlace(self, first, stop)
-        if self.file.is_remote and "data" in vars(self):  # all of it was fetched
-            place = place._replace(data=memoryview(self.data)[place.begin : place.begin + place.num_bytes])
+        if "data" in vars(self):
+            place = place._replace(data=self.data[place.begin : place.begin + place.num_bytes])
         return read_windows([place], fields)[0]
 
 
@@ -151,7 +157,7 @@ def _read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str]
                 return window
         error = error.at(f"bytes {place.begin} to {place.begin + place.num_bytes - 1}")
     error.url = place.shard.url
-    raise error.at(place.shard.url) from error
+    raise (error if place.shard.url in error.place else error.at(place.shard.url)) from error
 
 
 class _Row:
@@ -177,7 +183,7 @@ class _Row:
         if is_remote and not is_small and len(self._places) > 1:
             return None
         if len(self._places) == 1 and self._places[0].data is not None:
-            return self._parsed(self._places[0].data, fields)
+            return self._parsed(self._places[0].data, fields, is_kept=not is_small)
         if is_remote or is_small:
             view = memoryview(scratch.of(num_bytes))[:num_bytes]
             for place, begin in zip(self._places, (self._begins - self._begins[0]).tolist(), strict=False):
@@ -194,18 +200,36 @@ class _Row:
         if len(self._places) > 1:
             return None
         first, last = self._begins.tolist()
-        return self._parsed(memoryview(self._places[0].shard.data)[first:last], fields)
+        return self._parsed(memoryview(self._places[0].shard.read(first, last)), fields)
 
     @property
     def _url(self) -> str:
         return self._places[0].shard.url
 
-    def _parsed(self, data: memoryview, fields: Collection[str] | None) -> Window:
-        """Return the window whose bytes these are."""
+    def _parsed(self, data: memoryview, fields: Collection[str] | None, is_kept: bool = False) -> Window:
+        """Return the window whose bytes these are.
+
+        Args:
+            data: Its bytes.
+            fields: The fields that are wanted; None for all.
+            is_kept: Whether the bytes stay as they are: then large payloads are copied when they are asked for.
+        """
         base = int(self._begins[0])
         members = parse_members(data, self.offsets, base)
         starts = members.starts - base
-        return Window(self._url, members, lambda wanted: (pieces(data, starts, members.sizes, wanted), True), fields)
+
+        def payloads(wanted: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
+            if not is_kept:
+                return pieces(data, starts, members.sizes, wanted), True
+            is_read = members.sizes <= _HEAD_BYTES - BLOCK_BYTES
+            values = pieces(data, starts, np.where(is_read, members.sizes, 0), wanted & is_read)
+            rows = np.flatnonzero(wanted & ~is_read)
+            found = zip(starts[rows].tolist(), members.sizes[rows].tolist(), strict=True)
+            copied = partial(_copied, data)
+            values[rows] = as_objects([(copied, start, size) for start, size in found])
+            return values, not len(rows)
+
+        return Window(self._url, members, payloads, fields)
 
     def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile, int]]:
         """Give the file of each of n offsets, and the offset in it."""
@@ -213,6 +237,10 @@ class _Row:
         inside = (offsets + self._shifts[numbers]).tolist()
         for number, offset in zip(numbers.tolist(), inside, strict=True):
             yield self._places[number].shard.file, offset
+
+
+def _copied(data: memoryview, offset: int, size: int) -> bytes:
+    return bytes(data[offset : offset + size])
 
 
 class _Heads:
@@ -283,8 +311,8 @@ def check_tail(shard: OpenShard) -> CorruptDataError | None:
     How many is left to the writer: wdsplit and GNU tar fill up to 10,240 bytes, others end with two blocks, or none.
     """
     begin = int(shard.offsets[-1])
-    tail = len(shard.data) - begin
-    clean = not np.frombuffer(shard.data, np.uint8)[begin:].any()
+    tail = shard.file.size - begin
+    clean = not np.frombuffer(shard.read(begin, shard.file.size), np.uint8).any()
     if clean and tail % BLOCK_BYTES == 0:
         return None
     return CorruptDataError(

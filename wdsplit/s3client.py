@@ -6,9 +6,10 @@ own retries are off: a read that stopped in the middle goes on from there, and a
 
 from __future__ import annotations
 
-import functools
 import os
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ __all__ = ["NothingCameError", "S3Client", "S3Options", "error_code"]
 Answer = TypeVar("Answer")
 
 _POOL_SIZE = 32
+_CLIENTS_KEPT = 16
 _MOST_EXPIRED = 3
 _HURRIED_S = 10.0
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
@@ -92,9 +94,8 @@ def _names(options: Any) -> set[str]:
     return {each.name for each in fields(options)}
 
 
-@functools.lru_cache(maxsize=16)
-def _botocore_client(options: S3Options, process: int, environ: frozenset[tuple[str, str]]) -> Any:
-    """Return what speaks with the store; each process has its own, because connections cannot be shared."""
+def _new_client(options: S3Options) -> Any:
+    """Return what speaks with the store; it looks for credentials now."""
     try:
         import botocore
         import botocore.session
@@ -127,6 +128,35 @@ class NothingCameError(Exception):
     """A connection was closed before a single byte."""
 
 
+class _Clients:
+    """What speaks with stores: one for each process, because connections cannot be shared, options and environment."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+        self.unlock()
+        os.register_at_fork(after_in_child=self.unlock)
+
+    def unlock(self) -> None:
+        """Forget who holds the lock: in a forked process nobody does."""
+        self._lock = threading.Lock()
+
+    def of(self, options: S3Options, made_after: float = 0.0) -> Any:
+        """Return a client that was made after a moment, as `time.monotonic` has it."""
+        environ = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+        key = options, os.getpid(), environ
+        with self._lock:
+            moment, client = self._made.get(key, (-1.0, None))
+            if client is None or moment < made_after:
+                client = _new_client(options)
+                self._made[key] = time.monotonic(), client
+                while len(self._made) > _CLIENTS_KEPT:
+                    self._made.popitem(last=False)
+            return client
+
+
+_clients = _Clients()
+
+
 class S3Client:
     """Sends requests about a bucket.
 
@@ -156,22 +186,18 @@ class S3Client:
     def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request once."""
         payer = {"RequestPayer": "requester"} if self._options.requester_pays else {}
-        return getattr(self._botocore(), operation)(Bucket=self._bucket, **payer, **parameters)
+        return getattr(_clients.of(self._options), operation)(Bucket=self._bucket, **payer, **parameters)
 
     @property
     def endpoint(self) -> str:
         """The URL of the store."""
-        return str(self._botocore().meta.endpoint_url)
+        return str(_clients.of(self._options).meta.endpoint_url)
 
     def hurried(self) -> S3Client:
         """Return one that gives up soon: for clearing up after an error."""
         deadline_s = min(_HURRIED_S, self._options.retries.deadline_s)
         retries = replace(self._options.retries, deadline_s=deadline_s)
         return S3Client(self._bucket, replace(self._options, retries=retries))
-
-    def _botocore(self) -> Any:
-        environ = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
-        return _botocore_client(self._options, os.getpid(), environ)
 
     def attempt(
         self, url: str, action: Callable[[Retries], Answer], sleep: Callable[[float], object] = time.sleep
@@ -180,6 +206,7 @@ class S3Client:
         retries = Retries(self._options.retries, sleep)
         num_expired = 0
         while True:
+            begun = time.monotonic()
             try:
                 return action(retries)
             except WdsplitError:
@@ -189,7 +216,7 @@ class S3Client:
                 if error_code(error) in _MAYBE_EXPIRED and num_expired < _MOST_EXPIRED:
                     num_expired += 1
                     wait_s = 0.0
-                    _botocore_client.cache_clear()  # another looks for credentials again: they may be renewed
+                    _clients.of(self._options, made_after=begun)  # credentials may have been renewed
                 if wait_s is None:
                     raise _refused(error, url) from error
                 if not retries.wait(wait_s):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -43,9 +43,9 @@ class Access:
         cache: Keeps the shards on the node's own disk.
     """
 
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     read_ahead_bytes: int = 256 * 1024**2
-    connections: int = 32
+    connections: int = 16
     cache: ShardCache | None = None
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ class Source:
         if isinstance(fields, str):
             raise InputError("fields cannot be a text", expected="a list of names", found=repr(fields))
         self.fields = None if fields is None else frozenset(fields)
-        known = [field.name for field in manifest.fields]
+        known = [each.name for each in manifest.fields]
         unknown = sorted((self.fields or frozenset()).difference(known))
         if unknown:
             raise InputError(

@@ -16,7 +16,7 @@ import re
 import resource
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
@@ -278,6 +278,7 @@ class LocalStorage:
                 yield file
                 if durable:
                     os.fsync(file.fd)
+                os.close(os.dup(file.fd))  # a network file system says here, if not before, that the file is not whole
                 os.replace(temporary, final)
 
     def remove(self, *paths: str) -> None:
@@ -372,7 +373,8 @@ class LocalFile:
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
-            os.close(self._fd)
+            with suppress(OSError):  # of a file system that is gone
+                os.close(self._fd)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on, however few the system gives at a time."""
