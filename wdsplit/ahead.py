@@ -20,7 +20,7 @@ from wdsplit.openshard import OpenShard
 
 __all__ = ["Ahead", "Fetch", "LazyShard", "Wanted"]
 
-_REQUEST_BYTES = 16 * 1024**2
+_REQUEST_BYTES = 12 * 1024**2
 """Ranges that lie side by side are fetched by one request, up to so many bytes."""
 _PAGE_BYTES = 2 * 1024**2
 """A huge page: the system gives memory in pages of this size, if it can, a hundred times as fast as in small ones."""
@@ -32,7 +32,7 @@ class _Memory:
     """Memory that ranges are fetched into, one after another: new memory costs more than what is read into it.
 
     Args:
-        num_bytes: How much may hold what is not wanted yet; who is urgently waited for gets more.
+        num_bytes: How much may be in use; who is urgently waited for gets more.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -59,19 +59,15 @@ class _Memory:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         array = np.frombuffer(memory, np.uint8, num_bytes)
-        weakref.finalize(array, self._give_back, memory).atexit = False
+        weakref.finalize(array, self._give_back, memory, num_bytes).atexit = False
         return array.data
 
-    def _give_back(self, memory: mmap.mmap) -> None:
+    def _give_back(self, memory: mmap.mmap, num_bytes: int) -> None:
         with self._changed:
+            self._in_use -= num_bytes
             self._free.append(memory)
             while sum(map(len, self._free)) > self._num_bytes:
                 del self._free[0]
-
-    def taken(self, num_bytes: int) -> None:
-        """Count memory no longer: what is in it was wanted now."""
-        with self._changed:
-            self._in_use -= num_bytes
             self._changed.notify_all()
 
     def look_again(self) -> None:
@@ -140,7 +136,6 @@ class Fetch:
         self._claim = threading.Lock()
         self._done = threading.Event()
         self._data: memoryview | None = None
-        self._num_counted = 0
         self._error: Exception | None = None
 
     def run(self) -> None:
@@ -152,7 +147,6 @@ class Fetch:
             if shard.file.is_remote:
                 begin, end = int(shard.offsets[self._first]), int(shard.offsets[self._stop])
                 data = self._memory.of(end - begin, self._is_urgent)
-                self._num_counted = end - begin
                 shard.file.read_into(data, begin)
                 self._data = data
         except Exception as error:
@@ -160,18 +154,22 @@ class Fetch:
         finally:
             self._done.set()
 
+    def hurry(self) -> None:
+        """Say that they are wanted now: they need not wait for room."""
+        if not self._done.is_set() and not self._is_urgent.is_set():
+            self._is_urgent.set()
+            self._memory.look_again()
+
     def data(self, first: int, stop: int) -> memoryview | None:
         """Return the bytes of some of the samples, once they have come; None if they are to be read from a disk.
 
         Raises:
             WdsplitError: They could not be fetched.
         """
+        self.hurry()
         if not self._done.is_set():
-            self._is_urgent.set()
-            self._memory.look_again()
             self.run()
             self._done.wait()
-        self._count_no_longer()
         if self._error is not None:
             raise self._error
         if self._data is None:
@@ -180,21 +178,13 @@ class Fetch:
         begin = int(offsets[self._first])
         return self._data[int(offsets[first]) - begin : int(offsets[stop]) - begin]
 
-    def _count_no_longer(self) -> None:
-        if self._num_counted:
-            self._memory.taken(self._num_counted)
-            self._num_counted = 0
-
-    def __del__(self) -> None:
-        self._count_no_longer()
-
 
 class Ahead:
     """Fetches in the background.
 
     Args:
-        num_bytes: How many bytes may be under way or at hand before they are wanted.
-        planned_bytes: How far to plan ahead: as many, or more if some of it goes to a disk.
+        num_bytes: How many bytes may be under way or at hand, those that are wanted now included.
+        planned_bytes: How far to plan ahead.
         num_connections: Requests at the same time.
 
     Attributes:
@@ -219,7 +209,7 @@ class Ahead:
     @property
     def has_room(self) -> bool:
         """Whether more shall be planned again: not for each range, so that more of them lie side by side."""
-        return self.num_planned <= self._planned_bytes // 2
+        return self.num_planned <= self._planned_bytes * 3 // 4
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Fetch]:
         """Begin to fetch ranges, in their order; return for each the fetch that it is part of."""

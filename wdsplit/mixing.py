@@ -99,7 +99,8 @@ class _MixedReader:
         self.ahead = None
         if any(source.is_ahead for source in sources):
             shard_bytes = max(source.shard_bytes for source in sources)
-            self.ahead = access.ahead(world.num_workers, self._num_lanes * shard_bytes)
+            window_bytes = sum(source.options.window * source.sample_bytes for source in sources)
+            self.ahead = access.ahead(world.num_workers, self._num_lanes * window_bytes, self._num_lanes * shard_bytes)
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
         self._gone = [0, 0]
 

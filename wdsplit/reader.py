@@ -202,6 +202,9 @@ class SampleReader:
         """
         gathered = Gathered(len(plan.positions))
         held = dict(self._held)
+        for piece in plan.pieces if self.ahead is not None else ():
+            for fetch in islice(piece.visit.fetches.get(piece.slot, ()), 1):
+                fetch.hurry()
         while part := self._part(plan.pieces):
             for piece, entry in zip(part, self._entries(part), strict=True):
                 window = entry.window

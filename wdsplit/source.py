@@ -29,6 +29,8 @@ __all__ = ["Access", "AnySource", "BlockReader", "Source"]
 
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
+_LEAST_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
+"""Fewer samples at once where their windows are held in memory: the sooner those are free for what is to come."""
 _LEAST_CONNECTIONS = 4
 
 
@@ -44,7 +46,7 @@ class Access:
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    read_ahead_bytes: int = 256 * 1024**2
+    read_ahead_bytes: int = 128 * 1024**2
     connections: int = 16
     cache: ShardCache | None = None
 
@@ -58,16 +60,18 @@ class Access:
         """Return where a dataset is."""
         return open_storage(url, self.storage_options)
 
-    def ahead(self, num_workers: int, shard_bytes: int) -> Ahead:
+    def ahead(self, num_workers: int, window_bytes: int, shard_bytes: int) -> Ahead:
         """Return what fetches ahead for one of the workers of a rank.
 
         Args:
             num_workers: Workers of the rank.
+            window_bytes: Bytes of the windows that it holds.
             shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
         """
         num_connections = max(_LEAST_CONNECTIONS, self.connections // num_workers)
         num_bytes = self.read_ahead_bytes // num_workers
-        return Ahead(num_bytes, num_bytes if self.cache is None else num_bytes + shard_bytes, num_connections)
+        planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
+        return Ahead(num_bytes + window_bytes, planned_bytes, num_connections)
 
     def open_shard(self, storage: Storage, shard: Shard) -> OpenShard:
         """Open a shard, from the cache if there is one with room for it."""
@@ -221,7 +225,8 @@ class Source:
         num_lanes = len(assigned_lanes(self.options.lanes, world))
         ahead = None
         if self.is_ahead:
-            ahead = self.access.ahead(world.num_workers, num_lanes * self.shard_bytes)
+            window_bytes = num_lanes * self.options.window * self.sample_bytes
+            ahead = self.access.ahead(world.num_workers, window_bytes, num_lanes * self.shard_bytes)
         return self.reader_of(order, num_lanes, ahead)
 
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
@@ -238,7 +243,8 @@ class Source:
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
-        return max(_LEAST_AT_ONCE, min(_MOST_AT_ONCE, num_samples, _BYTES_AT_ONCE // max(1, self.sample_bytes)))
+        least, num_bytes = (_LEAST_FETCHED, _BYTES_FETCHED) if self.is_ahead else (_LEAST_AT_ONCE, _BYTES_AT_ONCE)
+        return max(least, min(_MOST_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""
