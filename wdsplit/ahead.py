@@ -6,7 +6,6 @@ reader never waits for room.
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import queue
 import threading
@@ -24,8 +23,6 @@ _REQUEST_BYTES = 12 * 1024**2
 """Ranges that lie side by side are fetched by one request, up to so many bytes."""
 _PAGE_BYTES = 2 * 1024**2
 """A huge page: the system gives memory in pages of this size, if it can, a hundred times as fast as in small ones."""
-_LAST = -1
-"""Comes before all numbers of fetches: no more of them."""
 
 
 class _Memory:
@@ -196,8 +193,7 @@ class Ahead:
         self._planned_bytes = planned_bytes
         self._num_connections = num_connections
         self._memory = _Memory(num_bytes)
-        self._numbers = itertools.count()
-        self._queue: queue.PriorityQueue[tuple[int, Fetch | None]] = queue.PriorityQueue()
+        self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()  # its put may interrupt its get
         self._threads: list[threading.Thread] = []
         weakref.finalize(self, _end, self._queue, self._threads, self._memory).atexit = False
 
@@ -221,9 +217,9 @@ class Ahead:
             for place in run:
                 fetches[place] = fetch
         for _, fetch in sorted(begun, key=lambda each: each[0]):
-            self._queue.put((next(self._numbers), fetch))
+            self._queue.put(fetch)
             if len(self._threads) < self._num_connections:
-                self._threads.append(threading.Thread(target=_work, args=(self._queue,), daemon=True))
+                self._threads.append(threading.Thread(target=_work, args=(self._queue, self._memory), daemon=True))
                 self._threads[-1].start()
         return fetches
 
@@ -246,19 +242,15 @@ def _side_by_side(wanted: Sequence[Wanted]) -> list[list[int]]:
     return runs
 
 
-def _work(fetches: queue.PriorityQueue[tuple[int, Fetch | None]]) -> None:
-    while True:
-        fetch = fetches.get()[1]
-        if fetch is None:
-            return
-        fetch.run()
+def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory) -> None:
+    while (fetch := fetches.get()) is not None:
+        if not memory.is_closed:
+            fetch.run()
         del fetch
 
 
-def _end(
-    fetches: queue.PriorityQueue[tuple[int, Fetch | None]], threads: list[threading.Thread], memory: _Memory
-) -> None:
-    """Let the threads end: those that are at it, after that."""
+def _end(fetches: queue.SimpleQueue[Fetch | None], threads: list[threading.Thread], memory: _Memory) -> None:
+    """Let the threads end: those that are at it, after that. The collector may call this in any of them."""
     memory.close()
     for _ in threads:
-        fetches.put((_LAST, None))
+        fetches.put(None)

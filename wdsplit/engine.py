@@ -147,12 +147,18 @@ class _Threads(ThreadPoolExecutor):
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Give what an iterator gives; a thread makes the next item meanwhile. None must not be among the items."""
-    with ThreadPoolExecutor(1) as thread:
+    """Give what an iterator gives; a thread makes the next item meanwhile. None must not be among the items.
+
+    The thread is not waited for: the collector may end this generator while its thread holds a lock of `threading`.
+    """
+    thread = ThreadPoolExecutor(1)
+    try:
         coming = thread.submit(next, items, None)
         while (item := coming.result()) is not None:
             coming = thread.submit(next, items, None)
             yield item
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _bounded(pool: Executor, function: Callable[[Any], Any], tasks: Sequence[Any], limit: int) -> Iterator[Any]:
