@@ -114,7 +114,8 @@ def test_no_more_memory_is_taken_than_may_be_but_for_what_is_waited_for():
     assert [bytes(data) for data in held] == [expected(0, 4)] * 4
 
 
-def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before():
+def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before(monkeypatch):
+    monkeypatch.setattr(module, "_LEAST_KEPT_BYTES", 0)
     file = Remote()
     shard = lazy(file)
     ahead = Ahead(2**23, 10_000, 1)

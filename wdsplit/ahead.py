@@ -21,6 +21,7 @@ __all__ = ["Ahead", "Fetch", "LazyShard", "Wanted"]
 
 _REQUEST_BYTES = 12 * 1024**2
 """Ranges that lie side by side are fetched by one request, up to so many bytes."""
+_LEAST_KEPT_BYTES = 1024**2
 _PAGE_BYTES = 2 * 1024**2
 """A huge page: the system gives memory in pages of this size, if it can, a hundred times as fast as in small ones."""
 
@@ -47,22 +48,32 @@ class _Memory:
                     break
                 self._changed.wait()
             self._in_use += num_bytes
-            fitting = [memory for memory in self._free if num_bytes <= len(memory) <= 2 * num_bytes]
-            memory = min(fitting, key=len, default=None)
-            if memory is not None:
-                self._free.remove(memory)
-        if memory is None:
-            memory = mmap.mmap(-1, -(-max(num_bytes, 1) // _PAGE_BYTES) * _PAGE_BYTES, mmap.MAP_PRIVATE)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        array = np.frombuffer(memory, np.uint8, num_bytes)
+        if num_bytes < _LEAST_KEPT_BYTES:
+            memory, array = None, np.empty(num_bytes, np.uint8)
+        else:
+            memory = self._pages(-(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES)
+            array = np.frombuffer(memory, np.uint8, num_bytes)
         weakref.finalize(array, self._give_back, memory, num_bytes).atexit = False
         return array.data
 
-    def _give_back(self, memory: mmap.mmap, num_bytes: int) -> None:
+    def _pages(self, num_bytes: int) -> mmap.mmap:
+        """Return memory of at least so many bytes, that was used before if there is any."""
+        with self._changed:
+            fitting = [memory for memory in self._free if num_bytes <= len(memory) <= 2 * num_bytes]
+            if fitting:
+                memory = min(fitting, key=len)
+                self._free.remove(memory)
+                return memory
+        memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
+
+    def _give_back(self, memory: mmap.mmap | None, num_bytes: int) -> None:
         with self._changed:
             self._in_use -= num_bytes
-            self._free.append(memory)
+            if memory is not None:
+                self._free.append(memory)
             while sum(map(len, self._free)) > self._num_bytes:
                 del self._free[0]
             self._changed.notify_all()
