@@ -126,6 +126,8 @@ def slow_epoch(lanes):
     offset = 0
     while True:
         for lane in lanes:
-            shard, sample = lane[offset % len(lane)] if lane else (None, None)
-            yield shard, sample, offset >= len(lane)
+            pad = offset >= len(lane)
+            place = -1 - (offset - len(lane)) % len(lane) if pad and lane else offset
+            shard, sample = lane[place] if lane else (None, None)
+            yield shard, sample, pad
         offset += 1

@@ -340,14 +340,14 @@ def test_a_loader_that_breaks_a_promise_is_found(numbers, monkeypatch, loader, e
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_reader_that_gives_one_sample_the_key_of_another_is_found(numbers, monkeypatch, num_workers):
-    read = SampleReader.read
+    carry_out = SampleReader.carry_out
 
-    def misread(reader, positions):
-        block = read(reader, positions)
+    def misread(reader, plan):
+        block = carry_out(reader, plan)
         block.keys[0] = block.keys[-1]
         return block
 
-    monkeypatch.setattr(SampleReader, "read", misread)
+    monkeypatch.setattr(SampleReader, "carry_out", misread)
     assert "exactly once, read" in broken(numbers, replace(TWO_READING_RANKS, num_workers=num_workers))
 
 

@@ -192,7 +192,7 @@ def test_pads_repeat_the_samples_of_their_lane(mixture, epoch):
     found = led(order, positions)
     for pad in range(total, total + 3 * lanes):
         lane = list(range(pad % lanes, total, lanes))
-        repeated = lane[pad // lanes % len(lane)] if lane else pad % total
+        repeated = lane[-1 - (pad // lanes - len(lane)) % len(lane)] if lane else pad % total
         assert found[pad] == found[repeated]
 
 

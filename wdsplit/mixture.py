@@ -264,7 +264,7 @@ class MixedOrder:
         return positions < self.num_samples
 
     def pads(self, positions: Int64) -> npt.NDArray[np.bool_]:
-        """Tell which positions lie past the end: they repeat samples of their lane, from its front."""
+        """Tell which positions lie past the end: they repeat samples of their lane, from its last on."""
         return ~self.is_real(positions)
 
     def parts(self, positions: Int64) -> Iterator[Part]:
@@ -280,7 +280,8 @@ class MixedOrder:
         lane, offset = positions % lanes, positions // lanes
         # A lane without samples has none to repeat: there are fewer samples than lanes, so each is a lane's first.
         lane = np.where(self.lane_length[lane] > 0, lane, positions % self.num_samples)
-        offset %= self.lane_length[lane]
+        length = self.lane_length[lane]
+        offset = np.where(offset < length, offset, length - 1 - (offset - length) % length)
         source, number = (self._shuffled if self.options.shuffle else self._woven)(lane, offset)
         turn, place = np.divmod(self._first_positions[source] + number, self._sizes[source])
         for each, rows in groups(source):

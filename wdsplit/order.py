@@ -5,7 +5,8 @@ items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever
 
 An epoch is woven from C lanes. Lane c holds the shards pi[c::C], one after another, where pi is the epoch's permutation
 of the shards; position g is the sample at offset g div C of lane g mod C. A shard's samples are visited window by
-window; windows, and the samples in a window, are permuted. A lane that has ended repeats itself, flagged as pads.
+window; windows, and the samples in a window, are permuted. A lane that has ended repeats itself from its last sample
+on backwards, flagged as pads: that sample's window is at hand.
 """
 
 from __future__ import annotations
@@ -244,7 +245,8 @@ class EpochOrder:
         lane, offset = positions % lanes, positions // lanes
         length = self.lane_length[lane]
         pad = offset >= length
-        wrapped = np.where(length > 0, offset % np.maximum(length, 1), offset)
+        back = length - 1 - (offset - length) % np.maximum(length, 1)
+        wrapped = np.where(pad & (length > 0), back, offset)
         place = (self.lane_begin[lane] + wrapped) % max(self.num_samples, 1)
         slot = np.searchsorted(self.ends, place, side="right")
         shard = self.sequence[slot]
