@@ -61,6 +61,7 @@ LAYERS = {
         "formats",
         "fsconnection",
         "inputs",
+        "mounts",
         "openshard",
         "retry",
         "s3",

@@ -57,6 +57,7 @@ class FsspecStorage:
     """
 
     is_remote = True
+    has_latency = True
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         options = dict(options or {})

@@ -40,6 +40,7 @@ class S3Storage:
     """
 
     is_remote = True
+    has_latency = True
 
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")

@@ -206,10 +206,10 @@ class Source:
         """About how many bytes of a shard a sample takes: the mean."""
         return self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
 
-    @property
+    @cached_property
     def is_ahead(self) -> bool:
         """Whether anything of the dataset can be fetched ahead."""
-        return self.access.cache is not None or self.storage().is_remote
+        return self.access.cache is not None or self.storage().has_latency
 
     @property
     def shard_bytes(self) -> int:

@@ -15,18 +15,22 @@ import os
 import re
 import resource
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.mounts import is_network_mount
+from wdsplit.retry import Retries, RetryOptions
 
 __all__ = [
+    "LocalFile",
     "LocalStorage",
+    "NetworkFile",
     "PendingFile",
     "ReadableFile",
     "Storage",
@@ -37,9 +41,17 @@ __all__ = [
     "refuse_too_large",
 ]
 
+Result = TypeVar("Result")
+
 _IOV_MAX = 1024
 _LARGEST_BLOCK_BYTES = 32 * 1024**2 - 8192
 _NAMES_TOLD = 5
+_PASSING = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+    | {errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED}
+)
+_PATIENCE = RetryOptions(deadline_s=2.0, most_delay_s=1.0)
+"""Which errors of a network file system may be gone a moment later, and how long that may be."""
 _OTHER_FILES = 256
 """What a program may hold open besides."""
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+\.tmp$")
@@ -94,7 +106,11 @@ class Storage(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether each read is a request, as of `ReadableFile`."""
+        """Whether it is a store of objects, not a file system."""
+
+    @property
+    def has_latency(self) -> bool:
+        """Whether each read is a request, so that it is worth while to read ahead."""
 
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
         """Return the bytes of a small object.
@@ -217,6 +233,11 @@ class LocalStorage:
     def __init__(self, root: str) -> None:
         self.root = Path(root)
 
+    @functools.cached_property
+    def has_latency(self) -> bool:
+        """Whether it is on a network file system."""
+        return is_network_mount(self.root)
+
     @property
     def url(self) -> str:
         """The folder's path."""
@@ -234,7 +255,7 @@ class LocalStorage:
 
     def open(self, path: str, size: int | None = None) -> LocalFile:
         """Open a file for reading."""
-        return LocalFile(self.root / path)
+        return (NetworkFile if self.has_latency else LocalFile)(self.root / path)
 
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes, or None if there is no such file."""
@@ -423,6 +444,47 @@ class LocalFile:
         """Map the file into memory, read-only; an empty file cannot be mapped and comes as b''."""
         with _translated(self._path):
             return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
+
+
+class NetworkFile(LocalFile):
+    """A file of a network file system, open for reading: what the system refuses for a while is tried again."""
+
+    is_remote = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._again(lambda: LocalFile.__init__(self, path))
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on."""
+        return self._again(lambda: LocalFile.read(self, offset, num_bytes))
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes from an offset on."""
+        self._again(lambda: LocalFile.read_into(self, buffer, offset))
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Do nothing: the system may wait for the server."""
+
+    def _again(self, action: Callable[[], Result]) -> Result:
+        retries = Retries(_PATIENCE)
+        while True:
+            try:
+                return action()
+            except StorageError as error:
+                cause = error.__cause__
+                passes = isinstance(cause, OSError) and cause.errno in _PASSING
+                if not passes or not retries.wait():
+                    raise
+            self._open_again()
+
+    def _open_again(self) -> None:
+        """Open the file anew, under the same descriptor: others may be reading from it."""
+        if hasattr(self, "_fd"):
+            with suppress(OSError):
+                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                os.dup2(fd, self._fd, inheritable=False)
+                os.close(fd)
 
 
 class _NewFile:

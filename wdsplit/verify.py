@@ -83,7 +83,10 @@ def verify(
             progress(len(findings), num_shards)
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
     problems += _keys_that_stand_twice(storage, manifest, findings)
-    problems += _tars_not_listed(storage, manifest)
+    try:
+        problems += _tars_not_listed(storage, manifest)
+    except WdsplitError as error:
+        problems.append(error)
     return Report(manifest, tuple(problems))
 
 
