@@ -47,7 +47,7 @@ TESTS = Path(__file__).resolve().parent.parent / "tests"
 PARTS = ("get", "stream", "ranks", "cache", "cost")
 SAMPLES, WORKERS, RANKS = 12_000, (0, 2), 2
 DELAY_S = 0.2
-AWS, MOSAICML = "webdataset, aws s3 cp", "MosaicML streaming"
+AWS, MOSAICML = "webdataset by aws s3 cp", "MosaicML streaming"
 INDEX_ENTRY = np.dtype("<u8")
 
 

@@ -131,8 +131,8 @@ WDSPLIT_READERS = (
 )
 READERS = (
     *WDSPLIT_READERS,
-    Reader("webdataset, aws s3 cp", "webdataset", webdataset_aws),
-    Reader("webdataset, s3fs", "s3fs", webdataset_s3fs),
+    Reader("webdataset by aws s3 cp", "webdataset", webdataset_aws),
+    Reader("webdataset by s3fs", "s3fs", webdataset_s3fs),
     Reader("MosaicML streaming", "streaming", mds_reader, make_mds),
     Reader("LitData", "litdata", litdata_reader, make_litdata),
 )

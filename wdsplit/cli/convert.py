@@ -157,7 +157,7 @@ def _splits(text: str) -> dict[str, float]:
 def plan_command(inputs: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
     """Say what convert would do with the same options; nothing is written.
 
-    INPUT is a file, a folder of them, a glob or a brace expression.
+    INPUT is a file, a folder of them, a glob or a brace expression; or such a URL (s3://, gs://, hf://, https://).
     """
     plans = plan_splits(inputs, _options(arguments))
     if as_json:
