@@ -22,6 +22,8 @@ DEADLINE_S = 30
 """For what takes a second or two where nothing else runs."""
 KINDS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
 BATCH = 10
+READ_AHEAD_BYTES = 65536
+"""So little that the epoch does not lie in memory when the server goes."""
 NUM_SAMPLES = 1800
 
 
@@ -72,7 +74,8 @@ import wdsplit
 
 if __name__ == "__main__":
     path, options, state = sys.argv[1], *map(json.loads, sys.argv[2:])
-    loader = wdsplit.Loader(wdsplit.Dataset(path).to_tuple("__key__", "__position__"), {BATCH}, **options)
+    dataset = wdsplit.Dataset(path, read_ahead_bytes={READ_AHEAD_BYTES}).to_tuple("__key__", "__position__")
+    loader = wdsplit.Loader(dataset, {BATCH}, **options)
     if state:
         loader.load_state_dict(state)
     keys, told = [], ""

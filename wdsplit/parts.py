@@ -46,7 +46,7 @@ _PATIENCE_S = 1.0
 class Parts(IterableDataset[Any]):
     """The sub-batches of one worker, one a step; None for a step in which it has no sample.
 
-    They come in parcels. All workers have as many steps in a parcel, so that whose turn it is does not depend on them.
+    They come in parcels. All workers have as many steps in a parcel; only the last before an error may have fewer.
     Where samples go through stages one by one there is one step in a parcel: nobody knows how long a stage takes.
 
     Where to begin lies in shared memory, so that persistent workers see it too.

@@ -22,7 +22,7 @@ class Running:
     """An iteration under way: the parts that are still to come.
 
     Args:
-        parcels: The parcels of all workers in turn, each of as many steps.
+        parcels: The parcels of all workers in turn, each of as many steps, but the last before an error may be shorter.
         source: What they are made by; told when a parcel was delivered, and when no more are wanted.
         persistent: Whether worker processes stay when it ends.
         num_workers: Workers.
@@ -35,8 +35,8 @@ class Running:
         self._segments: Segments | None = Segments()
         self._num_workers = num_workers
         self._opened: list[deque[Any]] = [deque() for _ in range(num_workers)]
-        self._placed = [False] * num_workers
-        self._turn = 0
+        self._placed = [0] * num_workers
+        self._turn = self._parcel_turn = 0
         self._superseded = False
 
     @property
@@ -57,25 +57,30 @@ class Running:
                 remedy="end the first, or make a Loader for each",
             )
         opened = self._opened[self._turn]
-        if not opened:
-            try:
-                parcel = next(self._parcels)
-            except StopIteration as error:
-                raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
-            self._placed[self._turn] = isinstance(parcel, Placed)
-            opened.extend(self._segments.parcel(parcel) if isinstance(parcel, Placed) else parcel)
+        while not opened:
+            self._open(self._parcels, self._segments)
         part = opened.popleft()
         if isinstance(part, Raised):
             raise part.error
         self._turn = (self._turn + 1) % self._num_workers
         return part
 
+    def _open(self, parcels: Iterator[Any], segments: Segments) -> None:
+        """Open the parcel of the worker whose turn that is: after a short one, not always the one that is waited for."""
+        try:
+            parcel = next(parcels)
+        except StopIteration as error:
+            raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
+        worker, self._parcel_turn = self._parcel_turn, (self._parcel_turn + 1) % self._num_workers
+        self._placed[worker] += isinstance(parcel, Placed)
+        self._opened[worker].extend(segments.parcel(parcel) if isinstance(parcel, Placed) else parcel)
+
     def delivered(self) -> None:
         """Say that the parts of a step were copied, so that the memory of parcels that are empty may be used again."""
         bound = self._source.bound
         for worker, opened in enumerate(self._opened):
-            if bound is not None and self._placed[worker] and not opened:
-                self._placed[worker] = False
+            while bound is not None and self._placed[worker] and not opened:
+                self._placed[worker] -= 1
                 bound.deliver(worker)
 
     def supersede(self) -> None:
