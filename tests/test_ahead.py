@@ -1,4 +1,7 @@
+import contextlib
 import gc
+import os
+import signal
 import threading
 import time
 
@@ -9,6 +12,7 @@ import wdsplit.ahead as module
 from wdsplit.ahead import Ahead, LazyShard, Wanted
 from wdsplit.errors import StorageError
 from wdsplit.openshard import OpenShard
+from wdsplit.reader import read_planned
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
 
@@ -183,3 +187,112 @@ def test_threads_that_wait_for_room_end_too():
     del ahead
     waited_for(lambda: not threads_since(before))
     assert bytes(held) == expected(0, 4)
+
+
+def test_room_that_was_taken_in_vain_is_given_back():
+    broken, file = Broken(), Remote()
+    ahead = Ahead(400, 10_000, 1)
+    refused = ahead.fetch(wanted(lazy(broken), (0, 4)))[0]
+    fetched = ahead.fetch(wanted(lazy(file), (0, 4)))[0]
+    waited_for(lambda: file.reads)  # without being waited for
+    assert bytes(fetched.data(0, 4)) == expected(0, 4)
+    with pytest.raises(StorageError):
+        refused.data(0, 4)
+
+
+def test_memory_that_is_kept_counts_as_much_as_what_is_in_use(monkeypatch):
+    page = 4096
+    monkeypatch.setattr(module, "_LEAST_KEPT_BYTES", 0)
+    monkeypatch.setattr(module, "_PAGE_BYTES", page)
+    memory, urgent = module._Memory(4 * page), threading.Event()
+
+    def filled(num_pages):
+        return memory.filled(num_pages * page, urgent, lambda buffer: None)
+
+    def taken():
+        return memory._in_use + sum(map(len, memory._free))
+
+    held = [filled(1) for _ in range(4)]
+    assert memory._in_use == 4 * page
+    del held[:2]
+    assert taken() == 4 * page
+    held.append(filled(2))
+    assert (memory._in_use, taken()) == (4 * page, 4 * page)
+    held.clear()
+    assert memory._in_use == 0 and taken() <= 4 * page
+
+
+def in_forked_process(action):
+    """Return the exit code of a process that is forked here and does something; -9 if it hangs."""
+    child = os.fork()
+    if not child:
+        code = 1
+        with contextlib.suppress(BaseException):
+            code = 0 if action() else 2
+        os._exit(code)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetching():
+    """Whatever locks they held: that of a shard which is being opened, that of the memory, that of the queue."""
+    file, opening = Remote(), threading.Event()
+    file.may_read.clear()
+
+    def opener():
+        if not is_child:
+            opening.set()
+            assert may_open.wait(20)
+        return OpenShard("url", file, np.arange(NUM_SAMPLES + 1) * SAMPLE_BYTES)
+
+    is_child, may_open = False, threading.Event()
+    ahead, shard = Ahead(400, 10_000, 2), LazyShard(opener)
+    fetches = ahead.fetch(wanted(shard, (0, 4), (8, 12)))
+    assert opening.wait(20)
+
+    def read():
+        nonlocal is_child
+        is_child = True
+        file.may_read.set()
+        fetches[0].hurry()
+        again = ahead.fetch(wanted(shard, (4, 8)))[0]
+        return fetches[0].data(0, 4) is None and bytes(again.data(4, 8)) == expected(4, 8)
+
+    with ahead._memory._changed:
+        code = in_forked_process(read)
+    may_open.set()
+    file.may_read.set()
+    assert code == 0
+    assert bytes(fetches[0].data(0, 4)) == expected(0, 4)
+
+
+class Plans:
+    """Plans lists and carries the plans out; notes how many are planned and not carried out yet."""
+
+    def __init__(self, ahead):
+        self.ahead = ahead
+        self.num_ahead = self.most_ahead = 0
+
+    def plan(self, positions):
+        self.num_ahead += 1
+        self.most_ahead = max(self.most_ahead, self.num_ahead)
+        return positions
+
+    def fetch(self):
+        pass
+
+    def carry_out(self, plan):
+        self.num_ahead -= 1
+        return plan
+
+
+def test_no_more_is_planned_than_may_be_though_nothing_is_to_be_fetched():
+    reader = Plans(Ahead(10_000, 10_000, 1))
+    assert list(read_planned(reader, range(1000))) == list(range(1000))
+    assert 100 < reader.most_ahead <= 256

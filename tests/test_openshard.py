@@ -1,5 +1,6 @@
 """Windows read together are those read alone; so are large samples, of which only the headers are read."""
 
+import multiprocessing
 import tarfile
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from tars import archives, by_tarfile
 from wdsplit import openshard
 from wdsplit.errors import CorruptDataError
 from wdsplit.manifest import Shard
-from wdsplit.openshard import WindowPlace, open_shard, read_windows
+from wdsplit.openshard import Scratch, WindowPlace, open_shard, read_windows
 from wdsplit.storage import LocalStorage
 from wdsplit.tarsamples import group_samples
 from wdsplit.tarscan import scan_tar
@@ -161,3 +162,13 @@ def test_a_size_of_twelve_digits_is_read_as_one(tmp_path, is_large):
     data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * ord(" ") + sum(data[156:512]))
     with as_large(is_large):
         assert samples_of(open_tar(tmp_path, data).window(0, 1))[0]["x"] == b"1" * 700
+
+
+def test_a_process_that_was_forked_does_not_write_into_its_parents_memory():
+    memory = Scratch().of(10)
+    memory[:6] = b"parent"
+    child = multiprocessing.get_context("fork").Process(target=memory.__setitem__, args=(slice(0, 6), b"child!"))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert memory[:6] == b"parent"

@@ -1,11 +1,15 @@
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
+import traceback
 
 import pytest
 from faults import (
     Cut,
+    Delay,
     Flip,
     IgnoreRange,
     SeededPlan,
@@ -18,6 +22,7 @@ from faults import (
 )
 
 import wdsplit
+from wdsplit import s3client
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.s3 import S3Storage
 from wdsplit.s3client import S3Options
@@ -264,6 +269,75 @@ def test_credentials_are_never_told(remote, fault_proxy):
     assert "NOBODY" not in str(caught.value).upper()
 
 
+def shown(caught):
+    return "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
+
+
+@pytest.mark.parametrize("of_environment", [False, True])
+def test_an_endpoint_that_holds_credentials_is_refused_and_they_are_not_told(s3_server, monkeypatch, of_environment):
+    endpoint = s3_server.endpoint.replace("://", "://user:secret-of-a-user@")
+    if of_environment:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    options = {} if of_environment else {"endpoint_url": endpoint}
+    with pytest.raises(InputError, match="endpoint") as caught:
+        of("s3://bucket/x", **options).list()
+    assert caught.value.place == s3_server.endpoint
+    assert "secret-of-a-user" not in shown(caught) + repr(S3Options.of(options))
+
+
+def test_a_token_that_cannot_be_sent_is_told_at_once_and_not_what_it_is(remote, fault_proxy):
+    storage = of(remote, key="k" * 20, secret="s" * 40, token="secret-token\nof two lines", deadline_s=300)
+    for action in (storage.list, lambda: storage.read("wdsplit.json")):
+        with pytest.raises(StorageError, match="refuses") as caught:
+            action()
+        assert "line break" in caught.value.remedy
+        assert "secret-token" not in shown(caught)
+
+
+def test_the_environment_may_change_while_it_is_read(monkeypatch):
+    changing = [f"AWS_OF_THE_TESTS_{number}" for number in range(50)]
+    ended = threading.Event()
+
+    def change():
+        while not ended.is_set():
+            for name in changing:
+                os.environ[name] = "x"
+            for name in changing:
+                del os.environ[name]
+
+    monkeypatch.setenv("AWS_REGION", "eu-x")
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(2000):
+            assert ("AWS_REGION", "eu-x") in s3client._environment()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, caplog):
+    num_threads = 48
+    file = of(remote, timeout_s=20).open("000000.tar", open_storage(remote).size("000000.tar"))
+    together = threading.Barrier(num_threads)
+
+    def read():
+        for _ in range(3):
+            together.wait(20)
+            file.read(0, 10)
+
+    fault_proxy.plan = lambda request: Delay(0.3)
+    before = {exchange.request.connection for exchange in fault_proxy.exchanges}
+    threads = [threading.Thread(target=read) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    used = {exchange.request.connection for exchange in fault_proxy.exchanges}
+    assert len(used - before) <= num_threads
+    assert "pool is full" not in caplog.text
+
+
 def test_expired_credentials_are_told_soon(remote, fault_proxy):
     file = of(remote).open("000000.tar")
     fault_proxy.plan = lambda request: expired_token()
@@ -280,3 +354,29 @@ def test_options_are_those_of_s3fs_and_others_are_refused_by_name():
     with pytest.raises(InputError, match="storage option") as caught:
         S3Options.of({"anonymous": True})
     assert "anonymous" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "found"),
+    [
+        ({"anon": "yes"}, "anon: True or False", "anon: str"),
+        ({"path_style": "virtual"}, "path_style: True or False", "path_style: str"),
+        ({"requester_pays": None}, "requester_pays: True or False", "requester_pays: NoneType"),
+        ({"key": 3.25, "secret": b"3.25"}, "key: a text, secret: a text", "key: float, secret: bytes"),
+        ({"token": ["3.25"]}, "token: a text", "token: list"),
+        ({"endpoint_url": {"3.25": 1}}, "endpoint_url: a text", "endpoint_url: dict"),
+        ({"client_kwargs": {"region_name": 3.25}}, "region: a text", "region: float"),
+        ({"client_kwargs": "region_name=3.25"}, "a dict", "str"),
+        ({"client_kwargs": None}, "a dict", "NoneType"),
+        ("key=3.25", "a dict", "str"),
+        ([("key", "3.25")], "a dict", "list"),
+        ({3: 4, "5": 6}, "anon", "3, 5"),
+    ],
+    ids=str,
+)
+def test_options_of_a_wrong_type_are_refused_by_name_and_their_values_are_not_told(options, expected, found):
+    with pytest.raises(InputError) as caught:
+        open_storage("s3://bucket/x", options)
+    assert caught.value.expected.startswith(expected)
+    assert caught.value.found == found
+    assert "3.25" not in str(caught.value)

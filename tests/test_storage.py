@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -7,8 +8,8 @@ import threading
 import pytest
 from tables import files_below, start_script, wait_until
 
-from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage import LocalStorage, local_path
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.storage import LocalStorage, NetworkFile, local_path
 from wdsplit.stores import open_storage
 
 
@@ -344,3 +345,69 @@ def test_what_is_there_tells_a_file_from_an_empty_folder_and_from_nothing(tmp_pa
         "file": "a file",
         "nothing": "no such folder",
     }
+
+
+# A file of a network file system
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    return path
+
+
+def test_a_file_is_opened_anew_under_the_same_descriptor(path):
+    file = NetworkFile(path)
+    before = open_files()
+    file._open_again()
+    assert file.read(2, 3) == b"234"
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("data", [b"abcdefghij", b"0123456789abc"], ids=["as long", "longer"])
+def test_a_file_that_was_replaced_is_not_read_on(path, data):
+    os.utime(path, ns=(0, 1))
+    file = NetworkFile(path)
+    before = open_files()
+    path.with_name("b").write_bytes(data)
+    os.replace(path.with_name("b"), path)
+    with pytest.raises(CorruptDataError, match="replaced while it was read") as caught:
+        file._open_again()
+    assert caught.value.url == str(path)
+    assert caught.value.expected == "10 bytes, written 1970-01-01T00:00:00.000000001 UTC"
+    assert caught.value.found.startswith(f"{len(data)} bytes, written 20")
+    assert file.read(0, 10) == b"0123456789"
+    assert open_files() == before
+
+
+def test_a_file_that_is_gone_when_it_is_opened_anew_is_read_as_before(path):
+    file = NetworkFile(path)
+    path.unlink()
+    file._open_again()
+    assert file.read(0, 10) == b"0123456789"
+
+
+def test_a_file_of_which_nothing_is_known_is_closed(path, monkeypatch):
+    real, failures = os.fstat, [OSError(errno.EIO, "failed")]
+
+    def fstat(fd):
+        if failures:
+            raise failures.pop()
+        return real(fd)
+
+    before = open_files()
+    monkeypatch.setattr(os, "fstat", fstat)
+    file = NetworkFile(path)
+    assert not failures and file.size == 10
+    assert open_files() == before + 1
+
+
+def test_of_a_remote_url_no_password_is_told():
+    with pytest.raises(InputError) as caught:
+        local_path("https://user:secret@host/x?token=secret")
+    assert caught.value.place == "https://host/x"

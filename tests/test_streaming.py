@@ -4,14 +4,18 @@ import gc
 import multiprocessing
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from faults import Flip
+from faults import Delay, Flip
 from made_datasets import converted
+from tables import wait_until
 
 import wdsplit
+from wdsplit import ahead
+from wdsplit import cache as cache_module
 from wdsplit.errors import DatasetNotFoundError, InputError
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 3000
@@ -46,6 +50,11 @@ def fetched(proxy, ending):
     return len(found), sum(exchange.bytes_sent for exchange in found)
 
 
+def fetched_ranges(proxy, name):
+    found = [exchange.request for exchange in proxy.exchanges if exchange.request.path.endswith(f"/{name}")]
+    return [request.range for request in found]
+
+
 # What is fetched
 
 
@@ -67,7 +76,8 @@ def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads, num_work
     samples = sum(len(Path(path).read_bytes().rstrip(b"\0")) for path in Path(payloads).glob("*.tar"))
     assert num_bytes <= 1.02 * samples
     assert num_requests <= 8 * 3
-    assert fetched(fault_proxy, ".idx")[0] == 8
+    indexes = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".idx")]
+    assert len(indexes) == 8, [(exchange.request.path, exchange.status, exchange.bytes_sent) for exchange in indexes]
 
 
 def test_windows_that_follow_each_other_are_one_request(remote, fault_proxy):
@@ -173,6 +183,30 @@ def test_ranks_that_share_each_shard_download_it_once(remote, fault_proxy, cache
     assert fetched(fault_proxy, ".tar")[0] == 8
 
 
+def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, cache_dir, monkeypatch):
+    monkeypatch.setattr(cache_module, "_READ_BYTES", 8192)
+    later = {f"{number:06d}.tar" for number in range(4, 8)}
+
+    def asked():
+        return {exchange.request.path.rpartition("/")[2] for exchange in fault_proxy.exchanges} & later
+
+    fault_proxy.plan = lambda request: Delay(1) if request.path.rpartition("/")[2] in later else None
+    samples = iter(wdsplit.Dataset(remote, shuffle=False, cache_dir=cache_dir))
+    before = threading.enumerate()
+    next(samples)
+    wait_until(lambda: asked() == later, "the next shards are being downloaded")
+    del samples
+    gc.collect()
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert threads
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(list(cache_dir.glob("*/*.tar"))) == 4
+    assert list(cache_dir.glob("*/*.part")) == []
+    assert all(len(fetched_ranges(fault_proxy, name)) <= 4 for name in later)
+
+
 def test_what_is_damaged_in_the_cache_is_downloaded_again(remote, fault_proxy, payloads, cache_dir):
     samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir))
     damaged = sorted(cache_dir.glob("*/*.tar"))[0]
@@ -218,3 +252,23 @@ def test_a_local_dataset_may_have_a_cache_too(payloads, cache_dir):
 def test_a_size_without_a_cache_is_refused(remote):
     with pytest.raises(InputError, match="cache_size"):
         wdsplit.Dataset(remote, cache_size="1GB")
+
+
+def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_path, cache_dir, monkeypatch):
+    """A thread that finds a shard being downloaded goes on to the next one, though there is more of the first."""
+    monkeypatch.setattr(ahead, "_REQUEST_BYTES", 10_000)
+    table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
+    shutil.copytree(converted(tmp_path / "made", table, shards=6, lanes=1, window=2), bucket.folder / "long")
+    asked = []
+
+    def plan(request):
+        if not request.path.endswith(".tar"):
+            return None
+        asked.append(time.monotonic())
+        return Delay(1)
+
+    fault_proxy.plan = plan
+    dataset = wdsplit.Dataset(f"{bucket.url}/long", cache_dir=cache_dir, connections=8)
+    assert sum(1 for _ in dataset) == NUM_ROWS
+    assert len(asked) == 6
+    assert asked[-1] - asked[0] < 1

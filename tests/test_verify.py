@@ -10,6 +10,7 @@ from made_datasets import numbers_dataset, numbers_table, sized_dataset
 from tables import converted, write_table
 from tars import archive
 
+from wdsplit import verify as verify_module
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.index import dump_index
 from wdsplit.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
@@ -433,3 +434,26 @@ def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
     assert [(problem.cause, problem.url) for problem in verify(str(dataset)).problems] == [
         ("a tar stands beside the shards that the manifest does not list", f"{dataset}/000099.tar")
     ]
+
+
+@pytest.mark.parametrize("damage", [remove, truncate, remove_index, flip_name], ids=name_of)
+def test_a_shard_that_is_damaged_between_the_first_look_and_the_second_is_reported(dataset, damage):
+    """The second is for the keys that may stand twice; those of the other shards are still told."""
+    recorded_tar(dataset, tar_of(["a", "b", "a"]))
+    recorded_tar(dataset, tar_of(["c", "c"]), shard="000004.tar")
+    report = verify(str(dataset), progress=lambda done, total: damage(dataset) if done == total else None)
+    assert [Path(problem.url).name.partition(".")[0] for problem in report.problems] == ["000002", "000004"]
+    assert report.problems[0].cause != TWICE and report.problems[1].cause == TWICE
+
+
+def test_a_shard_that_shrinks_after_its_checksum_was_taken_is_reported(dataset, monkeypatch):
+    taken = verify_module._checksum
+
+    def checksum(shard, listed):
+        found = taken(shard, listed)
+        if listed.path == SHARD:
+            truncate(dataset)
+        return found
+
+    monkeypatch.setattr(verify_module, "_checksum", checksum)
+    assert problems_of(dataset) == [(SHARD, "a file has become shorter while it was read")]

@@ -7,14 +7,18 @@ reader never waits for room.
 from __future__ import annotations
 
 import mmap
+import os
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
+from wdsplit.locks import ProcessLock
 from wdsplit.openshard import OpenShard
 
 __all__ = ["Ahead", "Fetch", "LazyShard", "Wanted"]
@@ -40,43 +44,66 @@ class _Memory:
         self._changed = threading.Condition()
         self.is_closed = False
 
-    def of(self, num_bytes: int, is_urgent: threading.Event) -> memoryview:
-        """Return memory of so many bytes, once there is room; it is free again when nobody refers to any part of it."""
+    def filled(self, num_bytes: int, is_urgent: threading.Event, fill: Callable[[memoryview], None]) -> memoryview:
+        """Return so many bytes, once there is room; there is again when nobody refers to any part of them.
+
+        Args:
+            num_bytes: How many.
+            is_urgent: Whether they need not wait for room.
+            fill: Fills memory with them.
+        """
+        room = num_bytes if num_bytes < _LEAST_KEPT_BYTES else -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        self._wait(room, is_urgent)
+        memory = None
+        try:
+            if num_bytes >= _LEAST_KEPT_BYTES:
+                memory = self._pages(room)
+                room = len(memory)
+            array = np.empty(num_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8, num_bytes)
+            fill(array.data)
+        except BaseException:
+            self._give_back(memory, room)
+            raise
+        weakref.finalize(array, self._give_back, memory, room).atexit = False
+        return array.data
+
+    def _wait(self, room: int, is_urgent: threading.Event) -> None:
+        """Take so many bytes of what may be in use, as soon as they are free."""
         with self._changed:
-            while self._in_use and self._in_use + num_bytes > self._num_bytes:
+            while self._in_use and self._in_use + room > self._num_bytes:
                 if is_urgent.is_set() or self.is_closed:
                     break
                 self._changed.wait()
-            self._in_use += num_bytes
-        if num_bytes < _LEAST_KEPT_BYTES:
-            memory, array = None, np.empty(num_bytes, np.uint8)
-        else:
-            memory = self._pages(-(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES)
-            array = np.frombuffer(memory, np.uint8, num_bytes)
-        weakref.finalize(array, self._give_back, memory, num_bytes).atexit = False
-        return array.data
+            self._in_use += room
+            self._trim()
 
     def _pages(self, num_bytes: int) -> mmap.mmap:
-        """Return memory of at least so many bytes, that was used before if there is any."""
+        """Return memory of at least so many bytes, used before if there is any; the room for them was taken."""
         with self._changed:
             fitting = [memory for memory in self._free if num_bytes <= len(memory) <= 2 * num_bytes]
             if fitting:
                 memory = min(fitting, key=len)
                 self._free.remove(memory)
+                self._in_use += len(memory) - num_bytes
                 return memory
         memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
 
-    def _give_back(self, memory: mmap.mmap | None, num_bytes: int) -> None:
+    def _give_back(self, memory: mmap.mmap | None, room: int) -> None:
         with self._changed:
-            self._in_use -= num_bytes
+            self._in_use -= room
             if memory is not None:
                 self._free.append(memory)
-            while sum(map(len, self._free)) > self._num_bytes:
-                del self._free[0]
+            self._trim()
             self._changed.notify_all()
+
+    def _trim(self) -> None:
+        """Let go of memory that is kept, so that all together is no more than may be in use."""
+        kept = sum(map(len, self._free))
+        while self._free and kept + self._in_use > self._num_bytes:
+            kept -= len(self._free.pop(0))
 
     def look_again(self) -> None:
         """Let those that wait for room look whether they are urgent now."""
@@ -98,22 +125,41 @@ class LazyShard:
 
     def __init__(self, opener: Callable[[], OpenShard]) -> None:
         self._opener = opener
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
+        self._is_opening = False
+        self._later: deque[Callable[[], object]] = deque()
         self._opened: OpenShard | None = None
         self._error: Exception | None = None
 
     def get(self) -> OpenShard:
         """Return the shard; raise what opening it raised, each time."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if self._opened is None:
-                try:
-                    self._opened = self._opener()
-                except Exception as error:
-                    self._error = error
-                    raise
-            return self._opened
+        try:
+            with self._lock:
+                return self._get()
+        finally:
+            while self._later:
+                with suppress(IndexError):  # another thread was faster
+                    self._later.popleft()()
+
+    def _get(self) -> OpenShard:
+        if self._error is not None:
+            raise self._error
+        if self._opened is None:
+            self._is_opening = True
+            try:
+                self._opened = self._opener()
+            except Exception as error:
+                self._error = error
+                raise
+            finally:
+                self._is_opening = False
+        return self._opened
+
+    def is_being_opened(self, later: Callable[[], object]) -> bool:
+        """Tell whether another thread is opening the shard; if so, `later` is called when that has ended."""
+        if self._is_opening:
+            self._later.append(later)
+        return self._is_opening
 
 
 class Wanted(NamedTuple):
@@ -140,6 +186,7 @@ class Fetch:
         self._shard = shard
         self._first = first
         self._stop = stop
+        self._pid = os.getpid()
         self._is_urgent = threading.Event()
         self._claim = threading.Lock()
         self._done = threading.Event()
@@ -154,26 +201,34 @@ class Fetch:
             shard = self._shard.get()
             if shard.file.is_remote:
                 begin, end = int(shard.offsets[self._first]), int(shard.offsets[self._stop])
-                data = self._memory.of(end - begin, self._is_urgent)
-                shard.file.read_into(data, begin)
-                self._data = data
+                self._data = self._memory.filled(
+                    end - begin, self._is_urgent, lambda buffer: shard.file.read_into(buffer, begin)
+                )
         except Exception as error:
             self._error = error
         finally:
             self._done.set()
 
+    def is_put_off(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
+        """Tell whether another thread is opening the shard; when that has ended, this is in the queue again."""
+        return self._shard.is_being_opened(lambda: fetches.put(self))
+
     def hurry(self) -> None:
         """Say that they are wanted now: they need not wait for room."""
-        if not self._done.is_set() and not self._is_urgent.is_set():
+        if self._pid == os.getpid() and not self._done.is_set() and not self._is_urgent.is_set():
             self._is_urgent.set()
             self._memory.look_again()
 
     def data(self, first: int, stop: int) -> memoryview | None:
         """Return the bytes of some of the samples, once they have come; None if they are to be read from a disk.
 
+        None, too, in a process that was forked meanwhile: no thread went with it.
+
         Raises:
             WdsplitError: They could not be fetched.
         """
+        if self._pid != os.getpid():
+            return None
         self.hurry()
         if not self._done.is_set():
             self.run()
@@ -194,19 +249,28 @@ class Ahead:
         num_bytes: How many bytes may be under way or at hand, those that are wanted now included.
         planned_bytes: How far to plan ahead.
         num_connections: Requests at the same time.
+        is_downloading: Whether a shard is downloaded when it is opened: a thread does not wait for another that does
+            so, but goes on to the next shard.
 
     Attributes:
         num_planned: The bytes that are, about; counted by who wants them.
     """
 
-    def __init__(self, num_bytes: int, planned_bytes: int, num_connections: int) -> None:
+    def __init__(self, num_bytes: int, planned_bytes: int, num_connections: int, is_downloading: bool = False) -> None:
         self.num_planned = 0
+        self._is_downloading = is_downloading
         self._planned_bytes = planned_bytes
+        self._num_bytes = num_bytes
         self._num_connections = num_connections
-        self._memory = _Memory(num_bytes)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin without anything under way, as a process does that was forked."""
+        self._pid = os.getpid()
+        self._memory = _Memory(self._num_bytes)
         self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()  # its put may interrupt its get
         self._threads: list[threading.Thread] = []
-        weakref.finalize(self, _end, self._queue, self._threads, self._memory).atexit = False
+        weakref.finalize(self, _end, self._pid, self._queue, self._threads, self._memory).atexit = False
 
     @property
     def is_full(self) -> bool:
@@ -220,17 +284,21 @@ class Ahead:
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Fetch]:
         """Begin to fetch ranges, in their order; return for each the fetch that it is part of."""
+        if self._pid != os.getpid():
+            self._begin()
         fetches: list[Fetch] = [None] * len(wanted)  # type: ignore[list-item]
         begun: list[tuple[int, Fetch]] = []
         for run in _side_by_side(wanted):
-            fetch = Fetch(wanted[run[0]].shard, wanted[run[0]].first, wanted[run[-1]].stop, self._memory)
+            first, last = wanted[run[0]], wanted[run[-1]]
+            fetch = Fetch(first.shard, first.first, last.stop, self._memory)
             begun.append((min(run), fetch))
             for place in run:
                 fetches[place] = fetch
         for _, fetch in sorted(begun, key=lambda each: each[0]):
             self._queue.put(fetch)
             if len(self._threads) < self._num_connections:
-                self._threads.append(threading.Thread(target=_work, args=(self._queue, self._memory), daemon=True))
+                arguments = self._queue, self._memory, self._is_downloading
+                self._threads.append(threading.Thread(target=_work, args=arguments, daemon=True))
                 self._threads[-1].start()
         return fetches
 
@@ -253,15 +321,17 @@ def _side_by_side(wanted: Sequence[Wanted]) -> list[list[int]]:
     return runs
 
 
-def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory) -> None:
+def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory, is_downloading: bool) -> None:
     while (fetch := fetches.get()) is not None:
-        if not memory.is_closed:
+        if not memory.is_closed and not (is_downloading and fetch.is_put_off(fetches)):
             fetch.run()
         del fetch
 
 
-def _end(fetches: queue.SimpleQueue[Fetch | None], threads: list[threading.Thread], memory: _Memory) -> None:
+def _end(pid: int, fetches: queue.SimpleQueue[Fetch | None], threads: list[threading.Thread], memory: _Memory) -> None:
     """Let the threads end: those that are at it, after that. The collector may call this in any of them."""
+    if pid != os.getpid():
+        return
     memory.close()
     for _ in threads:
         fetches.put(None)

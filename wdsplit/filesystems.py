@@ -60,6 +60,8 @@ class FsspecStorage:
     has_latency = True
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        if options is not None and not isinstance(options, Mapping):
+            raise InputError("storage_options cannot be", expected="a dict", found=type(options).__name__)
         options = dict(options or {})
         names = {each.name for each in fields(RetryOptions)}
         retries = RetryOptions(**{name: options.pop(name) for name in names & options.keys()})

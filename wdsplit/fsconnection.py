@@ -7,11 +7,12 @@ told.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
-from wdsplit.retry import Retries, RetryOptions
+from wdsplit.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
 from wdsplit.urls import is_web, shown_url
 
 __all__ = [
@@ -113,7 +114,7 @@ class Connection:
             StorageError: The store refuses, or does not answer in time.
             InputError: There is no such storage option.
         """
-        retries = Retries(self._retries)
+        retries = Retries(self._retries, place=place)
         while True:
             try:
                 return action(self.file_system())
@@ -124,8 +125,9 @@ class Connection:
             wait_s = _seconds_to_wait(cause)
             if wait_s is None:
                 raise _refused(cause, place)
-            if not retries.wait(wait_s):
-                raise _gave_up(cause, place, retries.num_attempts, self._retries.deadline_s)
+            most_s = UNKNOWN_HOST_S if is_unknown_host(cause) else math.inf
+            if not retries.wait(wait_s, _last(cause), most_s):
+                raise _gave_up(cause, place, retries.num_attempts, min(most_s, self._retries.deadline_s))
 
 
 _kept: set[Any] = set()
@@ -241,13 +243,20 @@ def _refused(error: Exception, place: str) -> WdsplitError:
 
 
 def _gave_up(error: Exception, place: str, num_attempts: int, deadline_s: float) -> StorageError:
-    status = status_of(error)
-    last = f"status {status}" if status else type(error).__name__.lstrip("_")
+    is_unknown = is_unknown_host(error)
     return StorageError(
-        "the store does not answer as it should",
+        "the store's host has no name" if is_unknown else "the store does not answer as it should",
         place,
         expected=f"an answer within {deadline_s:g} s",
-        found=f"{num_attempts} attempts, the last of which ended with {last}",
-        remedy="check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
+        found=f"{num_attempts} attempts, the last of which ended with {_last(error)}",
+        remedy="check the URL and the name server"
+        if is_unknown
+        else "check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
         url=place.partition(", bytes ")[0],
     )
+
+
+def _last(error: Exception) -> str:
+    """Return what an attempt ended with."""
+    status = status_of(error)
+    return f"status {status}" if status else type(error).__name__.lstrip("_")

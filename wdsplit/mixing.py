@@ -6,7 +6,6 @@ Composition of the order of a mixture and a reader for each source.
 from __future__ import annotations
 
 import os
-import reprlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from wdsplit.reader import SampleReader, read_planned
 from wdsplit.shards import read_manifest
 from wdsplit.source import Access, BlockReader, Source, access_of
 from wdsplit.split import World, assigned_lanes, whole
+from wdsplit.urls import shown_url
 
 __all__ = ["MixedSource", "Mixture", "mix"]
 
@@ -89,7 +89,12 @@ _MixedPlan = tuple[Int64, list[tuple[Part, SampleReader, Any]]]
 
 
 class _MixedReader:
-    """Reads the samples of a mixture's positions, each source by a reader of its own."""
+    """Reads the samples of a mixture's positions, each source by a reader of its own.
+
+    Attributes:
+        num_parsed: Windows that were read and parsed so far.
+        num_held: Times that a window was at hand already.
+    """
 
     def __init__(self, sources: Sequence[Source], order: MixedOrder, world: World) -> None:
         self._sources = sources
@@ -102,17 +107,8 @@ class _MixedReader:
             window_bytes = sum(source.options.window * source.sample_bytes for source in sources)
             self.ahead = access.ahead(world.num_workers, self._num_lanes * window_bytes, self._num_lanes * shard_bytes)
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
-        self._gone = [0, 0]
-
-    @property
-    def num_parsed(self) -> int:
-        """Windows that were read and parsed so far."""
-        return self._gone[0] + sum(reader.num_parsed for reader in self._readers.values())
-
-    @property
-    def num_held(self) -> int:
-        """Times that a window was at hand already."""
-        return self._gone[1] + sum(reader.num_held for reader in self._readers.values())
+        self.num_parsed = 0
+        self.num_held = 0
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order; `__source__` tells where each is from."""
@@ -142,7 +138,10 @@ class _MixedReader:
         positions, parts = plan
         gathered = Gathered(len(positions))
         for part, reader, own in parts:
+            parsed, held = reader.num_parsed, reader.num_held
             block = reader.carry_out(own)
+            self.num_parsed += reader.num_parsed - parsed
+            self.num_held += reader.num_held - held
             fields: dict[str, Objects | str] = {"__source__": self._sources[part.source].url, **block.fields}
             gathered.add(part.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
         return gathered.block(positions, self._order.pads(positions))
@@ -154,7 +153,6 @@ class _MixedReader:
             if len(self._readers) > _EPOCHS_HELD * len(self._sources):
                 _, old = self._readers.popitem(last=False)
                 old.fetch()
-                self._gone = [self._gone[0] + old.num_parsed, self._gone[1] + old.num_held]
         self._readers.move_to_end(key)
         return self._readers[key]
 
@@ -265,10 +263,12 @@ def _listed(*asked: Mapping[Path, Any] | None) -> list[str]:
             raise InputError(
                 "what to mix cannot be told",
                 expected="a dict of folders and their shares, such as {'data/a': 0.7, 'data/b': 0.3}",
-                found=f"{type(shares).__name__}: {reprlib.repr(shares)}",
+                found=type(shares).__name__,
             )
         for path in shares or {}:
             if str(path) in urls:
-                raise InputError("a dataset is named twice", place=str(path), expected="one share of each dataset")
+                raise InputError(
+                    "a dataset is named twice", place=shown_url(str(path)), expected="one share of each dataset"
+                )
             urls.append(str(path))
     return urls

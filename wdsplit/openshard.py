@@ -96,7 +96,7 @@ class Scratch:
     def of(self, num_bytes: int) -> mmap.mmap:
         """Return memory of at least some bytes; what was in it is lost."""
         if self._memory is None or len(self._memory) < num_bytes:
-            self._memory = mmap.mmap(-1, max(num_bytes, 1))
+            self._memory = mmap.mmap(-1, max(num_bytes, 1), mmap.MAP_PRIVATE)  # a fork has its own
         return self._memory
 
 

@@ -33,6 +33,11 @@ no more of them, because their shards are all open meanwhile."""
 _LARGE_WINDOW_BYTES = 1024**2
 """Windows that are fetched are parsed one by one from this size on, each as soon as it has come."""
 
+_MOST_PLANS = 256
+"""So many lists of positions are planned ahead at most: what lies on a disk is not fetched, which could bound it."""
+_LEAST_PLANNED_BYTES = 32 * 1024
+"""What a window counts for at least when it is planned: planning takes memory too."""
+
 Plan = TypeVar("Plan")
 
 
@@ -63,8 +68,8 @@ def read_planned(reader: Planning[Plan], lists: Iterable[Int64]) -> Iterator[Blo
             reader.fetch()
         if not plans:
             return
-        if ahead is not None and ahead.has_room:
-            while not ahead.is_full and (following := next(lists, None)) is not None:
+        if ahead is not None and ahead.has_room and len(plans) <= _MOST_PLANS * 3 // 4:
+            while len(plans) < _MOST_PLANS and not ahead.is_full and (following := next(lists, None)) is not None:
                 plans.append(reader.plan(following))
             reader.fetch()
         yield reader.carry_out(plans.popleft())
@@ -170,7 +175,7 @@ class SampleReader:
         for piece in pieces:
             if piece.key not in held:
                 self._planned.append(piece)
-                ahead.num_planned += self._num_bytes(piece)
+                ahead.num_planned += self._planned_bytes(piece)
         for piece in pieces:
             self._planned_lanes.update(dict.fromkeys(piece.lanes, piece.key))
 
@@ -179,6 +184,10 @@ class SampleReader:
         first, stop = self._samples(piece)
         shard = piece.visit.listed
         return (stop - first) * shard.num_bytes // max(1, shard.num_samples)
+
+    def _planned_bytes(self, piece: _Piece) -> int:
+        """Return what a window counts for while it is planned."""
+        return max(_LEAST_PLANNED_BYTES, self._num_bytes(piece))
 
     def _samples(self, piece: _Piece) -> tuple[int, int]:
         """Return a window's first sample, and the one after its last."""
@@ -272,7 +281,7 @@ class SampleReader:
         if not fetches:
             return None
         if self.ahead is not None:
-            self.ahead.num_planned -= self._num_bytes(piece)
+            self.ahead.num_planned -= self._planned_bytes(piece)
         return fetches.popleft().data(first, stop)
 
 

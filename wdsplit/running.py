@@ -66,7 +66,7 @@ class Running:
         return part
 
     def _open(self, parcels: Iterator[Any], segments: Segments) -> None:
-        """Open the parcel of the worker whose turn that is: after a short one, not always the one that is waited for."""
+        """Open the parcel of the worker whose turn that is: after a short one, not always of the one waited for."""
         try:
             parcel = next(parcels)
         except StopIteration as error:

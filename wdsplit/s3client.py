@@ -6,8 +6,8 @@ own retries are off: a read that stopped in the middle goes on from there, and a
 
 from __future__ import annotations
 
+import math
 import os
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,13 +15,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
-from wdsplit.retry import Retries, RetryOptions
+from wdsplit.locks import ProcessLock
+from wdsplit.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
+from wdsplit.urls import shown_url
 
 __all__ = ["NothingCameError", "S3Client", "S3Options", "error_code"]
 
 Answer = TypeVar("Answer")
 
-_POOL_SIZE = 32
+_POOL_SIZE = 4096
+"""Connections that are kept at most: more than any threads ask by at once. Each is made when it is needed."""
 _CLIENTS_KEPT = 16
 _MOST_EXPIRED = 3
 _HURRIED_S = 10.0
@@ -51,6 +54,9 @@ class S3Options:
         path_style: Whether the bucket stands in the path; None lets botocore choose.
         requester_pays: Whether to accept that requests are charged.
         retries: How long to try.
+
+    Raises:
+        InputError: One of them is of another type.
     """
 
     key: str | None = None
@@ -64,18 +70,34 @@ class S3Options:
     requester_pays: bool = False
     retries: RetryOptions = field(default_factory=RetryOptions)
 
+    def __post_init__(self) -> None:
+        truths = {"anon": (bool,), "requester_pays": (bool,), "path_style": (bool, type(None))}
+        kinds: dict[str, tuple[type, ...]] = dict.fromkeys(_names(S3Options), (str, type(None)))
+        kinds |= truths | {"retries": (RetryOptions,)}
+        wrong = [name for name in sorted(kinds) if not isinstance(getattr(self, name), kinds[name])]
+        if wrong:
+            raise InputError(
+                "storage options are of a wrong type",
+                expected=", ".join(f"{name}: {'True or False' if name in truths else 'a text'}" for name in wrong),
+                found=", ".join(f"{name}: {type(getattr(self, name)).__name__}" for name in wrong),
+            )
+
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> S3Options:
         """Return the options that s3fs has by these names, and ours.
 
         Raises:
-            InputError: There is no such option.
+            InputError: There is no such option, or it cannot be.
         """
-        given = {**options.get("client_kwargs", {}), **{k: v for k, v in options.items() if k != "client_kwargs"}}
+        more = options.get("client_kwargs", {}) if isinstance(options, Mapping) else {}
+        for name, each in (("storage_options", options), ("client_kwargs", more)):
+            if not isinstance(each, Mapping):
+                raise InputError(f"{name} cannot be", expected="a dict", found=type(each).__name__)
+        given = {**more, **{name: value for name, value in options.items() if name != "client_kwargs"}}
         if "region_name" in given:
             given["region"] = given.pop("region_name")
         times = {name: given.pop(name) for name in list(given) if name in _names(RetryOptions)}
-        unknown = sorted(given.keys() - _names(cls) | given.keys() & {"retries"})
+        unknown = sorted(map(str, given.keys() - _names(cls) | given.keys() & {"retries"}))
         if unknown:
             raise InputError(
                 "there is no such storage option",
@@ -86,7 +108,8 @@ class S3Options:
 
     def __repr__(self) -> str:
         """Tell nothing that is secret."""
-        shown = {name: getattr(self, name) for name in ("anon", "profile", "endpoint_url", "region")}
+        shown = {name: getattr(self, name) for name in ("anon", "profile", "region")}
+        shown["endpoint_url"] = shown_url(self.endpoint_url or "")
         return f"S3Options({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
 
@@ -113,7 +136,7 @@ def _new_client(options: S3Options) -> Any:
         response_checksum_validation="when_required",
     )
     session = botocore.session.Session(profile=options.profile)
-    return session.create_client(
+    client = session.create_client(
         "s3",
         region_name=options.region,
         endpoint_url=options.endpoint_url,
@@ -122,6 +145,16 @@ def _new_client(options: S3Options) -> Any:
         aws_session_token=options.token,
         config=config,
     )
+    endpoint = str(client.meta.endpoint_url)
+    if shown_url(endpoint) != endpoint:
+        raise InputError(
+            "the URL of an endpoint holds more than it may",
+            place=shown_url(endpoint),
+            expected="https://host:port",
+            found="a user, a password or a query",
+            remedy="give credentials by the environment, a profile or storage_options",
+        )
+    return client
 
 
 class NothingCameError(Exception):
@@ -133,17 +166,11 @@ class _Clients:
 
     def __init__(self) -> None:
         self._made: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
-        self.unlock()
-        os.register_at_fork(after_in_child=self.unlock)
-
-    def unlock(self) -> None:
-        """Forget who holds the lock: in a forked process nobody does."""
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def of(self, options: S3Options, made_after: float = 0.0) -> Any:
         """Return a client that was made after a moment, as `time.monotonic` has it."""
-        environ = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
-        key = options, os.getpid(), environ
+        key = options, os.getpid(), _environment()
         with self._lock:
             moment, client = self._made.get(key, (-1.0, None))
             if client is None or moment < made_after:
@@ -152,6 +179,11 @@ class _Clients:
                 while len(self._made) > _CLIENTS_KEPT:
                     self._made.popitem(last=False)
             return client
+
+
+def _environment() -> frozenset[tuple[str, str | None]]:
+    """Return what the environment says of stores; other threads may change it meanwhile."""
+    return frozenset((name, os.environ.get(name)) for name in list(os.environ) if name.startswith("AWS_"))
 
 
 _clients = _Clients()
@@ -203,7 +235,7 @@ class S3Client:
         self, url: str, action: Callable[[Retries], Answer], sleep: Callable[[float], object] = time.sleep
     ) -> Answer:
         """Do something that may fail for a while, and wait in between by `sleep`; raises as `ask` does."""
-        retries = Retries(self._options.retries, sleep)
+        retries = Retries(self._options.retries, sleep, url)
         num_expired = 0
         while True:
             begun = time.monotonic()
@@ -218,9 +250,11 @@ class S3Client:
                     wait_s = 0.0
                     _clients.of(self._options, made_after=begun)  # credentials may have been renewed
                 if wait_s is None:
-                    raise _refused(error, url) from error
-                if not retries.wait(wait_s):
-                    raise _gave_up(error, url, retries.num_attempts, self._options.retries.deadline_s) from error
+                    raise _refused(error, url) from (None if _is_bad_header(error) else error)
+                most_s = UNKNOWN_HOST_S if is_unknown_host(error) else math.inf
+                if not retries.wait(wait_s, _last(error), most_s):
+                    deadline_s = min(most_s, self._options.retries.deadline_s)
+                    raise _gave_up(error, url, retries.num_attempts, deadline_s) from error
 
 
 def error_code(error: Exception) -> str:
@@ -245,8 +279,15 @@ def _seconds_to_wait(error: Exception) -> float | None:
             return None
         after = headers.get("retry-after", "")
         return float(after) if after.isdigit() else 0.0
+    if _is_bad_header(error):
+        return None
     passing = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError, OSError)
     return 0.0 if isinstance(error, (*passing, NothingCameError)) else None
+
+
+def _is_bad_header(error: Exception) -> bool:
+    """Tell whether a header could not be sent: such an error says what is in it, a session token for example."""
+    return "Invalid header" in str(error)
 
 
 def _refused(error: Exception, url: str) -> WdsplitError:
@@ -264,7 +305,9 @@ def _refused(error: Exception, url: str) -> WdsplitError:
             remedy="check the URL; a dataset may have been copied in part",
             url=url,
         )
-    if code in _EXPIRED:
+    if _is_bad_header(error):
+        remedy = "check the credentials: the key, or the token, has a line break or another character that cannot be"
+    elif code in _EXPIRED:
         remedy = "renew the credentials, then resume"
     elif _status(error)[0] in (401, 403):
         remedy = "check the credentials and what they allow; storage_options={'anon': True} reads public buckets"
@@ -274,11 +317,19 @@ def _refused(error: Exception, url: str) -> WdsplitError:
 
 
 def _gave_up(error: Exception, url: str, num_attempts: int, deadline_s: float) -> StorageError:
+    is_unknown = is_unknown_host(error)
     return StorageError(
-        "the store does not answer as it should",
+        "the store's host has no name" if is_unknown else "the store does not answer as it should",
         place=url,
         expected=f"an answer within {deadline_s:g} s",
-        found=f"{num_attempts} attempts, the last of which ended with {error_code(error) or type(error).__name__}",
-        remedy="check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
+        found=f"{num_attempts} attempts, the last of which ended with {_last(error)}",
+        remedy="check the endpoint (AWS_ENDPOINT_URL, storage_options={'endpoint_url': ...}), region and name server"
+        if is_unknown
+        else "check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
         url=url,
     )
+
+
+def _last(error: Exception) -> str:
+    """Return what an attempt ended with."""
+    return error_code(error) or type(error).__name__

@@ -24,6 +24,7 @@ from wdsplit.order import Int64, OrderOptions, Tail, hash_stream, permutation
 from wdsplit.shards import read_manifest
 from wdsplit.split import World, whole
 from wdsplit.stores import open_storage
+from wdsplit.urls import shown_url
 
 __all__ = ["EpochShardList", "next_turn", "shard_urls"]
 
@@ -281,11 +282,11 @@ def shard_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
         found: list[Any] = _of_dataset(pattern) if os.path.isdir(pattern) else _of_pattern(pattern)
     else:
         found = [os.fspath(url) if isinstance(url, os.PathLike) else url for url in urls]
-    wrong = [repr(url) for url in found if not isinstance(url, str) or not url]
+    wrong = [type(url).__name__ if url else "nothing" for url in found if not isinstance(url, str) or not url]
     if wrong or not found:
         raise InputError(
             "these are not URLs of shards" if wrong else "there are no shards",
-            place=repr(urls) if isinstance(urls, str) else "",
+            place=shown_url(urls) if isinstance(urls, str) else "",
             expected="a pattern, a list of URLs, or the folder of a dataset",
             found=", ".join(wrong[:5]) or "nothing",
             remedy="check what the list is made from",
@@ -307,11 +308,10 @@ def _of_pattern(pattern: str) -> list[str]:
     try:
         urls = [str(url) for url in expand_urls(pattern)]
         return [path for url in urls for path in (sorted(glob.glob(url)) if _is_glob(url) else [url])]
-    except (AssertionError, ValueError) as error:
+    except (AssertionError, ValueError):
         raise InputError(
             "the pattern cannot be expanded",
-            place=pattern,
+            place=shown_url(pattern),
             expected="braces that close, and ${NAME} for variables of the environment that are called WDS_NAME",
-            found=str(error),
             remedy="correct the pattern, or pass a list of URLs",
-        ) from error
+        ) from None

@@ -6,7 +6,9 @@ Composition of the manifest, the order and the reader.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -14,7 +16,7 @@ from typing import Any, Protocol
 from wdsplit.ahead import Ahead
 from wdsplit.block import Block
 from wdsplit.cache import ShardCache
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, StorageError
 from wdsplit.manifest import Manifest, Shard
 from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.order import EpochOrder, Int64, OrderOptions
@@ -71,11 +73,17 @@ class Access:
         num_connections = max(_LEAST_CONNECTIONS, self.connections // num_workers)
         num_bytes = self.read_ahead_bytes // num_workers
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
-        return Ahead(num_bytes + window_bytes, planned_bytes, num_connections)
+        return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
 
-    def open_shard(self, storage: Storage, shard: Shard) -> OpenShard:
-        """Open a shard, from the cache if there is one with room for it."""
-        opened = None if self.cache is None else self.cache.open(storage, shard)
+    def open_shard(self, storage: Storage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True) -> OpenShard:
+        """Open a shard, from the cache if there is one with room for it.
+
+        Raises:
+            StorageError: It is not wanted any more; nobody hears of that.
+        """
+        opened = None if self.cache is None else self.cache.open(storage, shard, is_wanted)
+        if opened is None and not is_wanted():
+            raise StorageError("a shard is not wanted any more", place=f"{storage.url}/{shard.path}")
         if self.cache is None or opened is None:
             return open_shard(storage, shard)
         return replace(opened, again=partial(self._open_again, self.cache, opened, storage, shard))
@@ -188,7 +196,7 @@ class Source:
         unknown = sorted((self.fields or frozenset()).difference(known))
         if unknown:
             raise InputError(
-                "the dataset has no such field", place=url, expected=", ".join(known), found=", ".join(unknown)
+                "the dataset has no such field", place=self.url, expected=", ".join(known), found=", ".join(unknown)
             )
 
     @cached_property
@@ -234,6 +242,8 @@ class Source:
         opener = partial(self.access.open_shard, self.storage())
         if not self.is_ahead:
             ahead = None
+        if ahead is not None:
+            opener = partial(opener, is_wanted=_while_kept(ahead))
         return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead)
 
     def storage(self) -> Storage:
@@ -252,3 +262,10 @@ class Source:
             "the pipeline of a Dataset cannot be run by another pipeline",
             remedy="iterate the Dataset itself, or append its stages to it",
         )
+
+
+def _while_kept(ahead: Ahead) -> Callable[[], bool]:
+    """Return what tells whether anyone still reads what is fetched: its threads themselves do not count."""
+    is_left = threading.Event()
+    weakref.finalize(ahead, is_left.set).atexit = False
+    return lambda: not is_left.is_set()

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, TypeVar
+from typing import IO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.mounts import is_network_mount
 from wdsplit.retry import Retries, RetryOptions
+from wdsplit.urls import shown_url
 
 __all__ = [
     "LocalFile",
@@ -181,7 +182,7 @@ def local_path(url: str) -> str:
     if separator:
         raise InputError(
             f"{scheme}:// is not supported by this version",
-            place=url,
+            place=shown_url(url),
             expected="a local path",
             remedy="copy the data to a local or network file system first",
         )
@@ -379,8 +380,13 @@ class LocalFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         with _translated(path):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            status = os.fstat(self._fd)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                status = os.fstat(fd)
+            except OSError:
+                os.close(fd)
+                raise
+            self._fd = fd
         if not stat.S_ISREG(status.st_mode):
             raise StorageError(
                 "this is no file",
@@ -391,6 +397,7 @@ class LocalFile:
                 url=str(path),
             )
         self.size = status.st_size
+        self._version = _Version.of(status)
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
@@ -479,12 +486,44 @@ class NetworkFile(LocalFile):
             self._open_again()
 
     def _open_again(self) -> None:
-        """Open the file anew, under the same descriptor: others may be reading from it."""
-        if hasattr(self, "_fd"):
-            with suppress(OSError):
-                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                os.dup2(fd, self._fd, inheritable=False)
+        """Open the file anew, under the same descriptor: others may be reading from it.
+
+        Raises:
+            CorruptDataError: Another file has taken its place.
+        """
+        if not hasattr(self, "_fd"):
+            return
+        with suppress(OSError):
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                found = _Version.of(os.fstat(fd))
+                if found == self._version:
+                    os.dup2(fd, self._fd, inheritable=False)
+            finally:
                 os.close(fd)
+            if found != self._version:
+                raise CorruptDataError(
+                    "a file was replaced while it was read",
+                    place=str(self._path),
+                    expected=str(self._version),
+                    found=str(found),
+                    remedy="write new data to another place, and start again",
+                    url=str(self._path),
+                )
+
+
+class _Version(NamedTuple):
+    """What tells a file from another that has taken its place; the number of its inode may change with the mount."""
+
+    num_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> _Version:
+        return cls(status.st_size, status.st_mtime_ns)
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes} bytes, written {np.datetime64(self.modified_ns, 'ns')} UTC"
 
 
 class _NewFile:

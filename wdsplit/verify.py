@@ -110,10 +110,10 @@ def _check_shard(storage: Storage, manifest: Manifest, number: int) -> _Finding:
                 url=shard.url,
             )
         )
-    tail = check_tail(shard)
-    if tail is not None:
-        problems.append(tail)
     try:
+        tail = check_tail(shard)
+        if tail is not None:
+            problems.append(tail)
         keys = list(_checked_keys(manifest, listed, shard))
     except WdsplitError as error:
         return _Finding(number, (*problems, error), none)
@@ -184,6 +184,7 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
 
 
 def _keys_that_stand_twice(storage: Storage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
+    """Return a problem for each key that stood before, and for each shard that cannot be read a second time."""
     suspects = repeated(np.concatenate([np.zeros(0, np.uint64)] + [finding.hashes for finding in findings.values()]))
     problems: list[WdsplitError] = []
     seen: dict[str, str] = {}
@@ -191,12 +192,15 @@ def _keys_that_stand_twice(storage: Storage, manifest: Manifest, findings: dict[
         if not np.isin(finding.hashes, suspects).any():
             continue
         listed = manifest.shards[shard]
-        opened = open_shard(storage, listed)
-        for keys in _checked_keys(manifest, listed, opened):
-            for row in np.flatnonzero(np.isin(_hashes(keys), suspects)).tolist():
-                if keys[row] in seen:
-                    problems.append(_stands_twice(keys[row], seen[keys[row]], opened.url))
-                seen[keys[row]] = opened.url
+        try:
+            opened = open_shard(storage, listed)
+            for keys in _checked_keys(manifest, listed, opened):
+                for row in np.flatnonzero(np.isin(_hashes(keys), suspects)).tolist():
+                    if keys[row] in seen:
+                        problems.append(_stands_twice(keys[row], seen[keys[row]], opened.url))
+                    seen[keys[row]] = opened.url
+        except WdsplitError as error:
+            problems.append(error)
     return problems
 
 

@@ -10,6 +10,7 @@ from wdsplit.adopt import IndexOptions, IndexProgress, index_tars
 from wdsplit.cli.options import json_option
 from wdsplit.cli.terminal import available_cpus, echo_json, human_bytes, progress_bar
 from wdsplit.manifest import Manifest
+from wdsplit.urls import shown_url
 
 __all__ = ["index_command"]
 
@@ -72,7 +73,7 @@ def index_command(
 
 def _totals(dataset: str, manifest: Manifest) -> dict[str, object]:
     return {
-        "dataset": dataset,
+        "dataset": shown_url(dataset),
         "shards": len(manifest.shards),
         "samples": manifest.num_samples,
         "pads": manifest.num_pads,
@@ -87,8 +88,8 @@ def _totals(dataset: str, manifest: Manifest) -> dict[str, object]:
 def _summary(dataset: str, manifest: Manifest, elapsed_s: float) -> str:
     num_samples = manifest.num_samples + manifest.num_pads
     return (
-        f"{dataset}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
-        f"{human_bytes(manifest.num_bytes)}\n"
+        f"{shown_url(dataset)}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, "
+        f"{manifest.num_pads:,} pads, {human_bytes(manifest.num_bytes)}\n"
         f"fields: {', '.join(field.name for field in manifest.fields)}\n"
         f"lanes {manifest.lanes}, window {manifest.window}\n"
         f"took {elapsed_s:.1f} s ({num_samples / elapsed_s:,.0f} samples/s, "

@@ -13,6 +13,7 @@ import click
 import wdsplit
 from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
+from wdsplit.urls import shown_url
 
 __all__ = ["bench_command"]
 
@@ -93,9 +94,9 @@ def bench_command(
     measured = _run(loader, _Pace(epochs, seconds, step_ms / 1000))
     found = _figures(loader, measured)
     if as_json:
-        echo_json({"dataset": dataset, **found})
+        echo_json({"dataset": shown_url(dataset), **found})
     else:
-        click.echo(_summary(dataset, found))
+        click.echo(_summary(shown_url(dataset), found))
 
 
 def _loader(

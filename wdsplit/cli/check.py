@@ -10,6 +10,7 @@ import click
 from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import FAILED, available_cpus, echo_json, human_bytes, progress_bar, stderr
+from wdsplit.urls import shown_url
 from wdsplit.verify import verify
 
 __all__ = ["audit_command", "verify_command"]
@@ -39,7 +40,7 @@ def verify_command(dataset: str, jobs: int | None, as_json: bool) -> None:
             f"{human_bytes(manifest.num_bytes)}"
         )
         verdict = f"{len(report.problems):,} problems in" if report.problems else "all is well:"
-        click.echo(f"{dataset}: {verdict} {counts}")
+        click.echo(f"{shown_url(dataset)}: {verdict} {counts}")
     if report.problems:
         sys.exit(FAILED)
 

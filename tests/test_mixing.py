@@ -1,0 +1,54 @@
+"""What is told of a mixture: counts of what was read, and nothing that is secret."""
+
+import numpy as np
+import pytest
+
+import wdsplit
+from wdsplit.errors import InputError
+from wdsplit.order import OrderOptions
+from wdsplit.shards import read_manifest
+from wdsplit.source import Source
+from wdsplit.split import World
+from wdsplit.stores import open_storage
+
+SECRET = "hush"
+
+
+def test_windows_that_were_read_are_counted_though_their_readers_are_gone(numbers):
+    """A mixture that reads its source five times keeps the readers of two of these epochs."""
+    source = wdsplit.mix(repeat={numbers: 5}).source
+    reader = source.reader(source.order(0), World())
+    plan = reader.plan(np.arange(source.num_samples))
+    readers = {id(own): own for _, own, _ in plan[1]}.values()
+    assert len(readers) == 5
+    reader.carry_out(plan)
+    assert reader.num_parsed == sum(each.num_parsed for each in readers) > 5 * 7
+    assert reader.num_held == sum(each.num_held for each in readers)
+    before = reader.num_parsed, reader.num_held
+    reader.read(np.arange(3))
+    assert reader.num_parsed + reader.num_held > sum(before)
+
+
+URL = f"https://u:{SECRET}@host/x?t={SECRET}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"weights": URL},
+        {"weights": [URL]},
+        {"repeat": {URL: 1}, "choose": {URL: 2}},
+    ],
+    ids=["a text", "a list", "twice"],
+)
+def test_of_datasets_that_cannot_be_mixed_no_secrets_are_told(arguments):
+    with pytest.raises(InputError) as caught:
+        wdsplit.mix(**arguments)
+    assert SECRET not in str(caught.value)
+
+
+def test_of_a_dataset_without_a_field_no_secrets_are_told(numbers):
+    manifest = read_manifest(open_storage(numbers))
+    with pytest.raises(InputError, match="no such field") as caught:
+        Source(URL, manifest, OrderOptions(0, True, 1, 1, "pad"), ["jpg"])
+    assert caught.value.place == "https://host/x"
