@@ -1,14 +1,16 @@
 """Measure reading from an S3 server on this machine: plain GETs by clients, and a dataset streamed by libraries.
 
 The server is rclone's; the objects are the shards of a dataset of 12,000 samples of 50 to 150 kB of incompressible
-bytes and a label. Five parts:
+bytes and a label. Six parts:
 
 *get*: the shards in ranges of 8 MiB, by one thread and by four. obstore wants the status 206, which rclone's S3 does
 not give: it reads from `rclone serve http`, unsigned. *http.client* is no candidate but what is possible in Python:
 requests signed by botocore, bodies read into one buffer. *stream*: the samples, one by one and in batches from 2
 workers, by wdsplit, which shuffles, and by libraries that read in order, each from what it has made of the same table,
-with nothing cached. *ranks*: two ranks at once. *cache*: the second epoch of a dataset with a cache, and of one on the
-same local disk. *cost*: through a proxy that answers each request late: requests, bytes, the time to the first batch.
+with nothing cached. *link*: GETs, and the second epoch of wdsplit's, through a link that carries only so much: what is
+read where the network, not the processor, is what there is little of (by root alone, in a network of its own). *ranks*:
+two ranks at once. *cache*: the second epoch of a dataset with a cache, and of one on the same local disk. *cost*:
+through a proxy that answers each request late: requests, bytes, the time to the first batch.
 
 In each round everything is run once, in processes of its own, and the order alternates. Printed are medians over the
 rounds as Markdown, and at the end what was aimed at. MB are those that were asked for: of ranges, or of samples
@@ -40,13 +42,17 @@ from bench_convert import make_image
 from bench_load import ProcessError, leave_out, print_row, row
 from load_peers import BATCH_SIZE, SOURCE
 from s3_clients import CLIENTS, THREADS, shards_of
+from s3_link import enter, limited, why_not
 from s3_peers import BUCKETS, READERS, WDSPLIT, make_shards
 from s3_tasks import Result, run_together
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-PARTS = ("get", "stream", "ranks", "cache", "cost")
+PARTS = ("get", "stream", "link", "ranks", "cache", "cost")
 SAMPLES, WORKERS, RANKS = 12_000, (0, 2), 2
 DELAY_S = 0.2
+LINKS = (1000, 2500, 5000)
+"""Mbit/s."""
+LINK_CLIENTS = ("pyarrow.fs", "botocore")
 AWS, MOSAICML = "webdataset by aws s3 cp", "MosaicML streaming"
 INDEX_ENTRY = np.dtype("<u8")
 
@@ -62,6 +68,7 @@ class Run:
         task: The task and its arguments.
         ranks: How many processes do it together.
         server: Which server it asks: s3, http, or the proxy whose answers come late, or at once.
+        link: Mbit/s that the link carries; 0 for as many as it can.
     """
 
     part: str
@@ -70,6 +77,7 @@ class Run:
     task: tuple[str, ...]
     ranks: int = 1
     server: str = "s3"
+    link: int = 0
 
 
 Results = dict[Run, list[Result]]
@@ -106,8 +114,8 @@ class Data:
 
     def check(self, run: Run, result: Result) -> None:
         """Refuse a result that is not of all samples."""
-        expected = {"bytes": self.shard_bytes if run.part == "get" else self.payload_bytes}
-        if run.part != "get":
+        expected = {"bytes": self.shard_bytes if run.task[0] == "get" else self.payload_bytes}
+        if run.task[0] != "get":
             expected["samples"] = self.num_samples
         found = {name: result[name] for name in expected}
         if found != expected:
@@ -137,6 +145,8 @@ def runs_of(parts: Sequence[str], names: tuple[str, ...], data: Data) -> list[Ru
             for name in ready
             if workers or name != "wdsplit, threads"
         ]
+    if "link" in parts:
+        runs += runs_by_link(folder)
     if "ranks" in parts:
         task = ("stream", folder, "wdsplit", "0")
         runs += [Run("ranks", "wdsplit", ranks, task, ranks=ranks) for ranks in (1, RANKS)]
@@ -152,6 +162,23 @@ def runs_of(parts: Sequence[str], names: tuple[str, ...], data: Data) -> list[Ru
             for server in ("at once", "late")
             for workers in WORKERS
         ]
+    return runs
+
+
+def runs_by_link(folder: str) -> list[Run]:
+    """Return the GETs and the streams through links."""
+    clients = [client for client in CLIENTS if client.name in LINK_CLIENTS and is_there(client)]
+    runs = []
+    for link in LINKS:
+        gets = [("get", folder, client.name, str(max(THREADS))) for client in clients]
+        runs += [Run("link", task[2], max(THREADS), task, link=link) for task in gets]
+        kinds = [
+            ("one by one", 0, 1),
+            (f"batches from {WORKERS[1]} workers", WORKERS[1], 1),
+            (f"{RANKS} ranks", 0, RANKS),
+        ]
+        for name, workers, ranks in kinds:
+            runs.append(Run("link", name, 0, ("epochs", folder, "bucket", str(workers)), ranks=ranks, link=link))
     return runs
 
 
@@ -194,7 +221,8 @@ def run_rounds(runs: Sequence[Run], rounds: int, data: Data, delay_s: float) -> 
                 environ = {**server.environ, "AWS_ENDPOINT_URL": endpoint.endpoint}
                 before = len(endpoint.exchanges) if run.part == "cost" else 0
                 try:
-                    result = together(run_together([run.task] * run.ranks, environ, data.folder))
+                    with limited(run.link):
+                        result = together(run_together([run.task] * run.ranks, environ, data.folder))
                     data.check(run, result)
                 except ProcessError as error:
                     leave_out(run.name if run.part in ("get", "stream") else WDSPLIT, error)
@@ -265,6 +293,28 @@ def report_stream(results: Results, what: str, best: tuple[str, float]) -> list[
     return aims
 
 
+def report_link(results: Results, what: str) -> list[str]:
+    """Print what comes through links; return the lines of the table of aims."""
+    aims = []
+    print(f"\nThrough a link ({what})\n")
+    print_row("link, Mbit/s", "", "MB/s", "of the best GET")
+    print_row("---:", "---", "---:", "---:")
+    for link in LINKS:
+        found = medians({run: rounds for run, rounds in results.items() if run.link == link}, "link")
+        best = max((values["rate"] for (_, threads), values in found.items() if threads), default=0.0)
+        for (name, threads), values in found.items():
+            ratio = f"{values['rate'] / best:.2f}" if best else ""
+            print_row(
+                f"{link:,}",
+                f"{name}, {threads} threads" if threads else f"{WDSPLIT}, {name}",
+                f"{values['rate']:,.0f}",
+                ratio,
+            )
+            if not threads:
+                aims.append(row(f"{WDSPLIT}, {name}, {link:,} Mbit/s", "of the best GET", "0.9", ratio))
+    return aims
+
+
 def report_ranks(results: Results, what: str) -> list[str]:
     found = medians(results, "ranks")
     base = found[WDSPLIT, 1]["rate"]
@@ -328,6 +378,7 @@ def report(results: Results, rounds: int, data: Data, delay_s: float) -> None:
     parts = {run.part for run, found in results.items() if found}
     best = report_get(results, what) if "get" in parts else ("", 0.0)
     aims = report_stream(results, what, best) if "stream" in parts else []
+    aims += report_link(results, what) if "link" in parts else []
     aims += report_ranks(results, what) if "ranks" in parts else []
     aims += report_cache(results, what) if "cache" in parts else []
     aims += report_cost(results, what, data) + report_first(results, what, delay_s) if "cost" in parts else []
@@ -346,10 +397,16 @@ def main() -> None:
     parser.add_argument("--names", default="", help="only clients and readers whose names begin so: wdsplit,webdataset")
     parser.add_argument("--delay", type=float, default=DELAY_S, help="seconds that each answer is late, of cost")
     arguments = parser.parse_args()
+    parts = arguments.parts.split(",")
+    if "link" in parts and (reason := why_not()):
+        parts.remove("link")
+        print(f"no link is measured: {reason}")
+    if "link" in parts:
+        enter()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     with tempfile.TemporaryDirectory(dir=arguments.output) as name:
         data = Data.made(Path(name), arguments.samples)
-        runs = runs_of(arguments.parts.split(","), tuple(arguments.names.split(",")), data)
+        runs = runs_of(parts, tuple(arguments.names.split(",")), data)
         report(run_rounds(runs, arguments.rounds, data, arguments.delay), arguments.rounds, data, arguments.delay)
 
 

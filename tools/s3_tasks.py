@@ -85,9 +85,10 @@ def stream(folder: str, name: str, workers: str) -> Result:
 
 
 def epochs(folder: str, place: str, workers: str) -> Result:
-    """Read two epochs, of a copy on the local disk or of the dataset in the bucket with a cache; the second counts.
+    """Read two epochs; the second counts.
 
-    The copy is made now, as the cache is: what was written at another time may lie in faster memory.
+    Of the dataset in the bucket, without a cache or with one, or of a copy on the local disk. The copy is made now, as
+    the cache is: what was written at another time may lie in faster memory.
     """
     import wdsplit
 
@@ -95,8 +96,8 @@ def epochs(folder: str, place: str, workers: str) -> Result:
     if place == "local":
         shutil.copytree(Path(folder) / BUCKETS / WDSPLIT, own / "copy")
     started, _ = begin(*IMPORTED)
-    path, cache_dir = (URL, own) if place == "cache" else (own / "copy", None)
-    dataset = wdsplit.Dataset(path, seed=0, cache_dir=cache_dir)
+    path = own / "copy" if place == "local" else URL
+    dataset = wdsplit.Dataset(path, seed=0, cache_dir=own if place == "cache" else None)
     results, times = [], [started]
     for epoch in range(2):
         dataset.set_epoch(epoch)
