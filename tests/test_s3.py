@@ -380,3 +380,17 @@ def test_options_of_a_wrong_type_are_refused_by_name_and_their_values_are_not_to
     assert caught.value.expected.startswith(expected)
     assert caught.value.found == found
     assert "3.25" not in str(caught.value)
+
+
+def test_what_is_known_of_the_store_is_read_once_for_all_clients(s3_server, monkeypatch):
+    """Botocore's description of S3 takes a quarter of a second to read: each worker process would pay for it."""
+    from botocore.loaders import JSONFileLoader
+
+    read, load_file = [], JSONFileLoader.load_file
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda self, path: read.append(path) or load_file(self, path))
+    s3client._model_loader.cache_clear()
+    s3client._clients.of(S3Options(region="us-east-1", profile=None))
+    assert any("s3" in path for path in read)
+    read.clear()
+    s3client._clients.of(S3Options(region="us-west-2"))
+    assert read == []

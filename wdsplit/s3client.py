@@ -6,6 +6,7 @@ own retries are off: a read that stopped in the middle goes on from there, and a
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -136,6 +137,7 @@ def _new_client(options: S3Options) -> Any:
         response_checksum_validation="when_required",
     )
     session = botocore.session.Session(profile=options.profile)
+    session.register_component("data_loader", _model_loader(session.get_config_variable("data_path")))
     client = session.create_client(
         "s3",
         region_name=options.region,
@@ -155,6 +157,14 @@ def _new_client(options: S3Options) -> Any:
             remedy="give credentials by the environment, a profile or storage_options",
         )
     return client
+
+
+@functools.cache
+def _model_loader(data_path: str | None) -> Any:
+    """Return what loads botocore's description of S3, a quarter of a second's work: once, also for forked processes."""
+    import botocore.loaders
+
+    return botocore.loaders.create_loader(data_path)
 
 
 class NothingCameError(Exception):
