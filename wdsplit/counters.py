@@ -6,15 +6,17 @@ Composition. Workers count in memory that all processes share, each in a row of 
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
+from wdsplit.shared import SharedIntegers
 
 __all__ = ["Clock", "Counters", "Statistics"]
 
 _SAMPLES, _BYTES, _PARSED, _HELD = range(4)
 _BUSY_SHARE = 0.1
+_GAPS_KEPT = 10_000
 
 
 @dataclass(frozen=True)
@@ -84,24 +86,23 @@ class Counters:
     """
 
     def __init__(self, num_workers: int) -> None:
-        shape = (num_workers, 4)
-        self._rows = torch.zeros(shape, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._rows = SharedIntegers(num_workers, 4)
 
     def made(self, worker: int, samples: int, num_bytes: int) -> None:
         """Count samples of a worker."""
-        row = self._rows.numpy()[worker]
+        row = self._rows.array[worker]
         row[_SAMPLES] += samples
         row[_BYTES] += num_bytes
 
     def read(self, worker: int, windows_read: int, windows_held: int) -> None:
         """Count windows that a worker has read, and found at hand."""
-        row = self._rows.numpy()[worker]
+        row = self._rows.array[worker]
         row[_PARSED] += windows_read
         row[_HELD] += windows_held
 
     def total(self) -> list[int]:
         """Return samples, bytes, windows read and windows held of all workers."""
-        return [int(value) for value in self._rows.sum(dim=0)]
+        return [int(value) for value in self._rows.array.sum(axis=0)]
 
 
 class Clock:
@@ -112,11 +113,16 @@ class Clock:
         samples: Samples in them.
         wait_s: Seconds that the consumer has waited.
         compute_s: Seconds that it has taken between batches.
+        gaps: Of the last batches but the first of each iteration: the seconds that the consumer took after the one
+            before, and those that it then waited.
+        first_waits: Of the last iterations: the seconds that it waited for the first batch.
     """
 
     def __init__(self) -> None:
         self.batches = self.samples = 0
         self.wait_s = self.compute_s = 0.0
+        self.gaps: deque[tuple[float, float]] = deque(maxlen=_GAPS_KEPT)
+        self.first_waits: deque[float] = deque(maxlen=_GAPS_KEPT)
         self._entered = 0.0
         self._left: float | None = None
 
@@ -136,4 +142,8 @@ class Clock:
         self.wait_s += now - self._entered
         self.batches += samples > 0
         self.samples += samples
+        if samples and self._left is not None:
+            self.gaps.append((self._entered - self._left, now - self._entered))
+        elif samples:
+            self.first_waits.append(now - self._entered)
         self._left = now if samples else None

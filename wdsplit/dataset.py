@@ -15,19 +15,19 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-import torch
 from webdataset.compat import FluidInterface
 from webdataset.pipeline import DataPipeline
 
 from wdsplit.decoders import Handler, decode_sample_stage
 from wdsplit.distribution import ShardDistribution, reading_advice, shard_distribution
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, TopologyError
 from wdsplit.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.lookup import find_sample
-from wdsplit.manifest import Manifest
+from wdsplit.manifest import Manifest, first_samples
 from wdsplit.order import OrderOptions, Tail
 from wdsplit.randomness import GeneratorKind, RandomMap
 from wdsplit.shards import read_manifest
+from wdsplit.shared import SharedIntegers
 from wdsplit.source import Access, AnySource, Source, access_of
 from wdsplit.split import AnyOrder, Steps, World, whole
 from wdsplit.stages import ColumnStage, Rename, ToTuple
@@ -52,30 +52,24 @@ def checked_epoch(epoch: int) -> int:
 class SharedEpoch:
     """An epoch number in memory that stages and worker processes share, and how often it was set."""
 
-    _cell: torch.Tensor
-
     def __init__(self) -> None:
-        self.__setstate__({"_cell": torch.zeros(2, dtype=torch.int64)})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Share the memory of a copy too: pickles and deep copies go their own way, but their workers with them."""
-        self.__dict__.update(state)
-        self._cell.share_memory_()  # type: ignore[no-untyped-call]
+        self._cells = SharedIntegers(2)
 
     @property
     def value(self) -> int:
         """The epoch."""
-        return int(self._cell[0])
+        return int(self._cells.array[0])
 
     @value.setter
     def value(self, epoch: int) -> None:
-        self._cell[0] = epoch
-        self._cell[1] += 1
+        cells = self._cells.array
+        cells[0] = epoch
+        cells[1] += 1
 
     @property
     def times_set(self) -> int:
         """How often it was set."""
-        return int(self._cell[1])
+        return int(self._cells.array[1])
 
 
 class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
@@ -102,6 +96,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         group: A torch process group, DeviceMesh or slice of one, whose ranks count instead of all: ranks that hold the
             same data-parallel place get the same samples.
         fields: The fields that are wanted; only they are read. None for all.
+        limit: Only the first samples of the dataset, so many, to try a program out: to all else they are the whole
+            dataset. None, or more than there are, for all.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
         read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are wanted,
@@ -130,6 +126,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         world_size: int | None = None,
         group: Any = None,
         fields: Sequence[str] | None = None,
+        limit: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
         read_ahead_bytes: int = Access.read_ahead_bytes,
         connections: int = Access.connections,
@@ -140,11 +137,13 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             raise InputError(
                 "the path of a dataset cannot be",
                 expected="a folder that wdsplit convert or wdsplit index has written",
-                found=f"{type(path).__name__}: {reprlib.repr(path)}",
+                found=type(path).__name__,
                 remedy="for several datasets use wdsplit.mix, for existing tars wdsplit index",
             )
         access = access_of(storage_options, read_ahead_bytes, connections, cache_dir, cache_size)
         manifest = read_manifest(access.storage(str(path)))
+        if limit is not None:
+            manifest = first_samples(manifest, whole(limit))
         options = OrderOptions(
             whole(seed),
             bool(shuffle),
@@ -223,6 +222,24 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             TopologyError: They contradict each other.
         """
         return self._rank or detect_rank(group=self._group)
+
+    def at_rank(self, rank: int, world_size: int) -> Dataset:
+        """Return the same dataset, with the same epoch, for a rank that a library has told.
+
+        Raises:
+            TopologyError: The dataset was opened for another one, or there is no such rank.
+        """
+        told = World(whole(rank), whole(world_size))
+        if (self._rank is not None or self._group is not None) and self.world() != told:
+            raise TopologyError(
+                "the dataset was opened for another rank",
+                expected=f"rank {told.rank} of {told.world_size}",
+                found=f"rank {self.world().rank} of {self.world().world_size}",
+                remedy="leave out rank=, world_size= and group=",
+            )
+        dataset: Dataset = self.compose()
+        dataset._rank, dataset._group = told, None
+        return dataset
 
     def order(self, epoch: int | None = None) -> AnyOrder:
         """Return the order of an epoch, by default of the next iteration's."""

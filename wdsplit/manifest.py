@@ -11,6 +11,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +35,7 @@ __all__ = [
     "Shards",
     "checksum_of",
     "dump_manifest",
+    "first_samples",
     "index_path",
     "parse_manifest",
     "shard_path",
@@ -115,6 +117,33 @@ class Manifest:
 def _lines(texts: pa.StringArray) -> pa.Buffer:
     """Return the bytes of texts, with a newline between any two."""
     return pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
+
+
+def first_samples(manifest: Manifest, limit: int) -> Manifest:
+    """Return a manifest as if the dataset had only its first samples, and all after them were pads of the last shard.
+
+    Readers leave the pads at the end of a shard out, so nothing else needs to know. The fingerprint is another one for
+    each limit.
+
+    Args:
+        manifest: The dataset's manifest.
+        limit: How many samples, counted through the shards in their order; at least 1. A limit that leaves nothing out
+            gives the manifest itself.
+
+    Raises:
+        InputError: The limit cannot be.
+    """
+    if type(limit) is not int or limit < 1:
+        raise InputError("the limit cannot be", expected="an integer of at least 1", found=repr(limit))
+    if limit >= manifest.num_samples:
+        return manifest
+    ends = np.cumsum(manifest.shards.num_real)
+    last = int(np.searchsorted(ends, limit))
+    table = manifest.shards.table.slice(0, last + 1)
+    num_pads = manifest.shards.column("num_pads")[: last + 1].copy()
+    num_pads[last] += ends[last] - limit
+    table = table.set_column(table.schema.get_field_index("num_pads"), table.schema.field("num_pads"), [num_pads])
+    return dataclasses.replace(manifest, shards=Shards(table))
 
 
 def shard_path(shard: int) -> str:

@@ -86,8 +86,8 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
         raise StateError(
             "the state does not belong to this dataset and these options",
             found="; ".join(found),
-            remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail; for a "
-            "mixture also the same datasets in the same order, with the same shares), "
+            remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail, limit; "
+            "for a mixture also the same datasets in the same order, with the same shares), "
             "and with tail `uneven` give each rank its own state; or start the epoch anew without the state",
         )
     return State(values["epoch"], values["position"])

@@ -1,0 +1,244 @@
+"""One rank of a torchrun job: runs checks of wdsplit.debug that fail, and some that hold, and writes what they said.
+
+torchrun ... debug_worker.py DATASET OUT
+"""
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from wdsplit import debug
+from wdsplit.dataset import Dataset
+from wdsplit.errors import InputError
+from wdsplit.loader import Loader
+
+BATCH_SIZE = 6
+
+
+def model_of(seed):
+    debug.set_seed(seed, rank=0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+
+
+def said(check, *arguments, **options):
+    """Return what a check returned, or what its error said."""
+    try:
+        return {"returned": check(*arguments, **options)}
+    except (debug.CheckError, InputError) as error:
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+def audited(loader, epochs=1, between=lambda audited, epoch, step: None):
+    """Run epochs within an audit; return what it found, as texts."""
+    with debug.audit(loader, timeout_s=20) as batches:
+        for epoch in range(epochs):
+            for step, _ in enumerate(batches):
+                if between(batches, epoch, step) == "stop":
+                    break
+    return [str(epoch) for epoch in batches.epochs]
+
+
+# Parameters and gradients
+
+
+def parameters(rank):
+    model = model_of(0)
+    result = {"same": said(debug.check_same_parameters, model), "hash": debug.param_hash(model)}
+    with torch.no_grad():
+        model[2].weight[0, 0] += rank
+    result["different"] = said(debug.check_same_parameters, model)
+    result["shapes"] = said(debug.check_same_parameters, torch.nn.Linear(3, 2 + rank))
+    result["names"] = said(debug.check_same_parameters, {"a": torch.ones(1), f"b{rank}": torch.ones(1)})
+    device = "meta" if rank else "cpu"
+    result["meta on one rank"] = said(debug.check_same_parameters, torch.nn.Linear(3, 2, device=device))
+    buffered = torch.nn.BatchNorm1d(3)
+    buffered.running_mean += rank
+    result["buffers"] = said(debug.check_same_parameters, buffered, buffers=True)
+    result["no buffers"] = said(debug.check_same_parameters, buffered)
+    return result
+
+
+def sharded(rank):
+    """FSDP2 on a mesh of one dimension, where each rank has its own; on two, where a replica can differ; and FSDP1."""
+    whole = model_of(0)
+    fully_shard(whole, mesh=init_device_mesh("cpu", (2,)))
+    result = {"own parts": said(debug.check_same_parameters, whole)}
+    hybrid = model_of(0)
+    fully_shard(hybrid, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    result["replicas"] = said(debug.check_same_parameters, hybrid)
+    with torch.no_grad():
+        hybrid[0].bias.to_local().add_(rank)
+    result["a replica that differs"] = said(debug.check_same_parameters, hybrid)
+    hybrid(torch.ones(2, 3)).sum().backward()
+    result["gradients of replicas"] = said(debug.check_same_gradients, hybrid)
+    mesh = init_device_mesh("cpu", (2,))
+    tensors = {
+        "rows": distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)]),
+        "copies": distribute_tensor(torch.arange(8.0), mesh, [Replicate()]),
+    }
+    result["tensors"] = said(debug.check_same_parameters, tensors)
+    unreduced = {"sum": DTensor.from_local(torch.ones(2), mesh, [Partial()])}
+    result["not reduced"] = said(debug.check_same_parameters, unreduced)
+    result["old"] = said(debug.check_same_parameters, FullyShardedDataParallel(model_of(0), device_id="cpu"))
+    return result
+
+
+def gradients(rank):
+    torch.manual_seed(7 + rank)
+    inputs = torch.randn(5, 3)
+    plain = model_of(0)
+    plain(inputs).square().sum().backward()
+    result = {"not reduced": said(debug.check_same_gradients, plain)}
+    result["within a tolerance"] = said(debug.check_same_gradients, plain, tolerance=0.999)
+    reduced = DistributedDataParallel(model_of(0))
+    reduced(inputs).square().sum().backward()
+    result["reduced"] = said(debug.check_same_gradients, reduced)
+    if rank:
+        reduced.module[2].bias.grad[1] = torch.nan
+    result["nan"] = said(debug.check_same_gradients, reduced, sample=None)
+    if rank:
+        reduced.module[2].bias.grad = None
+    result["none"] = said(debug.check_same_gradients, reduced)
+    return result
+
+
+# What was delivered
+
+
+def loader_of(path, num_workers=0, **options):
+    return Loader(Dataset(path, **options), BATCH_SIZE, num_workers=num_workers)
+
+
+def audits_that_hold(path, rank):
+    result = {}
+    for tail in ("pad", "drop", "uneven"):
+        result[tail] = audited(loader_of(path, tail=tail), epochs=2)
+    result["workers"] = audited(loader_of(path, num_workers=2))
+    named = Dataset(path).decode().to_tuple("cls", *debug.AUDITED)
+    result["tuples"] = audited(Loader(named, BATCH_SIZE))
+    keys = Dataset(path).to_tuple("__key__", "__pad__")
+    result["keys alone"] = audited(Loader(keys, BATCH_SIZE))
+    stopped = loader_of(path)
+    result["left early"] = audited(stopped, between=lambda batches, epoch, step: "stop" if step == 2 else None)
+    resumed = loader_of(path)
+    resumed.load_state_dict(stopped.state_dict())
+    result["resumed"] = audited(resumed, epochs=2)
+    stopped = loader_of(path, tail="uneven")
+    audited(stopped, between=lambda batches, epoch, step: "stop" if step == 2 else None)
+    resumed = loader_of(path, tail="uneven")
+    resumed.load_state_dict(stopped.state_dict())
+    result["resumed, uneven"] = audited(resumed)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    result["replicas"] = audited(loader_of(path, group=mesh["dp"]))
+    result["whole mesh"] = audited(loader_of(path, group=mesh))
+    return result
+
+
+def losing(path, rank, **options):
+    """Return a loader that loses step 3 of rank 1."""
+
+    class Losing(Loader):
+        def __iter__(self):
+            return (batch for step, batch in enumerate(super().__iter__()) if (rank, step) != (1, 3))
+
+    return Losing(Dataset(path, **options), BATCH_SIZE)
+
+
+def audits_that_fail(path, rank):
+    result = {
+        "ignored rank": said(audited, loader_of(path, rank=0, world_size=1)),
+        "other seeds": said(audited, loader_of(path, seed=rank)),
+        "lost": said(audited, losing(path, rank)),
+        "lost, uneven": said(audited, losing(path, rank, tail="uneven")),
+    }
+    keys = Dataset(path, rank=0, world_size=1).to_tuple("__key__", "__pad__")
+    result["ignored rank, keys alone"] = said(audited, Loader(keys, BATCH_SIZE))
+    positions = Dataset(path, rank=0, world_size=1).to_tuple("__position__")
+    result["ignored rank, positions alone"] = said(audited, Loader(positions, BATCH_SIZE))
+    loader = loader_of(path)
+    loader.set_epoch(rank)
+    result["other epochs"] = said(audited, loader)
+    loader = loader_of(path)
+    if rank:
+        skipping = loader_of(path)
+        next(iter(skipping))
+        loader.load_state_dict(skipping.state_dict())
+    result["other positions"] = said(audited, loader)
+    result["dropped fields"] = said(audited, Loader(Dataset(path).to_tuple("cls"), BATCH_SIZE))
+    return result
+
+
+class EndedError(Exception):
+    pass
+
+
+def a_rank_that_fails(path, rank):
+    """Rank 1 leaves its audit by an error and lives on; rank 0 must not wait for it."""
+
+    def failing(batches, epoch, step):
+        if rank and step == 2:
+            raise EndedError("the loss is nan")
+
+    begun = time.monotonic()
+    try:
+        result = said(audited, loader_of(path), between=failing)
+    except EndedError:
+        result = {}
+    distributed.barrier()
+    return {**result, "waited_s": time.monotonic() - begun}
+
+
+def late(rank):
+    """Rank 1 does not come to a barrier, but to the next."""
+    result = {"met": said(debug.barrier, 20, name="first")}
+    if not rank:
+        result["alone"] = said(debug.barrier, 0.5, name="second")
+    distributed.barrier()
+    if rank:
+        result["too late"] = said(debug.barrier, 20, name="second")
+    return result
+
+
+def losses(rank, out):
+    with debug.LossLog(out / "losses") as log:
+        for step in range(60):
+            log.log(step, torch.tensor(3.0 - step / 50 + 0.1 * (step * 7 % 5) + (step > 30) * 2 * rank), lr=0.1)
+    return str(log.path.name)
+
+
+def main(path, folder):
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    warnings.filterwarnings("ignore", ".*FSDP", FutureWarning)
+    out = Path(folder)
+    before = debug.set_seed(5)
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    result = {
+        "seed": [before.rank, before.value, debug.set_seed(5).value, torch.initial_seed()],
+        "parameters": parameters(rank),
+        "sharded": sharded(rank),
+        "gradients": gradients(rank),
+        "audits that hold": audits_that_hold(path, rank),
+        "audits that fail": audits_that_fail(path, rank),
+        "unequal epochs": said(audited, loader_of(path), epochs=2 - rank),
+        "a rank that fails": a_rank_that_fails(path, rank),
+        "late": late(rank),
+        "losses": losses(rank, out),
+    }
+    (out / f"{rank}.json").write_text(json.dumps(result))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,35 @@
+"""Debugging a training on many ranks: what differs between them, what they were given, and who waits for whom.
+
+Nothing here is needed for training, and nothing of it is loaded with `import wdsplit`. What ranks tell each other goes
+over `torch.distributed`; without it, all that needs no other rank works in one process.
+"""
+
+from __future__ import annotations
+
+from wdsplit.debug.audits import AUDITED, Audit, EpochAudit, audit
+from wdsplit.debug.diagnosis import Diagnosis, diagnose
+from wdsplit.debug.gradients import check_same_gradients
+from wdsplit.debug.losses import Divergence, Losses, LossLog, read_losses
+from wdsplit.debug.parameters import check_same_parameters, param_hash
+from wdsplit.debug.ranks import CheckError, barrier
+from wdsplit.debug.seeds import Seeded, set_seed
+
+__all__ = [
+    "AUDITED",
+    "Audit",
+    "CheckError",
+    "Diagnosis",
+    "Divergence",
+    "EpochAudit",
+    "LossLog",
+    "Losses",
+    "Seeded",
+    "audit",
+    "barrier",
+    "check_same_gradients",
+    "check_same_parameters",
+    "diagnose",
+    "param_hash",
+    "read_losses",
+    "set_seed",
+]

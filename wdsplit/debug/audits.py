@@ -1,0 +1,294 @@
+"""Was each sample delivered once: an audit of what a real training is given, over all its ranks.
+
+It looks at what the batches hold, `__key__` and `__position__`, not at what the loader meant to deliver. At the end of
+an epoch the ranks compare what they were given. A rank keeps up to 16 bytes for each sample that it is given in an
+epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from wdsplit.debug.delivered import Delivery, Faults, compare_positions, find_repeated
+from wdsplit.debug.identity import AUDITED, Identifier
+from wdsplit.debug.ranks import CheckError, Meetings, Ranks, listed
+from wdsplit.debug.record import Facts, Record, due_positions, key_at, num_due
+from wdsplit.errors import InputError
+from wdsplit.loader import Loader
+
+__all__ = ["AUDITED", "Audit", "EpochAudit", "audit"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EpochAudit:
+    """An epoch, or what was delivered of it, in which each sample came once.
+
+    Attributes:
+        epoch: The epoch.
+        start: The position that it was resumed from, or 0.
+        steps: Steps of this rank.
+        samples: Samples that all ranks were given, pads left out.
+        pads: Pads that they were given.
+        complete: Whether it was iterated to its end on all ranks: only then gaps are looked for.
+        by: What the samples were told apart by: `__key__`, `__position__` or both.
+    """
+
+    epoch: int
+    start: int
+    steps: int
+    samples: int
+    pads: int
+    complete: bool
+    by: tuple[str, ...]
+
+    def __str__(self) -> str:
+        whole = "nothing is missing" if self.complete else "left before its end"
+        resumed = f" from position {self.start:,} on" if self.start else ""
+        return (
+            f"epoch {self.epoch}{resumed}: {self.samples:,} samples, each once, by {' and '.join(self.by)}; "
+            f"pads: {self.pads:,}; {whole}"
+        )
+
+
+def audit(
+    loader: Loader,
+    *,
+    of: Callable[[Any], Mapping[str, Any]] | None = None,
+    group: Any = None,
+    timeout_s: float = 300.0,
+) -> Audit:
+    """Audit what a training is given: no sample twice in an epoch over all ranks, and none missing.
+
+    Iterate what this gives instead of the loader; it has all that the loader has. At the end of each epoch the ranks
+    compare what they were given; all of them fail if a sample came twice or not at all. An epoch that is left early is
+    compared when the next one begins or the `with` ends, for samples that came twice. One that was resumed is audited
+    from there on. If a rank fails, the others are told and do not wait for it.
+
+        with wdsplit.debug.audit(loader) as audited:
+            for epoch in range(3):
+                for batch in audited:
+                    ...
+
+    Args:
+        loader: The loader; with one of several ranks, all of them must do the same.
+        of: Finds in a batch what tells its samples: returns a dict of `__key__`, `__position__` and `__pad__`, or some
+            of them. None if the batches are dicts that have them, or tuples of a dataset whose last stage is a
+            `to_tuple` that names them.
+        group: A process group or DeviceMesh whose ranks share an epoch; by default the dataset's, else all.
+        timeout_s: How long a rank waits for the others at the end of an epoch.
+
+    Raises:
+        InputError: It is no wdsplit.Loader; and, when it is iterated, if a batch does not tell which samples it holds.
+        CheckError: When it is iterated, or left: a sample came twice, or is missing; or ranks did not come.
+    """
+    return Audit(loader, of, group, timeout_s)
+
+
+class Audit:
+    """A loader whose deliveries are audited; made by `audit`. It has all that the loader has.
+
+    Attributes:
+        epochs: What was audited so far.
+    """
+
+    def __init__(
+        self, loader: Loader, of: Callable[[Any], Mapping[str, Any]] | None, group: Any, timeout_s: float
+    ) -> None:
+        if not isinstance(loader, Loader):
+            raise InputError("this cannot be audited", expected="a wdsplit.Loader", found=type(loader).__name__)
+        self.epochs: list[EpochAudit] = []
+        self._loader = loader
+        self._identify = Identifier(loader, of)
+        self._group = loader.dataset._group if group is None else group
+        self._timeout_s = timeout_s
+        self._ranks = Ranks()
+        self._meetings: Meetings | None = None
+        self._record: Record | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __enter__(self) -> Audit:
+        self._ranks = Ranks.of(self._group)
+        self._meetings = Meetings(self._ranks, "audit", self._timeout_s)
+        world = self._loader.dataset.world()
+        if len(self._ranks) == 1 and world.world_size > 1:
+            logger.warning(
+                "only what rank %d of %d is given is audited: torch.distributed is not initialised",
+                world.rank,
+                world.world_size,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        meetings = self._meetings
+        try:
+            if error is None:
+                self._settle()
+        finally:
+            self._meetings = None
+            if meetings is not None:
+                meetings.leave("its audit is over" if error is None else f"{type(error).__name__}: {error}")
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the loader's batches."""
+        if self._meetings is None:
+            raise InputError("an audit is a context", remedy="with wdsplit.debug.audit(loader) as audited: ...")
+        self._settle()
+        self._record = record = Record(self._loader)
+        for batch in self._loader:
+            record.note(batch, self._identify)
+            yield batch
+        record.complete = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """Compare what was delivered since the last time, if anything was begun."""
+        record, self._record = self._record, None
+        if record is None or self._meetings is None:
+            return
+        self._meetings.meet()
+        facts = self._ranks.gathered(record.facts())
+        total = sum(each.num_samples for each in facts)
+        by = tuple(
+            name
+            for name, is_known in (
+                ("__key__", all(each.has_keys for each in facts)),
+                ("__position__", all(each.has_positions for each in facts)),
+            )
+            if is_known
+        )
+        complete = all(each.complete for each in facts)
+        faults: Faults | None = None
+        if "__key__" in by:
+            self._refuse_repeated(record, facts, find_repeated(self._ranks, record.hashes(), total))
+        if "__position__" in by:
+            due = due_positions(record, facts)
+            faults = compare_positions(self._ranks, record.positions(), total, due, record.stop)
+            self._refuse_repeated(record, facts, faults)
+        self._refuse_contradictions(record, facts)
+        self._refuse_gaps(record, facts, faults, complete)
+        num_pads = sum(each.num_pads for each in facts)
+        found = EpochAudit(record.order.epoch, record.start, record.facts().steps, total, num_pads, complete, by)
+        self.epochs.append(found)
+        if self._ranks.place == 0:
+            logger.info("%s: %s", self._loader.dataset.source.url, found)
+
+    def _refuse_repeated(self, record: Record, facts: list[Facts], faults: Faults) -> None:
+        if not faults.num_repeated:
+            return
+        told = self._told(record, [delivery for group in faults.repeated for delivery in group])
+        texts = []
+        for group in faults.repeated:
+            where = listed(
+                f"rank {self._ranks.members[place]} in step {told[place, index][1]}" for place, index in group
+            )
+            texts.append(f"{told[group[0]][0]}: {where}")
+        raise CheckError(
+            f"samples were delivered more than once in epoch {record.order.epoch}",
+            place=self._loader.dataset.source.url,
+            expected="each sample once, on one rank",
+            found="; ".join([f"{faults.num_repeated} deliveries too many", *texts, *self._contradictions(facts)]),
+            remedy="let the dataset find out its rank: leave out rank= and world_size=, and begin to iterate after "
+            "init_process_group; set the same seed and epoch on all ranks. Ranks that shall have the same samples "
+            "(tensor parallelism) need group=, of the Dataset or of the audit",
+        )
+
+    def _told(self, record: Record, deliveries: list[Delivery]) -> dict[Delivery, tuple[str, int]]:
+        """Return how the ranks call some samples that they were given, and in which steps."""
+        place = self._ranks.place
+        own = {each: record.told(each[1], self._loader) for each in deliveries if each[0] == place}
+        return {delivery: told for part in self._ranks.gathered(own) for delivery, told in part.items()}
+
+    def _contradictions(self, facts: list[Facts]) -> list[str]:
+        """Return where the ranks contradict each other."""
+        members, first = self._ranks.members, facts[0]
+        found = []
+        for place, (member, each) in enumerate(zip(members, facts, strict=True)):
+            if len(facts) > 1 and (each.rank, each.world_size) != (place, len(facts)) and _is_odd(facts):
+                found.append(f"rank {member} reads as rank {each.rank} of {each.world_size}")
+            found += [
+                f"rank {member} has {name} {value}, rank {members[0]} {first.settings[name]}"
+                for name, value in each.settings.items()
+                if value != first.settings[name]
+            ]
+        return found
+
+    def _refuse_contradictions(self, record: Record, facts: list[Facts]) -> None:
+        found = self._contradictions(facts)
+        if record.order.options.tail != "uneven":
+            found += self._unlike("begin at position", [each.start for each in facts])
+        if found:
+            raise CheckError(
+                f"the ranks do not read one and the same epoch {record.order.epoch}",
+                place=self._loader.dataset.source.url,
+                expected=f"{len(facts)} ranks with the same options and epoch, from the same position on",
+                found="; ".join(found),
+                remedy="open the dataset with the same options on all ranks, call set_epoch on all, and give all of "
+                "them the same state when they resume",
+            )
+
+    def _unlike(self, name: str, values: list[int]) -> list[str]:
+        """Say what each rank has, if not all have the same."""
+        told = zip(self._ranks.members, values, strict=True)
+        return [f"{name}: {listed(f'rank {member} {value}' for member, value in told)}"] if len(set(values)) > 1 else []
+
+    def _refuse_gaps(self, record: Record, facts: list[Facts], faults: Faults | None, complete: bool) -> None:
+        """Refuse what was delivered unless it is what is due; without positions there are only numbers to compare."""
+        texts = []
+        if faults is not None and faults.num_unexpected:
+            told = self._told(record, faults.unexpected)
+            texts.append(f"{faults.num_unexpected} samples too many, from before the start or after the end")
+            texts += [
+                f"{told[place, index][0]}: rank {self._ranks.members[place]} in step {told[place, index][1]}"
+                for place, index in faults.unexpected
+            ]
+        if complete and faults is None:
+            delivered, due = sum(each.num_samples for each in facts), num_due(record, facts)
+            if delivered != due:
+                texts.append(f"{delivered} samples instead of {due}: keep __position__ to have them named")
+        if complete and faults is not None and faults.num_missing:
+            texts += [f"{faults.num_missing} samples missing", *map(self._missing(record), faults.missing)]
+        if complete and record.order.options.tail != "uneven":
+            texts += self._unlike("steps", [each.steps for each in facts])
+        if texts:
+            raise CheckError(
+                f"what was delivered is not epoch {record.order.epoch}",
+                place=self._loader.dataset.source.url,
+                expected=f"each sample from position {record.start} on, once",
+                found="; ".join(texts),
+                remedy="iterate the loader to its end on all ranks; nothing between it and the training may drop or "
+                "replace samples or batches",
+            )
+
+    def _missing(self, record: Record) -> Callable[[int], str]:
+        """Return what tells of a position who should have been given it."""
+        world_size = record.world.world_size
+        global_batch = self._loader.batch_size * world_size
+
+        def told(position: int) -> str:
+            key = key_at(self._loader, record.order, position)
+            name = f"position {position}" if key is None else f"sample {key!r} at position {position}"
+            ahead = (position - record.start) // global_batch
+            step = "" if record.order.options.tail == "uneven" else f" in step {record.first_step + ahead}"
+            return f"{name}, which rank {position % world_size} should have had{step}"
+
+        return told
+
+
+def _is_odd(facts: list[Facts]) -> bool:
+    """Tell whether the ranks' places are not 0, 1, 2, ... of as many as there are."""
+    return sorted((each.rank, each.world_size) for each in facts) != [(rank, len(facts)) for rank in range(len(facts))]

@@ -1,0 +1,165 @@
+"""What a rank was given in an iteration, and what it tells the other ranks of that."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.debug.identity import Identifier, key_hash
+from wdsplit.errors import WdsplitError
+from wdsplit.loader import Loader
+from wdsplit.order import EpochOrder, Int64
+from wdsplit.split import Steps
+
+__all__ = ["Facts", "Record", "due_positions", "key_at", "num_due"]
+
+_POSITIONS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank says of an iteration.
+
+    Attributes:
+        rank: Its rank, as its dataset has it.
+        world_size: The number of ranks, as its dataset has it.
+        settings: What must be the same on all ranks, by its name.
+        start: The position that it began at.
+        stop: The position after the last that it should be given.
+        steps: The batches that it was given.
+        complete: Whether it came to the end.
+        num_samples: Samples in them, pads left out.
+        num_pads: Pads in them.
+        has_keys: Whether they held keys.
+        has_positions: Whether they held positions.
+    """
+
+    rank: int
+    world_size: int
+    settings: dict[str, Any]
+    start: int
+    stop: int
+    steps: int
+    complete: bool
+    num_samples: int
+    num_pads: int
+    has_keys: bool
+    has_positions: bool
+
+
+class Record:
+    """What this rank was given in an iteration.
+
+    Args:
+        loader: The loader, about to be iterated.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        begin, world, dataset = loader._start(), loader.dataset.world(), loader.dataset
+        self.order = dataset.order(begin.epoch)
+        self.start = begin.position
+        self.world = world
+        self.first_step = begin.position // (loader.batch_size * world.world_size)
+        is_dropped = dataset.options.tail == "drop"
+        steps = Steps(self.order, world, loader.batch_size, begin.position)
+        self.stop = steps.end if is_dropped else self.order.num_positions
+        self.settings = {
+            "epoch": begin.epoch,
+            "dataset": dataset.source.fingerprint,
+            "batch_size": loader.batch_size,
+            **dataclasses.asdict(dataset.options),
+        }
+        self.complete = False
+        self._hashes: list[npt.NDArray[np.uint64]] = []
+        self._positions: list[Int64] = []
+        self._ends: list[int] = []
+        self._num_pads = 0
+
+    def note(self, batch: Any, identify: Identifier) -> None:
+        """Note what a batch holds."""
+        found = identify(batch, self.order)
+        columns = [column for column in (found.hashes, found.positions) if column is not None]
+        if found.hashes is not None:
+            self._hashes.append(found.hashes)
+        if found.positions is not None:
+            self._positions.append(found.positions)
+        self._ends.append(len(columns[0]) + (self._ends[-1] if self._ends else 0))
+        self._num_pads += found.num_pads
+
+    def facts(self) -> Facts:
+        """Return what the others must know."""
+        num_steps = len(self._ends)
+        return Facts(
+            self.world.rank,
+            self.world.world_size,
+            self.settings,
+            self.start,
+            self.stop,
+            num_steps,
+            self.complete,
+            self._ends[-1] if self._ends else 0,
+            self._num_pads,
+            len(self._hashes) == num_steps,
+            len(self._positions) == num_steps,
+        )
+
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Return the hashes of all keys, in the order of their deliveries."""
+        return np.concatenate([np.zeros(0, np.uint64), *self._hashes])
+
+    def positions(self) -> Int64:
+        """Return all positions, in the order of their deliveries."""
+        return np.concatenate([np.zeros(0, np.int64), *self._positions])
+
+    def told(self, index: int, loader: Loader) -> tuple[str, int]:
+        """Return how to call a sample that was delivered, and the step."""
+        step = self.first_step + int(np.searchsorted(self._ends, index, side="right"))
+        hashes = self.hashes()[index : index + 1].tolist()
+        if not self._positions:
+            return f"the sample whose key has the hash {hashes[0]:016x}", step
+        position = int(self.positions()[index])
+        key = key_at(loader, self.order, position)
+        if key is None or (hashes and key_hash(key) != hashes[0]):
+            return f"the sample at position {position}", step
+        return f"sample {key!r} at position {position}", step
+
+
+def key_at(loader: Loader, order: Any, position: int) -> str | None:
+    """Return the key of the sample at a position; None if it cannot be found out."""
+    if not isinstance(order, EpochOrder):
+        return None
+    located = order.locate(np.array([position]))
+    shard = int(located.shard[0])
+    with contextlib.suppress(WdsplitError):
+        return str(loader.dataset.sample(int(order.counts[:shard].sum() + located.sample[0]))["__key__"])
+    return None
+
+
+def due_positions(record: Record, facts: Sequence[Facts]) -> Callable[[Int64], npt.NDArray[np.bool_]]:
+    """Return what tells which positions the ranks should have been given."""
+    world_size = record.world.world_size
+    starts = np.full(world_size, record.stop)
+    for each in facts:
+        if each.rank < world_size:
+            starts[each.rank] = min(starts[each.rank], each.start)
+
+    def expected(positions: Int64) -> npt.NDArray[np.bool_]:
+        is_due = (positions >= starts[positions % world_size]) & (positions < record.stop)
+        due: npt.NDArray[np.bool_] = is_due & record.order.is_real(positions)
+        return due
+
+    return expected
+
+
+def num_due(record: Record, facts: Sequence[Facts]) -> int:
+    """Return how many samples the ranks should have been given."""
+    due, count = due_positions(record, facts), 0
+    for first in range(0, record.stop, _POSITIONS_AT_ONCE):
+        count += int(due(np.arange(first, min(record.stop, first + _POSITIONS_AT_ONCE))).sum())
+    return count

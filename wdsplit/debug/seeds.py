@@ -1,0 +1,70 @@
+"""Seeds of the global random generators: another one for each rank, the same ones in each run."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from wdsplit.errors import InputError
+from wdsplit.order import MAX_SEED, hash_stream
+from wdsplit.split import whole
+from wdsplit.world import detect_rank
+
+__all__ = ["Seeded", "set_seed"]
+
+_DOMAIN = 13
+"""Domain of the hash, beside those of `order`."""
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """What `set_seed` has set.
+
+    Attributes:
+        seed: The seed that was asked for.
+        rank: The rank.
+        value: What the generators were seeded with: a 64-bit hash of both.
+        libraries: Whose generators.
+    """
+
+    seed: int
+    rank: int
+    value: int
+    libraries: tuple[str, ...]
+
+
+def set_seed(seed: int, rank: int | None = None) -> Seeded:
+    """Seed the global generators of Python, numpy and, if it is installed, torch (of the CPU and all GPUs).
+
+    All are seeded with `hash_stream(seed, 13, rank)`, the splitmix64 hash that the order is made from (numpy's with its
+    two halves). So ranks draw different numbers, no sum of seed and rank collides with another, and a run draws the
+    same numbers again.
+
+    For what must be the same on all ranks, such as the parameters of a model that nobody broadcasts (DDP does), name
+    one rank everywhere first, `set_seed(seed, rank=0)`, make the model, then call `set_seed(seed)`. The batches of a
+    `Loader` depend on its dataset's seed alone; `map_random` too.
+
+    Args:
+        seed: 0 <= seed < 2**63.
+        rank: At least 0; detected if None.
+
+    Raises:
+        InputError: The seed or the rank cannot be.
+        TopologyError: The rank is to be detected, and what tells it contradicts itself.
+    """
+    seed, rank = whole(seed), detect_rank().rank if rank is None else whole(rank)
+    for name, number in (("seed", seed), ("rank", rank)):
+        if type(number) is not int or not 0 <= number <= MAX_SEED:
+            raise InputError(f"the {name} cannot be", expected="an integer from 0 to 2**63 - 1", found=repr(number))
+    value = hash_stream(seed, _DOMAIN, rank)
+    random.seed(value)
+    np.random.seed([value & 0xFFFFFFFF, value >> 32])
+    if importlib.util.find_spec("torch") is None:
+        return Seeded(seed, rank, value, ("python", "numpy"))
+    import torch
+
+    torch.manual_seed(value)
+    return Seeded(seed, rank, value, ("python", "numpy", "torch"))
