@@ -4,6 +4,7 @@ import os
 import shutil
 
 import pytest
+from example_runs import SMALL, make_digits, run
 from faults import FaultProxy
 from hypothesis import HealthCheck, settings
 from made_datasets import numbers_dataset
@@ -32,6 +33,18 @@ def numbers(tmp_path_factory):
 def whole_lanes(tmp_path_factory):
     """Return a dataset of 96 samples with 2 whole shards in each of 12 lanes."""
     return numbers_dataset(tmp_path_factory.mktemp("whole_lanes"), 96, shards=24, lanes=12, window=3)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """Return the datasets of digits to train the examples on and to test them with."""
+    return make_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="session")
+def by_ddp(digits, tmp_path_factory):
+    """Return what examples/train_ddp.py tells of a run that nothing interrupts."""
+    return run("train_ddp.py", *digits, *SMALL, out=tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.fixture(params=[text.BLOCK_BYTES, 7], ids=["whole", "tiny"])

@@ -68,3 +68,12 @@ def woven(parts):
 
 def delivered(batches):
     return list(itertools.chain.from_iterable(batches))
+
+
+def leave_group():
+    """Leave the process group, if a library has joined one: a rank whose threads run at its end may be aborted."""
+    import torch.distributed as distributed
+
+    if distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()

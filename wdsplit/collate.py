@@ -2,29 +2,35 @@
 
 Numbers, arrays and tensors are stacked; strings, bytes and all else come as lists. A column knows what it was made of,
 so that what a batch looks like, or why it cannot be, does not depend on how many parts it was made of.
+
+Columns are numpy's arrays, unless they were made of tensors; what a batch is made of is settled when it is woven. So
+torch is not needed for numpy's batches: where there are tensors, the program has loaded it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from wdsplit.block import Columns
 from wdsplit.errors import PipelineError
 from wdsplit.order import Int64
 
-__all__ = ["Column", "collate", "collate_columns", "is_plain", "num_bytes", "weave"]
+__all__ = ["Column", "Output", "as_array", "collate", "collate_columns", "is_plain", "num_bytes", "weave"]
 
-Places = slice | torch.Tensor
+Output = Literal["torch", "numpy"]
+"""What numbers, arrays and tensors are in a batch: torch's tensors, or numpy's arrays."""
+
+Places = slice | Int64
 """The places of a part's samples in the batch."""
 
 _MAX_INT = 2**63
-_PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other", torch.Tensor: "tensor"}
+_PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other"}
 """Types whose kind needs no closer look, for columns of one type."""
 
 
@@ -34,7 +40,7 @@ class Column:
 
     Attributes:
         kind: What the values are: tensor, array, number or other.
-        data: A tensor with one more dimension in front; a list for `other`.
+        data: A tensor of tensors, an array of arrays or numbers, each with one more dimension in front; else a list.
         is_plain: Whether it is known that all values are bytes, or all of them text.
     """
 
@@ -44,14 +50,38 @@ class Column:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go as bytes where numpy has the dtype: a tensor, and an array too, is slow to pickle."""
-        if isinstance(self.data, torch.Tensor) and self.data.dtype != torch.bfloat16:
-            array = self.data.detach().numpy()
-            return _column_of, (self.kind, array.dtype.str, array.shape, bytearray(array.tobytes()))
-        return Column, (self.kind, self.data, self.is_plain)
+        array = as_array(self.data)
+        if array is None:
+            return Column, (self.kind, self.data, self.is_plain)
+        return _column_of, (self.kind, array.dtype.str, array.shape, bytearray(array.tobytes()))
 
 
 def _column_of(kind: str, dtype: str, shape: tuple[int, ...], data: bytearray) -> Column:
-    return Column(kind, torch.from_numpy(np.frombuffer(data, dtype).reshape(shape)))
+    array = np.frombuffer(data, dtype).reshape(shape)
+    return Column(kind, _as_tensor(array) if kind == "tensor" else array)
+
+
+def as_array(data: Any) -> npt.NDArray[Any] | None:
+    """Return a tensor of the CPU, or an array, as an array of the same memory; None for what numpy does not have."""
+    if isinstance(data, np.ndarray):
+        return data
+    if not _is_tensor(data):
+        return None
+    try:
+        array: npt.NDArray[Any] = data.detach().numpy()
+        return array
+    except (TypeError, RuntimeError):
+        return None
+
+
+def _as_tensor(array: npt.NDArray[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_plain(part: Any) -> bool:
@@ -98,7 +128,7 @@ def _whole_column(values: Any, name: str) -> Column:
     if not isinstance(values, np.ndarray):
         return _column(values, name)
     is_numbers = values.ndim == 1 and values.dtype in (np.int64, np.float64, np.bool_)
-    return Column("number" if is_numbers else "array", _as_tensor(values, name))
+    return Column("number" if is_numbers else "array", _writable(values))
 
 
 def num_bytes(part: Any, lists: bool = True) -> int:
@@ -120,13 +150,15 @@ def num_bytes(part: Any, lists: bool = True) -> int:
         return sum(num_bytes(value, lists) for value in part)
     if isinstance(part, (bytes, str)):
         return len(part)
-    if isinstance(part, (torch.Tensor, np.ndarray)):
+    if isinstance(part, np.ndarray) or _is_tensor(part):
         return int(part.nbytes)
     size = getattr(part, "size", None)
     return 4 * size[0] * size[1] if isinstance(size, tuple) and len(size) == 2 else 8
 
 
-def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bool = False) -> Any:
+def weave(
+    parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bool = False, output: Output = "torch"
+) -> Any:
     """Put the columns of parts together.
 
     Args:
@@ -134,9 +166,10 @@ def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bo
         size: Samples of the batch.
         pin: Whether tensors shall lie in pinned memory.
         borrowed: Whether the parts lie in memory that will be used again, so that all must be copied.
+        output: What is not a list comes as tensors, or as arrays.
 
     Returns:
-        A dict or a tuple of tensors and lists, or one of them.
+        A dict or a tuple of tensors (or arrays) and lists, or one of them.
 
     Raises:
         PipelineError: The parts do not go together, as `collate` would have said of their samples.
@@ -149,7 +182,8 @@ def weave(parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bo
     placed = [(_spaced(places), part) for places, part in parts]
 
     def woven(of: Callable[[Any], Column], name: str) -> Any:
-        return _weave_column([(places, of(part)) for places, part in placed], size, pin, borrowed, name)
+        column = _weave_column([(places, of(part)) for places, part in placed], size, pin, borrowed, name)
+        return column if isinstance(column, list) else _delivered(column, output, name)
 
     if isinstance(first, dict):
         return {name: woven(lambda part, name=name: part[name], repr(name)) for name in first}  # type: ignore[misc]
@@ -186,7 +220,7 @@ def _differ(expected: str, found: str) -> PipelineError:
 
 
 def _column(values: list[Any], name: str) -> Column:
-    plain = _PLAIN_KINDS.get(type(values[0]), "")
+    plain = "tensor" if _is_tensor(values[0]) else _PLAIN_KINDS.get(type(values[0]), "")
     is_pure = bool(plain) and len(set(map(type, values))) == 1
     kinds = {plain} if is_pure else {_kind(value) for value in values}
     if len(kinds) > 1:
@@ -197,11 +231,13 @@ def _column(values: list[Any], name: str) -> Column:
     if kind == "number":
         return Column(kind, _numbers(values, name))
     _check_same([(str(value.dtype), tuple(value.shape)) for value in values], name)
-    return Column(kind, torch.stack(values) if kind == "tensor" else _stacked(values, name))
+    if kind == "tensor":
+        return Column(kind, sys.modules["torch"].stack(values))
+    return Column(kind, _writable(np.stack(values)))
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if _is_tensor(value):
         return "tensor"
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
         return "array"
@@ -210,28 +246,22 @@ def _kind(value: Any) -> str:
     return "other"
 
 
-def _numbers(values: list[Any], name: str) -> torch.Tensor:
+def _numbers(values: list[Any], name: str) -> npt.NDArray[Any]:
     """Return Python numbers as bool if all are, else int64 if all are whole, else float64."""
     types = set(map(type, values))
     if types == {bool}:
-        return torch.tensor(values, dtype=torch.bool)
+        return np.array(values, np.bool_)
     if any(issubclass(kind, float) for kind in types):
-        return torch.tensor(values, dtype=torch.float64)
+        return np.array(values, np.float64)
     for value in (min(values), max(values)):
         if not -_MAX_INT <= value < _MAX_INT:
             raise _unlike(name, "integers of at most 64 bits", str(value))
-    return torch.tensor(values, dtype=torch.int64)
+    return np.array(values, np.int64)
 
 
-def _stacked(values: list[Any], name: str) -> torch.Tensor:
-    return _as_tensor(np.stack(values), name)
-
-
-def _as_tensor(array: npt.NDArray[Any], name: str) -> torch.Tensor:
-    try:
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable))
-    except TypeError as error:
-        raise _unlike(name, "arrays of a dtype that torch has", str(array.dtype)) from error
+def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of this machine's byte order that may be written to."""
+    return array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
 
 
 def _check_same(values: Sequence[tuple[str, tuple[int, ...]]], name: str) -> None:
@@ -266,16 +296,37 @@ def _weave_column(parts: Sequence[tuple[Places, Column]], size: int, pin: bool, 
     first = parts[0][1].data
     if len(parts) == 1 and not pin and not borrowed:
         return first
-    dtype = first.dtype
-    if kinds == {"number"}:
-        for _, column in parts:
-            dtype = torch.promote_types(dtype, column.data.dtype)
-    else:
+    if kinds != {"number"}:
         _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in parts], name)
-    out = torch.empty((size, *first.shape[1:]), dtype=dtype, pin_memory=pin)
-    for places, column in parts:
-        out[places] = column.data.to(dtype)
-    return out
+    placed = [(places, as_array(column.data)) for places, column in parts]
+    arrays = [array for _, array in placed if array is not None]
+    shape = (size, *first.shape[1:])
+    if len(arrays) < len(placed):
+        out = sys.modules["torch"].empty(shape, dtype=first.dtype, pin_memory=pin)
+        for places, column in parts:
+            out[places] = column.data
+        return out
+    dtype = np.result_type(*(array.dtype for array in arrays))
+    pinned = _delivered(np.empty(0, dtype), "torch", name).new_empty(shape, pin_memory=True) if pin else None
+    woven = np.empty(shape, dtype) if pinned is None else pinned.numpy()
+    for places, array in placed:
+        woven[places] = array
+    return woven if pinned is None else pinned
+
+
+def _delivered(column: Any, output: Output, name: str) -> Any:
+    """Return a tensor or an array as what is wanted, of the same memory."""
+    if _is_tensor(column) == (output == "torch"):
+        return column
+    if output == "numpy":
+        array = as_array(column)
+        if array is None:
+            raise _unlike(name, "tensors of the CPU, of a dtype that numpy has", f"{column.dtype} on {column.device}")
+        return array
+    try:
+        return _as_tensor(column)
+    except TypeError as error:
+        raise _unlike(name, "arrays of a dtype that torch has", str(column.dtype)) from error
 
 
 def _spaced(places: Int64) -> Places:
@@ -284,4 +335,4 @@ def _spaced(places: Int64) -> Places:
     step = (last - first) // (count - 1) if count > 1 else 1
     even = slice(first, last + 1, step)
     is_even = step > 0 and np.array_equal(places, np.arange(first, last + 1, step))
-    return even if is_even else torch.from_numpy(places)
+    return even if is_even else places

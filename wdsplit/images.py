@@ -231,6 +231,8 @@ def _imported(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         names = {"PIL.Image": "pillow", "simplejpeg": "simplejpeg"}
+        if error.name == "torch":
+            raise MissingDependencyError.for_extra("torch") from error
         if module not in names:
             raise
         raise MissingDependencyError(

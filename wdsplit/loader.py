@@ -2,12 +2,15 @@
 
 Composition of the dataset and its workers, threads or torch's worker processes. Each worker makes its part of every
 step, a sub-batch; this process weaves the parts of a step into the batch, so the number of workers does not change it.
+
+Only what cannot do without torch imports it: worker processes, and batches of tensors.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-import multiprocessing.util
+import multiprocessing
 import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,14 +18,12 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
 
-from wdsplit.collate import weave
+from wdsplit.collate import Output, weave
 from wdsplit.counters import Clock, Statistics
 from wdsplit.dataset import Dataset, announce, checked_epoch
-from wdsplit.errors import InputError, PipelineError, StateError
-from wdsplit.parts import Bound, Parts
+from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
+from wdsplit.parts import Parts
 from wdsplit.running import Running
 from wdsplit.split import Step, Steps, World, whole, worker_of
 from wdsplit.state import State, dump_state, parse_state
@@ -42,6 +43,8 @@ class Loader:
 
     Without `collate_fn`, numbers, arrays and tensors are stacked; strings, bytes and all else come as lists.
 
+    torch need not be installed for `output="numpy"`, unless workers are processes.
+
     Args:
         dataset: The dataset, with stages that give one sample for each they take.
         batch_size: Samples a batch and rank.
@@ -56,9 +59,12 @@ class Loader:
         persistent_workers: Keep the worker processes from one epoch to the next.
         multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`, or a context; None
             for Python's default.
+        output: What is stacked comes as `torch` tensors or `numpy` arrays; None for tensors if torch is installed, else
+            arrays. What a `collate_fn` makes is left as it is.
 
     Raises:
         InputError: An argument cannot be, or a stage of the dataset batches, shuffles or repeats.
+        MissingDependencyError: torch is not installed, and worker processes or tensors are asked for.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Loader:
         prefetch_bytes: int = 2**30,
         persistent_workers: bool = False,
         multiprocessing_context: str | BaseContext | None = None,
+        output: Output | None = None,
     ) -> None:
         batch_size, num_workers, prefetch_factor = whole(batch_size), whole(num_workers), whole(prefetch_factor)
         problems = []
@@ -86,6 +93,8 @@ class Loader:
             problems.append(f"workers = {workers!r}: expected 'process' or 'thread'")
         elif workers == "thread" and context is not None:
             problems.append(f"multiprocessing_context = {context!r}: expected None for threads")
+        if output not in (None, "torch", "numpy"):
+            problems.append(f"output = {output!r}: expected 'torch' or 'numpy'")
         if not isinstance(dataset, Dataset):
             problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")
         for name, value, low in (
@@ -99,11 +108,15 @@ class Loader:
         if problems:
             raise InputError("the loader's arguments cannot be", found="; ".join(problems))
         dataset.check_one_to_one()
+        has_torch = importlib.util.find_spec("torch") is not None
+        if not has_torch and (output == "torch" or (num_workers and workers == "process")):
+            raise _needs_torch("tensors" if output == "torch" else "worker processes")
+        self.output: Output = output or ("torch" if has_torch else "numpy")
         self.dataset = dataset
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.collate_fn = collate_fn
-        self.pin_memory = pin_memory and torch.cuda.is_available()
+        self.pin_memory = pin_memory and self.output == "torch" and _has_cuda()
         self.prefetch_factor = prefetch_factor
         self.prefetch_bytes = whole(prefetch_bytes)
         self.workers = workers
@@ -286,19 +299,15 @@ class Loader:
         """Return the parts of all workers in turn; worker processes start when it is iterated."""
         if not self.num_workers:
             return parts
-        context = multiprocessing.get_context(self.multiprocessing_context)
-        multiprocessing.util.get_temp_dir()  # workers put sockets there, and those that are killed do not tidy up
-        most_bytes = self.prefetch_bytes // self.num_workers
-        parts.bound = Bound(context, self.num_workers, self.prefetch_factor + 1, most_bytes)
-        return DataLoader(
+        from wdsplit.processes import worker_processes
+
+        return worker_processes(
             parts,
-            batch_size=None,
-            num_workers=self.num_workers,
-            collate_fn=_unchanged,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers,
-            multiprocessing_context=self.multiprocessing_context,
-            generator=torch.Generator(),
+            self.num_workers,
+            self.prefetch_factor,
+            self.prefetch_bytes,
+            self.persistent_workers,
+            self.multiprocessing_context,
         )
 
 
@@ -369,7 +378,7 @@ class _Iteration:
             if len(places):
                 taken.append((places, part))
         if loader.collate_fn is None:
-            batch = weave(taken, len(step.positions), loader.pin_memory, self.parts.lends)
+            batch = weave(taken, len(step.positions), loader.pin_memory, self.parts.lends, loader.output)
         else:
             samples: list[Any] = [None] * len(step.positions)
             for places, part in taken:
@@ -405,5 +414,15 @@ def _not_sent(error: Exception) -> PipelineError:
     )
 
 
-def _unchanged(part: Any) -> Any:
-    return part
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _needs_torch(wanted: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        "torch is not installed",
+        place=wanted,
+        remedy="use output='numpy' and workers='thread', which need no torch; or pip install 'wdsplit[torch]'",
+    )

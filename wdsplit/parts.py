@@ -17,8 +17,6 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import IterableDataset
 
 from wdsplit.block import Block
 from wdsplit.collate import collate, collate_columns
@@ -27,6 +25,7 @@ from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.order import Int64, hash_stream
 from wdsplit.segments import Ring, travelling
+from wdsplit.shared import SharedIntegers
 from wdsplit.split import Step, Steps, World, worker_of
 from wdsplit.stages import wanted_fields
 from wdsplit.threads import Raised
@@ -43,7 +42,7 @@ _PATIENCE_S = 1.0
 """How often a worker that waits for room looks whether the loader's process still lives."""
 
 
-class Parts(IterableDataset[Any]):
+class Parts:
     """The sub-batches of one worker, one a step; None for a step in which it has no sample.
 
     They come in parcels. All workers have as many steps in a parcel; only the last before an error may have fewer.
@@ -74,20 +73,21 @@ class Parts(IterableDataset[Any]):
             self._steps_together = max(1, min(_PARCEL_STEPS, parcel_bytes // max(1, step_bytes)))
         self.counters = Counters(max(1, num_workers))
         self.bound: Bound | None = None
-        self._begin = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._begin = SharedIntegers(5)
         self._iterations = 0
         self._ring: Ring | None = None
 
     def begin(self, epoch: int, start: int) -> None:
         """Say where the next iteration begins, and what this process was seeded with."""
         self.end()
-        seed = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
-        self._begin[0], self._begin[1], self._begin[2] = epoch, start, seed
-        self._begin[3] += 1
+        cells = self._begin.array
+        cells[:3] = epoch, start, 0 if self.bound is None else _initial_seed()
+        cells[3] += 1
 
     def end(self) -> None:
         """Say that no more parts of the iteration under way are wanted: its workers stop, wherever they are."""
-        self._begin[4] = self._begin[3]
+        cells = self._begin.array
+        cells[4] = cells[3]
         if self.bound is not None:
             self.bound.wake()
 
@@ -99,7 +99,7 @@ class Parts(IterableDataset[Any]):
         if self.bound is None:
             return self.of(self.world)
         world = with_worker(self.world)
-        epoch, start, seed, _, _ = self._begin.tolist()
+        epoch, start, seed, _, _ = self._begin.array.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
         self._iterations += 1
         is_wanted = self._wanted(self._iterations)
@@ -107,12 +107,12 @@ class Parts(IterableDataset[Any]):
 
     def of(self, world: World) -> Iterator[Any]:
         """Give the parcels of one worker of this process."""
-        epoch, start, _, number, _ = self._begin.tolist()
+        epoch, start, _, number, _ = self._begin.array.tolist()
         return self._guarded(epoch, start, world, self._wanted(number))
 
     def _wanted(self, number: int) -> Callable[[], bool]:
         """Return what tells whether an iteration, by its number, is under way."""
-        begin = self._begin.numpy()
+        begin = self._begin.array
         return lambda: bool(begin[3] == number and begin[4] < number)
 
     def _guarded(self, epoch: int, start: int, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
@@ -341,8 +341,17 @@ def _portable(error: BaseException, sent: Any) -> BaseException:
         )
 
 
+def _initial_seed() -> int:
+    """Return what torch's generator of this process was seeded with, as an integer of at least 0."""
+    import torch
+
+    return torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
+
+
 def _seed_generators(state: int) -> None:
     """Seed the global generators of a worker process, so that no two workers, ranks or epochs draw the same numbers."""
+    import torch
+
     torch.manual_seed(state)
     random.seed(state)
     np.random.seed(state & 0xFFFFFFFF)

@@ -7,17 +7,20 @@ same on any number of ranks and workers, and after a resume.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.order import hash_stream
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["GeneratorKind", "RandomMap"]
 
@@ -107,6 +110,8 @@ def _numpy_generator(seed: int) -> np.random.Generator:
 
 
 def _torch_generator(seed: int) -> torch.Generator:
+    import torch
+
     return torch.Generator().manual_seed(seed)
 
 
@@ -120,13 +125,16 @@ _GENERATORS: dict[str, Callable[[int], Any]] = {
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of random, numpy and torch (of the CPU), and put them back afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    torch.default_generator.manual_seed(seed)
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.random.set_rng_state(states[2])
+        if torch is not None:
+            torch.random.set_rng_state(states[2])

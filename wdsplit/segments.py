@@ -11,15 +11,17 @@ import pickle
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from wdsplit.collate import Column, is_plain, num_bytes
+from wdsplit.collate import Column, as_array, is_plain, num_bytes
 from wdsplit.errors import PipelineError
 from wdsplit.storage import keep_freed_memory
 from wdsplit.window import pieces
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Placed", "Ring", "Segments", "travelling"]
 
@@ -32,9 +34,9 @@ _SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class _Array:
     kind: str
-    dtype: torch.dtype
+    dtype: np.dtype[Any] | torch.dtype
     shape: tuple[int, ...]
     offset: int
 
@@ -42,7 +44,7 @@ class _Tensor:
 @dataclass(frozen=True)
 class _Bytes:
     offset: int
-    lengths: _Tensor
+    lengths: _Array
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Ring:
         segment = self._slots[slot]
         if segment is None or len(segment) < pieces.num_bytes:
             size = int(_GROWTH * pieces.num_bytes) + _ALIGNMENT
-            segment = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+            segment = _shared_memory(size)
             self._slots[slot] = segment
             self._announced.discard(slot)
         pieces.copy_to(segment)
@@ -146,16 +148,15 @@ class _Pieces:
     def add_column(self, column: Column) -> Any:
         """Lay out a column; return what finds it again."""
         if column.kind != "other":
-            data = column.data.contiguous()
-            flat = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b""
-            return _Tensor(column.kind, data.dtype, tuple(data.shape), self._add([flat], len(flat)))
+            flat = _flat_bytes(column.data)
+            return _Array(column.kind, column.data.dtype, tuple(column.data.shape), self._add([flat], len(flat)))
         if not column.is_plain or type(column.data[0]) is not bytes:
             return self.add_bytes(_pickled(column))
         lengths = np.fromiter(map(len, column.data), np.int64, len(column.data))
         total = int(lengths.sum())
         pieces = [b"".join(column.data)] if total < _SMALL_BYTES * len(lengths) else column.data
         offset = self._add(pieces, total)
-        return _Bytes(offset, self.add_column(Column("number", torch.from_numpy(lengths))))
+        return _Bytes(offset, self.add_column(Column("number", lengths)))
 
     def add_bytes(self, data: bytes) -> _Pickled:
         """Lay out what was pickled."""
@@ -166,6 +167,22 @@ class _Pieces:
         view = _view(segment)
         for place, piece in self._pieces:
             view[place : place + len(piece)] = memoryview(piece)
+
+
+def _shared_memory(num_bytes: int) -> torch.Tensor:
+    import torch
+
+    return torch.empty(num_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _flat_bytes(data: Any) -> Any:
+    """Return the bytes of an array, or of a tensor of a dtype that numpy has not, one after another."""
+    array = as_array(data)
+    if array is None:
+        import torch
+
+        return data.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def travelling(parcel: list[Any], may_be_large: bool) -> tuple[list[Any] | bytes, int]:
@@ -236,14 +253,15 @@ def _view(segment: torch.Tensor) -> memoryview:
 
 def _taken(segment: torch.Tensor, entry: Any) -> Any:
     """Return the column, or any value, that an entry of a layout tells of."""
-    if isinstance(entry, _Tensor):
+    if isinstance(entry, _Array):
         num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
-        data = segment[entry.offset : entry.offset + num_bytes].view(entry.dtype)
+        data: Any = segment[entry.offset : entry.offset + num_bytes]
+        data = data.numpy().view(entry.dtype) if isinstance(entry.dtype, np.dtype) else data.view(entry.dtype)
         return Column(entry.kind, data.reshape(entry.shape))
     view = _view(segment)
     if isinstance(entry, _Pickled):
         return pickle.loads(view[entry.offset : entry.offset + entry.num_bytes])
-    lengths = _taken(segment, entry.lengths).data.numpy()
+    lengths = _taken(segment, entry.lengths).data
     ends = np.cumsum(lengths)
     view = view[entry.offset : entry.offset + int(ends[-1])]
     return Column("other", pieces(view, ends - lengths, lengths, np.ones(len(ends), np.bool_)).tolist(), is_plain=True)

@@ -1,14 +1,16 @@
 """Who am I: the one room that reads rank, world size and worker from the outside.
 
-From the arguments, else from an initialised process group, else from RANK and WORLD_SIZE, else 0 of 1. torch is asked
-only if the program has loaded it.
+From the arguments, else from an initialised process group, else from jax.distributed, else from Horovod, else from the
+environment that a launcher has set, else 0 of 1. torch, JAX and Horovod are asked only if the program has loaded them.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,28 @@ from wdsplit.errors import TopologyError
 from wdsplit.split import World, whole
 
 __all__ = ["detect_rank", "is_group_initialised", "is_worker_process", "with_worker"]
+
+logger = logging.getLogger(__name__)
+
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", ""),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""The variables for rank and world size, innermost launcher first: torchrun (also DeepSpeed, Accelerate, Ray Train),
+horovodrun, Open MPI, MVAPICH, MPICH and Intel MPI, PMIx (which tells no size), SLURM. A torchrun or mpirun that runs in
+a SLURM job counts its own processes; those of SLURM are one a node then."""
+
+SLURM_LAST_STEP = 0xFFFFFFEF
+"""Steps of higher numbers are SLURM's own: the batch script, and the shell that salloc opens on a node."""
+
+SHELLS = frozenset({"ash", "bash", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"})
+
+_said: set[tuple[World, str]] = set()
 
 
 def detect_rank(
@@ -48,13 +72,23 @@ def detect_rank(
             )
         return World(whole(rank), whole(world_size))
     if is_group_initialised():
-        return _of_group(sys.modules["torch"].distributed, group)
+        return _say(_of_group(sys.modules["torch"].distributed, group), "the process group")
     if group is not None:
         raise TopologyError(
             "a process group was given, but none is initialised",
             remedy="call torch.distributed.init_process_group before the loader is iterated",
         )
-    return _of_environ(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    found = _of_jax() or _of_horovod() or _of_environ(environ) or _of_tf_config(environ)
+    return World() if found is None else _say(*found)
+
+
+def _say(world: World, source: str) -> World:
+    """Log once a process where a rank comes from."""
+    if (world, source) not in _said:
+        _said.add((world, source))
+        logger.info("rank %d of %d, from %s", world.rank, world.world_size, source)
+    return world
 
 
 def is_group_initialised() -> bool:
@@ -84,28 +118,123 @@ def _is_mesh(group: Any) -> bool:
     return module is not None and isinstance(group, module.DeviceMesh)
 
 
-def _of_environ(environ: Mapping[str, str]) -> World:
-    values: dict[str, int | None] = {}
-    for name in ("RANK", "WORLD_SIZE"):
-        text = environ.get(name)
-        try:
-            values[name] = None if text is None or not text.strip() else int(text)
-        except ValueError as error:
-            raise TopologyError(
-                f"the environment's {name} is no number", expected="an integer", found=repr(text)
-            ) from error
-    rank, world_size = values["RANK"], values["WORLD_SIZE"]
-    if rank is None and world_size in (None, 1):
-        return World()
-    if rank is None or world_size is None:
-        missing = "RANK" if rank is None else "WORLD_SIZE"
+def _of_jax() -> tuple[World, str] | None:
+    """Return the place of this process among those of jax.distributed, if it is initialised."""
+    jax = sys.modules.get("jax")
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is None or is_initialized is None or not is_initialized():
+        return None
+    return World(jax.process_index(), jax.process_count()), "jax.distributed"
+
+
+def _of_horovod() -> tuple[World, str] | None:
+    """Ask Horovod, if the program has imported and initialised it."""
+    for name in ("horovod.torch", "horovod.tensorflow"):
+        horovod = sys.modules.get(name)
+        if horovod is not None and horovod.is_initialized():
+            return World(horovod.rank(), horovod.size()), name
+    return None
+
+
+def _of_environ(environ: Mapping[str, str]) -> tuple[World, str] | None:
+    """Return the world that the innermost launcher tells of, and the variables that do; None if there is none.
+
+    A launcher of which half is known is none, but must agree with the next one: programs export WORLD_SIZE themselves.
+    """
+    halves: list[tuple[str, str]] = []
+    for names in _launchers(environ):
+        rank, size = _number(environ, names[0]), _number(environ, names[1])
+        rank = 0 if rank is None and size == 1 else rank
+        if rank is not None and size is not None:
+            _check_halves(environ, halves, names)
+            source = " and ".join(names)
+            try:
+                return World(rank, size), source
+            except TopologyError as error:
+                raise error.at(f"the environment's {source}") from None
+        if rank is not None or size is not None:
+            halves.append(names)
+    if not halves:
+        return None
+    there, missing = halves[0] if _number(environ, halves[0][0]) is not None else reversed(halves[0])
+    raise TopologyError(
+        f"the environment has {there}, but not {missing}" if missing else f"the environment has {there}, but no size",
+        expected="rank and world size, as torchrun sets RANK and WORLD_SIZE",
+        found=f"{there} {environ[there]}",
+        remedy="start the program with a launcher, set both, or pass rank= and world_size=",
+    )
+
+
+def _check_halves(environ: Mapping[str, str], halves: list[tuple[str, str]], names: tuple[str, str]) -> None:
+    for half in halves:
+        for name, other in zip(half, names, strict=True):
+            if _number(environ, name) not in (None, _number(environ, other) or 0):
+                raise TopologyError(
+                    f"the environment's {name} contradicts {other}",
+                    expected=f"{environ.get(other, 0)}, or not set at all",
+                    found=f"{name} {environ[name]}, {other} {environ.get(other, 0)}",
+                    remedy="unset it, set RANK and WORLD_SIZE both, or pass rank= and world_size=",
+                )
+
+
+def _launchers(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Give the names of the variables that count: SLURM's only in a task, and PMIx's not in a shell of SLURM."""
+    is_task = _is_slurm_task(environ)
+    for rank_name, size_name in LAUNCHERS:
+        if rank_name == "SLURM_PROCID":
+            if is_task:
+                yield rank_name, size_name if environ.get(size_name, "").strip() else "SLURM_NTASKS"
+        elif rank_name != "PMIX_RANK" or is_task or not environ.get("SLURM_JOB_ID"):
+            yield rank_name, size_name
+
+
+def _is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """Tell whether this process belongs to a task that srun has started: SLURM sets most variables elsewhere too.
+
+    A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, but no step, or one of SLURM's own. The
+    shell of `srun --pty bash` is the first task of the first step, and the job has its name; the other tasks are none.
+    """
+    step = _number(environ, "SLURM_STEP_ID")
+    if step is None or not 0 <= step <= SLURM_LAST_STEP:
+        return False
+    name = environ.get("SLURM_JOB_NAME", "").rpartition("/")[2]
+    return not (step == 0 and name in SHELLS and environ.get("SLURM_PTY_PORT"))
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    try:
+        return int(text) if text.strip() else None
+    except ValueError as error:
         raise TopologyError(
-            f"the environment has one of RANK and WORLD_SIZE, but not {missing}",
-            expected="both, as torchrun sets them",
-            found=f"RANK {rank}, WORLD_SIZE {world_size}",
-            remedy="start the program with torchrun, set both, or pass rank= and world_size=",
-        )
-    return World(rank, world_size)
+            f"the environment's {name} is no number",
+            expected="an integer",
+            found=repr(text),
+            remedy="correct it, or pass rank= and world_size=",
+        ) from error
+
+
+def _of_tf_config(environ: Mapping[str, str]) -> tuple[World, str] | None:
+    """Return the place among the workers that TensorFlow's TF_CONFIG names, its chief first; None for other tasks."""
+    text = environ.get("TF_CONFIG", "").strip()
+    try:
+        config = json.loads(text) if text else {}
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        kind, index = task.get("type"), int(task.get("index", 0))
+        num_chiefs = len(cluster.get("chief", cluster.get("master", ())))
+        num_workers = len(cluster.get("worker", ()))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TopologyError(
+            "the environment's TF_CONFIG cannot be read",
+            expected='{"cluster": {"worker": [...]}, "task": {"type": "worker", "index": 0}}',
+            found=text[:200],
+        ) from error
+    if kind not in ("chief", "master", "worker"):
+        return None
+    try:
+        return World(index + (num_chiefs if kind == "worker" else 0), num_chiefs + num_workers), "TF_CONFIG"
+    except TopologyError as error:
+        raise error.at("the environment's TF_CONFIG") from None
 
 
 def is_worker_process() -> bool:

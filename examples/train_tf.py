@@ -1,0 +1,143 @@
+"""Train a small network with Keras on any image classification dataset that `wdsplit convert` made, without torch.
+
+    python examples/train_tf.py TRAIN TEST --epochs 2                   # all devices of this machine
+
+What to copy: `open_loader` (a dataset and its loader), the call of `fit` (a dataset without end, `steps_per_epoch`, and
+the callback that tells the loader which batches were used), `weighed` (pads weigh nothing, so an evaluation is exact)
+and `Checkpoint`: with --checkpoint FOLDER a run that was stopped goes on where it was, in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+import wdsplit
+from wdsplit.integrations.tensorflow import TensorFlowLoader
+
+
+def main() -> None:
+    """Train, and evaluate after each epoch."""
+    args = parse_arguments()
+    tf.keras.utils.set_random_seed(args.seed)
+    train, test = (open_loader(path, args, path == args.train) for path in (args.train, args.test))
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = build_model(args)
+    checkpoint = Checkpoint(args.checkpoint, train, args.stop_after)
+    if args.checkpoint and (args.checkpoint / "loader.json").exists():
+        checkpoint.load(model)
+        print(f"resumed in epoch {train.epoch} at step {train.step}")
+
+    batches = train.dataset().map(weighed)
+    validation = test.dataset(epochs=1).map(weighed)
+    callbacks = [train.callback(), checkpoint]
+    while train.epoch < args.epochs and not model.stop_training:
+        epoch, left = train.epoch, len(train) - train.step
+        history = model.fit(
+            batches,
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            steps_per_epoch=left,
+            callbacks=callbacks,
+            shuffle=False,
+            verbose=0,
+        )
+        if model.stop_training:
+            print(f"stopped in epoch {train.epoch} after {train.step} steps")
+            return
+        accuracy = model.evaluate(validation, steps=len(test), verbose=0, return_dict=True)["accuracy"]
+        num_samples = test.loader.dataset.manifest.num_samples
+        print(
+            f"epoch {epoch}: {left} steps, loss {history.history['loss'][-1]:.4f}, "
+            f"held-out accuracy {accuracy:.4f} of {num_samples}"
+        )
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Train a small network with Keras on images.")
+    parser.add_argument("train", help="a dataset that wdsplit convert made, with an image field and cls")
+    parser.add_argument("test", help="another one, to evaluate on")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32, help="images a batch, over all devices of this process")
+    parser.add_argument("--threads", type=int, default=2, help="threads that read and decode")
+    parser.add_argument("--field", default="png", help="the field that holds the image")
+    parser.add_argument("--side", type=int, default=8, help="pixels a side that images are resized to")
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=0.3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="where to save, and to resume from")
+    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="stop early, to try resuming")
+    return parser.parse_args()
+
+
+def open_loader(path: str, args: argparse.Namespace, shuffle: bool) -> TensorFlowLoader:
+    """Return batches of (pixels, label, pad)."""
+    dataset = wdsplit.Dataset(path, seed=args.seed, shuffle=shuffle).decode("pil")
+    dataset = dataset.map_dict(**{args.field: partial(pixels, side=args.side)})
+    dataset = dataset.to_tuple(args.field, "cls", "__pad__")
+    loader = wdsplit.Loader(dataset, args.batch_size, num_workers=args.threads, workers="thread", output="numpy")
+    return TensorFlowLoader(loader)
+
+
+def pixels(image: Image.Image, side: int) -> np.ndarray:
+    """Return an image as float32 of shape (side * side,), from -1 to 1."""
+    resized = image.convert("L").resize((side, side))
+    return np.asarray(resized, np.float32).reshape(-1) / 127.5 - 1
+
+
+def weighed(images: tf.Tensor, labels: tf.Tensor, pad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return images, labels and weights: 0 for pads."""
+    return images, labels, tf.cast(~pad, tf.float32)
+
+
+def build_model(args: argparse.Namespace) -> Any:
+    """Return a compiled network."""
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((args.side**2,)),
+            tf.keras.layers.Dense(64, activation="relu"),
+            tf.keras.layers.Dense(args.classes),
+        ]
+    )
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.SGD(args.lr), loss, weighted_metrics=["accuracy"])
+    return model
+
+
+class Checkpoint(tf.keras.callbacks.Callback):
+    """Saves the weights and how far the loader has got, after each epoch and when the training is stopped."""
+
+    def __init__(self, folder: Path | None, loader: TensorFlowLoader, stop_after: int) -> None:
+        super().__init__()
+        self.folder, self.loader, self.left = folder, loader, stop_after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop after as many steps as were asked for."""
+        self.left -= 1
+        if self.left == 0:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Write a checkpoint."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.model.save_weights(self.folder / "model.weights.h5")
+            (self.folder / "loader.json").write_text(json.dumps(self.loader.state_dict()))
+
+    def load(self, model: Any) -> None:
+        """Read a checkpoint."""
+        model.load_weights(self.folder / "model.weights.h5")
+        self.loader.load_state_dict(json.loads((self.folder / "loader.json").read_text()))
+
+
+if __name__ == "__main__":
+    main()

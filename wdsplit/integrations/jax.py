@@ -1,0 +1,286 @@
+"""JAX: batches as global arrays over the devices of a mesh, on their way there before they are wanted.
+
+Adapter over `wdsplit.Loader`; torch need not be installed. Each process reads the rows that its own devices hold, and
+processes whose devices hold the same rows (along a model axis, say) read the same samples. Which rows those are follows
+from the sharding, and which of them are pads from the order: both are arithmetic, and nothing is communicated.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.dataset import Dataset
+from wdsplit.errors import InputError, MissingDependencyError, TopologyError
+from wdsplit.integrations.progress import AheadLoader, Progress
+from wdsplit.loader import Loader
+from wdsplit.split import Step, World, whole
+from wdsplit.state import State
+
+try:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+except ModuleNotFoundError as error:
+    if error.name != "jax":
+        raise
+    raise MissingDependencyError.for_extra("jax") from error
+
+__all__ = ["Batch", "JaxLoader"]
+
+logger = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """A global batch.
+
+    Attributes:
+        data: The numbers and arrays of the samples: a dict, a tuple or one array, as the samples are; jax.Array of
+            shape (global batch, ...), split over the data axis. None if there are none.
+        valid: bool of shape (global batch,), split alike: False where a row is there only to fill the batch up.
+        host: What is neither numbers nor arrays (text, bytes, anything else): a dict, a tuple or one list, of this
+            process's rows only, in their order. None if there is none.
+    """
+
+    data: Any
+    valid: jax.Array
+    host: Any
+
+    @property
+    def masks(self) -> Any:
+        """`valid` for each leaf of `data`: bool of shape (global batch, 1, ...), of as many dimensions as the leaf."""
+        return jax.tree.map(lambda leaf: self.valid.reshape(-1, *[1] * (leaf.ndim - 1)), self.data)
+
+
+class JaxLoader(AheadLoader):
+    """Global batches of a `Dataset` over the devices of a mesh.
+
+    All batches have one shape, the last one too. The samples of step t are those of `wdsplit.Loader` for the same
+    global batch size, whatever the mesh; the rows are ordered process by process. Each full pass moves on to the next
+    epoch.
+
+    Dtypes follow JAX's own rule: while `jax_enable_x64` is off, 64-bit values become 32-bit ones. That is logged once
+    for each field of floats, and integers that would not fit are an error.
+
+    Args:
+        dataset: The dataset, with stages that give one sample for each they take. Its ranks follow from the mesh.
+        batch_size: Samples a place of the data axis: a device, unless several hold the same rows.
+        mesh: The devices; None for all that JAX has, as one data axis.
+        data_axis: The axis, or axes, of the mesh over which batches are split; they are repeated along all others.
+        prefetch: Batches that are put on the devices ahead of the one that is asked for.
+        num_workers: Workers of this process; 0 reads in this thread.
+        workers: What they are: `thread`, or `process` (needs torch; JAX asks not to be forked, so pass
+            multiprocessing_context="forkserver" or "spawn").
+        options: Others of `wdsplit.Loader`: `prefetch_factor`, `prefetch_bytes`, `persistent_workers`,
+            `multiprocessing_context`.
+
+    Raises:
+        InputError: An argument cannot be.
+        TopologyError: This process has no device in the mesh, or the dataset was opened for other ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        *,
+        mesh: Mesh | None = None,
+        data_axis: str | Sequence[str] = "data",
+        prefetch: int = 2,
+        num_workers: int = 0,
+        workers: Literal["process", "thread"] = "thread",
+        **options: Any,
+    ) -> None:
+        axes = (data_axis,) if isinstance(data_axis, str) else tuple(data_axis)
+        if mesh is None:
+            mesh = Mesh(np.array(jax.devices()).reshape(-1, *[1] * (len(axes) - 1)), axes)
+        batch_size, prefetch = whole(batch_size), whole(prefetch)
+        _check(dataset, batch_size, mesh, axes, prefetch, options)
+        num_parts = math.prod(mesh.shape[axis] for axis in axes)
+        self.mesh = mesh
+        self.sharding = NamedSharding(mesh, PartitionSpec(axes if len(axes) > 1 else axes[0]))
+        self.global_batch = batch_size * num_parts
+        self._world = world_of(self.sharding, num_parts)
+        if dataset.options.tail == "uneven" and self._world.world_size > 1:
+            raise InputError(
+                "tail='uneven' does not go with several processes",
+                expected="as many batches on each, because all take part in each",
+                remedy="use tail='pad': `valid` tells the pads, so that an evaluation is exact",
+            )
+        loader = Loader(
+            dataset.at_rank(self._world.rank, self._world.world_size),
+            self.global_batch // self._world.world_size,
+            num_workers=num_workers,
+            workers=workers,
+            output="numpy",
+            **options,
+        )
+        super().__init__(loader)
+        self._prefetch = prefetch
+        self._noted: set[str] = set()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
+        progress, iteration = self.begin()
+
+        def put(batch: Any, step: Step) -> Batch:
+            return self._put(batch, progress.order.is_real(step.positions))
+
+        def used(state: State) -> None:
+            self.used(iteration, state)
+
+        return _Ahead(progress, put, used, self._prefetch)
+
+    def __repr__(self) -> str:
+        return f"JaxLoader({self.loader.dataset!r}, global_batch={self.global_batch}, mesh={dict(self.mesh.shape)})"
+
+    def _put(self, batch: Any, is_real: npt.NDArray[np.bool_]) -> Batch:
+        """Fill this process's part of a batch up, and begin to copy it to the devices."""
+        missing = self.loader.batch_size - len(is_real)
+        valid = np.concatenate([is_real, np.zeros(missing, np.bool_)])
+        data, host = _parted(batch)
+        arrays = {name: self._array(name, _filled(values, missing)) for name, values in data.items()}
+        texts = {name: values + [None] * missing for name, values in host.items()}
+        return Batch(_shaped(batch, arrays), self._global(valid), _shaped(batch, texts))
+
+    def _array(self, name: Any, values: npt.NDArray[Any]) -> jax.Array:
+        """Put one field on the devices, as a dtype that JAX has.
+
+        Raises:
+            InputError: Integers do not fit into it.
+        """
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(values.dtype))
+        if dtype == values.dtype:
+            return self._global(values)
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            if values.size and not (limits.min <= values.min() and values.max() <= limits.max):
+                raise InputError(
+                    f"{name!r} has integers that do not fit into {dtype}, which JAX makes of {values.dtype}",
+                    expected=f"{limits.min} to {limits.max}",
+                    found=f"{values.min()} to {values.max()}",
+                    remedy="call jax.config.update('jax_enable_x64', True), or leave the field out with to_tuple",
+                )
+        elif name not in self._noted:
+            self._noted.add(name)
+            logger.info("%r: %s becomes %s, because jax_enable_x64 is off", name, values.dtype, dtype)
+        return self._global(values.astype(dtype))
+
+    def _global(self, values: npt.NDArray[Any]) -> jax.Array:
+        """Return this process's rows as a part of an array over all devices of the mesh."""
+        if self.sharding.is_fully_addressable:
+            return jax.device_put(values, self.sharding)
+        shape = (self.global_batch, *values.shape[1:])
+        return jax.make_array_from_process_local_data(self.sharding, values, shape)
+
+
+class _Ahead(Iterator[Batch]):
+    """Batches, of which some are put on the devices before they are asked for.
+
+    Args:
+        progress: What the loader gives.
+        put: Puts one on the devices.
+        used: Told the state after each batch that was asked for.
+        prefetch: How many are put ahead.
+    """
+
+    def __init__(
+        self, progress: Progress, put: Callable[[Any, Step], Batch], used: Callable[[State], None], prefetch: int
+    ) -> None:
+        self._progress = progress
+        self._put, self._used, self._prefetch = put, used, prefetch
+        self._ahead: deque[tuple[Batch, State]] = deque()
+        self._ended: Exception | None = None
+
+    def __next__(self) -> Batch:
+        """Return the next batch, as soon as its copy has begun.
+
+        Raises:
+            WdsplitError: What the loader raises, after all batches before.
+        """
+        while self._ended is None and len(self._ahead) <= self._prefetch:
+            try:
+                batch, step, state = next(self._progress)
+                self._ahead.append((self._put(batch, step), state))
+            except Exception as error:  # StopIteration too
+                self._ended = error
+        if not self._ahead:
+            raise self._ended or StopIteration
+        placed, state = self._ahead.popleft()
+        self._used(state)
+        return placed
+
+
+def world_of(sharding: NamedSharding, num_parts: int) -> World:
+    """Return this process's place among those whose devices hold different rows of a batch.
+
+    Args:
+        sharding: How batches are split.
+        num_parts: Into how many parts.
+
+    Raises:
+        TopologyError: This process has no device in the mesh, or processes hold some of their rows in common.
+    """
+    parts: dict[int, set[int]] = {}
+    for device, index in sharding.devices_indices_map((num_parts,)).items():
+        parts.setdefault(device.process_index, set()).add(index[0].start or 0)
+    own = parts.get(jax.process_index())
+    if own is None:
+        raise TopologyError(
+            "this process has no device in the mesh",
+            expected=f"process {jax.process_index()} among {sorted(parts)}",
+            remedy="make the mesh of the devices of all processes that iterate the loader",
+        )
+    ranks = sorted({tuple(sorted(held)) for held in parts.values()})
+    if sum(map(len, ranks)) != num_parts or len(set(map(len, ranks))) > 1:
+        raise TopologyError(
+            "the mesh gives processes some rows in common and some of their own",
+            expected="any two processes hold the same rows of a batch, or none in common, and all as many",
+            found="; ".join(f"process {process}: parts {sorted(held)}" for process, held in sorted(parts.items())),
+            remedy="order the devices so that those of one process lie side by side (jax.make_mesh does)",
+        )
+    return World(ranks.index(tuple(sorted(own))), len(ranks))
+
+
+def _check(
+    dataset: Any, batch_size: Any, mesh: Mesh, axes: tuple[str, ...], prefetch: Any, options: Mapping[str, Any]
+) -> None:
+    problems = []
+    if not isinstance(dataset, Dataset):
+        problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")
+    for name, value, low in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            problems.append(f"{name} = {value!r}: expected an integer of at least {low}")
+    unknown = [axis for axis in axes if axis not in mesh.shape]
+    if unknown or not axes:
+        problems.append(f"data_axis = {axes}: expected axes of the mesh, {tuple(mesh.shape)}")
+    known = {"multiprocessing_context", "persistent_workers", "prefetch_bytes", "prefetch_factor"}
+    problems += [f"{name}: no option of a JaxLoader" for name in options if name not in known]
+    if problems:
+        raise InputError("the loader's arguments cannot be", found="; ".join(problems))
+
+
+def _parted(batch: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return the columns of a batch that are arrays, and those that are lists, by their names or numbers."""
+    columns = batch if isinstance(batch, dict) else dict(enumerate(batch if isinstance(batch, tuple) else [batch]))
+    lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+    return {name: values for name, values in columns.items() if name not in lists}, lists
+
+
+def _shaped(batch: Any, columns: dict[Any, Any]) -> Any:
+    """Return columns as the batch has them: a dict, a tuple or one; None for none."""
+    if not columns:
+        return None
+    if isinstance(batch, dict):
+        return columns
+    return tuple(columns.values()) if isinstance(batch, tuple) else columns[0]
+
+
+def _filled(values: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
+    """Return an array with some more rows, which repeat the last one."""
+    return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)]) if missing else values

@@ -1,0 +1,142 @@
+"""How far a loader's batches have got that were used, where a library takes batches before it uses them.
+
+`wdsplit.Loader` counts what it has delivered. The state after a batch follows from the steps, by arithmetic; so each
+batch goes with its own, and that of the last one that was used is the one that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wdsplit.loader import Loader
+from wdsplit.split import Step, Steps
+from wdsplit.state import State, dump_state
+
+__all__ = ["AheadLoader", "Progress"]
+
+
+class Progress(Iterator[tuple[Any, Step, State]]):
+    """An iteration of a loader: each batch with its step, and the state after it.
+
+    Attributes:
+        begin: The state before the first batch.
+        order: The order of the epoch.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._batches = iter(loader)
+        values, dataset = loader.state_dict(), loader.dataset
+        self.begin = State(values["epoch"], values["position"])
+        self.order = dataset.order(self.begin.epoch)
+        steps = Steps(self.order, dataset.world(), loader.batch_size, self.begin.position)
+        self._steps, self._left = iter(steps), len(steps)
+
+    def __next__(self) -> tuple[Any, Step, State]:
+        """Return the next batch, its step and the state after it."""
+        batch = next(self._batches)
+        step = next(self._steps)
+        self._left -= 1
+        epoch = self.begin.epoch
+        return batch, step, State(epoch, step.end) if self._left else State(epoch + 1, 0)
+
+
+class AheadLoader:
+    """A loader whose batches are taken ahead of their use.
+
+    Args:
+        loader: The loader; nobody else iterates it.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self._reached: State | None = None
+        self._is_used = False
+        self._iteration = 0
+        self._epochs_set = loader.dataset.epochs_set
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration under way, else of the next one."""
+        reached = self._state()
+        return self.loader.epoch if reached is None else reached.epoch
+
+    @property
+    def step(self) -> int:
+        """Steps of the epoch before the next batch, in this loader's batches."""
+        reached = self._state()
+        if reached is None:
+            return self.loader.step
+        return reached.position // (self.loader.batch_size * self.loader.dataset.world().world_size)
+
+    def __len__(self) -> int:
+        """Return the steps of a whole epoch."""
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch.
+
+        Raises:
+            InputError: The epoch is negative or no integer.
+        """
+        reached = self._state()
+        self.loader.set_epoch(epoch)
+        if reached is not None and reached.epoch != epoch:
+            self._forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the batches have got that were used, as plain JSON values: not those that were made ahead.
+
+        It resumes on any number of ranks and with any batch size, here as in `wdsplit.Loader`.
+        """
+        reached, dataset = self._state(), self.loader.dataset
+        if reached is None:
+            return self.loader.state_dict()
+        return dump_state(reached, dataset.source.fingerprint, dataset.options, dataset.world())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
+
+        Raises:
+            StateError: It is of another dataset or other options.
+        """
+        self.loader.load_state_dict(state_dict)
+        self._forget()
+
+    def begin(self) -> tuple[Progress, int]:
+        """Begin an iteration; return it, and its number. What is used of an earlier one does not count any more.
+
+        An epoch that was broken off begins again, as in `wdsplit.Loader`; an iteration of which nothing was used, where
+        it began: libraries look at a first batch and drop it.
+        """
+        reached = self._state()
+        if reached is not None and self._is_used:
+            self.loader.set_epoch(reached.epoch)
+        elif reached is not None:
+            self.loader.load_state_dict(self.state_dict())
+        progress = Progress(self.loader)
+        self._forget()
+        self._reached = progress.begin
+        return progress, self._iteration
+
+    def used(self, iteration: int, state: State) -> None:
+        """Take note that a batch of an iteration was used, by the state after it."""
+        if self._state() is not None and self._iteration == iteration:
+            self._reached, self._is_used = state, True
+
+    def ended(self, iteration: int) -> None:
+        """Take note that all batches of an epoch were taken; unless it was told which were used, all were."""
+        if self._iteration == iteration and not self._is_used:
+            self._reached = None
+
+    def _state(self) -> State | None:
+        """Return how far the batches used have got; None where the loader itself knows what comes next."""
+        epochs_set = self.loader.dataset.epochs_set
+        if self._epochs_set != epochs_set:
+            self._epochs_set = epochs_set
+            self._forget()
+        return self._reached
+
+    def _forget(self) -> None:
+        """Let no iteration count that has begun so far."""
+        self._reached, self._is_used, self._iteration = None, False, self._iteration + 1

@@ -1,0 +1,210 @@
+"""TensorFlow: a loader's batches as a `tf.data.Dataset` that TensorFlow does not split a second time.
+
+Adapter over `wdsplit.Loader`; torch need not be installed. TensorFlow takes batches before they are wanted, as many as
+it likes: what was made is noted here, and counts when it is told that it was used. TensorFlow is loaded when a loader
+is made, not when this module is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from wdsplit.collate import as_array
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.integrations.progress import AheadLoader, Progress
+from wdsplit.loader import Loader
+from wdsplit.split import whole
+from wdsplit.state import State
+
+__all__ = ["TensorFlowLoader"]
+
+
+class TensorFlowLoader(AheadLoader):
+    """The batches of a loader for TensorFlow.
+
+    Iterating gives the batches of an epoch as tensors. `dataset` gives them to what wants a `tf.data.Dataset`.
+
+    Args:
+        loader: The loader, with workers that are threads, or none: TensorFlow's process should not be forked.
+        prefetch: Batches that TensorFlow makes ahead.
+        element_spec: A tf.TensorSpec for each leaf of a batch; None to have it told by a first batch, which is read for
+            that. Needed if the shapes of batches differ.
+
+    Raises:
+        InputError: An argument cannot be, or batches hold what a tensor cannot.
+        MissingDependencyError: TensorFlow is not installed.
+    """
+
+    def __init__(self, loader: Loader, *, prefetch: int = 2, element_spec: Any = None) -> None:
+        prefetch = whole(prefetch)
+        if not isinstance(loader, Loader):
+            raise InputError("this is no loader", expected="a wdsplit.Loader", found=type(loader).__name__)
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise InputError("prefetch cannot be", expected="an integer of at least 0", found=repr(prefetch))
+        super().__init__(loader)
+        self._tf = _tensorflow()
+        self._prefetch = prefetch
+        self.element_spec = self._first_spec() if element_spec is None else element_spec
+        self._made: deque[tuple[int, State]] = deque()
+        self._is_told = False
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the batches of the epoch, or what is left of it after `load_state_dict`, as tensors."""
+        self._is_told = True
+        dataset = self.dataset(epochs=1)
+        try:
+            for batch in dataset:
+                self._note_used(1)
+                yield batch
+        except self._tf.errors.OpError as error:
+            if self._error is None:
+                raise
+            raise self._error from error
+
+    def dataset(self, epochs: int | None = None) -> Any:
+        """Return a tf.data.Dataset of the batches of some epochs, one after another; of all for None.
+
+        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. Iterated
+        again, it goes on to further epochs. TensorFlow is told not to shard it.
+
+        Which batches were used is known only of those that `callback` has seen in Keras. Without it, all that were made
+        of an epoch count as used when its last one was made, so `state_dict` is not exact.
+
+        Raises:
+            InputError: `epochs` is no integer of at least 1.
+        """
+        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+            raise InputError("epochs cannot be", expected="an integer of at least 1, or None", found=repr(epochs))
+        tf = self._tf
+
+        def batches() -> Iterator[Any]:
+            return self._batches(epochs)
+
+        dataset = tf.data.Dataset.from_generator(batches, output_signature=self.element_spec)
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        dataset = dataset.with_options(options)
+        return dataset.prefetch(self._prefetch) if self._prefetch else dataset
+
+    def callback(self) -> Any:
+        """Return a Keras callback that tells which batches `fit` has used, so that `state_dict` is right in it."""
+        used: Callable[[int], None] = self._note_used
+        self._is_told = True
+
+        class Used(self._tf.keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+            seen = 0
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.seen = 0
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                used(batch + 1 - self.seen)
+                self.seen = batch + 1
+
+        return Used()
+
+    def _batches(self, epochs: int | None) -> Iterator[Any]:
+        """Give batches as numpy has them, and note the state after each. TensorFlow does so in a thread of its own."""
+        made = self._made = deque()
+        self._error, given = None, 0
+        try:
+            progress, iteration = self.begin()
+            while True:
+                for batch, _, state in progress:
+                    made.append((iteration, state))
+                    yield _mapped(batch, _value)
+                given += 1
+                if not self._is_told:
+                    self.ended(iteration)
+                if given == epochs:
+                    return
+                progress = Progress(self.loader)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def _note_used(self, count: int) -> None:
+        """Take note that the next batches were used."""
+        for _ in range(min(count, len(self._made))):
+            self.used(*self._made.popleft())
+
+    def _first_spec(self) -> Any:
+        """Return the spec of a first batch, which a loader of its own reads."""
+        mine, tf = self.loader, self._tf
+        probe = Loader(mine.dataset, mine.batch_size, collate_fn=mine.collate_fn, output=mine.output)
+        batch = next(iter(probe), None)
+        if batch is None:
+            raise InputError(
+                "there is no batch that could tell the element spec",
+                place=mine.dataset.source.url,
+                remedy="use a smaller batch size or tail='pad', or pass element_spec=",
+            )
+        is_full = mine.dataset.options.tail != "uneven" and mine.collate_fn is None
+
+        def spec(value: Any, name: str) -> Any:
+            array = _value(value, name)
+            shape = (mine.batch_size if is_full else None, *array.shape[1:]) if array.ndim else ()
+            return tf.TensorSpec(shape, tf.string if array.dtype == object else _dtype(tf, array, name))
+
+        return _mapped(batch, spec)
+
+
+def _tensorflow() -> Any:
+    try:
+        return importlib.import_module("tensorflow")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise MissingDependencyError.for_extra("tensorflow") from error
+
+
+def _mapped(batch: Any, function: Callable[[Any, str], Any], name: str = "the value") -> Any:
+    """Return a batch with a function applied to its leaves and their names. Lists of arrays count as tuples."""
+    if isinstance(batch, dict):
+        return {key: _mapped(value, function, repr(key)) for key, value in batch.items()}
+    is_list = isinstance(batch, list) and any(as_array(value) is not None for value in batch)
+    if isinstance(batch, tuple) or is_list:
+        return tuple(_mapped(value, function, f"element {i}") for i, value in enumerate(batch))
+    return function(batch, name)
+
+
+def _value(value: Any, name: str) -> Any:
+    """Return a leaf as an array: of numbers, or of bytes and text.
+
+    Raises:
+        InputError: It is neither.
+    """
+    array = as_array(value)
+    if array is not None:
+        return array
+    if isinstance(value, (bool, int, float)):
+        return np.asarray(value)
+    kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
+    if not kinds <= {bytes, str} or not isinstance(value, list):
+        raise InputError(
+            f"{name} cannot be a tensor",
+            expected="numbers, arrays, bytes or text",
+            found=", ".join(sorted(kind.__name__ for kind in kinds)),
+            remedy="decode it, or leave it out with to_tuple",
+        )
+    array = np.empty(len(value), object)
+    array[:] = value
+    return array
+
+
+def _dtype(tf: Any, array: Any, name: str) -> Any:
+    try:
+        return tf.as_dtype(array.dtype)
+    except TypeError as error:
+        raise InputError(
+            f"{name} cannot be a tensor",
+            expected="a dtype that TensorFlow has",
+            found=str(array.dtype),
+            remedy="convert it in a map",
+        ) from error

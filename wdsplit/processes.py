@@ -1,0 +1,64 @@
+"""Workers that are processes: torch's, which hand over one item a worker in turn.
+
+The only room of the loader that needs torch for more than tensors.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from wdsplit.parts import Bound, Parts
+
+__all__ = ["worker_processes"]
+
+
+def worker_processes(
+    parts: Parts,
+    num_workers: int,
+    prefetch_factor: int,
+    prefetch_bytes: int,
+    persistent: bool,
+    multiprocessing_context: str | None,
+) -> Iterable[Any]:
+    """Return the parcels of all workers in turn; the processes start when it is iterated.
+
+    Args:
+        parts: What each worker iterates; it is told how many bytes may be under way.
+        num_workers: Processes.
+        prefetch_factor: Parcels that each makes ahead.
+        prefetch_bytes: Bytes that all parcels made ahead may hold together.
+        persistent: Whether the processes stay from one iteration to the next.
+        multiprocessing_context: How they are started; None for Python's default.
+    """
+    context = multiprocessing.get_context(multiprocessing_context)
+    multiprocessing.util.get_temp_dir()  # workers put sockets there, and those that are killed do not tidy up
+    parts.bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
+    return DataLoader(
+        _Stream(parts),
+        batch_size=None,
+        num_workers=num_workers,
+        collate_fn=_unchanged,
+        prefetch_factor=prefetch_factor,
+        persistent_workers=persistent,
+        multiprocessing_context=multiprocessing_context,
+        generator=torch.Generator(),
+    )
+
+
+class _Stream(IterableDataset[Any]):
+    """What torch iterates in each of its workers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts)
+
+
+def _unchanged(part: Any) -> Any:
+    return part
