@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from s3server import S3Server, _program
+from s3server import S3Server, rclone
 
 DEADLINE_S = 30
 
@@ -80,7 +80,7 @@ class Mount:
 
     def mount(self) -> None:
         """Mount it, and wait until it is."""
-        command = [_program(), "mount", f":{self._protocol}:share", str(self.folder)]
+        command = [rclone(), "mount", f":{self._protocol}:share", str(self.folder)]
         command += [f"--{self._protocol}-url={self.server.endpoint}"]
         command += ["--config=", f"--cache-dir={self._log.with_name('cache')}", "--vfs-write-back=0s"]
         command += [f"--vfs-cache-mode={'writes' if self._protocol == 'webdav' else 'off'}"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from s3server import HOST, _free_port
+from s3server import HOST, free_port
 from torchruns import JOB_MARK, end_processes, processes_of, woven
 
 DEADLINE_S = 120
@@ -114,7 +114,7 @@ class Running:
         folder.mkdir(parents=True)
         (folder / "job.json").write_text(json.dumps(asdict(job)))
         self.folder = folder
-        port = port or _free_port()
+        port = port or free_port()
         self._began = time.monotonic()
         self._agents = [self._start(number, node, len(nodes), address, port) for number, node in enumerate(nodes)]
 

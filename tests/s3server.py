@@ -86,7 +86,7 @@ class S3Server:
     def __init__(self, folder: Path, *flags: str, protocol: str = "s3") -> None:
         """Make it, with more flags of rclone; the protocol "http" serves the same paths unsigned, to be read only."""
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._flags = [f"--auth-key={KEY_ID},{SECRET}", *flags] if protocol == "s3" else list(flags)
         self._protocol = protocol
         self._log = folder.with_name(f"{folder.name}.log")
@@ -137,7 +137,7 @@ class S3Server:
         """Start it where it does not run, and wait until it answers; raise ServerError where it does not."""
         if self.pid is not None:
             return
-        command = [_program(), "serve", self._protocol, str(self.folder), f"--addr={HOST}:{self.port}"]
+        command = [rclone(), "serve", self._protocol, str(self.folder), f"--addr={HOST}:{self.port}"]
         command += ["--config=", f"--cache-dir={self.folder.with_name(f'{self.folder.name}.cache')}"]
         command += ["--dir-cache-time=1ms", "--buffer-size=0", "--vfs-read-chunk-size=0", *self._flags]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
@@ -176,7 +176,7 @@ class S3Server:
             connection.close()
 
 
-def _program() -> str:
+def rclone() -> str:
     """Return the path of rclone: that of the tests' environment, else the system's."""
     found = shutil.which("rclone", path=sysconfig.get_path("scripts")) or shutil.which("rclone")
     if found is None:
@@ -184,7 +184,7 @@ def _program() -> str:
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port that nobody listens at."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with contextlib.closing(socket.socket()) as probe:

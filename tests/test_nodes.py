@@ -11,7 +11,7 @@ import pytest
 from made_datasets import expected_batches, real_rows, sized_dataset
 from namespaces import namespaces, why_not
 from nodes import Job, Node, run
-from s3server import KEY_ID, LAUNCH, SECRET, _program
+from s3server import KEY_ID, LAUNCH, SECRET, rclone
 from tables import wait_until
 from torchruns import delivered, end_processes, processes_of
 
@@ -92,7 +92,7 @@ def networks():
 @contextlib.contextmanager
 def store_in(networks, number, folder):
     """Run an S3 server over a folder in a namespace."""
-    command = [_program(), "serve", "s3", str(folder), f"--addr=:{STORE_PORT}", f"--auth-key={KEY_ID},{SECRET}"]
+    command = [rclone(), "serve", "s3", str(folder), f"--addr=:{STORE_PORT}", f"--auth-key={KEY_ID},{SECRET}"]
     command += ["--config=", "--dir-cache-time=1ms"]
     launch = [*networks.prefix(number), sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), *command]
     with open(folder.with_name("store.log"), "wb") as log, subprocess.Popen(launch, stdout=log, stderr=log) as server:
