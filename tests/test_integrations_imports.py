@@ -1,0 +1,42 @@
+"""What training libraries cost those who have none of them: nothing; and what those are told who lack one."""
+
+import subprocess
+import sys
+
+LIBRARIES = {
+    "accelerate": ["accelerate"],
+    "lightning": ["lightning", "pytorch_lightning"],
+    "transformers": ["transformers"],
+}
+
+
+def output_of(script):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_wdsplit_and_its_loader_loads_no_training_library():
+    script = "import sys, wdsplit.integrations, wdsplit.loader; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = set(output_of(script).split())
+    assert "wdsplit" in loaded
+    assert not loaded & {name for names in LIBRARIES.values() for name in names}
+
+
+def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it():
+    script = f"""
+import importlib, sys
+import wdsplit
+for name, names in {LIBRARIES}.items():
+    sys.modules.update(dict.fromkeys(names))
+    try:
+        importlib.import_module(f"wdsplit.integrations.{{name}}")
+    except wdsplit.MissingDependencyError as error:
+        print(error.cause, error.remedy)
+    for each in names:
+        del sys.modules[each]
+"""
+    lines = output_of(script).splitlines()
+    for name, line in zip(LIBRARIES, lines, strict=True):
+        assert f"{name} is not installed" in line
+        assert f"pip install 'wdsplit[{name}]'" in line

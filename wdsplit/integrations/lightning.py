@@ -1,0 +1,185 @@
+"""Lightning: a DataModule of wdsplit's loaders, and a callback for loaders of one's own.
+
+Lightning saves and loads the state of its training loader by itself. It asks before any batch whether the loader can be
+iterated, counts the batches of the epoch under way on its own, and begins the first iteration before its epoch begins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wdsplit.dataset import Dataset
+from wdsplit.errors import MissingDependencyError, TopologyError
+from wdsplit.integrations.delegate import Delegate, steps_left
+from wdsplit.loader import Loader
+from wdsplit.world import detect_rank
+
+__all__ = ["EpochCallback", "WdsplitDataModule"]
+
+
+def _lightning() -> Any:
+    """Import the Lightning that the program uses: `lightning`, or `pytorch_lightning`, whose classes are others."""
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    for name in sorted(names, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != name.partition(".")[0]:
+                raise
+    raise MissingDependencyError.for_extra("lightning")
+
+
+_library = _lightning()
+
+
+class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, name-defined]
+    """The loaders of datasets for training, validation and test; epochs and resuming go by themselves.
+
+    A checkpoint of Lightning's holds how far the training loader has got. It resumes in the middle of an epoch, on any
+    number of ranks and workers. For an exact evaluation let the batches hold `__pad__`, and leave out what it flags.
+    Subclasses may have hooks of their own (`val_dataloader`, ...), and put other loaders into `loaders`.
+
+    Args:
+        train: The dataset to train on.
+        val: The one to validate on, with `shuffle=False` as a rule.
+        test: The one to test on.
+        batch_size: Samples a batch and rank.
+        eval_batch_size: The same for validation and test; None for `batch_size`.
+        options: Those of `wdsplit.Loader`: `num_workers`, `pin_memory`, `collate_fn`, ...
+
+    Attributes:
+        loaders: The loaders, by `train`, `val` and `test`.
+
+    Raises:
+        InputError: An argument cannot be.
+    """
+
+    def __init__(
+        self,
+        train: Dataset | None = None,
+        val: Dataset | None = None,
+        test: Dataset | None = None,
+        *,
+        batch_size: int,
+        eval_batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        datasets = {"train": train, "val": val, "test": test}
+        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        sizes = {"train": batch_size, "val": eval_batch_size, "test": eval_batch_size}
+        self.loaders = {
+            name: Loader(dataset, sizes[name], **options) for name, dataset in datasets.items() if dataset is not None
+        }
+        for name in self.loaders:  # Lightning warns of hooks that are there and cannot be used
+            hook = f"{name}_dataloader"
+            if getattr(type(self), hook) is getattr(_library.LightningDataModule, hook):
+                setattr(self, hook, getattr(self, f"{name}_loader"))
+
+    def train_loader(self) -> Delegate:
+        """Return what Lightning trains on."""
+        self._check_ranks("train")
+        loader = self.loaders["train"]
+        return Delegate(loader) if self.trainer is None else _TrainingLoader(loader, self.trainer)
+
+    def val_loader(self) -> Delegate:
+        """Return what Lightning validates on."""
+        self._check_ranks("val")
+        return Delegate(self.loaders["val"])
+
+    def test_loader(self) -> Delegate:
+        """Return what Lightning tests on."""
+        self._check_ranks("test")
+        return Delegate(self.loaders["test"])
+
+    def _check_ranks(self, name: str) -> None:
+        """Refuse ranks that are not those of the strategy: with tensor parallelism several processes are one rank.
+
+        Raises:
+            TopologyError: They are not.
+        """
+        if self.trainer is None:
+            return
+        wanted, world = self.trainer.distributed_sampler_kwargs, self.loaders[name].dataset.world()
+        if wanted is None or world != detect_rank():  # the program has said it
+            return
+        if (world.rank, world.world_size) != (wanted["rank"], wanted["num_replicas"]):
+            raise TopologyError(
+                "the dataset is split by all processes, and the strategy wants it split by fewer",
+                place=f"{name}: {self.loaders[name].dataset.source.url}",
+                expected=f"rank {wanted['rank']} of {wanted['num_replicas']}",
+                found=f"rank {world.rank} of {world.world_size}",
+                remedy="open the dataset with rank= and world_size=; or, once there is a mesh, that is in setup() of a "
+                "subclass, with group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
+                f"self.loaders[{name!r}]",
+            )
+
+
+class _TrainingLoader(Delegate):
+    """A loader whose epoch is the trainer's, and which tells the trainer where it has resumed."""
+
+    def __init__(self, loader: Loader, trainer: Any) -> None:
+        super().__init__(loader)
+        self._trainer = trainer
+
+    def __iter__(self) -> Iterator[Any]:
+        self.loader.set_epoch(_epoch(self._trainer))
+        yield from self.loader
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to where a state dict was taken, and correct the trainer's count of batches.
+
+        That count is one of batches of the size, and on the number of ranks, with which the checkpoint was saved.
+        """
+        super().load_state_dict(state_dict)
+        epoch, progress = _epoch(self._trainer), self._trainer.fit_loop.epoch_loop.batch_progress
+        if self.epoch == epoch and state_dict["position"]:
+            done = len(self) - steps_left(self.loader)
+        elif self.epoch == epoch + 1 and progress.is_last_batch:
+            done = len(self)
+        else:
+            return
+        shift = done - progress.current.processed
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(progress.current, name, getattr(progress.current, name) + shift)
+
+
+class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
+    """Sets the epoch of each `wdsplit.Loader` that Lightning trains on; `WdsplitDataModule` needs none."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the first iteration anew if Lightning has begun it in another epoch."""
+        if self._set_epoch(trainer):
+            iter(trainer.fit_loop._data_fetcher)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Set the epoch."""
+        self._set_epoch(trainer)
+
+    def _set_epoch(self, trainer: Any) -> bool:
+        """Tell whether some loader was in another epoch."""
+        epoch = _epoch(trainer)
+        loaders = [loader for loader in _leaves(trainer.train_dataloader) if isinstance(loader, (Delegate, Loader))]
+        others = [loader for loader in loaders if loader.epoch != epoch]
+        for loader in others:
+            loader.set_epoch(epoch)
+        return bool(others)
+
+
+def _epoch(trainer: Any) -> int:
+    """Return the epoch that the trainer is in, or about to begin; its `current_epoch` follows later after a resume."""
+    return 0 if trainer.overfit_batches else int(trainer.fit_loop.epoch_progress.current.processed)
+
+
+def _leaves(loaders: Any) -> Iterator[Any]:
+    """Give the loaders of any collection of them."""
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if isinstance(loaders, (list, tuple)):
+        for each in loaders:
+            yield from _leaves(each)
+    else:
+        yield loaders

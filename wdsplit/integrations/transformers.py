@@ -1,0 +1,222 @@
+"""Hugging Face Transformers: a Trainer whose datasets may be those of wdsplit.
+
+The Trainer's own arguments say how loading goes. It counts steps itself and, when it resumes, asks for batches that it
+skips: our loader begins after them and gives as many placeholders, so nothing is read, or skipped, twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from wdsplit.dataset import Dataset
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.integrations.accelerate import PreparedLoader
+from wdsplit.integrations.delegate import Delegate
+from wdsplit.loader import Loader
+
+try:
+    from transformers import EvalPrediction, Trainer
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise MissingDependencyError.for_extra("transformers") from error
+
+__all__ = ["TrainerMixin", "WdsplitTrainer"]
+
+PAD = "__pad__"
+
+
+class TrainerMixin:
+    """What makes a Trainer take a `wdsplit.Dataset` for training, evaluation and prediction; others go on as before.
+
+    `class MyTrainer(TrainerMixin, Seq2SeqTrainer)` does it for any Trainer. Samples are dicts that the Trainer's
+    collator takes. Each rank reads its part once, epochs are set, and `train(resume_from_checkpoint=...)` goes on in
+    the middle of an epoch, where the global batch is as large as it was, on any number of processes. What
+    `compute_metrics` and `predict` get is without pads; the loss that `evaluate` tells is the Trainer's mean over
+    batches, pads included.
+    """
+
+    _pads: list[Any] | None = None
+    """Which samples of each batch of all ranks are pads, while an evaluation is under way."""
+
+    def get_train_dataloader(self) -> Any:
+        """Return what is trained on."""
+        trainer: Any = self
+        if not isinstance(trainer.train_dataset, Dataset):
+            return super().get_train_dataloader()  # type: ignore[misc]
+        return _TrainingLoader(self._loader(trainer.train_dataset, trainer._train_batch_size, "Training"), trainer)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return what is evaluated on."""
+        dataset: Any = getattr(self, "eval_dataset", None) if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            dataset = getattr(self, "eval_dataset", {})[eval_dataset]
+        if not isinstance(dataset, Dataset):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return self._evaluation_loader(dataset, "Evaluation")
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return what is predicted."""
+        if not isinstance(test_dataset, Dataset):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return self._evaluation_loader(test_dataset, "test")
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return how many samples a loader's dataset has."""
+        if isinstance(dataloader, Delegate):
+            return dataloader.loader.dataset.source.num_samples
+        number: int = super().num_examples(dataloader)  # type: ignore[misc]
+        return number
+
+    def _evaluation_loader(self, dataset: Dataset, description: str) -> PreparedLoader:
+        trainer: Any = self
+        loader = self._loader(dataset, trainer.args.eval_batch_size, description)
+        assert loader.collate_fn is not None
+        loader.collate_fn = _WithPads(loader.collate_fn, dataset.source.url)
+        return PreparedLoader(loader, trainer.accelerator)
+
+    def _loader(self, dataset: Dataset, batch_size: int, description: str) -> Loader:
+        """Return a loader as the Trainer's arguments have it.
+
+        Raises:
+            InputError: The dataset's tail is not what they ask for, or would let ranks come apart.
+        """
+        trainer: Any = self
+        args, tail = trainer.args, dataset.options.tail
+        if (args.dataloader_drop_last and tail != "drop") or tail == "uneven":
+            raise InputError(
+                "the dataset's tail does not go with the Trainer's arguments",
+                place=dataset.source.url,
+                expected="tail 'drop' with dataloader_drop_last, else 'pad': all ranks must have equal steps",
+                found=f"tail {tail!r}, dataloader_drop_last {args.dataloader_drop_last}",
+                remedy="open the dataset with the tail that is meant",
+            )
+        return Loader(
+            dataset,
+            batch_size,
+            num_workers=args.dataloader_num_workers,
+            collate_fn=trainer._get_collator_with_removed_columns(trainer.data_collator, description=description),
+            prefetch_factor=args.dataloader_prefetch_factor or 2,
+            persistent_workers=args.dataloader_persistent_workers,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+        )
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Predict a batch, and note which samples of all ranks are pads."""
+        trainer: Any = self
+        pads = inputs.pop(PAD, None) if isinstance(inputs, MutableMapping) else None
+        if pads is not None and self._pads is not None:
+            self._pads.append(trainer.accelerator.gather(pads.to(trainer.args.device)).cpu().numpy())
+        return super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> Any:
+        """Evaluate without pads.
+
+        Raises:
+            InputError: The results of batches shall not be concatenated.
+        """
+        trainer: Any = self
+        if not isinstance(dataloader, PreparedLoader):
+            return super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
+        if not trainer.args.eval_do_concat_batches:
+            raise InputError(
+                "eval_do_concat_batches=False does not go with a wdsplit.Dataset",
+                found="batches, of which pads could not be left out",
+                remedy="leave it out",
+            )
+        compute = trainer.compute_metrics
+        pads: list[Any] = []
+        self._pads = pads
+
+        def compute_without_pads(prediction: Any, **more: Any) -> Any:
+            counted = pads[-1:] if trainer.args.batch_eval_metrics else pads
+            names = ("predictions", "label_ids", "inputs", "losses")
+            kept = {name: _without(getattr(prediction, name), counted) for name in names}
+            return compute(EvalPrediction(**kept), **more)
+
+        trainer.compute_metrics = compute and compute_without_pads
+        try:
+            result = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
+        finally:
+            trainer.compute_metrics, self._pads = compute, None
+        kept = {name: _without(getattr(result, name), pads) for name in ("predictions", "label_ids")}
+        return result._replace(**kept, num_samples=int(sum((~each).sum() for each in pads)))
+
+
+class WdsplitTrainer(TrainerMixin, Trainer):
+    """Transformers' Trainer, whose datasets may be those of wdsplit."""
+
+
+class _TrainingLoader(PreparedLoader):
+    """A loader of which the Trainer can skip the first batches: it makes another one of `dataset` then."""
+
+    batch_size = None
+    drop_last = False
+    prefetch_factor = None
+
+    def __init__(self, loader: Loader, trainer: Any) -> None:
+        super().__init__(loader, trainer.accelerator)
+        self.dataset = _Resumed(self, trainer)
+        self.collate_fn = _unchanged
+
+
+class _Resumed(IterableDataset[Any]):
+    """The batches of the epoch in which the Trainer resumes: placeholders for those that it skips, then the rest."""
+
+    def __init__(self, batches: _TrainingLoader, trainer: Any) -> None:
+        self._batches = batches
+        self._trainer = trainer
+
+    def __iter__(self) -> Iterator[Any]:
+        loader, num_batches = self._batches.loader, self._trainer.args.gradient_accumulation_steps
+        epoch, update = divmod(self._trainer.state.global_step, max(1, -(-len(loader) // num_batches)))
+        skipped = update * num_batches
+        loader.set_epoch(epoch)
+        position = skipped * loader.batch_size * loader.dataset.world().world_size
+        loader.load_state_dict({**loader.state_dict(), "position": position})
+        yield from itertools.repeat(None, skipped)
+        yield from self._batches
+
+
+class _WithPads:
+    """A collator that keeps the flags of pads, whatever columns the Trainer removes."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], url: str) -> None:
+        self._collate = collate
+        self._url = url
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Collate.
+
+        Raises:
+            InputError: A sample has no flag.
+        """
+        if not all(isinstance(sample, Mapping) and PAD in sample for sample in samples):
+            raise InputError(
+                f"samples have no {PAD}, so an evaluation would count pads",
+                place=self._url,
+                expected=f"dicts with {PAD}",
+                remedy=f"keep it in the stages of the dataset: return {{**new, {PAD!r}: sample[{PAD!r}]}}",
+            )
+        batch = self._collate([{name: sample[name] for name in sample if name != PAD} for sample in samples])
+        batch[PAD] = torch.tensor([bool(sample[PAD]) for sample in samples])
+        return batch
+
+
+def _without(values: Any, pads: Sequence[Any]) -> Any:
+    """Return results, arrays in any tuples, lists and dicts, without the rows of pads."""
+    if isinstance(values, Mapping):
+        return {name: _without(value, pads) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return type(values)(_without(value, pads) for value in values)
+    return values if values is None or not pads else values[~np.concatenate(pads)]
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
