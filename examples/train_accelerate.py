@@ -1,0 +1,85 @@
+"""Train with Hugging Face Accelerate.
+
+    torchrun --standalone --nproc-per-node 2 examples/train_accelerate.py TRAIN TEST --accumulate 2
+    accelerate launch examples/train_accelerate.py TRAIN TEST --checkpoint FOLDER --resume
+
+`PreparedLoader` puts batches on the device and tells the accelerator of the last one of an epoch. Nothing is split a
+second time, and `save_state` and `load_state` take the loader along.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from image_task import arguments, build_network, normalise, open_loader, say
+from torch import nn
+
+from wdsplit.debug import param_hash
+from wdsplit.integrations.accelerate import PreparedLoader
+
+
+def main() -> None:
+    """Train, and evaluate after each epoch."""
+    parser = arguments("Train a small network with Accelerate.")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients make a step")
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    accelerator = Accelerator(
+        cpu=not on_gpu, mixed_precision="bf16" if on_gpu else "no", gradient_accumulation_steps=args.accumulate
+    )
+    torch.manual_seed(args.seed)
+    network = build_network(args.classes)
+    model, optimizer = accelerator.prepare(network, torch.optim.AdamW(network.parameters(), lr=args.lr))
+    loader = PreparedLoader(open_loader(args.train, args, shuffle=True), accelerator)
+    test_loader = PreparedLoader(open_loader(args.test, args, shuffle=False), accelerator)
+    accelerator.register_for_checkpointing(loader)
+
+    if args.resume and args.checkpoint.exists():
+        accelerator.load_state(str(args.checkpoint))
+        say(f"resumed in epoch {loader.epoch} at step {loader.step}, on {accelerator.num_processes} ranks")
+    for epoch in range(loader.epoch, args.epochs):
+        loader.set_epoch(epoch)
+        model.train()
+        total = torch.zeros(2, device=accelerator.device)
+        for step, (images, labels, _) in enumerate(loader, loader.step + 1):
+            with accelerator.accumulate(model):
+                loss = F.cross_entropy(model(normalise(images)), labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            total += torch.stack([loss.detach(), torch.ones_like(loss)])
+            # In the middle of an accumulation there are gradients that no checkpoint holds.
+            due = step % args.checkpoint_steps == 0 or step == args.stop_after
+            if args.checkpoint and due and accelerator.sync_gradients:
+                accelerator.save_state(str(args.checkpoint))
+            if step == args.stop_after:
+                say(f"stopped in epoch {epoch} after {step} steps")
+                accelerator.end_training()
+                return
+        total = accelerator.reduce(total)
+        correct, count = evaluate(model, test_loader, accelerator)
+        mean = float(total[0] / total[1])
+        say(f"epoch {epoch}: loss {mean:.4f}, held-out accuracy {correct / count:.4f} ({correct} of {count})")
+        if args.checkpoint:
+            accelerator.save_state(str(args.checkpoint))
+    say(f"parameters {param_hash(accelerator.unwrap_model(model))}")
+    accelerator.end_training()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: PreparedLoader, accelerator: Any) -> tuple[int, int]:
+    """Return how many images the model gets right, and of how many: pads do not count."""
+    model.eval()
+    sums = torch.zeros(2, dtype=torch.int64, device=accelerator.device)
+    for images, labels, pads in loader:
+        right = model(normalise(images)).argmax(1) == labels
+        sums += torch.stack([(right & ~pads).sum(), (~pads).sum()])
+    correct, count = accelerator.reduce(sums).tolist()
+    return correct, count
+
+
+if __name__ == "__main__":
+    main()

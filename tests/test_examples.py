@@ -1,0 +1,146 @@
+"""The training examples, run by torchrun on two ranks: what they print, and that a resumed run is the same run.
+
+Horovod is not for the torch that is used here: a module stands in for the part of its interface that the example uses
+(stand_in/horovod), so the example runs, but not with Horovod. What belongs to clusters is in test_examples_clusters.py.
+"""
+
+import io
+import re
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from example_runs import NUM_TEST, SMALL, STEPS, STOPPED_AFTER, TESTS, run
+from made_datasets import converted
+from PIL import Image
+
+
+def check_learning(whole):
+    """The loss falls, the network has learned the digits, and each held-out digit counts once."""
+    assert len(whole.losses) == 2
+    assert whole.losses[1] < whole.losses[0]
+    assert whole.accuracies[-1] > 0.8
+    assert set(whole.counts) <= {NUM_TEST}
+
+
+def test_ddp_learns(by_ddp):
+    """That it resumes is in test_examples_clusters.py, by SLURM's scripts."""
+    check_learning(by_ddp)
+    assert by_ddp.counts == [NUM_TEST] * 2
+
+
+def test_fsdp_trains_as_ddp_does_and_resumes_from_the_newest_checkpoint_that_is_complete(by_ddp, digits, tmp_path):
+    """All the same to the last bit: two ranks leave no choice of the order in which gradients are summed."""
+    folder = tmp_path / "checkpoints"
+    checkpoint = (f"--checkpoint={folder}", f"--checkpoint-steps={STOPPED_AFTER}", "--resume")
+    whole = run("train_fsdp.py", *digits, *SMALL, *checkpoint, out=tmp_path)
+    assert whole.parameters == by_ddp.parameters
+    assert whole.counts == [NUM_TEST] * 2
+    names = sorted(each.name for each in folder.iterdir())
+    assert names == [
+        f"epoch-{epoch:04d}-step-{step:07d}" for epoch, step in ((0, 10), (0, 20), (1, 0), (1, 10), (1, 20), (2, 0))
+    ]
+    for name in names[4:]:
+        shutil.rmtree(folder / name)
+    (folder / "epoch-0001-step-0000020").mkdir()
+    rest = run("train_fsdp.py", *digits, *SMALL, *checkpoint, out=tmp_path)
+    assert "resumed in epoch 1 at step 10, on 2 ranks" in rest.output
+    assert rest.parameters == whole.parameters
+
+
+def test_lightning_trains_as_ddp_does_and_resumes_in_mid_epoch(by_ddp, digits, tmp_path):
+    """All the same to the last bit. The last checkpoint of the whole run lies in the middle of epoch 1."""
+    checkpoint = (f"--checkpoint={tmp_path}", f"--checkpoint-steps={STEPS + 7}", "--resume")
+    whole = run("train_lightning.py", *digits, *SMALL, *checkpoint, out=tmp_path)
+    check_learning(whole)
+    assert whole.parameters == by_ddp.parameters
+    rest = run("train_lightning.py", *digits, *SMALL, *checkpoint, out=tmp_path)
+    assert rest.parameters == by_ddp.parameters
+    assert len(rest.losses) == 1
+    assert rest.accuracies[-1] == pytest.approx(by_ddp.accuracies[-1], abs=1e-4)
+
+
+def test_accelerate_trains_as_ddp_does_and_resumes_in_mid_epoch(by_ddp, digits, tmp_path):
+    checkpoint = (f"--checkpoint={tmp_path / 'checkpoint'}", "--resume")
+    run("train_accelerate.py", *digits, *SMALL, *checkpoint, f"--stop-after={STOPPED_AFTER}", out=tmp_path)
+    rest = run("train_accelerate.py", *digits, *SMALL, *checkpoint, out=tmp_path)
+    assert f"resumed in epoch 0 at step {STOPPED_AFTER}, on 2 ranks" in rest.output
+    assert rest.parameters == by_ddp.parameters
+    assert rest.accuracies == by_ddp.accuracies
+    assert rest.counts == [NUM_TEST] * 2
+
+
+def test_deepspeed_learns_and_resumes_where_the_file_latest_says(digits, tmp_path, monkeypatch):
+    """With ZeRO 1 and accumulated gradients: a step is two batches."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    folder = tmp_path / "checkpoints"
+    scripts, accumulated = ("deepspeed_example.py", "train_deepspeed.py"), ("--zero=1", "--accumulate=2")
+    checkpoint = (f"--checkpoint={folder}", f"--checkpoint-steps={STOPPED_AFTER}", "--resume")
+    whole = run(scripts, *digits, *SMALL, *accumulated, *checkpoint, "--lr=0.006", out=tmp_path)
+    check_learning(whole)
+    (folder / "latest").write_text(f"global_step{STOPPED_AFTER // 2}")
+    rest = run(scripts, *digits, *SMALL, *accumulated, *checkpoint, "--lr=0.006", out=tmp_path)
+    assert f"resumed in epoch 0 at step {STOPPED_AFTER}, on 2 ranks" in rest.output
+    assert rest.parameters == whole.parameters
+
+
+def test_horovods_interface_is_used_as_it_is_documented(digits, tmp_path, monkeypatch):
+    """Not by Horovod itself, see above. 23 steps do not go into pairs, so the last step of an epoch is of one batch."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS / "stand_in"))
+    checkpoint = (f"--checkpoint={tmp_path / 'run.pt'}", "--resume", "--accumulate=2", "--lr=0.006")
+    begun = run("train_horovod.py", *digits, *SMALL, *checkpoint, f"--stop-after={STOPPED_AFTER}", out=tmp_path)
+    assert f"stopped in epoch 0 after {STOPPED_AFTER} steps" in begun.output
+    rest = run("train_horovod.py", *digits, *SMALL, *checkpoint, out=tmp_path)
+    assert f"resumed in epoch 0 at step {STOPPED_AFTER}, on 2 ranks" in rest.output
+    check_learning(rest)
+
+
+# The recipe for ImageNet
+
+
+NUM_CLASSES = 4
+STRIPES = np.arange(48) % 16 < 8
+
+
+def jpeg_of(row):
+    """Return a JPEG whose class is in its colours and stripes, of a size that differs from others."""
+    kind, random = row % NUM_CLASSES, np.random.default_rng(row)
+    height, width = 24 + row % 7, 24 + row % 11
+    pixels = random.integers(0, 60, (height, width, 3))
+    pixels[..., kind % 3] += 90
+    pixels[STRIPES[:height] if kind < 2 else slice(None)] += 60
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="session")
+def jpegs(tmp_path_factory):
+    """Return datasets of JPEGs to train on and to validate with; their numbers do not go into batches."""
+    paths = []
+    for first, count in ((0, 203), (203, 53)):
+        rows = range(first, first + count)
+        table = pa.table({"jpg": [jpeg_of(row) for row in rows], "label": [row % NUM_CLASSES for row in rows]})
+        paths.append(converted(tmp_path_factory.mktemp("jpegs"), table, shards=4, lanes=4, window=16))
+    return tuple(paths)
+
+
+def test_the_imagenet_recipe_learns_audits_itself_and_resumes_in_mid_epoch(jpegs, tmp_path):
+    """With threads, augmentation, batch normalisation and accumulated gradients: 7 batches are 4 steps."""
+    options = ("--small", "--audit", "--accumulate=2", "--classes=4", "--epochs=3", "--lr=0.8")
+    whole = run("imagenet_resnet50.py", *jpegs, *options, out=tmp_path)
+    assert (
+        len(re.findall(r"^epoch \d: 203 samples, each once.*; pads: 21; nothing is missing$", whole.output, re.M)) == 3
+    )
+    assert whole.losses[2] < whole.losses[0]
+    assert whole.accuracies[2] > 0.6
+    assert whole.counts == [53] * 3
+
+    checkpoint = (f"--checkpoint={tmp_path / 'run.pt'}", "--resume")
+    begun = run("imagenet_resnet50.py", *jpegs, *options, *checkpoint, "--stop-after=4", out=tmp_path)
+    assert "stopped in epoch 0 after 4 steps" in begun.output
+    rest = run("imagenet_resnet50.py", *jpegs, *options, *checkpoint, out=tmp_path)
+    assert "resumed in epoch 0 at step 4, on 2 ranks" in rest.output
+    assert "epoch 0 from position 128 on: 75 samples, each once" in rest.output
+    assert rest.parameters == whole.parameters
