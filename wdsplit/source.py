@@ -253,7 +253,8 @@ class Source:
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
-        least, num_bytes = (_LEAST_FETCHED, _BYTES_FETCHED) if self.is_ahead else (_LEAST_AT_ONCE, _BYTES_AT_ONCE)
+        is_streamed = self.is_ahead and self.access.cache is None
+        least, num_bytes = (_LEAST_FETCHED, _BYTES_FETCHED) if is_streamed else (_LEAST_AT_ONCE, _BYTES_AT_ONCE)
         return max(least, min(_MOST_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
