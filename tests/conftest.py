@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from example_runs import SMALL, make_digits, run
@@ -11,6 +12,10 @@ from made_datasets import numbers_dataset
 from s3server import S3Server
 
 from wdsplit.formats import text
+
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "at_exit"), os.environ.get("PYTHONPATH")])
+)
 
 settings.register_profile(
     "wdsplit",

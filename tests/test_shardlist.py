@@ -461,9 +461,9 @@ def test_the_folder_of_a_dataset_means_its_shards(numbers):
     [
         ([], "there are no shards"),
         ("", "not URLs of shards"),
-        (["a", ""], "''"),
-        (["a", 3], "3"),
-        ([{"url": "a"}], "{'url': 'a'}"),
+        (["a", ""], "found: nothing"),
+        (["a", 3], "found: int"),
+        ([{"url": "a"}], "found: dict"),
         ("a{1..2", "cannot be expanded"),
         ("${NOT_SET}/a", "cannot be expanded"),
     ],
