@@ -39,7 +39,7 @@ demo-s3: $(DEMO_INSTALLED) ## The same through an S3 server of this machine, on 
 		examples/demo_s3.sh demo/s3 $(EPOCHS)
 
 test: $(TESTS_INSTALLED) ## Run the whole test suite
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(ARGS)
 
 check: $(TESTS_INSTALLED) ## Lint, check the format and the types
 	$(BIN)/ruff check

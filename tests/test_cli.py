@@ -739,6 +739,18 @@ def test_a_dataset_whose_manifest_is_damaged_is_refused(refused, dataset, comman
         (["convert"], "Missing argument"),
         (["cache"], "Missing argument"),
         (["convert", "IN"], "Missing argument"),
+        (["commit"], "Missing argument"),
+        (["convert", "--plan", "P"], "--plan and --part go together"),
+        (["convert", "--part", "0/2"], "--plan and --part go together"),
+        (["convert", "--pass", "write"], "--plan and --part go together"),
+        (["convert", "IN", "OUT", "--plan", "P", "--part", "0/2"], "INPUT..., OUTPUT: not with --plan"),
+        (["convert", "--plan", "P", "--part", "0/2", "--seed", "0", "--resume"], "--seed, --resume: not with --plan"),
+        (["convert", "--plan", "P", "--part", "0/2", "--engine", "local"], "--engine: not with --plan"),
+        (["convert", "--plan", "P", "--part", "0-2"], "'0-2' is not of the form I/N"),
+        (["convert", "--plan", "P", "--part", "0/2", "--pass", "third"], "'scatter', 'write'"),
+        (["plan", "IN", "-o", "P"], "--into and -o go together"),
+        (["plan", "IN", "--into", "OUT"], "--into and -o go together"),
+        (["plan", "IN", "--overwrite", "--memory", "1GiB"], "--memory, --overwrite: only with -o"),
         (["no-such-command"], "No such command"),
         (["inspect", "IN", "--no-such-option"], "No such option"),
         (["convert", "IN", "OUT", "--jobs", "0"], "--jobs"),
@@ -927,12 +939,30 @@ def test_ctrl_c_while_the_processes_start_is_no_traceback(long_conversion):
 
 
 def test_ctrl_c_in_a_check_ends_with_its_code(run, numbers, monkeypatch):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **keywords):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wdsplit.cli.check.verify", interrupted)
     ended = run("verify", numbers)
     assert (ended.code, ended.out, ended.err) == (130, "", "\ninterrupted\n")
+
+
+def test_progress_is_logged_as_json_lines_and_so_is_how_it_ended(done, refused, tmp_path, output):
+    table, log = write_table(tmp_path / "in.parquet", numbers_table(40)), tmp_path / "log.jsonl"
+    done("convert", table, output, "--shards", 4, "--jobs", 1, "--shuffle", "--log", log)
+    done("verify", output, "--jobs", 1, "--log", log)
+    refused(2, "convert", table, output, "--log", log)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    ends = [line for line in lines if line["event"] != "progress"]
+    assert [(line["event"], line.get("what"), line.get("done")) for line in ends] == [
+        ("done", "writing", 4),
+        ("done", "verifying", 4),
+        ("failed", None, None),
+    ]
+    assert lines[0]["event"] == "progress"
+    assert (ends[0]["total"], ends[0]["samples"], ends[0]["left_s"]) == (4, 40, 0.0)
+    assert "the output is a finished dataset already" in ends[2]["error"]
+    assert all(line["time"].endswith("+00:00") and line["elapsed_s"] >= 0 for line in lines)
 
 
 def test_every_command_is_tested_here():

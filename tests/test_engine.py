@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tables import session_processes, start_script, wait_until
 
-from wdsplit.engine import ahead, end_if_told, run_tasks
+from wdsplit.engine import LocalEngine, ahead, end_if_told
 from wdsplit.errors import ConvertError, InputError
 
 TESTS = Path(__file__).parent
@@ -65,7 +65,7 @@ def fail_while_others_work(number):
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("num_tasks", [0, 1, 20])
 def test_every_task_has_its_result_once_for_any_number_of_jobs(jobs, num_tasks):
-    results = list(run_tasks(square, range(num_tasks), jobs))
+    results = list(LocalEngine(jobs).run(square, range(num_tasks)))
     assert sorted(result for result, _ in results) == [number * number for number in range(num_tasks)]
     in_this_process = {pid == os.getpid() for _, pid in results}
     assert in_this_process <= {jobs == 1 or num_tasks <= 1}
@@ -74,7 +74,7 @@ def test_every_task_has_its_result_once_for_any_number_of_jobs(jobs, num_tasks):
 
 def test_one_job_gives_results_in_order_as_they_are_ready():
     started = []
-    results = run_tasks(lambda number: started.append(number) or number, range(3), 1)
+    results = LocalEngine(1).run(lambda number: started.append(number) or number, range(3))
     assert (next(results), started) == (0, [0])
     assert (next(results), started) == (1, [0, 1])
 
@@ -82,7 +82,7 @@ def test_one_job_gives_results_in_order_as_they_are_ready():
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_first_error_ends_the_run_as_it_is_and_leaves_no_process(jobs):
     with pytest.raises(InputError) as caught:
-        list(run_tasks(fail_at_3, range(10_000), jobs))
+        list(LocalEngine(jobs).run(fail_at_3, range(10_000)))
     assert str(caught.value) == "a value is null\n  place: row 3\n  found: None"
     assert (caught.value.key, caught.value.offset) == ("k", 7)
     assert children() == []
@@ -90,19 +90,19 @@ def test_the_first_error_ends_the_run_as_it_is_and_leaves_no_process(jobs):
 
 def test_an_error_does_not_wait_for_tasks_that_are_still_at_work():
     with pytest.raises(InputError, match="the first error"):
-        list(run_tasks(fail_while_others_work, range(4), 2))
+        list(LocalEngine(2).run(fail_while_others_work, range(4)))
     assert children() == []
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_any_other_error_of_a_task_ends_the_run_too(jobs):
     with pytest.raises(RuntimeError, match="task 0"):
-        list(run_tasks(raise_plain, [0, 0], jobs))
+        list(LocalEngine(jobs).run(raise_plain, [0, 0]))
 
 
 def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process():
     with pytest.raises(ConvertError, match="a worker process died") as caught:
-        list(run_tasks(killed_at_2, range(100), 2))
+        list(LocalEngine(2).run(killed_at_2, range(100)))
     assert "memory" in caught.value.remedy
     assert "--resume" in caught.value.remedy
     assert "__main__" in caught.value.remedy
@@ -110,7 +110,7 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process
 
 
 def test_who_stops_taking_results_leaves_no_process():
-    results = run_tasks(square, range(1000), 2)
+    results = LocalEngine(2).run(square, range(1000))
     next(results)
     results.close()
     assert children() == []
@@ -120,9 +120,9 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_engine import announce
-from wdsplit.engine import ahead, end_if_told, run_tasks
+from wdsplit.engine import LocalEngine, ahead, end_if_told
 if __name__ == "__main__":
-    for _ in run_tasks(announce, [(sys.argv[2], True), (sys.argv[2], False)], 2):
+    for _ in LocalEngine(2).run(announce, [(sys.argv[2], True), (sys.argv[2], False)]):
         print("one is idle", flush=True)
 """
 
@@ -159,7 +159,7 @@ def test_ctrl_c_ends_the_driver_and_its_workers_and_is_reported_once(driver):
 
 
 def test_threads_give_every_result_once_and_start_no_process():
-    results = list(run_tasks(square, range(20), 2, threads=True))
+    results = list(LocalEngine(2).run(square, range(20), threads=True))
     assert sorted(results) == [(number * number, os.getpid()) for number in range(20)]
 
 
@@ -179,12 +179,12 @@ def test_an_error_in_one_thread_ends_the_tasks_of_the_others():
             ended.set()
 
     with pytest.raises(InputError, match="the first error"):
-        list(run_tasks(work, range(4), 2, threads=True))
+        list(LocalEngine(2).run(work, range(4), threads=True))
     assert ended.is_set()
 
 
 def test_many_jobs_are_processes_even_if_they_may_be_threads():
-    results = list(run_tasks(square, range(20), 5, threads=True))
+    results = list(LocalEngine(5).run(square, range(20), threads=True))
     assert os.getpid() not in {pid for _, pid in results}
 
 

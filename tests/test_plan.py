@@ -287,8 +287,8 @@ def test_every_job_has_something_to_do_while_there_are_shards_enough(plan, jobs)
 
 
 def test_shards_that_are_smaller_than_row_groups_share_a_task_so_that_little_is_read_twice():
-    assert task_spans(plan_of(1000, 1, shards=100), 4, range(100)) == [Span(n, n + 25) for n in range(0, 100, 25)]
-    assert task_spans(plan_of(1000, 1000, shards=4), 4, range(4)) == [Span(n, n + 1) for n in range(4)]
+    assert list(task_spans(plan_of(1000, 1, shards=100), 4, range(100))) == [Span(n, n + 25) for n in range(0, 100, 25)]
+    assert list(task_spans(plan_of(1000, 1000, shards=4), 4, range(4))) == [Span(n, n + 1) for n in range(4)]
 
 
 def test_a_million_shards_of_100_000_files_can_be_planned_and_cut_into_tasks():

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsplit.engine import run_tasks
+from wdsplit.engine import LocalEngine
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.plan import Plan, Span
 from wdsplit.planning import plan_conversion
@@ -63,12 +63,12 @@ def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) ->
     peak, held_bytes = Peak(), task_bytes(memory, jobs)
     started = time.perf_counter()
     job, tasks = scatter_tasks(output, plan, held_bytes)
-    rows = sum(run_tasks(partial(scatter, job), tasks, jobs, threads=True))
+    rows = sum(LocalEngine(jobs).run(partial(scatter, job), tasks, threads=True))
     report("scattered", rows, time.perf_counter() - started, peak)
     shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()
     started = time.perf_counter()
     write = partial(write_shards, Job(output, plan, held_bytes))
-    written = list(run_tasks(write, [Span(shard, shard + 1) for shard in shards], jobs, threads=True))
+    written = list(LocalEngine(jobs).run(write, [Span(shard, shard + 1) for shard in shards], threads=True))
     rows = sum(shard.num_samples for part in written for shard in part.values())
     report(f"gathered and wrote {len(written)} of {plan.num_shards} shards", rows, time.perf_counter() - started, peak)
 

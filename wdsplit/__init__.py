@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from wdsplit.loader import Loader
     from wdsplit.mixing import mix
     from wdsplit.options import ConvertOptions, PlanOptions
+    from wdsplit.partwise import commit_parts, convert_part, plan_parts
+    from wdsplit.rayengine import RayEngine
     from wdsplit.shardlist import EpochShardList
 
 __all__ = [
@@ -49,15 +51,19 @@ __all__ = [
     "OutputExistsError",
     "PipelineError",
     "PlanOptions",
+    "RayEngine",
     "SampleNotFoundError",
     "StateError",
     "StorageError",
     "TopologyError",
     "WdsplitError",
+    "commit_parts",
     "convert",
+    "convert_part",
     "convert_splits",
     "index_tars",
     "mix",
+    "plan_parts",
     "resized",
 ]
 
@@ -72,10 +78,14 @@ _LAZY = {
     "IndexOptions": "wdsplit.adopt",
     "Loader": "wdsplit.loader",
     "PlanOptions": "wdsplit.options",
+    "RayEngine": "wdsplit.rayengine",
+    "commit_parts": "wdsplit.partwise",
     "convert": "wdsplit.converter",
+    "convert_part": "wdsplit.partwise",
     "convert_splits": "wdsplit.converter",
     "index_tars": "wdsplit.adopt",
     "mix": "wdsplit.mixing",
+    "plan_parts": "wdsplit.partwise",
     "resized": "wdsplit.images",
 }
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from wdsplit.engine import run_tasks
+from wdsplit.engine import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.formats.common import stat_of
 from wdsplit.formats.opening import copied
@@ -112,6 +113,7 @@ def index_tars(
     options: IndexOptions | None = None,
     progress: Callable[[IndexProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
 ) -> Manifest:
     """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
 
@@ -124,6 +126,7 @@ def index_tars(
         options: What is wanted.
         progress: Called after each tar.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
+        engine: What carries the tasks out; None for `options.jobs` processes of this machine.
 
     Returns:
         The manifest. A field's type is bytes, as nothing else is known of it.
@@ -144,7 +147,7 @@ def index_tars(
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
             storage.remove_temporary(folder)
         read = partial(_read_tar, storage.url, storage_options, options.overwrite)
-        found = _read_all(read, paths, options.jobs, progress)
+        found = _read_all(read, paths, engine or LocalEngine(options.jobs), progress)
         _refuse_repeated_keys(storage, storage_options, found)
         manifest = _manifest(found, options)
         storage.remove(HEADER_NAME)
@@ -280,13 +283,13 @@ def _write_index(storage: Storage, path: str, index: bytes, overwrite: bool) -> 
 def _read_all(
     read: Callable[[tuple[int, str]], _Found],
     paths: Sequence[str],
-    jobs: int,
+    engine: Engine,
     progress: Callable[[IndexProgress], None] | None,
 ) -> list[_Found]:
     """Read all tars; return what was found in each, in the order of their paths."""
     found: dict[int, _Found] = {}
     samples = num_bytes = 0
-    for each in run_tasks(read, list(enumerate(paths)), jobs):
+    for each in engine.run(read, list(enumerate(paths)), describe=itemgetter(1)):
         found[each.number] = each
         samples += each.shard.num_samples
         num_bytes += each.shard.num_bytes

@@ -10,8 +10,8 @@ import dataclasses
 import logging
 import os
 import platform
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -21,24 +21,25 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.emit import write_sidecars
-from wdsplit.engine import run_tasks
-from wdsplit.errors import InputError, WdsplitError
+from wdsplit.engine import Engine, LocalEngine
+from wdsplit.errors import InputError
 from wdsplit.finding import find_inputs
-from wdsplit.manifest import HEADER_NAME, Manifest, Shard, Shards, shard_path
+from wdsplit.manifest import HEADER_NAME, Manifest, Shard
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, default_window, task_spans
 from wdsplit.planning import PathLike, input_paths, plan_files, refuse_splits
+from wdsplit.published import Published
 from wdsplit.run import Run
-from wdsplit.scatter import scatter, scatter_tasks, task_bytes
+from wdsplit.scatter import scatter, scatter_tasks, task_bytes, task_memory
 from wdsplit.shards import write_manifest
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 from wdsplit.table import joined
-from wdsplit.task import Job, write_shards
+from wdsplit.task import Job, describe_rows, describe_span, scatter_shared, write_shards
 from wdsplit.unique import check_unique_keys
 from wdsplit.urls import shown_url
 
-__all__ = ["Progress", "convert", "convert_splits"]
+__all__ = ["Prepared", "Progress", "commit", "convert", "convert_splits", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ def convert(
     options: ConvertOptions | None = None,
     progress: Callable[[Plan, Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
 ) -> Manifest:
     """Convert tables into a dataset of shards.
 
@@ -82,6 +84,7 @@ def convert(
         options: What is wanted; without splits.
         progress: Called with the plan and the progress so far, at the beginning and after each task.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
+        engine: What carries the tasks out, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
 
     Returns:
         The manifest.
@@ -91,7 +94,7 @@ def convert(
     """
     options = options or ConvertOptions()
     refuse_splits(options)
-    return _convert(inputs, output, options, progress or _no_progress, storage_options)[""]
+    return _convert(inputs, output, options, progress or _no_progress, storage_options, engine)[""]
 
 
 def convert_splits(
@@ -100,6 +103,7 @@ def convert_splits(
     options: ConvertOptions,
     progress: Callable[[Plan, Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
 ) -> dict[str, Manifest]:
     """Convert tables into a dataset for each split, in folders below the output that are called after the splits.
 
@@ -109,6 +113,7 @@ def convert_splits(
         options: What is wanted; with splits.
         progress: As for `convert`.
         storage_options: As for `convert`.
+        engine: As for `convert`.
 
     Returns:
         The manifest of each split.
@@ -118,7 +123,7 @@ def convert_splits(
     """
     if not options.splits:
         raise InputError("there are no splits", remedy="use wdsplit.convert")
-    return _convert(inputs, output, options, progress or _no_progress, storage_options)
+    return _convert(inputs, output, options, progress or _no_progress, storage_options, engine)
 
 
 def _convert(
@@ -127,8 +132,70 @@ def _convert(
     options: ConvertOptions,
     progress: Callable[[Plan, Progress], None],
     storage_options: Mapping[str, Any] | None,
+    engine: Engine | None,
 ) -> dict[str, Manifest]:
     """Convert; nothing is written, of no split, before all that can be refused has been looked at."""
+    engine = engine or LocalEngine(options.jobs)
+    prepared = prepare(inputs, output, options, storage_options)
+    folders, runs, plans, resumed = prepared.folders, prepared.runs, prepared.plans, prepared.resumed
+    held_bytes = task_bytes(options.memory, engine.jobs_of_a_node)
+    with prepared.locked():
+        finished = {name: runs[name].finished(plans[name]) for name in runs if name in resumed}
+        done = {name: runs[name].resume(plans[name]) for name in runs if name in resumed and not finished[name]}
+        done.update({name: runs[name].start(plans[name]) for name in runs if name not in resumed})
+        try:
+            return {
+                name: _write_dataset(run, job, engine, finished.get(name), done.get(name, {}), _named(progress, name))
+                for name, run in runs.items()
+                for job in [
+                    Job(folders[name], plans[name], held_bytes, options.emit, storage_options, not engine.is_local)
+                ]
+            }
+        except BaseException:
+            for name in done:
+                runs[name].leave_resumable(plans[name])
+            raise
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A conversion that may begin: nothing of it is written yet. All is named by the splits; without any by "".
+
+    Attributes:
+        folders: The folders of the datasets.
+        runs: Their runs.
+        plans: Their plans.
+        resumed: Which of them go on with a run that is there.
+        overwrite: Whether a dataset, or another run, may be replaced.
+    """
+
+    folders: Mapping[str, str]
+    runs: Mapping[str, Run]
+    plans: Mapping[str, Plan]
+    resumed: Collection[str]
+    overwrite: bool
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other run out of the outputs, and refuse what others have put there meanwhile."""
+        with ExitStack() as locks:
+            for name, run in self.runs.items():
+                locks.enter_context(run.locked())
+                run.refuse_output(self.overwrite, name in self.resumed)
+            yield
+
+
+def prepare(
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
+    options: ConvertOptions,
+    storage_options: Mapping[str, Any] | None,
+) -> Prepared:
+    """Plan a conversion, and refuse all that can be refused before anything is written. The arguments are `convert`'s.
+
+    Raises:
+        WdsplitError: As for `convert`.
+    """
     _refuse_read_only(os.fspath(output))
     paths = find_inputs(input_paths(inputs), storage_options)
     folders = {name: os.path.join(output, name) for name in options.splits} or {"": os.fspath(output)}
@@ -143,24 +210,7 @@ def _convert(
         run.refuse_output(options.overwrite, name in resumed)
     plans = plan_files(paths, options, storage_options)
     _check_keys(plans, resumed)
-    held_bytes = task_bytes(options.memory, options.jobs)
-    with ExitStack() as locks:
-        for name, run in runs.items():
-            locks.enter_context(run.locked())
-            run.refuse_output(options.overwrite, name in resumed)
-        finished = {name: runs[name].finished(plans[name]) for name in runs if name in resumed}
-        done = {name: runs[name].resume(plans[name]) for name in runs if name in resumed and not finished[name]}
-        done.update({name: runs[name].start(plans[name]) for name in runs if name not in resumed})
-        try:
-            return {
-                name: _write_dataset(run, job, options, finished.get(name), done.get(name, {}), _named(progress, name))
-                for name, run in runs.items()
-                for job in [Job(folders[name], plans[name], held_bytes, options.emit, storage_options)]
-            }
-        except BaseException:
-            for name in done:
-                runs[name].leave_resumable(plans[name])
-            raise
+    return Prepared(folders, runs, plans, resumed, options.overwrite)
 
 
 def _refuse_read_only(output: str) -> None:
@@ -202,7 +252,7 @@ def _named(progress: Callable[[Plan, Progress], None], split: str) -> Callable[[
 def _write_dataset(
     run: Run,
     job: Job,
-    options: ConvertOptions,
+    engine: Engine,
     finished: Manifest | None,
     done: Mapping[int, Shard],
     progress: Callable[[Plan, Progress], None],
@@ -213,9 +263,18 @@ def _write_dataset(
         num_samples = finished.num_samples + finished.num_pads
         progress(plan, Progress(plan.num_shards, num_samples, finished.num_bytes, plan.num_shards))
         return finished
-    shards = _write(job, options.jobs, done, progress)
-    manifest = _checked(plan, options.emit, shards)
-    write_sidecars(run.storage, manifest, options.emit)
+    shards = _write(job, engine, done, progress)
+    return commit(run, plan, job.emit, shards)
+
+
+def commit(run: Run, plan: Plan, emit: tuple[str, ...], shards: Published) -> Manifest:
+    """End a run whose shards are all there: from then on the dataset exists.
+
+    Raises:
+        WdsplitError: The output lacks a file, or cannot be written.
+    """
+    manifest = _manifest(plan, emit, shards)
+    write_sidecars(run.storage, manifest, emit)
     run.refuse_incomplete(plan, shards)
     write_manifest(run.storage, manifest)
     run.end()
@@ -227,47 +286,36 @@ def _no_progress(plan: Plan, progress: Progress) -> None:
 
 
 def _write(
-    job: Job, jobs: int, done: Mapping[int, Shard], progress: Callable[[Plan, Progress], None]
-) -> dict[int, Shard]:
+    job: Job, engine: Engine, done: Mapping[int, Shard], progress: Callable[[Plan, Progress], None]
+) -> Published:
     """Write the shards that are not there yet; return all."""
-    plan, published = job.plan, dict(done)
-    samples = sum(shard.num_samples for shard in done.values())
-    num_bytes = sum(shard.num_bytes for shard in done.values())
-    left = [shard for shard in range(plan.num_shards) if shard not in published]
-    if plan.scatters and left:
+    plan, published = job.plan, Published(job.plan, done)
+
+    def report(scattered: int | None = None) -> None:
+        progress(plan, Progress(len(published), published.num_samples, published.num_bytes, len(done), scattered))
+
+    left = published.missing()
+    memory_bytes = task_memory(plan, job.held_bytes)
+    if plan.scatters and len(left):
         scattering, tasks = scatter_tasks(job.output, plan, job.held_bytes, job.storage_options)
         scattered = 0
-        for rows in run_tasks(partial(scatter, scattering), tasks, jobs, threads=True):
+        run = partial(engine.run, threads=True, memory_bytes=memory_bytes, describe=partial(describe_rows, plan))
+        for rows in run(partial(scatter_shared if job.shared else scatter, scattering), tasks):
             scattered += rows
-            progress(plan, Progress(len(published), samples, num_bytes, len(done), scattered))
+            report(scattered)
+    report()
     threads = all(field.encoding != "json" for field in plan.fields)
-    spans = task_spans(plan, jobs, left)
-
-    progress(plan, Progress(len(published), samples, num_bytes, len(done)))
-    for written in run_tasks(partial(write_shards, job), spans, jobs, threads):
-        published.update(written)
-        samples += sum(shard.num_samples for shard in written.values())
-        num_bytes += sum(shard.num_bytes for shard in written.values())
-        progress(plan, Progress(len(published), samples, num_bytes, len(done)))
+    run = partial(engine.run, threads=threads, memory_bytes=memory_bytes, describe=partial(describe_span, plan))
+    for written in run(partial(write_shards, job), task_spans(plan, engine.jobs, left)):
+        published.add(written)
+        report()
     return published
 
 
-def _checked(plan: Plan, emit: tuple[str, ...], written: Mapping[int, Shard]) -> Manifest:
-    """Check that every shard is the planned one; return the manifest."""
-    for shard in range(plan.num_shards):
-        found, path = written[shard], shard_path(shard)
-        first, stop = plan.rows(shard)
-        num_pads = plan.num_pads_of(shard)
-        if (found.path, found.num_samples, found.num_pads) != (path, stop - first + num_pads, num_pads):
-            raise WdsplitError(
-                "a task wrote another shard than was planned",
-                place=path,
-                expected=f"{stop - first} samples and {num_pads} pads",
-                found=str(found),
-                remedy="convert again with --overwrite; if it happens again, please report it",
-            )
-    shards = Shards.of([written[shard] for shard in range(plan.num_shards)])
-    window = default_window(int(shards.column("num_bytes").sum()), int(shards.column("num_samples").sum()))
+def _manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> Manifest:
+    """Return the manifest of all shards."""
+    shards = published.table()
+    window = default_window(published.num_bytes, published.num_samples)
     return Manifest(
         shards,
         plan.fields,

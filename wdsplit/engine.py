@@ -1,8 +1,9 @@
 """Engines: ways to map a function over tasks. Here: this process, threads of it, or several local processes.
 
-Results come as they are ready. The first error ends the run; nothing is left behind. Worker processes are spawned, end
-with their parent however that ends, and leave Ctrl-C to it. Threads start at once, and serve few jobs that spend their
-time in numpy, Arrow and the system, which let other threads run; they end where their task calls `end_if_told`.
+`rayengine` has another, for a cluster; the same checks hold for all of them. Results come as they are ready. The first
+error ends the run; nothing is left behind. Worker processes are spawned, end with their parent however that ends, and
+leave Ctrl-C to it. Threads start at once, and serve few jobs that spend their time in numpy, Arrow and the system,
+which let other threads run; they end where their task calls `end_if_told`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from wdsplit.errors import ConvertError
 
-__all__ = ["ahead", "end_if_told", "in_order", "run_tasks"]
+__all__ = ["Engine", "LocalEngine", "ahead", "end_if_told", "in_order"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -36,30 +38,84 @@ class _Ended(BaseException):
     """A task has ended before its time, because its run has."""
 
 
-def run_tasks(
-    function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int, threads: bool = False
-) -> Iterator[Result]:
-    """Map a picklable function over tasks and yield the results as they are ready.
+class Engine(Protocol):
+    """Where the tasks of a run are carried out."""
 
-    Args:
-        function: Called once a task, in another process if there are several jobs. Each process gets it once, so
-            what all tasks need is best bound to it (`functools.partial`).
-        tasks: Picklable.
-        jobs: How many at a time; with 1 all is done in this thread.
-        threads: Whether up to four jobs may be threads of this process instead: the function calls `end_if_told`
-            often, and runs little Python.
+    @property
+    def jobs(self) -> int:
+        """Tasks at a time."""
 
-    Raises:
-        ConvertError: A worker process died.
-        Exception: Whatever the function raised first.
+    @property
+    def jobs_of_a_node(self) -> int:
+        """Tasks at a time that share the memory of one machine."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all tasks run on this machine."""
+
+    def run(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        *,
+        threads: bool = False,
+        memory_bytes: int = 0,
+        describe: Callable[[Task], str] = str,
+    ) -> Iterator[Result]:
+        """Map a picklable function over tasks and yield the results as they are ready.
+
+        Args:
+            function: Called once a task, or again where what runs it is lost: the task must then do the same. Each
+                process gets it once, so what all tasks need is best bound to it (`functools.partial`).
+            tasks: Picklable, and small; asked for as they are handed out.
+            threads: Whether up to four local jobs may be threads of this process: the function calls `end_if_told`
+                often, and runs little Python.
+            memory_bytes: What a task needs, about; 0 if nobody knows.
+            describe: Says what a task is, for the error if nothing but its end is known.
+
+        Raises:
+            ConvertError: What runs the tasks was lost, or several of them failed.
+            Exception: What the function raised, if it was one task that failed.
+        """
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """This machine: with one job this thread, else threads or processes.
+
+    The first error ends the run; tasks under way are ended too.
+
+    Attributes:
+        jobs: Tasks at a time, at least 1.
     """
-    if jobs <= 1 or len(tasks) <= 1:
-        for task in tasks:
-            yield function(task)
-        return
-    if threads and jobs <= _MAX_THREADS:
-        yield from _in_threads(function, tasks, jobs)
-        return
+
+    jobs: int = 1
+    is_local = True
+
+    @property
+    def jobs_of_a_node(self) -> int:
+        """All of them."""
+        return self.jobs
+
+    def run(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        *,
+        threads: bool = False,
+        memory_bytes: int = 0,
+        describe: Callable[[Task], str] = str,
+    ) -> Iterator[Result]:
+        """Map a function over tasks, as `Engine` says."""
+        if self.jobs <= 1 or len(tasks) <= 1:
+            yield from map(function, tasks)
+        elif threads and self.jobs <= _MAX_THREADS:
+            yield from _in_threads(function, tasks, self.jobs)
+        else:
+            yield from _in_processes(function, tasks, self.jobs)
+
+
+def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
     pool = ProcessPoolExecutor(
         min(jobs, len(tasks)),
         mp_context=multiprocessing.get_context("spawn"),

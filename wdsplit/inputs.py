@@ -17,7 +17,7 @@ from wdsplit.engine import end_if_told, in_order
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields import class_names, needs_sniff
 from wdsplit.formats import format_named, name_of_format
-from wdsplit.formats.common import BATCH_BYTES
+from wdsplit.formats.common import BATCH_BYTES, check_unchanged
 from wdsplit.order import Int64
 from wdsplit.select import Picker
 from wdsplit.stores import is_remote
@@ -25,7 +25,7 @@ from wdsplit.table import FileRange, InputFile, Remote, Table
 from wdsplit.urls import shown_url
 from wdsplit.values import decoded_parts, stored, without_views
 
-__all__ = ["Rows", "file_batches", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
+__all__ = ["Rows", "check_files", "file_batches", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
 
 _FOOTER_THREADS = 8
 _SNIFF_BYTES = 64
@@ -245,6 +245,20 @@ def file_batches(
         for batch in reader.read_batches(file, groups, columns, table.schema):
             end_if_told()
             yield pa.RecordBatch.from_arrays(list(map(without_views, batch.columns)), names=list(columns))
+
+
+def check_files(table: Table, first: int, stop: int) -> None:
+    """Refuse local files with rows at the places first, ..., stop - 1 if they were written since the plan was made.
+
+    Remote ones are held to their version when they are read.
+
+    Raises:
+        InputError: One was, or is gone.
+    """
+    for part in table.ranges(first, stop):
+        if part.file.remote is None:
+            with _readable(part.file.path, format_named(part.file.format).WHAT):
+                check_unchanged(part.file)
 
 
 def matching_groups(file: InputFile, expression: Any) -> list[int]:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import orjson
 import xxhash
 
@@ -21,11 +22,13 @@ from wdsplit.errors import InputError
 from wdsplit.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.manifest import FORMAT_VERSION, Field
 from wdsplit.options import PlanOptions
+from wdsplit.order import Int64
 from wdsplit.table import Table
 
 __all__ = [
     "Plan",
     "Span",
+    "Spans",
     "default_window",
     "least_lanes",
     "make_plan",
@@ -301,7 +304,33 @@ def default_window(num_bytes: int, num_samples: int) -> int:
     return min(_MAX_WINDOW, max(_MIN_WINDOW, _WINDOW_BYTES // sample_bytes))
 
 
-def task_spans(plan: Plan, jobs: int, shards: Sequence[int]) -> list[Span]:
+class Spans(Sequence[Span]):
+    """Spans, made when they are asked for.
+
+    Args:
+        firsts: int64 of shape (n,): the first shard of each.
+        stops: int64 of shape (n,): the shard after its last.
+    """
+
+    def __init__(self, firsts: Int64, stops: Int64) -> None:
+        self._firsts, self._stops = firsts, stops
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    @overload
+    def __getitem__(self, place: int) -> Span: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Spans: ...
+
+    def __getitem__(self, place: int | slice) -> Span | Spans:
+        if isinstance(place, slice):
+            return Spans(self._firsts[place], self._stops[place])
+        return Span(int(self._firsts[place]), int(self._stops[place]))
+
+
+def task_spans(plan: Plan, jobs: int, shards: Sequence[int] | Int64) -> Spans:
     """Group the shards that are still to be written into tasks.
 
     A task reads its row groups from their beginning. Where row groups are larger than shards, neighbours share a task,
@@ -309,17 +338,17 @@ def task_spans(plan: Plan, jobs: int, shards: Sequence[int]) -> list[Span]:
 
     Args:
         plan: The plan.
-        jobs: Processes, at least 1.
+        jobs: Tasks at a time, at least 1.
         shards: The shards still to be written, rising.
     """
     largest = max(max(file.counts, default=0) for file in plan.table.files)
     each = max(1, plan.num_samples // plan.num_shards)
     want = max(1, -(-_REREAD_GROUPS * largest // each)) if largest > each else 1
-    length = min(want, -(-len(shards) // jobs)) if shards else 1
-    spans: list[Span] = []
-    for shard in shards:
-        if spans and spans[-1].stop == shard and shard - spans[-1].first < length:
-            spans[-1] = Span(spans[-1].first, shard + 1)
-        else:
-            spans.append(Span(shard, shard + 1))
-    return spans
+    length = min(want, -(-len(shards) // jobs))
+    left = np.asarray(shards, np.int64)
+    places = np.arange(len(left))
+    breaks = np.diff(left, prepend=-2) != 1
+    in_run = places - np.maximum.accumulate(np.where(breaks, places, 0))
+    begins = np.flatnonzero(in_run % max(1, length) == 0)
+    ends = np.append(begins[1:], len(left))[: len(begins)] - 1
+    return Spans(left[begins], left[ends] + 1)

@@ -7,7 +7,7 @@ folder is there before anything of the output is touched, and goes when the mani
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import orjson
 
 from wdsplit.emit import shard_sidecars
 from wdsplit.engine import in_order
-from wdsplit.errors import InputError, OutputExistsError, StorageError, WdsplitError
+from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.index import INDEX_ENTRY_BYTES
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.plan import Plan
@@ -72,10 +72,14 @@ class Run:
                 if not (self.storage.is_remote or self._ended or self.is_unfinished):
                     self._end(self.storage)
 
+    def holds(self, path: str) -> bool:
+        """Tell whether a file lies in the output."""
+        return _is_below(path, self.storage)
+
     def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
         """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
         for path in paths:
-            if _is_below(path, self.storage):
+            if self.holds(path):
                 raise InputError(
                     "an input lies inside the output",
                     place=path,
@@ -192,14 +196,58 @@ class Run:
         for folder in ("", RUN_FOLDER, DONE_FOLDER):
             self.storage.remove_temporary(folder)
         names = self.storage.list(DONE_FOLDER)
-        notes = in_order(lambda name: self._note(f"{DONE_FOLDER}/{name}"), names, _NOTES_AT_ONCE)
+        notes = self.notes(DONE_FOLDER, names)
         noted = {
             int(name.removesuffix(".json")): Shard(**note) for name, note in zip(names, notes, strict=True) if note
         }
-        lacking = self._lacking(noted)
+        lacking = self.lacking(noted)
         done = {number: shard for number, shard in noted.items() if number not in lacking}
         logger.info("resuming: %d of %d shards are there already", len(done), plan.num_shards)
         return done
+
+    def require(self, plan: Plan) -> None:
+        """Refuse an output that does not hold the unfinished run of a plan, as parts of it find that.
+
+        Raises:
+            DatasetNotFoundError: It holds no run at all.
+            OutputExistsError: It holds another one, or a finished dataset.
+        """
+        url, expected = self.storage.url, f"the run of plan {plan.hash}, which `wdsplit plan -o` has begun"
+        note = self._note_if_any(PLAN_NAME)
+        if (note.get("plan"), note.get("modified"), note.get("emit")) == (plan.hash, plan.modified, self.emit):
+            return
+        if note:
+            cause, found = "the output holds the run of another plan", f"plan {note.get('plan')}"
+            remedy = "use the plan file of that run; or end its parts, and plan again with --overwrite"
+        elif self.storage.size(HEADER_NAME) is not None:
+            same = read_manifest(self.storage).provenance.get("plan") == plan.hash
+            cause = "the plan is committed already" if same else "the output holds another dataset"
+            found, remedy = "a finished dataset", "to convert anew, plan again with --overwrite"
+        else:
+            raise DatasetNotFoundError(
+                "the output does not hold the run of this plan",
+                place=url,
+                expected=expected,
+                found=self.storage.what_is_there(),
+                remedy="see that all machines have this output under the same path; if its run was removed, plan again",
+                url=url,
+            )
+        raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
+
+    def found(self, numbers: Iterable[int]) -> dict[int, Shard]:
+        """Return which of some shards are noted and there whole; each is looked for by its name, nothing is listed."""
+
+        def look(number: int) -> tuple[int, Shard | None]:
+            note = self._note_if_any(f"{DONE_FOLDER}/{number:06d}.json")
+            shard = Shard(**note) if note else None
+            return number, shard if shard is not None and self._lost(shard, self.storage.size) is None else None
+
+        looked = in_order(look, list(numbers), _NOTES_AT_ONCE)
+        return {number: shard for number, shard in looked if shard is not None}
+
+    def notes(self, folder: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Give some notes of a folder; an empty one for one that was damaged."""
+        return in_order(lambda name: self._note(f"{folder}/{name}"), names, _NOTES_AT_ONCE)
 
     def finished(self, plan: Plan) -> Manifest | None:
         """Return the manifest if the run is finished; what it should have cleared up is cleared up.
@@ -222,7 +270,7 @@ class Run:
             WdsplitError: It lacks a file, or one is of another size; or the output is another run's.
         """
         refuse_taken(self.storage, plan)
-        lacking = self._lacking(shards) if self.storage.is_remote else {}
+        lacking = self.lacking(shards) if self.storage.is_remote else {}
         for path in lacking.values():
             raise StorageError(
                 "the store has lost a file that was written",
@@ -293,6 +341,13 @@ class Run:
                 url=self.storage.url,
             )
 
+    def _note_if_any(self, path: str) -> dict[str, Any]:
+        """Return a note; an empty one if there is none."""
+        try:
+            return self._note(path)
+        except DatasetNotFoundError:
+            return {}
+
     def _note(self, path: str) -> dict[str, Any]:
         """Return a note of the run; an empty one if it was damaged, as by a power failure."""
         try:
@@ -301,21 +356,25 @@ class Run:
             return {}
         return note if isinstance(note, dict) else {}
 
-    def _lacking(self, shards: Mapping[int, Shard]) -> dict[int, str]:
+    def lacking(self, shards: Mapping[int, Shard]) -> dict[int, str]:
         """Return which shards are not there whole, each with a file that is not; each folder is listed once."""
         sizes = cache(self.storage.sizes)
-        lacking = {}
-        for number, shard in shards.items():
-            expected = {
-                shard.path: shard.num_bytes,
-                index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1),
-            }
-            for path in (*expected, *shard_sidecars(shard, self.emit)):
-                folder, _, name = path.rpartition("/")
-                found = sizes(folder).get(name)
-                if found is None or found != expected.get(path, found):
-                    lacking[number] = path
-        return lacking
+
+        def size(path: str) -> int | None:
+            folder, _, name = path.rpartition("/")
+            return sizes(folder).get(name)
+
+        lost = {number: self._lost(shard, size) for number, shard in shards.items()}
+        return {number: path for number, path in lost.items() if path is not None}
+
+    def _lost(self, shard: Shard, size: Callable[[str], int | None]) -> str | None:
+        """Return a file of a shard that is not there in its size, given what tells sizes; None if all are."""
+        expected = {shard.path: shard.num_bytes, index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1)}
+        for path in (*expected, *shard_sidecars(shard, self.emit)):
+            found = size(path)
+            if found is None or found != expected.get(path, found):
+                return path
+        return None
 
 
 def _is_below(path: str, folder: Storage) -> bool:

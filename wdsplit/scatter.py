@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,20 @@ from wdsplit.spill import BUCKETS, SpillFile, open_spill
 from wdsplit.storage import PendingFile, Storage
 from wdsplit.stores import open_storage
 
-__all__ = ["SPILL_FOLDER", "ScatterJob", "SpilledRows", "scatter", "scatter_tasks", "task_bytes"]
+__all__ = [
+    "SPILL_FOLDER",
+    "Cuts",
+    "ScatterJob",
+    "SpilledRows",
+    "is_scattered",
+    "not_scattered",
+    "read_cuts",
+    "scatter",
+    "scatter_tasks",
+    "task_bytes",
+    "task_memory",
+    "write_cuts",
+]
 
 SPILL_FOLDER = f"{RUN_FOLDER}/spill"
 _TASKS_NAME = f"{SPILL_FOLDER}/tasks.json"
@@ -57,6 +71,19 @@ def task_bytes(memory_bytes: int, jobs: int) -> int:
     """Return how many bytes of rows a task may hold so that all jobs together keep to a memory bound."""
     free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
     return min(_MOST_BYTES, max(_LEAST_BYTES, free))
+
+
+def task_memory(plan: Plan, held_bytes: int) -> int:
+    """Return how many bytes a task of a conversion needs, about, libraries included.
+
+    Args:
+        plan: The plan.
+        held_bytes: Bytes of rows that it may hold if they stand in another order than in the table.
+    """
+    if plan.scatters:
+        return _JOB_BYTES + _COPIES * held_bytes
+    row_group = max(max(file.row_groups, default=0) * file.row_bytes for file in plan.table.files)
+    return _JOB_BYTES + _COPIES * _BATCH_BYTES + int(row_group)
 
 
 @dataclass(frozen=True)
@@ -92,23 +119,67 @@ def scatter_tasks(
         storage_options: How to reach a remote store.
     """
     storage = open_storage(output, storage_options)
-    cuts = _note(storage, _TASKS_NAME)
-    if not isinstance(cuts, dict) or cuts.get("plan") != plan.hash:
-        storage.remove(SPILL_FOLDER)
-        row_bytes = plan.table.data_bytes // plan.num_rows + _ROW_BYTES
-        bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
-        cuts = {"plan": plan.hash, "cuts": _cuts(plan, held_bytes), "bucket_rows": bucket_rows}
-        with storage.publish(_TASKS_NAME) as file:
-            file.write([orjson.dumps(cuts)])
+    cuts = read_cuts(storage, plan)
+    if cuts is None:
+        cuts = write_cuts(storage, plan, held_bytes)
     storage.remove_temporary(SPILL_FOLDER)
-    noted = set(storage.list(SPILL_FOLDER))
-    tasks = [
-        (first, stop)
-        for first, stop in zip(cuts["cuts"], cuts["cuts"][1:], strict=False)
-        for name in [f"{_task_name(first)}.json"]
-        if name not in noted or not isinstance(_note(storage, f"{SPILL_FOLDER}/{name}"), list)
-    ]
-    return ScatterJob(output, plan, cuts["bucket_rows"], held_bytes, storage_options), tasks
+    missing = not_scattered(storage, plan, cuts.tasks)
+    tasks = [task for task in cuts.tasks if task in missing or not is_scattered(storage, plan, task)]
+    return ScatterJob(output, plan, cuts.bucket_rows, held_bytes, storage_options), tasks
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a run scatters its rows: all its tasks must agree on it, whoever runs them.
+
+    Attributes:
+        places: Where the table is cut into tasks, from 0 to its rows.
+        bucket_rows: Places of a bucket.
+    """
+
+    places: tuple[int, ...]
+    bucket_rows: int
+
+    @property
+    def tasks(self) -> list[tuple[int, int]]:
+        """The places first, ..., stop - 1 of each task."""
+        return list(pairwise(self.places))
+
+
+def write_cuts(storage: Storage, plan: Plan, held_bytes: int) -> Cuts:
+    """Decide how a run scatters its rows, and note it; what was spilled before is removed.
+
+    Args:
+        storage: The output.
+        plan: The plan.
+        held_bytes: Bytes of rows that a task may hold.
+    """
+    storage.remove(SPILL_FOLDER)
+    row_bytes = plan.table.data_bytes // plan.num_rows + _ROW_BYTES
+    bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
+    cuts = Cuts(tuple(_cuts(plan, held_bytes)), bucket_rows)
+    with storage.publish(_TASKS_NAME) as file:
+        file.write([orjson.dumps({"plan": plan.hash, "cuts": cuts.places, "bucket_rows": bucket_rows})])
+    return cuts
+
+
+def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:
+    """Return how the run of a plan scatters its rows; None if that is not decided yet."""
+    note = _note(storage, _TASKS_NAME)
+    if not isinstance(note, dict) or note.get("plan") != plan.hash:
+        return None
+    return Cuts(tuple(note["cuts"]), note["bucket_rows"])
+
+
+def not_scattered(storage: Storage, plan: Plan, tasks: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Return the tasks that have left no note; the folder is listed once."""
+    names = set(storage.list(SPILL_FOLDER))
+    return {task for task in tasks if f"{_task_name(plan, task[0])}.json" not in names}
+
+
+def is_scattered(storage: Storage, plan: Plan, task: tuple[int, int]) -> bool:
+    """Tell whether a task has left its note, whole."""
+    return isinstance(_note(storage, f"{SPILL_FOLDER}/{_task_name(plan, task[0])}.json"), list)
 
 
 def _note(storage: Storage, path: str) -> Any:
@@ -132,9 +203,14 @@ def _damaged(place: str, found: str) -> CorruptDataError:
     )
 
 
-def _task_name(first: int) -> str:
+def _prefix(plan: Plan) -> str:
+    """Return what the names of all spill files of a plan begin with: a late task of another one takes no place."""
+    return f"{plan.hash[:8]}-"
+
+
+def _task_name(plan: Plan, first: int) -> str:
     """Return what the runs of a task are called after."""
-    return f"{first:012d}"
+    return f"{_prefix(plan)}{first:012d}"
 
 
 def _cuts(plan: Plan, held_bytes: int) -> list[int]:
@@ -154,16 +230,16 @@ def scatter(job: ScatterJob, task: tuple[int, int]) -> int:
     """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice."""
     storage, plan = open_storage(job.output, job.storage_options), job.plan
     places_of = _places(plan, task[0])
-    name = _task_name(task[0])
-    runs: list[dict[str, int]] = []
+    name = _task_name(plan, task[0])
+    runs: list[dict[str, Any]] = []
     held: list[Rows] = []
     places: list[Int64] = []
     held_bytes = 0
 
     def flush() -> None:
-        path = f"{SPILL_FOLDER}/{name}-{len(runs):06d}.arrow"
-        runs.append({"bytes": held_bytes})
-        _write_run(storage, path, plan, held, np.concatenate(places), job.bucket_rows)
+        run = f"{name}-{job.held_bytes}-{len(runs):06d}.arrow"
+        runs.append({"name": run, "bytes": held_bytes})
+        _write_run(storage, f"{SPILL_FOLDER}/{run}", plan, held, np.concatenate(places), job.bucket_rows)
 
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, *task, list(dict.fromkeys(columns))):
@@ -263,14 +339,14 @@ class SpilledRows:
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
         self._sizes = self._storage.sizes(SPILL_FOLDER)
         runs = [
-            (name.removesuffix(".json"), number, run)
+            run
             for name in sorted(self._sizes)
-            if name.endswith(".json") and f"{SPILL_FOLDER}/{name}" != _TASKS_NAME
-            for number, run in enumerate(orjson.loads(self._storage.read(f"{SPILL_FOLDER}/{name}")))
+            if name.endswith(".json") and name.startswith(_prefix(plan))
+            for run in orjson.loads(self._storage.read(f"{SPILL_FOLDER}/{name}"))
         ]
-        self._paths = [f"{SPILL_FOLDER}/{task}-{number:06d}.arrow" for task, number, _ in runs]
+        self._paths = [f"{SPILL_FOLDER}/{run['name']}" for run in runs]
         self._bucket_rows = orjson.loads(self._storage.read(_TASKS_NAME))["bucket_rows"]
-        row_bytes = max(1, sum(run["bytes"] for _, _, run in runs) // plan.num_rows)
+        row_bytes = max(1, sum(run["bytes"] for run in runs) // plan.num_rows)
         self._gathered_rows = max(1, held_bytes // row_bytes)
         self._batch_rows = min(MAX_BATCH_ROWS, max(1, min(held_bytes, _BATCH_BYTES) // row_bytes))
         self._open: OrderedDict[str, SpillFile] = OrderedDict()

@@ -7,7 +7,7 @@ compressed or repeated bytes can stand for terabytes, and what a parquet file sa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,11 @@ class Shards:
     def of(cls, shards: Sequence[Shard]) -> Shards:
         """Build the table."""
         return cls(pa.Table.from_pylist([dataclasses.asdict(shard) for shard in shards], schema=_SCHEMA))
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any]) -> Shards:
+        """Build the table from its columns: arrays of Arrow or numpy."""
+        return cls(pa.table(dict(columns), schema=_SCHEMA))
 
     def column(self, name: str) -> Int64:
         """Return one of the numeric columns as int64 of shape (shards,)."""

@@ -55,8 +55,10 @@ _PATIENCE = RetryOptions(deadline_s=2.0, most_delay_s=1.0)
 """Which errors of a network file system may be gone a moment later, and how long that may be."""
 _OTHER_FILES = 256
 """What a program may hold open besides."""
-_TEMPORARY = re.compile(r"^\..+\.\d+-\d+\.tmp$")
+_TEMPORARY = re.compile(r"^\..+\.\d+-\d+(-[0-9a-f]{16})?\.tmp$")
 _attempts = itertools.count()
+_process = os.urandom(8).hex()
+"""Tells this process from those of other machines, which may have its number too."""
 
 
 class PendingFile(Protocol):
@@ -293,7 +295,7 @@ class LocalStorage:
     def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
         """Write to a temporary name beside `path`; rename it if all went well, else remove it."""
         final = self.root / path
-        temporary = final.with_name(f".{final.name}.{os.getpid()}-{next(_attempts)}.tmp")
+        temporary = final.with_name(f".{final.name}.{os.getpid()}-{next(_attempts)}-{_process}.tmp")
         with _translated(final, writing=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             with _NewFile(temporary) as file:

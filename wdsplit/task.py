@@ -22,14 +22,25 @@ from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.plan import Plan, Span
 from wdsplit.sample import pad_key
-from wdsplit.scatter import SpilledRows
+from wdsplit.scatter import ScatterJob, SpilledRows, scatter
 from wdsplit.shards import write_shard
 from wdsplit.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 from wdsplit.tar import Body, build_body
 
-__all__ = ["DONE_FOLDER", "PLAN_NAME", "Job", "holds_plan", "keys_of", "refuse_taken", "write_shards"]
+__all__ = [
+    "DONE_FOLDER",
+    "PLAN_NAME",
+    "Job",
+    "describe_rows",
+    "describe_span",
+    "holds_plan",
+    "keys_of",
+    "refuse_taken",
+    "scatter_shared",
+    "write_shards",
+]
 
 DONE_FOLDER = f"{RUN_FOLDER}/shards"
 PLAN_NAME = f"{RUN_FOLDER}/plan.json"
@@ -45,6 +56,7 @@ class Job:
         held_bytes: Bytes of rows that may be held at a time, if they stand in another order than in the table.
         emit: The sidecars to write.
         storage_options: How to reach a remote store.
+        shared: Whether other machines write to the output too, so that no lock of a local one keeps other runs out.
     """
 
     output: str
@@ -52,24 +64,49 @@ class Job:
     held_bytes: int
     emit: tuple[str, ...] = ()
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    shared: bool = False
 
 
 def write_shards(job: Job, span: Span) -> dict[int, Shard]:
     """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
     storage, plan = open_storage(job.output, job.storage_options), job.plan
+    if job.shared:
+        refuse_taken(storage, plan, shared=True)
     read = _reader(job)
     written: dict[int, Shard] = {}
     stream = _Stream(read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]))
     for shard in range(span.first, span.stop):
         pads = (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
         catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-        bodies = _unless_taken(storage, plan, _bodies(plan, shard, stream, pads, catalog))
+        bodies = _unless_taken(storage, job, _bodies(plan, shard, stream, pads, catalog))
         written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
         if catalog is not None:
             write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
         with storage.publish(f"{DONE_FOLDER}/{shard:06d}.json") as file:
             file.write([orjson.dumps(written[shard])])
     return written
+
+
+def scatter_shared(job: ScatterJob, task: tuple[int, int]) -> int:
+    """Scatter the rows of a task to an output that other machines write to, unless it is another run's by now."""
+    refuse_taken(open_storage(job.output, job.storage_options), job.plan, shared=True)
+    return scatter(job, task)
+
+
+def describe_span(plan: Plan, span: Span) -> str:
+    """Say what a task writes, and from what."""
+    shards = shard_path(span.first)
+    if span.stop - span.first > 1:
+        shards += f" to {shard_path(span.stop - 1)}"
+    rows = plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]
+    return shards if plan.scatters or rows[0] == rows[1] else f"{shards}, {describe_rows(plan, rows)}"
+
+
+def describe_rows(plan: Plan, rows: tuple[int, int]) -> str:
+    """Say which files hold the rows at the places first, ..., stop - 1."""
+    ranges = list(plan.table.ranges(*rows))
+    first, last = ranges[0].file.path, ranges[-1].file.path
+    return f"rows of {first}" + (f" to {last}" if last != first else "")
 
 
 def holds_plan(storage: Storage, plan: Plan) -> bool:
@@ -81,29 +118,36 @@ def holds_plan(storage: Storage, plan: Plan) -> bool:
     return isinstance(note, dict) and note.get("plan") == plan.hash
 
 
-def refuse_taken(storage: Storage, plan: Plan) -> None:
-    """Refuse to go on with an output where another run has begun meanwhile: no lock of a remote store keeps it out.
+def refuse_taken(storage: Storage, plan: Plan, shared: bool = False) -> None:
+    """Refuse to go on with an output where another run has begun meanwhile, if no lock keeps it out.
 
     A run of the same plan does no harm: it writes the same bytes.
 
+    Args:
+        storage: The output.
+        plan: The plan.
+        shared: Whether other machines write to it too; those of a remote one always may.
+
     Raises:
-        ConvertError: The output is another run's, or a dataset already.
+        ConvertError: The output is another run's, or a dataset already, or not the one that the run has begun with.
     """
-    if storage.is_remote and not holds_plan(storage, plan):
+    if (storage.is_remote or shared) and not holds_plan(storage, plan):
         raise ConvertError(
-            "another run has taken the output over, or ended it",
+            "another run has taken the output over, or ended it"
+            + ("" if storage.is_remote else "; or this machine has another folder under its path"),
             place=storage.url,
             expected=f"plan {plan.hash}",
             found="another plan, or none",
-            remedy="see that one conversion at a time writes to an output, on all machines",
+            remedy="see that one conversion at a time writes to an output, on all machines"
+            + ("" if storage.is_remote else ", and that all of them reach it"),
             url=storage.url,
         )
 
 
-def _unless_taken(storage: Storage, plan: Plan, bodies: Iterator[Body]) -> Iterator[Body]:
+def _unless_taken(storage: Storage, job: Job, bodies: Iterator[Body]) -> Iterator[Body]:
     """Give the samples of a shard; at the end, just before it is published, refuse an output that is another run's."""
     yield from bodies
-    refuse_taken(storage, plan)
+    refuse_taken(storage, job.plan, job.shared)
 
 
 def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:

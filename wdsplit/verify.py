@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from wdsplit.engine import run_tasks
+from wdsplit.engine import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import Manifest, Shard, checksum_of
@@ -61,6 +61,7 @@ def verify(
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
 ) -> Report:
     """Check a whole dataset; holds eight bytes a sample, to find keys that stand twice.
 
@@ -69,6 +70,7 @@ def verify(
         jobs: Processes.
         progress: Called with the number of shards that were checked and the number of all.
         storage_options: How to reach a remote store, as of `Dataset`.
+        engine: What carries the tasks out; None for `jobs` processes of this machine.
 
     Raises:
         WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
@@ -77,7 +79,8 @@ def verify(
     manifest = read_manifest(storage)
     num_shards = len(manifest.shards)
     findings: dict[int, _Finding] = {}
-    for finding in run_tasks(partial(_check_shard, storage, manifest), range(num_shards), jobs):
+    check, describe = partial(_check_shard, storage, manifest), partial(_describe, manifest)
+    for finding in (engine or LocalEngine(jobs)).run(check, range(num_shards), describe=describe):
         findings[finding.shard] = finding
         if progress is not None:
             progress(len(findings), num_shards)
@@ -88,6 +91,10 @@ def verify(
     except WdsplitError as error:
         problems.append(error)
     return Report(manifest, tuple(problems))
+
+
+def _describe(manifest: Manifest, number: int) -> str:
+    return manifest.shards[number].path
 
 
 def _check_shard(storage: Storage, manifest: Manifest, number: int) -> _Finding:

@@ -16,8 +16,10 @@ from wdsplit.cli.adopt import index_command
 from wdsplit.cli.bench import bench_command
 from wdsplit.cli.cache import cache_command
 from wdsplit.cli.check import audit_command, verify_command
-from wdsplit.cli.convert import convert_command, plan_command
+from wdsplit.cli.convert import convert_command
 from wdsplit.cli.inspect import assign_command, inspect_command
+from wdsplit.cli.parts import commit_command
+from wdsplit.cli.plan import plan_command
 from wdsplit.cli.terminal import FAILED, INTERRUPTED, UNUSABLE, stderr
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, TopologyError, WdsplitError
 
@@ -42,6 +44,7 @@ def cli(verbose: bool) -> None:
 for _command in (
     convert_command,
     plan_command,
+    commit_command,
     index_command,
     inspect_command,
     verify_command,

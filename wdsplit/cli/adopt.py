@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import TextIO
 
 import click
 
 from wdsplit.adopt import IndexOptions, IndexProgress, index_tars
-from wdsplit.cli.options import json_option
-from wdsplit.cli.terminal import available_cpus, echo_json, human_bytes, progress_bar
+from wdsplit.cli.options import engine_options, json_option, open_engine
+from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
 from wdsplit.manifest import Manifest
 from wdsplit.urls import shown_url
 
@@ -38,7 +39,7 @@ __all__ = ["index_command"]
     type=click.IntRange(1),
     help="Samples that the loader reads and shuffles together.  [default: about 8 MiB]",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@engine_options
 @click.option("--overwrite", is_flag=True, help="Replace the indexes and the manifest that are there; never a tar.")
 @json_option
 def index_command(
@@ -48,6 +49,9 @@ def index_command(
     lanes: int | None,
     window: int | None,
     jobs: int | None,
+    engine: str,
+    address: str | None,
+    log: TextIO | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -57,14 +61,14 @@ def index_command(
     that the loader reads them as it reads what convert has written. The tars may hold different numbers of samples;
     no key may stand twice.
     """
-    options = IndexOptions(world_size, workers, lanes, window, jobs or available_cpus(), overwrite)
+    options = IndexOptions(world_size, workers, lanes, window, overwrite=overwrite)
     started = time.monotonic()
-    with progress_bar("indexing") as bar:
+    with progress_bar("indexing", log) as bar:
 
         def report(progress: IndexProgress) -> None:
             bar.update(progress.tars, progress.num_tars, samples=progress.samples, bytes=progress.num_bytes)
 
-        manifest = index_tars(dataset, options, report)
+        manifest = index_tars(dataset, options, report, engine=open_engine(engine, address, jobs))
     if as_json:
         echo_json(_totals(dataset, manifest))
     else:

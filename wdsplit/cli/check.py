@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from wdsplit.audit import AuditOptions, audit
-from wdsplit.cli.options import batch_size_option, json_option, order_options
-from wdsplit.cli.terminal import FAILED, available_cpus, echo_json, human_bytes, progress_bar, stderr
+from wdsplit.cli.options import batch_size_option, engine_options, json_option, open_engine, order_options
+from wdsplit.cli.terminal import FAILED, echo_json, human_bytes, progress_bar, stderr
 from wdsplit.urls import shown_url
 from wdsplit.verify import verify
 
@@ -18,15 +18,17 @@ __all__ = ["audit_command", "verify_command"]
 
 @click.command("verify", epilog="Example: wdsplit verify data/train --jobs 8")
 @click.argument("dataset")
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@engine_options
 @json_option
-def verify_command(dataset: str, jobs: int | None, as_json: bool) -> None:
+def verify_command(
+    dataset: str, jobs: int | None, engine: str, address: str | None, log: TextIO | None, as_json: bool
+) -> None:
     """Check that every byte of DATASET is what its manifest says.
 
     Sizes, checksums, indexes, tar structure, end markers, fields, pads, and that no key stands twice.
     """
-    with progress_bar("verifying") as bar:
-        report = verify(dataset, jobs or available_cpus(), bar.update)
+    with progress_bar("verifying", log) as bar:
+        report = verify(dataset, progress=bar.update, engine=open_engine(engine, address, jobs))
     manifest = report.manifest
     if as_json:
         names = ("cause", "place", "expected", "found", "remedy")

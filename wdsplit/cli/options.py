@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from wdsplit.cli.terminal import available_cpus
+from wdsplit.engine import Engine, LocalEngine
 from wdsplit.order import TAILS
 
-__all__ = ["batch_size_option", "json_option", "order_options", "with_options"]
+__all__ = ["batch_size_option", "engine_options", "json_option", "open_engine", "order_options", "with_options"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -42,6 +44,43 @@ def with_options(options: Sequence[Decorator]) -> Decorator:
         return command
 
     return decorate
+
+
+engine_options = with_options(
+    (
+        click.option("--jobs", type=click.IntRange(1), help="Tasks at a time.  [default: one a processor]"),
+        click.option(
+            "--engine",
+            type=click.Choice(("local", "ray")),
+            default="local",
+            show_default=True,
+            help="What runs the tasks: this machine, or a Ray cluster, whose nodes all reach input and output.",
+        ),
+        click.option(
+            "--address",
+            metavar="ADDRESS",
+            help="The Ray cluster: auto, ray://HOST:10001, or local to start one here.  [default: auto]",
+        ),
+        click.option(
+            "--log",
+            type=click.File("a", encoding="utf-8"),
+            metavar="FILE",
+            help="Write progress to the end of this file too, as JSON lines.",
+        ),
+    )
+)
+"""Adds what says where tasks run, and where that is told: jobs, engine, address, log."""
+
+
+def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
+    """Return what the options of `engine_options` ask for."""
+    if engine == "ray":
+        from wdsplit.rayengine import RayEngine
+
+        return RayEngine(address or "auto", jobs=jobs)
+    if address is not None:
+        raise click.UsageError("--address is that of a Ray cluster: give --engine ray too")
+    return LocalEngine(jobs or available_cpus())
 
 
 order_options = with_options((_WORLD_SIZE, _WORKERS, _SEED, _SHUFFLE, _TAIL))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+
+_LOG_EVERY_S = 1.0
 
 
 def stderr(message: str) -> None:
@@ -92,22 +96,82 @@ class _Rate(ProgressColumn):
         return Text(", ".join(parts))
 
 
+class _Log:
+    """Progress as JSON lines, for machines: one a second at the most, and one at the end.
+
+    Args:
+        file: What they are written to, each at once.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._started = time.monotonic()
+        self._last_s = -_LOG_EVERY_S
+        self._last: dict[str, Any] = {}
+        self._begun: tuple[int, float] | None = None
+        """How much was done when the counting began, and when that was."""
+
+    def update(self, done: int, total: int, what: str, amounts: Mapping[str, float]) -> None:
+        elapsed_s = time.monotonic() - self._started
+        if self._begun is None or what != self._last.get("what"):
+            self._begun = done, elapsed_s
+        gained, took_s = done - self._begun[0], elapsed_s - self._begun[1]
+        left_s = round(took_s * (total - done) / gained, 1) if gained > 0 else None
+        self._last = {"what": what, "done": done, "total": total, **amounts, "left_s": left_s}
+        if elapsed_s - self._last_s >= _LOG_EVERY_S:
+            self._last_s = elapsed_s
+            self.write("progress")
+
+    def write(self, event: str, **more: str) -> None:
+        """Write a line: what happens, when, and how far all has got."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        elapsed_s = round(time.monotonic() - self._started, 3)
+        line = {"time": now, "event": event, "elapsed_s": elapsed_s, **self._last, **more}
+        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
 class Bar:
     """A progress bar in use."""
 
-    def __init__(self, progress: Progress, what: str) -> None:
+    def __init__(self, progress: Progress, what: str, log: _Log | None = None) -> None:
         self._progress = progress
+        self._what = what
         self._task = progress.add_task(what, total=None, amounts={})
+        self._log = log
 
     def update(self, done: int, total: int, what: str | None = None, **amounts: float) -> None:
         """Show how many of all units are done, and amounts (such as samples, bytes) whose rates are of interest."""
         self._progress.update(self._task, description=what, completed=done, total=total, amounts=amounts)
+        if self._log is not None:
+            self._log.update(done, total, what or self._what, amounts)
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Bar]:
-    """Show a bar with rate and time left while the block runs; nothing if standard error is no terminal."""
+def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
+    """Show a bar with rate and time left while the block runs; nothing if standard error is no terminal.
+
+    Args:
+        what: What is being done.
+        log: Where to write the same as JSON lines, and how it ended.
+    """
+    if log is None:
+        with _shown(what, None) as bar:
+            yield bar
+        return
+    lines = _Log(log)
+    try:
+        with _shown(what, lines) as bar:
+            yield bar
+    except BaseException as error:
+        lines.write("failed", error=str(error) or type(error).__name__)
+        raise
+    lines.write("done")
+
+
+@contextmanager
+def _shown(what: str, log: _Log | None) -> Iterator[Bar]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        yield Bar(progress, what)
+        yield Bar(progress, what, log)

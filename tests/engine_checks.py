@@ -1,0 +1,133 @@
+"""What holds for every engine: checks that are given one. As a program: all of them, on the Ray cluster named."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import wdsplit
+from wdsplit.adopt import IndexOptions, index_tars
+from wdsplit.errors import ConvertError, CorruptDataError, InputError
+from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.verify import verify
+
+
+def square(number):
+    return number * number
+
+
+def fail_at(bad, number):
+    if number == bad:
+        raise InputError("a value is null", place=f"row {number}", found="None", key="k", offset=7)
+    return number
+
+
+def fail_plainly(number):
+    raise RuntimeError(f"task {number}")
+
+
+def die(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Asked(Sequence):
+    """Tasks, which note how many were asked for."""
+
+    def __init__(self, count):
+        self.count, self.most = count, 0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        if place >= self.count:
+            raise IndexError(place)
+        self.most = max(self.most, place + 1)
+        return place
+
+
+def check_every_task_has_its_result_once(engine, folder):
+    for count in (0, 1, 50):
+        assert sorted(engine.run(square, range(count))) == [number * number for number in range(count)]
+
+
+def check_the_error_of_a_task_arrives_as_it_is(engine, folder):
+    with pytest.raises(InputError) as caught:
+        list(engine.run(partial(fail_at, 3), range(20)))
+    assert str(caught.value) == "a value is null\n  place: row 3\n  found: None"
+    assert (caught.value.key, caught.value.offset) == ("k", 7)
+
+
+def check_an_error_that_nobody_raised_on_purpose_arrives_too(engine, folder):
+    with pytest.raises(RuntimeError, match="task 0"):
+        list(engine.run(fail_plainly, [0, 0]))
+
+
+def check_a_task_that_kills_its_worker_is_an_error_with_a_remedy(engine, folder):
+    with pytest.raises(ConvertError, match="worker") as caught:
+        list(engine.run(die, range(2)))
+    assert "--resume" in caught.value.remedy
+
+
+def check_tasks_are_asked_for_as_they_are_handed_out(engine, folder):
+    tasks = Asked(100_000)
+    results = engine.run(square, tasks)
+    next(results)
+    assert 1 <= tasks.most < 1000
+    results.close()
+
+
+def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
+    """Of a table with several row groups a shard, in its order, shuffled with little memory, and grouped."""
+    for name, options in {
+        "plain": PlanOptions(shards=8, world_size=4),
+        "shuffled": PlanOptions(shards=8, shuffle=True, seed=3),
+        "grouped": PlanOptions(shards=8, group_by="group"),
+    }.items():
+        chosen = ConvertOptions(options, memory=1, emit=("dali", "wids"))
+        expected, found = folder / f"{name}-one", folder / name
+        wdsplit.convert(folder / "in.parquet", expected, chosen)
+        wdsplit.convert(folder / "in.parquet", found, chosen, engine=engine)
+        assert contents(found) == contents(expected)
+        assert verify(str(found), engine=engine).problems == ()
+    index = found / "000003.tar.idx"
+    expected = index.read_bytes()
+    for path in (index, found / "wdsplit.json"):
+        path.unlink()
+    index_tars(found, IndexOptions(overwrite=True), engine=engine)
+    assert index.read_bytes() == expected
+    tar = found / "000005.tar"
+    tar.write_bytes(tar.read_bytes()[:-1] + b"x")
+    problems = verify(str(found), engine=engine).problems
+    assert [type(problem) for problem in problems] == [CorruptDataError] * len(problems)
+    assert str(tar) in problems[0].place
+
+
+def contents(folder):
+    """Return the bytes of all files below a folder, by their paths."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
+
+
+def main(address, folder):
+    engine = wdsplit.RayEngine(address)
+    found = {}
+    for name, check in CHECKS.items():
+        try:
+            check(engine, Path(folder))
+            found[name] = ""
+        except BaseException:
+            found[name] = traceback.format_exc()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

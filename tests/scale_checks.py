@@ -1,0 +1,103 @@
+"""What a conversion of a petabyte takes of its driver: a program, so that its memory is its own.
+
+Footers and shards are made up; planning, cutting into tasks, taking results in and making the manifest are real.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from wdsplit import converter, inputs
+from wdsplit.manifest import Shard, checksum_of, parse_manifest, shard_path
+from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.planning import plan_files
+from wdsplit.shards import write_manifest
+from wdsplit.storage import LocalStorage
+from wdsplit.table import InputFile
+from wdsplit.task import Job
+
+NUM_FILES, ROW_GROUPS, GROUP_ROWS, ROW_BYTES = 100_000, 80, 1250, 100_000
+NUM_SHARDS = 1_000_000
+SCHEMA = pa.schema([("jpg", pa.binary()), ("label", pa.int64())])
+
+
+def made_up_footer(path, storage_options):
+    """Return what would be read of a file of 10 GB."""
+    rows = ROW_GROUPS * GROUP_ROWS
+    sizes = (("jpg", rows * ROW_BYTES), ("label", rows * 8))
+    groups = tuple(GROUP_ROWS for _ in range(ROW_GROUPS))
+    footer = xxhash.xxh3_128_hexdigest(path.encode())
+    return InputFile(path, rows * ROW_BYTES, rows, groups, rows * ROW_BYTES, footer, column_bytes=sizes), SCHEMA
+
+
+def resident_bytes():
+    """Return the memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class StubEngine:
+    """Completes each task at once, and notes the driver's memory after each tenth of them."""
+
+    is_local = False
+    jobs, jobs_of_a_node = 10_000, 64
+
+    def __init__(self, plan):
+        self.plan, self.held, self.num_tasks = plan, [], 0
+
+    def run(self, function, tasks, *, threads=False, memory_bytes=0, describe=str):
+        self.num_tasks = len(tasks)
+        for number, span in enumerate(tasks):
+            if number % (len(tasks) // 10) == 0:
+                self.held.append(resident_bytes())
+            yield {shard: self.shard(shard) for shard in range(span.first, span.stop)}
+        self.held.append(resident_bytes())
+
+    def shard(self, number):
+        first, stop = self.plan.rows(number)
+        pads = self.plan.num_pads_of(number)
+        num_bytes = (stop - first + pads) * 101_376
+        checksum = checksum_of(xxhash.xxh3_128(str(number).encode()))
+        return Shard(shard_path(number), stop - first + pads, pads, num_bytes, checksum)
+
+
+def main(folder):
+    inputs._open_file = made_up_footer
+    paths = [f"s3://bucket/raw/part-{number:06d}.parquet" for number in range(NUM_FILES)]
+    options = ConvertOptions(PlanOptions(shards=NUM_SHARDS, world_size=1000), mapping={"jpg": "jpg", "cls": "label"})
+    started = time.monotonic()
+    plan = plan_files(paths, options)[""]
+    name = plan.hash
+    plan_s = time.monotonic() - started
+
+    engine = StubEngine(plan)
+    job = Job("s3://bucket/train", plan, 1)
+    published = converter._write(job, engine, {}, lambda plan, progress: None)
+    storage = LocalStorage(folder)
+    write_manifest(storage, converter._manifest(plan, (), published))
+    header, table = (Path(folder, name).read_bytes() for name in ("wdsplit.json", "shards.parquet"))
+    manifest = parse_manifest(header, table)
+    print(
+        json.dumps(
+            {
+                "plan": name,
+                "plan_s": plan_s,
+                "tasks": engine.num_tasks,
+                "held": engine.held,
+                "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "shards": len(manifest.shards),
+                "samples": manifest.num_samples,
+                "bytes": manifest.num_bytes,
+                "last": manifest.shards[NUM_SHARDS - 1].checksum,
+                "all_s": time.monotonic() - started,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,237 @@
+import dataclasses
+import io
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.grouping import GroupPlaces, Groups
+from wdsplit.manifest import Field
+from wdsplit.options import PlanOptions
+from wdsplit.plan import make_plan
+from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
+from wdsplit.table import InputFile, Part, Remote, Selection, Table
+
+VERSION = "1.2.3"
+ALL = Selection()
+SCHEMA = pa.schema(
+    [
+        pa.field("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())]), metadata={"a": "b"}),
+        pa.field("label", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("tensor", pa.fixed_shape_tensor(pa.float32(), (2, 3))),
+        pa.field("group", pa.timestamp("ns", "Europe/Berlin")),
+    ],
+    metadata={"huggingface": "{}"},
+)
+FIELDS = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "class", "int64", ("cat", "dög")))
+
+
+def plan_of(files, selection=ALL, groups=None, key=None, **options):
+    return make_plan(Table(tuple(files), SCHEMA, selection), FIELDS, key, PlanOptions(**options), groups)
+
+
+def saved_of(plan, **changes):
+    return dataclasses.replace(SavedPlan(plan, "s3://bucket/out", "/data", 2**30, (), VERSION), **changes)
+
+
+PLAIN = [
+    InputFile("raw/größe 1.parquet", 1000, 23, (20, 3), 900, "f0", 1_700_000_000_123_456_789),
+    InputFile("raw/empty.parquet", 10, 0, (), 0, "f1", -5),
+]
+CSV = [InputFile("/a/b.csv", 400, 9, (5, 4), 300, "f2", 7, "csv", (10, 200, 400))]
+SELECTED = [dataclasses.replace(PLAIN[0], selected=(7, 0)), dataclasses.replace(PLAIN[1], selected=())]
+REMOTE = [
+    dataclasses.replace(PLAIN[0], path="s3://b/x.parquet", modified_ns=2**64 - 1, remote=Remote("s3://b/x.parquet"))
+]
+GROUPS = Groups(np.array([3, 2**63, 2**64 - 1], np.uint64), np.array([10, 6, 7]), np.array([0, 10, 16]))
+
+PLANS = {
+    "plain": plan_of(PLAIN, shards=4),
+    "csv": plan_of(CSV, shards=2, pad="drop", null="omit", window=7, lanes=2),
+    "shuffled": plan_of(PLAIN, shuffle=True, seed=5, world_size=2, workers=3),
+    "selected": plan_of(SELECTED, Selection('label < "z"', 10, Part("group", 0, 2**64)), shards=2),
+    "drawn": plan_of(SELECTED, Selection(part=Part(None, 2**63, 2**64)), key="group", shards=2),
+    "remote": plan_of(REMOTE, samples_per_shard=3),
+    "grouped": plan_of(PLAIN, groups=GROUPS, group_by="group", shards=2, shuffle=True, seed=3),
+}
+every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+
+
+@every_plan
+def test_a_plan_comes_back_as_it_was_and_the_same_plan_gives_the_same_bytes(plan):
+    saved = saved_of(plan, emit=("dali", "wids"), memory=5, output="/out")
+    data = dump_plan(saved)
+    found = parse_plan(data, VERSION)
+    assert found == saved
+    assert (found.plan.hash, found.plan.modified) == (plan.hash, plan.modified)
+    assert found.plan.summary() == plan.summary()
+    assert found.plan.table.schema.equals(SCHEMA, check_metadata=True)
+    assert [found.plan.rows(shard) for shard in range(plan.num_shards)] == [
+        plan.rows(shard) for shard in range(plan.num_shards)
+    ]
+    if plan.groups is not None:
+        assert isinstance(found.plan.groups, GroupPlaces)
+        hashes = GROUPS.hashes[::-1]
+        assert found.plan.groups.starts_of(hashes).tolist() == plan.groups.starts_of(hashes).tolist()
+    assert [file.remote and file.remote.url for file in found.plan.table.files] == [
+        file.remote and file.remote.url for file in plan.table.files
+    ]
+    assert dump_plan(found) == dump_plan(saved) == data
+    assert is_plan(data[:64])
+
+
+def test_nothing_else_looks_like_a_plan():
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("wdsplit-plan.txt", b"")
+    assert not any(map(is_plan, (b"", b"PAR1", b"PK\3\4", other.getvalue()[:64])))
+
+
+def test_the_file_can_be_looked_into_with_any_zip_program():
+    with zipfile.ZipFile(io.BytesIO(dump_plan(saved_of(PLANS["grouped"])))) as archive:
+        assert archive.testzip() is None
+        header = orjson.loads(archive.read("wdsplit-plan.json"))
+        files = pa.ipc.open_file(pa.py_buffer(archive.read("files.arrow"))).read_all()
+    assert (header["plan"], header["wdsplit"], header["output"]) == (PLANS["grouped"].hash, VERSION, "s3://bucket/out")
+    assert files.column("path").to_pylist() == [file.path for file in PLAIN]
+    assert files.column("row_groups").to_pylist() == [[20, 3], []]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://host.example.com/x.parquet?X-Amz-Signature=SECRET", "https://me:SECRET@host.example.com/x.parquet"],
+)
+def test_a_url_with_a_secret_is_refused_and_not_told(url):
+    file = dataclasses.replace(REMOTE[0], path="https://host.example.com/x.parquet", remote=Remote(url))
+    with pytest.raises(InputError, match="must not be written into a plan file") as found:
+        dump_plan(saved_of(plan_of([file], shards=1)))
+    assert "SECRET" not in str(found.value)
+    assert "environment" in found.value.remedy
+
+
+def test_what_reaches_a_store_is_not_written():
+    file = dataclasses.replace(REMOTE[0], remote=Remote("s3://b/x.parquet", {"secret_access_key": "SECRET"}))
+    data = dump_plan(saved_of(plan_of([file], shards=1)))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert not any(b"SECRET" in archive.read(name) for name in archive.namelist())
+    (found,) = parse_plan(data, VERSION).plan.table.files
+    assert found.remote is not None and found.remote.options is None
+
+
+@pytest.mark.parametrize("plan", ["plain", "grouped"])
+def test_a_byte_that_was_changed_or_is_missing_is_noticed_or_changes_nothing(plan):
+    """Some bytes of a zip mean nothing, such as its dates."""
+    saved = saved_of(PLANS[plan])
+    data = dump_plan(saved)
+    noticed = 0
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << place % 8
+        for damaged in (bytes(changed), data[:place] if place % 5 == 0 else bytes(changed)):
+            try:
+                assert parse_plan(damaged, VERSION) == saved
+            except CorruptDataError as error:
+                assert error.cause == "a plan file is damaged"
+                noticed += 1
+    assert noticed > len(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PK\3\4", b"no plan", b"PK\5\6" + bytes(18)], ids=["empty", "PK", "text", "zip"]
+)
+def test_what_is_no_plan_is_refused(data):
+    with pytest.raises(CorruptDataError, match="a plan file is damaged"):
+        parse_plan(data, VERSION)
+
+
+def rewritten(data, change, member="wdsplit-plan.json"):
+    """Return a plan file with a member changed, and nothing else: as somebody's program may write it."""
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(changed, "w") as other:
+        for name in archive.namelist():
+            other.writestr(name, change(archive.read(name)) if name == member else archive.read(name))
+    return changed.getvalue()
+
+
+def header_with(**changes):
+    return lambda header: orjson.dumps(orjson.loads(header) | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "part"),
+    [
+        ({"wdsplit_plan": 2}, InputError, "another version"),
+        ({"plan": "0" * 32}, CorruptDataError, "0" * 32),
+        ({"key": "label"}, CorruptDataError, "where"),
+        ({"num_shards": None}, CorruptDataError, "where"),
+        ({"fields": 3}, CorruptDataError, "TypeError"),
+        ({"options": {"unknown": 1}}, CorruptDataError, "TypeError"),
+        ({"selection": None}, CorruptDataError, "TypeError"),
+        ({"checksums": {}}, CorruptDataError, "other bytes"),
+    ],
+    ids=str,
+)
+def test_a_header_that_does_not_fit_is_refused(changes, kind, part):
+    data = rewritten(dump_plan(saved_of(PLANS["plain"])), header_with(**changes))
+    with pytest.raises(kind) as found:
+        parse_plan(data, VERSION)
+    assert part in str(found.value)
+
+
+def test_other_files_than_were_written_are_refused():
+    data = dump_plan(saved_of(PLANS["plain"]))
+    with zipfile.ZipFile(io.BytesIO(dump_plan(saved_of(PLANS["csv"])))) as archive:
+        other = archive.read("files.arrow")
+    with pytest.raises(CorruptDataError, match="damaged") as found:
+        parse_plan(rewritten(data, lambda _: other, "files.arrow"), VERSION)
+    assert "other bytes than were written" in str(found.value)
+
+
+def test_another_version_is_refused_with_both():
+    with pytest.raises(InputError, match="another version") as found:
+        parse_plan(dump_plan(saved_of(PLANS["plain"])), "1.3.0")
+    assert VERSION in found.value.found and "1.3.0" in found.value.expected
+    assert issubclass(InputError, WdsplitError) and not isinstance(found.value, CorruptDataError)
+
+
+LARGE = """
+import resource, sys, time
+import pyarrow as pa
+from wdsplit.options import PlanOptions
+from wdsplit.plan import make_plan
+from wdsplit.planfile import SavedPlan, dump_plan, parse_plan
+from wdsplit.table import InputFile, Table
+
+FILES, GROUPS = 100_000, 80
+groups = [tuple(12_500 + (f + g) % 7 for g in range(GROUPS)) for f in range(1000)]
+files = tuple(
+    InputFile(
+        f"s3://bucket/year=2024/part-{number:06d}.parquet", 10**10, sum(groups[number % 1000]), groups[number % 1000],
+        10**10, f"{number:032x}", number,
+    )
+    for number in range(FILES)
+)
+plan = make_plan(Table(files, pa.schema([])), [], None, PlanOptions(shards=1_000_000))
+plan.hash
+started = time.process_time()
+data = dump_plan(SavedPlan(plan, "s3://bucket/out", "", 2**30, (), "1"))
+dumped = time.process_time()
+found = parse_plan(data, "1")
+parsed = time.process_time()
+assert found.plan.hash == plan.hash and found.plan.table == plan.table
+print(len(data), dumped - started, parsed - dumped, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_a_plan_of_100_000_files_with_80_row_groups_each_takes_seconds_and_less_than_2_gib():
+    ended = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    num_bytes, dump_s, parse_s, most_bytes = map(float, ended.stdout.split())
+    assert dump_s + parse_s < 40, "20 s, and as much again for a machine that is busy"
+    assert most_bytes < 2 * 2**30
+    assert num_bytes < 50e6
