@@ -1,6 +1,7 @@
 """The task of the examples that show a training library: images from a dataset, and a small network.
 
-What an example shows is in the example; here is what all of them need: arguments, a device, a dataset, a network.
+What an example shows is in the example; here is what all of them need: arguments, when to save and to stop, a device, a
+dataset, a network.
 """
 
 from __future__ import annotations
@@ -44,15 +45,60 @@ def arguments(description: str) -> Parser:
     parser.add_argument("--size", type=int, default=32, help="images are resized to SIZE x SIZE")
     parser.add_argument("--classes", type=int, default=10, help="number of classes")
     parser.add_argument("--checkpoint", type=Path, help="save here: a place that all ranks see")
-    parser.add_argument("--checkpoint-steps", type=int, default=1000, help="save every so many steps")
+    parser.add_argument("--checkpoint-steps", type=int, default=1000, help="save every so many steps, and each epoch")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint, if there is one")
-    parser.add_argument("--stop-after", type=int, metavar="STEPS", help="save and stop early, to try resuming")
+    parser.add_argument(
+        "--stop-after", type=int, metavar="STEPS", help="save and stop after so many steps of this run, to try resuming"
+    )
     return parser
 
 
+class Pace:
+    """When a run saves and when it stops, by the steps that it counts: a step is a batch.
+
+    `--checkpoint-steps` counts those of an epoch, `--stop-after` those of this run. In the middle of an accumulation
+    there are gradients that no checkpoint holds, so what falls there is put off to its end.
+
+    Attributes:
+        checkpoint: Where to save, if at all.
+        saves: Whether to save now.
+        stops: Whether to stop now.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.checkpoint: Path | None = args.checkpoint
+        self.saves = self.stops = False
+        self._every, self._stop_after = args.checkpoint_steps, args.stop_after
+        self._taken, self._is_due = 0, False
+
+    def count(self, step: int, is_update: bool = True) -> None:
+        """Count a step.
+
+        Args:
+            step: Its number in the epoch, from 1.
+            is_update: Whether the optimizer has taken its gradients, and all before.
+        """
+        self._taken += 1
+        self._is_due |= step % self._every == 0
+        self.stops = is_update and bool(self._stop_after) and self._taken >= self._stop_after
+        self.saves = is_update and self.checkpoint is not None and (self._is_due or self.stops)
+        self._is_due &= not is_update
+
+
+def group_of(step: int, begin: int, num_steps: int, accumulate: int) -> range:
+    """Return the steps, counted from 0, whose gradients make one step of the optimizer with those of a step.
+
+    They are grouped from where the epoch began, or was resumed: the first group is whole, the last one what is left.
+    """
+    first = step - (step - begin) % accumulate
+    return range(first, min(first + accumulate, num_steps))
+
+
 def local_rank() -> int:
-    """Return which of the processes of this machine this one is."""
-    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    """Return which process of this machine this one is: of several launchers the innermost knows it."""
+    mpi = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    names = ("LOCAL_RANK", *mpi, "SLURM_LOCALID")
+    return int(next((os.environ[name] for name in names if name in os.environ), "0"))
 
 
 def choose_device() -> torch.device:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from image_task import arguments, find_fields, join_group, say
+from image_task import Pace, arguments, find_fields, group_of, join_group, say
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -119,6 +119,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--worker-kind", choices=("thread", "process"), default="thread", help="what workers are")
     parser.add_argument("--prefetch-factor", type=int, default=2, help="batches that each worker works ahead")
     parser.add_argument("--cache-dir", help="keep the shards of a remote dataset in this folder of the node's own disk")
+    parser.add_argument(
+        "--cache-size", help="what it may take, such as 500GB; by default a tenth of the disk stays free"
+    )
     parser.add_argument("--audit", action="store_true", help="check that each image comes once an epoch")
     if parser.parse_known_args()[0].small:
         parser.set_defaults(**SMALL_ARGUMENTS)
@@ -130,7 +133,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def open_training(args: argparse.Namespace, recipe: Recipe) -> wdsplit.Loader:
     """Return batches of images (uint8, batch x 3 x size x size), labels and what tells the samples for the audit."""
-    dataset = wdsplit.Dataset(args.train, seed=args.seed, cache_dir=args.cache_dir)
+    dataset = wdsplit.Dataset(args.train, seed=args.seed, cache_dir=args.cache_dir, cache_size=args.cache_size)
     image, label = find_fields(dataset)
     crop = partial(random_crop, size=args.size, least_area=recipe.least_area, flips=recipe.flips)
     dataset = dataset.decode("rgb8").map_random(crop, field=image)
@@ -139,7 +142,7 @@ def open_training(args: argparse.Namespace, recipe: Recipe) -> wdsplit.Loader:
 
 def open_validation(args: argparse.Namespace) -> wdsplit.Loader:
     """Return batches of images, labels and pads: the middle of each image, in the order of the dataset."""
-    dataset = wdsplit.Dataset(args.test, shuffle=False, cache_dir=args.cache_dir)
+    dataset = wdsplit.Dataset(args.test, shuffle=False, cache_dir=args.cache_dir, cache_size=args.cache_size)
     image, label = find_fields(dataset)
     shorter_side = round(args.size * 256 / 224)
     dataset = dataset.decode(wdsplit.resized(shorter_side, crop="center"))
@@ -301,28 +304,32 @@ class Training:
         self.loader = loader
         self.args = args
         self.device = device
+        self.pace = Pace(args)
 
     def train_epoch(self, batches: Any, epoch: int) -> tuple[float, float, float]:
         """Train for an epoch, or for what is left of it; return loss, accuracy and images/s of all ranks."""
         self.model.train()
-        args, num_steps = self.args, len(self.loader)
-        sums, begin = torch.zeros(3, dtype=torch.float64, device=self.device), time.perf_counter()
-        for step, (images, labels, *_) in enumerate(batches, self.loader.step):
-            first = step // args.accumulate * args.accumulate
-            size = min(args.accumulate, num_steps - first)
-            is_last = step + 1 == first + size
-            with contextlib.nullcontext() if is_last else self.model.no_sync():
-                sums += self.backward(images, labels, 1 / size)
-            if not is_last:
-                continue
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(epoch + first / num_steps, args, dist.get_world_size())
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.after_step(epoch, step + 1, num_steps)
+        args, begin, num_steps = self.args, self.loader.step, len(self.loader)
+        sums, begun_at = torch.zeros(3, dtype=torch.float64, device=self.device), time.perf_counter()
+        for step, (images, labels, *_) in enumerate(batches, begin):
+            group = group_of(step, begin, num_steps, args.accumulate)
+            is_update = step == group[-1]
+            with contextlib.nullcontext() if is_update else self.model.no_sync():
+                sums += self.backward(images, labels, 1 / len(group))
+            if is_update:
+                for parameters in self.optimizer.param_groups:
+                    parameters["lr"] = learning_rate(epoch + group[0] / num_steps, args, dist.get_world_size())
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+            self.pace.count(step + 1, is_update)
+            if self.pace.saves:
+                self.save(args.checkpoint)
+            if self.pace.stops:
+                say(f"stopped in epoch {epoch} after {step + 1} steps")
+                raise StoppedError
         dist.all_reduce(sums)
         loss, correct, count = sums.tolist()
-        return loss / count, correct / count, count / (time.perf_counter() - begin)
+        return loss / count, correct / count, count / (time.perf_counter() - begun_at)
 
     def backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Add the gradients of a batch; return the sum of its losses, how many are right, and how many there are."""
@@ -333,17 +340,6 @@ class Training:
         (loss * weight).backward()
         count = torch.tensor(len(labels), dtype=torch.float64, device=self.device)
         return torch.stack([loss.detach() * count, (outputs.argmax(1) == labels).sum(), count])
-
-    def after_step(self, epoch: int, done: int, num_steps: int) -> None:
-        """Save a checkpoint if one is due, and stop if asked to; gradients of no batch are pending here."""
-        args = self.args
-        due = done // args.checkpoint_steps > (done - args.accumulate) // args.checkpoint_steps
-        stops = args.stop_after is not None and done >= args.stop_after
-        if args.checkpoint and (stops or (due and done < num_steps)):
-            self.save(args.checkpoint)
-        if stops:
-            say(f"stopped in epoch {epoch} after {done} steps")
-            raise StoppedError
 
     @torch.no_grad()
     def evaluate(self, loader: wdsplit.Loader) -> tuple[int, int]:

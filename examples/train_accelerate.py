@@ -9,12 +9,14 @@ second time, and `save_state` and `load_state` take the loader along.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from image_task import arguments, build_network, normalise, open_loader, say
+from image_task import Pace, arguments, build_network, normalise, open_loader, say
 from torch import nn
 
 from wdsplit.debug import param_hash
@@ -36,9 +38,10 @@ def main() -> None:
     loader = PreparedLoader(open_loader(args.train, args, shuffle=True), accelerator)
     test_loader = PreparedLoader(open_loader(args.test, args, shuffle=False), accelerator)
     accelerator.register_for_checkpointing(loader)
+    pace = Pace(args)
 
-    if args.resume and args.checkpoint.exists():
-        accelerator.load_state(str(args.checkpoint))
+    if args.resume and (newest := newest_checkpoint(args.checkpoint)):
+        accelerator.load_state(str(newest))
         say(f"resumed in epoch {loader.epoch} at step {loader.step}, on {accelerator.num_processes} ranks")
     for epoch in range(loader.epoch, args.epochs):
         loader.set_epoch(epoch)
@@ -51,11 +54,10 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             total += torch.stack([loss.detach(), torch.ones_like(loss)])
-            # In the middle of an accumulation there are gradients that no checkpoint holds.
-            due = step % args.checkpoint_steps == 0 or step == args.stop_after
-            if args.checkpoint and due and accelerator.sync_gradients:
-                accelerator.save_state(str(args.checkpoint))
-            if step == args.stop_after:
+            pace.count(step, is_update=accelerator.sync_gradients)
+            if pace.saves:
+                save(args.checkpoint, accelerator)
+            if pace.stops:
                 say(f"stopped in epoch {epoch} after {step} steps")
                 accelerator.end_training()
                 return
@@ -64,7 +66,7 @@ def main() -> None:
         mean = float(total[0] / total[1])
         say(f"epoch {epoch}: loss {mean:.4f}, held-out accuracy {correct / count:.4f} ({correct} of {count})")
         if args.checkpoint:
-            accelerator.save_state(str(args.checkpoint))
+            save(args.checkpoint, accelerator)
     say(f"parameters {param_hash(accelerator.unwrap_model(model))}")
     accelerator.end_training()
 
@@ -79,6 +81,25 @@ def evaluate(model: nn.Module, loader: PreparedLoader, accelerator: Any) -> tupl
         sums += torch.stack([(right & ~pads).sum(), (~pads).sum()])
     correct, count = accelerator.reduce(sums).tolist()
     return correct, count
+
+
+def save(folder: Path, accelerator: Accelerator) -> None:
+    """Save a checkpoint, whole or not at all: beside the one that is there, which it then replaces."""
+    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    accelerator.save_state(str(new))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    accelerator.wait_for_everyone()
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint that is whole: the old one, if a run ended while it was being replaced."""
+    return next((path for path in (folder, folder.with_name(folder.name + ".old")) if path.exists()), None)
 
 
 if __name__ == "__main__":

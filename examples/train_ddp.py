@@ -11,13 +11,12 @@ epoch ends with the parameters of one that was never interrupted: compare the ha
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from image_task import arguments, build_network, join_group, normalise, open_loader, say
+from image_task import Pace, arguments, build_network, join_group, normalise, open_loader, say
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,13 +33,14 @@ def main() -> None:
     test_loader = open_loader(args.test, args, shuffle=False)
     model = DistributedDataParallel(build_network(args.classes).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    pace = Pace(args)
 
     if args.resume and args.checkpoint.exists():
         load(args.checkpoint, model, optimizer, loader)
         say(f"resumed in epoch {loader.epoch} at step {loader.step}, on {dist.get_world_size()} ranks")
     for epoch in range(loader.epoch, args.epochs):
         loader.set_epoch(epoch)
-        loss = train_epoch(model, optimizer, loader, args, device)
+        loss = train_epoch(model, optimizer, loader, pace, device)
         correct, count = evaluate(model, test_loader, device)
         say(f"epoch {epoch}: loss {loss:.4f}, held-out accuracy {correct / count:.4f} ({correct} of {count})")
         if args.checkpoint:
@@ -53,12 +53,12 @@ def train_epoch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loader: wdsplit.Loader,
-    args: argparse.Namespace,
+    pace: Pace,
     device: torch.device,
 ) -> float:
     """Train for one epoch, or for what is left of it; return the mean loss of all ranks."""
     model.train()
-    total = torch.zeros(2, device=device)
+    epoch, total = loader.epoch, torch.zeros(2, device=device)
     for step, (images, labels, _) in enumerate(loader, loader.step + 1):
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -68,10 +68,11 @@ def train_epoch(
         optimizer.step()
         total += torch.stack([loss.detach(), torch.ones_like(loss)])
 
-        if args.checkpoint and (step % args.checkpoint_steps == 0 or step == args.stop_after):
-            save(args.checkpoint, model, optimizer, loader)
-        if step == args.stop_after:
-            say(f"stopped in epoch {loader.epoch} after {step} steps")
+        pace.count(step)
+        if pace.saves:
+            save(pace.checkpoint, model, optimizer, loader)
+        if pace.stops:
+            say(f"stopped in epoch {epoch} after {step} steps")
             dist.destroy_process_group()
             raise SystemExit
     dist.all_reduce(total)

@@ -5,7 +5,8 @@
     ... --checkpoint FOLDER --resume
 
 Ranks are found by themselves: DeepSpeed's launcher sets what torchrun sets. `deepspeed.initialize` gets no
-training_data: its own loader would put a DistributedSampler before the dataset.
+training_data: its own loader would put a DistributedSampler before the dataset. It is told where an accumulation ends,
+because the last one of an epoch may be of fewer batches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from image_task import arguments, build_network, choose_device, normalise, open_loader, say
+from image_task import Pace, arguments, build_network, choose_device, group_of, normalise, open_loader, say
 
 import wdsplit
 from wdsplit.debug import param_hash
@@ -34,6 +35,7 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=configuration(args, device))
     loader = open_loader(args.train, args, shuffle=True)
     test_loader = open_loader(args.test, args, shuffle=False)
+    pace = Pace(args)
 
     if args.resume:
         path, client_state = engine.load_checkpoint(str(args.checkpoint))
@@ -44,15 +46,20 @@ def main() -> None:
         loader.set_epoch(epoch)
         engine.train()
         total = torch.zeros(2, device=device)
-        for step, (images, labels, _) in enumerate(loader, loader.step + 1):
+        begin, num_steps = loader.step, len(loader)
+        for step, (images, labels, _) in enumerate(loader, begin):
+            group = group_of(step, begin, num_steps, args.accumulate)
+            is_update = step == group[-1]
+            engine.set_gradient_accumulation_boundary(is_update)
             loss = F.cross_entropy(scores(engine, images, device), labels.to(device, non_blocking=True))
-            engine.backward(loss)
+            engine.backward(loss / len(group), scale_wrt_gas=False)
             engine.step()
             total += torch.stack([loss.detach(), torch.ones_like(loss)])
-            if args.checkpoint and (step % args.checkpoint_steps == 0 or step == args.stop_after):
+            pace.count(step + 1, is_update)
+            if pace.saves:
                 save(engine, loader, args)
-            if step == args.stop_after:
-                say(f"stopped in epoch {epoch} after {step} steps")
+            if pace.stops:
+                say(f"stopped in epoch {epoch} after {step + 1} steps")
                 dist.destroy_process_group()
                 return
         dist.all_reduce(total)
@@ -106,12 +113,8 @@ def evaluate(engine: Any, loader: wdsplit.Loader, device: torch.device) -> tuple
 
 
 def save(engine: Any, loader: wdsplit.Loader, args: argparse.Namespace) -> None:
-    """Save a checkpoint: all ranks call this, each writes its part of the optimizer.
-
-    In the middle of an accumulation there are gradients that no checkpoint holds, so none is saved there.
-    """
-    if engine.micro_steps % args.accumulate == 0:
-        engine.save_checkpoint(str(args.checkpoint), client_state={"loader": loader.state_dict()})
+    """Save a checkpoint: all ranks call this, each writes its part of the optimizer."""
+    engine.save_checkpoint(str(args.checkpoint), client_state={"loader": loader.state_dict()})
 
 
 if __name__ == "__main__":

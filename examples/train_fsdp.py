@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from image_task import arguments, build_network, join_group, normalise, open_loader, say
+from image_task import Pace, arguments, build_network, join_group, normalise, open_loader, say
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -43,6 +43,7 @@ def main() -> None:
     test_loader = open_loader(args.test, args, shuffle=False, group=mesh)
     model = shard(build_network(args.classes).to(device), mesh)
     training = Training(model, torch.optim.AdamW(model.parameters(), lr=args.lr), loader)
+    pace = Pace(args)
 
     if args.resume and (newest := newest_checkpoint(args.checkpoint)):
         training.load(newest)
@@ -54,9 +55,10 @@ def main() -> None:
         for step, (images, labels, _) in enumerate(loader, loader.step + 1):
             loss = training.step(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
             total += torch.stack([loss.float(), torch.ones_like(loss).float()])
-            if args.checkpoint and (step % args.checkpoint_steps == 0 or step == args.stop_after):
+            pace.count(step)
+            if pace.saves:
                 training.save(args.checkpoint / f"epoch-{epoch:04d}-step-{step:07d}")
-            if step == args.stop_after:
+            if pace.stops:
                 say(f"stopped in epoch {epoch} after {step} steps")
                 dist.destroy_process_group()
                 return

@@ -8,14 +8,13 @@ wdsplit asks Horovod for rank and world size once `hvd.init()` was called; there
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-from image_task import arguments, build_network, normalise, open_loader, say
+from image_task import Pace, arguments, build_network, group_of, normalise, open_loader, say
 from torch import nn
 
 import wdsplit
@@ -39,6 +38,7 @@ def main() -> None:
         backward_passes_per_step=args.accumulate,
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    pace = Pace(args)
 
     if args.resume and (state := read_checkpoint(args.checkpoint)):
         model.load_state_dict(state["model"])
@@ -47,7 +47,7 @@ def main() -> None:
         say(f"resumed in epoch {loader.epoch} at step {loader.step}, on {hvd.size()} ranks")
     for epoch in range(loader.epoch, args.epochs):
         loader.set_epoch(epoch)
-        loss = train_epoch(model, optimizer, loader, args, device)
+        loss = train_epoch(model, optimizer, loader, args.accumulate, pace)
         correct, count = evaluate(model, test_loader, device)
         say(f"epoch {epoch}: loss {loss:.4f}, held-out accuracy {correct / count:.4f} ({correct} of {count})")
         if args.checkpoint:
@@ -64,30 +64,31 @@ def choose_device() -> torch.device:
     return torch.device("cuda", hvd.local_rank())
 
 
-def train_epoch(
-    model: nn.Module, optimizer: Any, loader: wdsplit.Loader, args: argparse.Namespace, device: torch.device
-) -> float:
+def train_epoch(model: nn.Module, optimizer: Any, loader: wdsplit.Loader, accumulate: int, pace: Pace) -> float:
     """Train for one epoch, or for what is left of it; return the mean loss of all ranks.
 
     Horovod averages gradients in the last backward pass of an accumulation; at the end of an epoch, where fewer batches
     are left, `optimizer.step()` does it.
     """
     model.train()
-    total = torch.zeros(2, device=device)
-    num_full = len(loader) // args.accumulate * args.accumulate
-    for step, (images, labels, _) in enumerate(loader, loader.step + 1):
+    device = next(model.parameters()).device
+    epoch, begin, num_steps, total = loader.epoch, loader.step, len(loader), torch.zeros(2, device=device)
+    for step, (images, labels, _) in enumerate(loader, begin):
+        group = group_of(step, begin, num_steps, accumulate)
+        is_update = step == group[-1]
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = F.cross_entropy(model(normalise(images)), labels)
-        (loss / (args.accumulate if step <= num_full else len(loader) - num_full)).backward()
+        (loss / len(group)).backward()
         total += torch.stack([loss.detach(), torch.ones_like(loss)])
-        if step % args.accumulate == 0 or step == len(loader):
+        if is_update:
             optimizer.step()
             optimizer.zero_grad()
-            if args.checkpoint and (step % args.checkpoint_steps == 0 or step == args.stop_after):
-                save(args.checkpoint, model, optimizer, loader)
-        if step == args.stop_after:
-            say(f"stopped in epoch {loader.epoch} after {step} steps")
+        pace.count(step + 1, is_update)
+        if pace.saves:
+            save(pace.checkpoint, model, optimizer, loader)
+        if pace.stops:
+            say(f"stopped in epoch {epoch} after {step + 1} steps")
             hvd.shutdown()
             raise SystemExit
     total = hvd.allreduce(total, op=hvd.Sum, name="loss")

@@ -222,7 +222,7 @@ def train_epoch(training: Training, epoch: int, args: argparse.Namespace, device
     """Train for one epoch, or for what is left of it; return the mean loss and the images a second of all ranks."""
     model, loader = training.model, training.loader
     model.train()
-    first, num_steps, num_trained = training.position // args.batch_size, len(loader), 0
+    first, num_steps, num_trained = loader.step, len(loader), 0
     total_loss, begin = torch.zeros((), device=device), time.perf_counter()
     for step, (images, labels, keys, positions, pads) in enumerate(loader, first):
         inputs = normalise(images.to(device, non_blocking=True), args.augment)

@@ -8,7 +8,8 @@ To see eight devices on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_co
 
 What to copy: `open_loader` (batches as global arrays over a mesh), `loss_of` (rows that only fill up weigh nothing),
 `evaluate` (each image counts once) and `save` and `load`: with --checkpoint FILE a run that was stopped goes on where
-it was, on any number of devices. The run fails if an epoch did not hold every image exactly once.
+it was, on any number of devices. An epoch that this run has seen from its beginning is checked: the run fails if it did
+not hold every image exactly once.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ def main() -> None:
         say(f"resumed in epoch {train.epoch} at step {train.step}, on {mesh.size} devices")
     say(f"mesh {dict(mesh.shape)}, global batch {train.global_batch}, {len(train)} steps an epoch")
 
-    steps = 0
+    left = args.stop_after
     for epoch in range(train.epoch, args.epochs):
-        begun_at = train.step
         train.set_epoch(epoch)
+        is_whole = train.state_dict()["position"] == 0
         loss, received = 0.0, []
-        for batch in train:
+        for step, batch in enumerate(train, train.step + 1):
             parameters, loss = train_step(parameters, batch.data, batch.valid, args.lr)
-            received.append(local_rows(batch))
-            steps += 1
-            if args.stop_after and steps == args.stop_after:
+            received.append(valid_positions(batch.data, batch.valid))
+            left -= 1
+            if left == 0:
                 save(args.checkpoint, parameters, train)
-                say(f"stopped in epoch {epoch} after {train.step} steps")
+                say(f"stopped in epoch {epoch} after {step} steps")
                 return
         if args.checkpoint:
             save(args.checkpoint, parameters, train)
         hits, count = evaluate(parameters, test)
         say(f"epoch {epoch}: loss {float(loss):.4f}, held-out accuracy {hits / count:.4f} ({hits} of {count})")
-        if not begun_at and jax.process_count() == 1:
-            check_once(np.concatenate(received), train.loader.dataset.manifest.num_samples)
-    say("every image exactly once an epoch")
+        if is_whole:
+            check_once(np.concatenate(gathered(received, mesh)), train.loader.dataset.manifest.num_samples)
+            say(f"epoch {epoch}: every image exactly once")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -83,9 +84,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="an .npz file to save to, and to resume from if it exists")
-    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="stop early, to try resuming")
+    parser.add_argument(
+        "--stop-after", type=int, metavar="STEPS", default=0, help="save and stop after so many steps of this run"
+    )
     parser.add_argument("--distributed", action="store_true", help="call jax.distributed.initialize()")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.stop_after and not args.checkpoint:
+        parser.error("--stop-after needs --checkpoint")
+    return args
 
 
 def say(text: str) -> None:
@@ -157,31 +163,31 @@ def evaluate(parameters: Any, loader: JaxLoader) -> tuple[int, int]:
     return hits, loader.loader.dataset.manifest.num_samples
 
 
-def local_rows(batch: Any) -> np.ndarray:
-    """Return the positions of the rows that are valid, as far as this process holds them."""
-    if not batch.valid.is_fully_addressable:
-        return np.zeros(0, np.int64)
-    return np.asarray(batch.data[0])[np.asarray(batch.valid)]
+@jax.jit
+def valid_positions(data: Any, valid: jax.Array) -> jax.Array:
+    """Return the positions of the rows of a batch: int32 of shape (batch,), -1 for rows that are not valid."""
+    return jnp.where(valid, data[0], -1)
 
 
 def check_once(positions: np.ndarray, num_samples: int) -> None:
     """Fail unless each sample was received once: as many valid rows as samples, and no position twice."""
+    positions = positions[positions >= 0]
     if len(positions) != num_samples or len(np.unique(positions)) != num_samples:
         raise SystemExit(f"the audit failed: {len(positions)} rows, {len(np.unique(positions))} different")
 
 
 def save(path: Path, parameters: Any, loader: JaxLoader) -> None:
     """Write the parameters and how far the loader has got; every process gathers, one writes."""
-    layers = {name: np.asarray(gathered(layer)) for name, layer in parameters.items()}
+    layers = gathered(parameters, loader.mesh)
     if jax.process_index() == 0:
         temporary = path.with_suffix(".tmp.npz")
         np.savez(temporary, loader=json.dumps(loader.state_dict()), **layers)
         temporary.replace(path)
 
 
-def gathered(layer: jax.Array) -> jax.Array:
-    """Return an array whole on each process."""
-    return jax.jit(lambda values: values, out_shardings=NamedSharding(layer.sharding.mesh, P()))(layer)
+def gathered(arrays: Any, mesh: Mesh) -> Any:
+    """Return arrays, in any tree of them, whole on each process."""
+    return jax.tree.map(np.asarray, jax.jit(lambda values: values, out_shardings=NamedSharding(mesh, P()))(arrays))
 
 
 def load(path: Path, parameters: Any, loader: JaxLoader) -> Any:

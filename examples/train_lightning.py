@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from image_task import arguments, build_network, loading, normalise, open_dataset, say
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, SumMetric
 
 from wdsplit.debug import param_hash
 from wdsplit.integrations.lightning import WdsplitDataModule
@@ -34,7 +35,7 @@ class Classifier(LightningModule):
         super().__init__()
         self.network = build_network(num_classes)
         self.lr = lr
-        self.loss, self.accuracy = MeanMetric(), MeanMetric()
+        self.loss, self.accuracy, self.count = MeanMetric(), MeanMetric(), SumMetric()
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> Tensor:
         """Return the loss of a batch."""
@@ -48,17 +49,35 @@ class Classifier(LightningModule):
         """Count what is right: a pad weighs nothing."""
         images, labels, pads = batch
         self.accuracy.update(self.network(normalise(images)).argmax(1) == labels, weight=~pads)
-        self.log("accuracy", self.accuracy)
+        self.count.update((~pads).sum())
+        self.log_dict({"accuracy": self.accuracy, "count": self.count})
 
     def on_train_epoch_end(self) -> None:
         """Tell how the epoch went."""
         loss = float(self.loss.compute())
-        accuracy = float(self.trainer.callback_metrics["accuracy"])
-        say(f"epoch {self.current_epoch}: loss {loss:.4f}, held-out accuracy {accuracy:.4f}")
+        accuracy, count = (float(self.trainer.callback_metrics[name]) for name in ("accuracy", "count"))
+        told = f"held-out accuracy {accuracy:.4f} ({accuracy * count:.0f} of {count:.0f})"
+        say(f"epoch {self.current_epoch}: loss {loss:.4f}, {told}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
         return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+class StopAfter(Callback):
+    """Saves and stops after some steps of this run; Lightning's `max_steps` would count those before a resume, too."""
+
+    def __init__(self, steps: int, path: Path) -> None:
+        self.left = steps
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Trainer, model: LightningModule, outputs: Any, batch: Any, step: int) -> None:
+        """Count a step."""
+        self.left -= 1
+        if self.left == 0:
+            trainer.save_checkpoint(self.path)
+            say(f"stopped in epoch {trainer.current_epoch} after {step + 1} steps")
+            raise SystemExit
 
 
 def main() -> None:
@@ -73,29 +92,30 @@ def main() -> None:
     data = WdsplitDataModule(train, test, batch_size=args.batch_size, **loading(args))
     trainer = make_trainer(args)
     trainer.fit(model, data, ckpt_path=checkpoint_to_resume(args))
-    if args.stop_after:
-        say(f"stopped in epoch {trainer.current_epoch} after {args.stop_after} steps")
     say(f"parameters {param_hash(model.network)}")
 
 
 def make_trainer(args: argparse.Namespace) -> Trainer:
     """Return the trainer of all ranks."""
     on_gpu = torch.cuda.is_available()
-    steps = min(args.checkpoint_steps, args.stop_after or args.checkpoint_steps)
     callbacks: list[Any] = []
     if args.checkpoint:
-        options = {"every_n_train_steps": steps, "save_on_train_epoch_end": False, "enable_version_counter": False}
-        callbacks = [ModelCheckpoint(args.checkpoint, filename="newest", **options)]
+        newest = partial(ModelCheckpoint, args.checkpoint, filename="newest", enable_version_counter=False)
+        callbacks = [
+            newest(every_n_train_steps=args.checkpoint_steps, save_on_train_epoch_end=False),
+            newest(every_n_epochs=1, save_on_train_epoch_end=True),
+        ]
+    if args.stop_after:
+        callbacks.append(StopAfter(args.stop_after, args.checkpoint / "newest.ckpt"))
     return Trainer(
         max_epochs=args.epochs,
-        max_steps=args.stop_after or -1,
         accelerator="gpu" if on_gpu else "cpu",
         strategy="ddp",
         devices=os.environ.get("LOCAL_WORLD_SIZE", args.devices),
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", os.environ.get("SLURM_NNODES", 1))),
         precision="bf16-mixed" if on_gpu else "32-true",
         callbacks=callbacks,
-        enable_checkpointing=bool(callbacks),
+        enable_checkpointing=bool(args.checkpoint),
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -32,7 +32,7 @@ def main() -> None:
     with strategy.scope():
         model = build_model(args)
     checkpoint = Checkpoint(args.checkpoint, train, args.stop_after)
-    if args.checkpoint and (args.checkpoint / "loader.json").exists():
+    if args.checkpoint and (args.checkpoint / "newest.json").exists():
         checkpoint.load(model)
         print(f"resumed in epoch {train.epoch} at step {train.step}")
 
@@ -51,7 +51,7 @@ def main() -> None:
             verbose=0,
         )
         if model.stop_training:
-            print(f"stopped in epoch {train.epoch} after {train.step} steps")
+            print(f"stopped in epoch {epoch} after {train.step or len(train)} steps")
             return
         accuracy = model.evaluate(validation, steps=len(test), verbose=0, return_dict=True)["accuracy"]
         num_samples = test.loader.dataset.manifest.num_samples
@@ -75,8 +75,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="where to save, and to resume from")
-    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="stop early, to try resuming")
-    return parser.parse_args()
+    parser.add_argument(
+        "--stop-after", type=int, metavar="STEPS", default=0, help="save and stop after so many steps of this run"
+    )
+    args = parser.parse_args()
+    if args.stop_after and not args.checkpoint:
+        parser.error("--stop-after needs --checkpoint")
+    return args
 
 
 def open_loader(path: str, args: argparse.Namespace, shuffle: bool) -> TensorFlowLoader:
@@ -114,7 +119,10 @@ def build_model(args: argparse.Namespace) -> Any:
 
 
 class Checkpoint(tf.keras.callbacks.Callback):
-    """Saves the weights and how far the loader has got, after each epoch and when the training is stopped."""
+    """Saves the weights and how far the loader has got, after each epoch and when the training is stopped.
+
+    A checkpoint is there, whole, once `newest.json` names its file of weights; until then the one before is.
+    """
 
     def __init__(self, folder: Path | None, loader: TensorFlowLoader, stop_after: int) -> None:
         super().__init__()
@@ -127,16 +135,24 @@ class Checkpoint(tf.keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Write a checkpoint."""
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.model.save_weights(self.folder / "model.weights.h5")
-            (self.folder / "loader.json").write_text(json.dumps(self.loader.state_dict()))
+        """Write a checkpoint; the one before goes once this one is there."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state = self.loader.state_dict()
+        weights = self.folder / f"epoch-{state['epoch']}-position-{state['position']}.weights.h5"
+        self.model.save_weights(weights)
+        temporary = self.folder / "newest.json.tmp"
+        temporary.write_text(json.dumps({"weights": weights.name, "loader": state}))
+        temporary.replace(self.folder / "newest.json")
+        for older in set(self.folder.glob("*.weights.h5")) - {weights}:
+            older.unlink()
 
     def load(self, model: Any) -> None:
-        """Read a checkpoint."""
-        model.load_weights(self.folder / "model.weights.h5")
-        self.loader.load_state_dict(json.loads((self.folder / "loader.json").read_text()))
+        """Read the newest checkpoint."""
+        newest = json.loads((self.folder / "newest.json").read_text())
+        model.load_weights(self.folder / newest["weights"])
+        self.loader.load_state_dict(newest["loader"])
 
 
 if __name__ == "__main__":

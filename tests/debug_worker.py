@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from wdsplit import debug
 from wdsplit.dataset import Dataset
+from wdsplit.debug.record import Record
 from wdsplit.errors import InputError
 from wdsplit.loader import Loader
 
@@ -33,7 +34,7 @@ def said(check, *arguments, **options):
     """Return what a check returned, or what its error said."""
     try:
         return {"returned": check(*arguments, **options)}
-    except (debug.CheckError, InputError) as error:
+    except (debug.CheckError, InputError, OSError) as error:
         return {"error": type(error).__name__, "text": str(error)}
 
 
@@ -50,6 +51,11 @@ def audited(loader, epochs=1, between=lambda audited, epoch, step: None):
 # Parameters and gradients
 
 
+class Unreadable(dict):
+    def items(self):
+        raise OSError("the disk is gone")
+
+
 def parameters(rank):
     model = model_of(0)
     result = {"same": said(debug.check_same_parameters, model), "hash": debug.param_hash(model)}
@@ -64,6 +70,7 @@ def parameters(rank):
     buffered.running_mean += rank
     result["buffers"] = said(debug.check_same_parameters, buffered, buffers=True)
     result["no buffers"] = said(debug.check_same_parameters, buffered)
+    result["unreadable"] = said(debug.check_same_parameters, Unreadable() if rank else {})
     return result
 
 
@@ -86,6 +93,14 @@ def sharded(rank):
         "copies": distribute_tensor(torch.arange(8.0), mesh, [Replicate()]),
     }
     result["tensors"] = said(debug.check_same_parameters, tensors)
+    hybrid = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    row = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+    mixed = {"experts": row, "dense": distribute_tensor(torch.arange(4.0), hybrid["shard"], [Shard(0)])}
+    result["meshes"] = said(debug.check_same_parameters, mixed)
+    mixed["dense"].to_local().add_(rank)
+    result["meshes, one differs"] = said(debug.check_same_parameters, mixed)
+    turned = distribute_tensor(torch.arange(4.0), DeviceMesh("cpu", [1, 0]), [Shard(0)])
+    result["meshes that look alike"] = said(debug.check_same_parameters, {"experts": row, "dense": turned})
     unreduced = {"sum": DTensor.from_local(torch.ones(2), mesh, [Partial()])}
     result["not reduced"] = said(debug.check_same_parameters, unreduced)
     result["old"] = said(debug.check_same_parameters, FullyShardedDataParallel(model_of(0), device_id="cpu"))
@@ -99,6 +114,9 @@ def gradients(rank):
     plain(inputs).square().sum().backward()
     result = {"not reduced": said(debug.check_same_gradients, plain)}
     result["within a tolerance"] = said(debug.check_same_gradients, plain, tolerance=0.999)
+    turned = torch.nn.Linear(1, 1, dtype=torch.complex64)
+    turned.weight.grad = torch.tensor([[1 + 1j + 4j * rank]])
+    result["complex, within a tolerance"] = said(debug.check_same_gradients, turned, tolerance=0.1)
     reduced = DistributedDataParallel(model_of(0))
     reduced(inputs).square().sum().backward()
     result["reduced"] = said(debug.check_same_gradients, reduced)
@@ -138,6 +156,10 @@ def audits_that_hold(path, rank):
     resumed.load_state_dict(stopped.state_dict())
     result["resumed, uneven"] = audited(resumed)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    stopped = loader_of(path, tail="uneven")
+    result["left early, uneven"] = audited(
+        stopped, between=lambda batches, epoch, step: "stop" if step == 1 + 2 * rank else None
+    )
     result["replicas"] = audited(loader_of(path, group=mesh["dp"]))
     result["whole mesh"] = audited(loader_of(path, group=mesh))
     return result
@@ -153,6 +175,29 @@ def losing(path, rank, **options):
     return Losing(Dataset(path, **options), BATCH_SIZE)
 
 
+def asked_for(loader, num_batches):
+    """Ask for so many batches, and not for the end."""
+    with debug.audit(loader, timeout_s=20) as batches:
+        asked = iter(batches)
+        for _ in range(num_batches):
+            next(asked)
+
+
+def a_comparison_that_fails(path, rank):
+    """Rank 0 fails while samples that came twice are compared, of an epoch that was left early."""
+
+    def broken(*arguments):
+        raise OSError("the disk is gone")
+
+    told = Record.told
+    if not rank:
+        Record.told = broken
+    loader = loader_of(path, rank=0, world_size=1)
+    result = said(audited, loader, between=lambda batches, epoch, step: "stop" if step == 2 else None)
+    Record.told = told
+    return result
+
+
 def audits_that_fail(path, rank):
     result = {
         "ignored rank": said(audited, loader_of(path, rank=0, world_size=1)),
@@ -160,6 +205,11 @@ def audits_that_fail(path, rank):
         "lost": said(audited, losing(path, rank)),
         "lost, uneven": said(audited, losing(path, rank, tail="uneven")),
     }
+    result["one leaves early"] = said(
+        audited, loader_of(path), between=lambda batches, epoch, step: "stop" if (rank, step) == (1, 6) else None
+    )
+    result["lost, left before the end"] = said(asked_for, losing(path, rank), 8)
+    result["comparison"] = a_comparison_that_fails(path, rank)
     keys = Dataset(path, rank=0, world_size=1).to_tuple("__key__", "__pad__")
     result["ignored rank, keys alone"] = said(audited, Loader(keys, BATCH_SIZE))
     positions = Dataset(path, rank=0, world_size=1).to_tuple("__position__")
@@ -198,14 +248,33 @@ def a_rank_that_fails(path, rank):
 
 
 def late(rank):
-    """Rank 1 does not come to a barrier, but to the next."""
+    """Rank 1 does not come to a barrier, but to the next; nor to a check."""
     result = {"met": said(debug.barrier, 20, name="first")}
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+    tensors = {"a": torch.ones(1)}
     if not rank:
         result["alone"] = said(debug.barrier, 0.5, name="second")
+        result["alone in a mesh"] = said(debug.barrier, 0.5, mesh, name="third")
+        result["alone in a check"] = said(debug.check_same_parameters, tensors, timeout_s=0.5)
     distributed.barrier()
     if rank:
         result["too late"] = said(debug.barrier, 20, name="second")
+        result["too late in a mesh"] = said(debug.barrier, 20, mesh, name="third")
+        result["too late in a check"] = said(debug.check_same_parameters, tensors)
     return result
+
+
+def groups(path):
+    """Check over meshes of two dimensions; return how many process groups there are after a check, and after more."""
+    meshes = [init_device_mesh("cpu", shape, mesh_dim_names=("a", "b")) for shape in ((1, 2), (2, 1))]
+    numbers = []
+    for mesh in meshes:
+        debug.check_same_parameters({"a": torch.ones(1)}, group=mesh)
+        debug.check_same_gradients(torch.nn.Linear(1, 1), group=mesh)
+        debug.barrier(20, mesh)
+        audited(loader_of(path, group=mesh))
+        numbers.append(len(distributed.distributed_c10d._world.pg_map))
+    return numbers
 
 
 def losses(rank, out):
@@ -225,6 +294,8 @@ def main(path, folder):
     rank = distributed.get_rank()
     result = {
         "seed": [before.rank, before.value, debug.set_seed(5).value, torch.initial_seed()],
+        "late": late(rank),
+        "groups": groups(path),
         "parameters": parameters(rank),
         "sharded": sharded(rank),
         "gradients": gradients(rank),
@@ -232,9 +303,12 @@ def main(path, folder):
         "audits that fail": audits_that_fail(path, rank),
         "unequal epochs": said(audited, loader_of(path), epochs=2 - rank),
         "a rank that fails": a_rank_that_fails(path, rank),
-        "late": late(rank),
         "losses": losses(rank, out),
     }
+    distributed.barrier()
+    distributed.destroy_process_group()
+    distributed.init_process_group("gloo", init_method=f"file://{out / 'store'}", rank=rank, world_size=2)
+    result["groups again"] = groups(path)
     (out / f"{rank}.json").write_text(json.dumps(result))
     distributed.barrier()
     distributed.destroy_process_group()

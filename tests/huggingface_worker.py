@@ -5,7 +5,9 @@
 Several tasks, joined by commas, are done one after the other. The model is made here; nothing is downloaded.
 """
 
+import contextlib
 import json
+import logging
 import os
 import sys
 import warnings
@@ -13,13 +15,13 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, ParallelismConfig
 from made_datasets import deliveries, delivering
 from torchruns import leave_group
 from transformers import TrainerCallback, TrainingArguments
 
 from wdsplit.dataset import Dataset
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, TopologyError
 from wdsplit.integrations.accelerate import PreparedLoader
 from wdsplit.integrations.transformers import WdsplitTrainer
 from wdsplit.loader import Loader
@@ -29,6 +31,7 @@ SAVE_AFTER = 4
 """Batches of epoch 1 before the checkpoint."""
 SAVED = (7, 10)
 """The same in updates of the Trainer, of which an epoch has 5; and the end of epoch 1."""
+STRATEGIES = ("group_by_length", "sequential")
 
 
 def batch_size():
@@ -83,7 +86,48 @@ def accelerate(path, out):
         except InputError as error:
             refused.append(error.cause)
     real = sorted(row for row, pad in zip(rows, pads, strict=True) if not pad)
-    return {"seen": seen, "resumed": resumed, "val": real, "num_pads": sum(pads), "refused": refused}
+    result = {"seen": seen, "resumed": resumed, "val": real, "num_pads": sum(pads), "refused": refused}
+    return {**result, "warned": warned(path), "meshes": meshes(path, accelerator)}
+
+
+def warned(path):
+    """Return after how many batches, of which 2 are accumulated, a state comes with a warning."""
+    accelerator, model, _, loader = accelerated(path)
+    steps = []
+    for step, batch in enumerate(loader, 1):
+        with accelerator.accumulate(model), logged("wdsplit.integrations.delegate") as lines:
+            accelerator.backward(model(batch[1][:, None] / 100.0).square().mean())
+            loader.state_dict()
+        steps += [step] * len(lines)
+    return steps
+
+
+def meshes(path, accelerator):
+    """Return what is said of meshes of the accelerator. It refuses them on CPUs, so they are put there afterwards."""
+    said = []
+    for sizes in ({"tp_size": 2}, {"dp_shard_size": 2}):
+        config = ParallelismConfig(**sizes)
+        accelerator.state.parallelism_config, accelerator.state.device_mesh = config, config.build_device_mesh("cpu")
+        for options in ({}, {"rank": 0, "world_size": 1}):
+            try:
+                PreparedLoader(Loader(delivering(Dataset(path, **options)), 6), accelerator)
+                said.append("no error")
+            except TopologyError as error:
+                said.append(f"{error.expected}: {error.remedy}")
+    accelerator.state.parallelism_config = accelerator.state.device_mesh = None
+    return said
+
+
+@contextlib.contextmanager
+def logged(name):
+    """Give the list of what a logger says."""
+    lines, handler, logger = [], logging.Handler(), logging.getLogger(name)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
 
 
 # The Trainer
@@ -159,17 +203,18 @@ def trainer(path, out):
 def refused(path, out):
     """Return the causes of what is refused: ranks that would come apart, and samples whose pads cannot be told."""
     causes = []
-    for made in (dataset(path, tail="uneven"), Dataset(path).decode().map(unflagged)):
+    for made in (dataset(path, tail="uneven"), dataset(path, tail="drop"), Dataset(path).decode().map(unflagged)):
         again = trainer_of(path, out / "refused")
         try:
             again.evaluate(made)
         except InputError as error:
             causes.append(error.cause)
-    drops = trainer_of(path, out / "refused", dataloader_drop_last=True)
-    try:
-        drops.train()
-    except InputError as error:
-        causes.append(error.cause)
+    for name, value in (("dataloader_drop_last", True), *[("train_sampling_strategy", name) for name in STRATEGIES]):
+        again = trainer_of(path, out / "refused", **{name: value})
+        try:
+            again.train()
+        except InputError as error:
+            causes.append(error.cause)
     return causes
 
 

@@ -157,6 +157,10 @@ def check_a_state_resumes_on_fewer_devices_and_in_a_plain_loader(path):
         assert fewer.step == 8
         assert rows([*begun, *fewer]) == list(range(NUM_SAMPLES))
         assert fewer.epoch == 1
+        between = JaxLoader(opened(path), 7, mesh=mesh_of(2, 1), prefetch=prefetch)  # steps of 14: 48 lies between two
+        between.load_state_dict(state)
+        assert (between.step, len(between)) == (4, 8)
+        assert [between.step for _ in between] == [5, 6, 7, 0]
         alone = wdsplit.Loader(opened(path), 16)
         alone.load_state_dict(state)
         assert [[column.tolist() for column in batch] for batch in alone] == plain(path, 16)[3:]

@@ -132,6 +132,27 @@ def callback(path, out):
     return model.seen + more.seen
 
 
+class SaveEach(Callback):
+    """Notes after which batches a checkpoint comes with a warning."""
+
+    def __init__(self, path):
+        self.path, self.warned = path, []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        handler, logger = logging.Handler(), logging.getLogger("wdsplit.integrations.delegate")
+        handler.emit = lambda record: self.warned.append(batch_idx + 1)
+        logger.addHandler(handler)
+        trainer.save_checkpoint(self.path)
+        logger.removeHandler(handler)
+
+
+def accumulate(path, out):
+    """Train for an epoch of 9 batches, of which 4 are accumulated, and save after each."""
+    save = SaveEach(out / "each.ckpt")
+    trainer_of(1, [save], accumulate_grad_batches=4).fit(Model(), data(path))
+    return save.warned
+
+
 def overfit(path, out):
     """Train twice on the same two batches."""
     model = Model()
@@ -167,7 +188,10 @@ def fsdp(path, out):
     return "no error"
 
 
-TASKS = {task.__name__: task for task in (callback, fit, fsdp, overfit, resume, resume_small, sharded, tensor_parallel)}
+TASKS = {
+    task.__name__: task
+    for task in (accumulate, callback, fit, fsdp, overfit, resume, resume_small, sharded, tensor_parallel)
+}
 
 
 def main(tasks, path, folder):

@@ -1,6 +1,8 @@
 """Checks of TensorFlowLoader in one process of two logical CPUs; run by test_integrations_tensorflow.py."""
 
+import contextlib
 import itertools
+import logging
 
 import numpy as np
 import pytest
@@ -46,6 +48,19 @@ class Recorder(tf.keras.Model):
     def train_step(self, data):
         self.batches.append(data)
         return {"loss": tf.reduce_mean(tf.cast(data[1], tf.float32))}
+
+
+@contextlib.contextmanager
+def logged():
+    """Give the list of the lines that the adapter logs as warnings."""
+    lines, handler = [], logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("wdsplit.integrations.tensorflow")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
 
 
 class StopAfter(tf.keras.callbacks.Callback):
@@ -146,6 +161,32 @@ def check_training_resumes_after_what_keras_has_used(path):
         resumed.load_state_dict(loader.state_dict())
         assert rows([*begun, *fitted(resumed.dataset(epochs=1), [resumed.callback()])]) == list(range(NUM_SAMPLES))
         assert (resumed.epoch, resumed.step) == (1, 0)
+
+
+def check_an_endless_dataset_goes_on_where_keras_was_told_to_have_got(path):
+    """Nine steps by fits of three, across the end of an epoch of seven; without the callback it says what happens."""
+    expected = [batch for epoch in (0, 1) for batch in expected_batches(path, STEPS, global_batch=16, epoch=epoch)]
+    for prefetch in (0, 2):
+        loader = loader_of(path, prefetch=prefetch)
+        endless = loader.dataset()
+        seen = [fitted(endless, [loader.callback()], steps_per_epoch=3) for _ in range(3)]
+        assert [batch for each in seen for batch in content(each)] == expected[:9]
+        assert (loader.epoch, loader.step) == (1, 2)
+    untold = loader_of(path, prefetch=0)
+    endless = untold.dataset()
+    with logged() as lines:
+        assert content(fitted(endless, [], steps_per_epoch=4)) == expected[:4]
+        assert lines == []
+        assert content(fitted(endless, [], steps_per_epoch=4)) == expected[:4]
+    assert len(lines) == 1 and "epoch 0 begins again at position 0" in lines[0]
+
+
+def check_an_epoch_without_batches_is_an_error_and_no_endless_search(path):
+    spec = tuple(tf.TensorSpec((None,), dtype) for dtype in (tf.int64, tf.int64, tf.bool))
+    loader = TensorFlowLoader(wdsplit.Loader(opened(path, tail="drop"), 1000), element_spec=spec)
+    with pytest.raises(wdsplit.InputError, match="there is no batch in an epoch"):
+        loader.dataset()
+    assert content(loader.dataset(epochs=1)) == []
 
 
 def check_pads_weigh_nothing_in_an_evaluation(path):

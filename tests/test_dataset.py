@@ -1,6 +1,7 @@
 import copy
 import itertools
 import logging
+import multiprocessing
 import pickle
 
 import numpy as np
@@ -148,6 +149,25 @@ def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoc
     for epoch in (0, 3):
         dataset.set_epoch(epoch)
         assert [tuple(sample) for sample in loader] == first_positions(numbers, 102, epoch=epoch)[1::2]
+
+
+def at_another_rank(dataset):
+    """Be a rank that was started with the dataset of another: one ahead in its epochs."""
+    loader = Loader(dataset, 6)
+    assert (loader.epoch, loader.step) == (0, 0)
+    dataset.set_epoch(5)
+    assert (loader.epoch, loader.step) == (5, 0)
+
+
+def test_ranks_that_were_started_with_one_dataset_do_not_hear_of_each_others_epochs(numbers):
+    dataset = Dataset(numbers)
+    loader = Loader(dataset, 12)
+    next(iter(loader))
+    other = multiprocessing.get_context("spawn").Process(target=at_another_rank, args=(dataset,))
+    other.start()
+    other.join()
+    assert other.exitcode == 0
+    assert (dataset.epoch, loader.epoch, loader.step) == (0, 0, 1)
 
 
 def through_pickle(value):

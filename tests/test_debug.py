@@ -23,8 +23,9 @@ from wdsplit.dataset import Dataset
 from wdsplit.debug import delivered
 from wdsplit.debug.diagnosis import Figures, advice
 from wdsplit.debug.parameters import differing, odd_ones
-from wdsplit.debug.ranks import Ranks
+from wdsplit.debug.ranks import Meetings, Ranks
 from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.integrations.delegate import Delegate
 from wdsplit.loader import Loader
 from wdsplit.order import hash_stream
 
@@ -215,6 +216,7 @@ def test_parameters_that_are_the_same_on_all_ranks_pass(job):
         ("names", ["parameter 'b0'", "float32 of 1 on rank 0, nothing on rank 1"]),
         ("buffers", ["parameter 'running_mean'", "1 of 5"]),
         ("meta on one rank", ["parameter 'weight'", "meta device"]),
+        ("unreadable", ["the disk is gone"]),
     ],
 )
 def test_parameters_that_differ_are_named_on_all_ranks(job, name, parts):
@@ -226,6 +228,9 @@ def test_an_error_of_one_rank_is_raised_on_all_and_says_whose_it_is(job):
     other, own = texts(job, "parameters", "meta on one rank")
     assert "rank 1, parameter" in other
     assert "rank 1" not in own
+    other, own = (rank["parameters"]["unreadable"] for rank in job[0])
+    assert "place: rank 1\n  found: OSError: the disk is gone" in other["text"]
+    assert own["error"] == "OSError"
 
 
 def test_sharded_parameters_are_compared_with_their_replicas(job):
@@ -234,14 +239,26 @@ def test_sharded_parameters_are_compared_with_their_replicas(job):
         assert sharded["own parts"] == {"returned": 0}
         assert sharded["replicas"] == {"returned": 4}
         assert sharded["tensors"] == {"returned": 1}
+        assert sharded["meshes"] == {"returned": 1}
+        assert sharded["meshes that look alike"] == {"returned": 0}
         assert sharded["gradients of replicas"] == {"returned": 4}
     for text in texts(job, "sharded", "a replica that differs"):
         assert "parameter '0.bias'" in text
+    for text in texts(job, "sharded", "meshes, one differs"):
+        assert "parameter 'dense'" in text
+        assert "1 of 2 parameters" in text
     for text in texts(job, "sharded", "not reduced"):
         assert "Partial" in text
     for text in texts(job, "sharded", "old"):
         assert "FSDP1" in text
         assert "fully_shard" in text
+
+
+def test_a_mesh_of_two_dimensions_costs_one_group_of_each_process_group(job):
+    """The job has left its process group and joined another one between the two."""
+    for rank in job[0]:
+        for first, second in (rank["groups"], rank["groups again"]):
+            assert first == second
 
 
 # Gradients
@@ -254,6 +271,20 @@ def test_gradients_that_ddp_has_reduced_pass_and_those_of_a_plain_model_do_not(j
     for text in texts(job, "gradients", "not reduced"):
         assert "the ranks have different gradients" in text
         assert re.search(r"'0\.weight': ranks 0, 1 differ from each other; norms rank 0 [\d.]+, rank 1 [\d.]+", text)
+
+
+def test_gradients_of_complex_numbers_are_compared_with_both_parts_and_small_floats_are_looked_at(job):
+    for text in texts(job, "gradients", "complex, within a tolerance"):
+        assert "norms rank 0 1.41421356, rank 1 5.09901951 (0.72 apart)" in text
+    model = torch.nn.Linear(1, 1, dtype=torch.complex64)
+    model.weight.grad = torch.tensor([[complex(1, math.nan)]])
+    with pytest.raises(debug.CheckError, match="1 NaN"):
+        debug.check_same_gradients(model)
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn))
+    model.weight.grad = torch.tensor([1.0, math.nan]).to(torch.float8_e4m3fn)
+    with pytest.raises(debug.CheckError, match="1 NaN"):
+        debug.check_same_gradients(model)
 
 
 def test_a_gradient_that_is_not_finite_or_missing_is_named_with_its_rank(job):
@@ -305,7 +336,8 @@ def test_audits_of_trainings_that_are_right_hold(job):
     }
     for rank in job[0]:
         held = dict(rank["audits that hold"])
-        resumed = held.pop("resumed, uneven")
+        resumed, left = held.pop("resumed, uneven"), held.pop("left early, uneven")
+        assert left == [f"epoch 0: 36 samples, each once, by {rest}; pads: 0; left before its end"]
         assert held == expected
         assert re.fullmatch(r"epoch 0 from position \d+ on: 65 samples, each once, .*nothing is missing", resumed[0])
 
@@ -331,6 +363,9 @@ def test_audits_of_trainings_that_are_right_hold(job):
         ("other epochs", ["delivered more than once", "rank 1 has epoch 1, rank 0 0"]),
         ("other positions", ["do not read one and the same epoch", "begin at position: rank 0 0, rank 1 12"]),
         ("lost", ["6 samples missing", "position 37, which rank 1 should have had in step 3", "rank 0 9, rank 1 8"]),
+        ("one leaves early", ["what was delivered is not epoch 0", "steps: rank 0 9, rank 1 7"]),
+        ("lost, left before the end", ["position 37, which rank 1 should have had in step 3", "samples too many"]),
+        ("comparison", ["the disk is gone"]),
         ("lost, uneven", ["6 samples missing", "at position 37, which rank 1 should have had"]),
         ("dropped fields", ["cannot tell which samples", "found: cls", "AUDITED"]),
     ],
@@ -344,6 +379,12 @@ def test_nobody_waits_for_a_rank_that_has_left_an_audit_by_an_error(job):
     first = job[0][0]["a rank that fails"]
     assert "rank 1 left: EndedError: the loss is nan" in first["text"]
     assert first["waited_s"] < 10
+
+
+def test_nobody_waits_for_a_rank_whose_comparison_fails(job):
+    own, other = (rank["audits that fail"]["comparison"] for rank in job[0])
+    assert own["error"] == "OSError"
+    assert "rank 0 left: OSError: the disk is gone" in other["text"]
 
 
 def test_nobody_waits_for_a_rank_that_has_fewer_epochs(job):
@@ -414,6 +455,39 @@ def test_an_audit_names_the_steps_of_the_first_sample_that_came_twice(numbers):
     assert "at position 24: rank 0 in step 2, rank 0 in step 4; " in caught.value.found
 
 
+def test_an_audit_tells_of_samples_also_if_they_cannot_be_read(numbers, monkeypatch):
+    class Wrong(Loader):
+        def __iter__(self):
+            return repeating(super().__iter__())
+
+    def sample(dataset, index):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Dataset, "sample", sample)
+    with pytest.raises(debug.CheckError) as caught, debug.audit(Wrong(Dataset(numbers), 12)) as audited:
+        list(audited)
+    assert "the sample at position 24: rank 0 in step 2, rank 0 in step 4; " in caught.value.found
+
+
+def test_an_epoch_is_complete_with_its_last_batch_and_one_that_is_left_early_is_audited_so_far(numbers):
+    class Losing(Loader):
+        def __iter__(self):
+            return (batch for step, batch in enumerate(super().__iter__()) if step != 1)
+
+    with debug.audit(Loader(Dataset(numbers), 12)) as audited:
+        batches = iter(audited)
+        for _ in range(len(audited)):
+            next(batches)
+    assert audited.epochs[0].complete
+    with (
+        pytest.raises(debug.CheckError, match=r"12 samples too many.*; 12 samples missing"),
+        debug.audit(Losing(Dataset(numbers), 12)) as audited,
+    ):
+        for step, _ in enumerate(audited):
+            if step == 2:
+                break
+
+
 def test_a_resumed_audit_refuses_what_was_delivered_before(numbers):
     class Forgetful(Loader):
         def __iter__(self):
@@ -443,11 +517,12 @@ def test_positions_are_compared_over_all_of_an_epoch(monkeypatch):
     def even(positions):
         return positions % 2 == 0
 
-    faults = delivered.compare_positions(Ranks(), given, len(given), even, stop=20)
+    meetings = Meetings(Ranks(), "test", 1.0)
+    faults = delivered.compare_positions(meetings, given, len(given), even, stop=20)
     assert (faults.num_repeated, faults.repeated) == (1, [[(0, 1), (0, 6)]])
     assert (faults.num_missing, faults.missing) == (4, [10, 12, 14, 16])
     assert (faults.num_unexpected, faults.unexpected) == (1, [(0, 7)])
-    assert delivered.compare_positions(Ranks(), given[:0], 0, even, stop=20).num_missing == 10
+    assert delivered.compare_positions(meetings, given[:0], 0, even, stop=20).num_missing == 10
 
 
 def test_large_audits_go_in_buckets(numbers, monkeypatch):
@@ -551,6 +626,13 @@ def test_a_barrier_names_who_did_not_come_and_who_comes_too_late_is_told(job):
     assert "rank 0 left: gave up waiting for rank 1" in second["too late"]["text"]
 
 
+@pytest.mark.parametrize("name", ["in a mesh", "in a check"])
+def test_nobody_waits_for_a_rank_that_does_not_come_to_a_mesh_or_a_check(job, name):
+    first, second = (rank["late"] for rank in job[0])
+    assert "found: rank 1 did not come" in first[f"alone {name}"]["text"]
+    assert "rank 0 left: gave up waiting for rank 1" in second[f"too late {name}"]["text"]
+
+
 def test_one_process_waits_for_nobody():
     debug.barrier(0.001)
     with pytest.raises(InputError, match="timeout_s"):
@@ -599,6 +681,28 @@ def test_the_rank_that_leaves_the_others_is_named_with_the_step(tmp_path):
     assert f"diverges: rank 2 from step {found.step} on" in str(losses)
 
 
+@pytest.mark.parametrize("deviation", [0.002, 0.0015])
+def test_losses_that_are_rounded_so_that_most_do_not_change_do_not_diverge(tmp_path, deviation):
+    generator = np.random.default_rng(0)
+    values = {rank: 2 + deviation * generator.standard_normal(2000) for rank in range(4)}
+    losses = logged(tmp_path, {rank: (own * 128).round() / 128 for rank, own in values.items()})
+    assert 0 < (np.diff(losses.losses, axis=0) != 0).mean() < 0.2
+    assert losses.diverged() == []
+    values[2][500:] += 0.05
+    [found] = logged(tmp_path, {rank: (own * 128).round() / 128 for rank, own in values.items()}).diverged()
+    assert (found.rank, 500 <= found.step < 505) == (2, True)
+
+
+def test_after_a_resume_on_fewer_ranks_those_that_are_left_are_compared(tmp_path):
+    def away(step):
+        return 50.0 * (step > 100)
+
+    losses = logged(tmp_path, {0: noisy(0, 300), 1: noisy(1, 300, away), 2: noisy(2, 300), 3: noisy(3, 50)})
+    [found] = losses.diverged()
+    assert (found.rank, found.step) == (1, 101)
+    assert losses.behind() == {3: 49}
+
+
 def test_a_loss_that_is_not_finite_diverges_at_once_also_alone(tmp_path):
     losses = logged(tmp_path / "one", {0: [1.0, 0.9, math.inf, math.nan]})
     assert [(each.rank, each.step) for each in losses.diverged()] == [(0, 2)]
@@ -637,6 +741,8 @@ def test_a_line_is_there_before_the_log_is_closed(tmp_path):
 
 def test_what_is_no_loss_is_refused(tmp_path):
     with debug.LossLog(tmp_path, 0) as log:
+        with pytest.raises(InputError, match="another name"):
+            log.log(0, 1.0, rank=7)
         for step, loss in ((0, "much"), (0, torch.ones(2)), (0, None), (0.5, 1.0)):
             with pytest.raises(InputError, match=r"loss log|the step"):
                 log.log(step, loss)
@@ -745,6 +851,14 @@ def test_a_diagnosis_of_an_audit_is_that_of_its_loader(numbers):
     with debug.audit(Loader(Dataset(numbers), 12)) as audited:
         list(audited)
         assert debug.diagnose(audited).figures.batches == 9
+
+
+def test_a_loader_is_diagnosed_also_as_an_integration_has_it_and_nothing_else(numbers):
+    delegate = Delegate(Loader(Dataset(numbers), 12))
+    list(delegate)
+    assert debug.diagnose(delegate).figures.batches == 9
+    with pytest.raises(InputError, match=r"expected: a wdsplit\.Loader.*\n  found: list"):
+        debug.diagnose([1, 2])
 
 
 # The package

@@ -20,7 +20,10 @@ import yaml
 from example_runs import EXAMPLES, SMALL, STOPPED_AFTER, told
 from torch.distributed.run import get_args_parser
 
+from wdsplit.sizes import parse_size
+
 SCRIPTS = sorted((EXAMPLES / "slurm").glob("*.sh"))
+TRAINING = [script for script in SCRIPTS if script.name in ("tasks.sh", "torchrun.sh")]
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 SCONTROL = """#!/bin/bash
@@ -113,7 +116,7 @@ def test_a_slurm_job_goes_back_into_the_queue_before_its_time_is_up(cluster, mon
     assert (cluster / "scontrol.log").read_text() == f"requeue {os.environ['SLURM_JOB_ID']}\n"
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", TRAINING, ids=lambda script: script.name)
 def test_a_slurm_script_asks_for_what_it_needs(script):
     lines = script.read_text().splitlines()
     options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
@@ -145,7 +148,7 @@ def objects_of(name):
 
 
 def check_program(command, monkeypatch):
-    """Check a command line of torchrun and of the program that it starts; return torchrun's options."""
+    """Check a command line of torchrun and of its program; return torchrun's options, and the size of the cache."""
     assert command[0] == "torchrun"
     options = get_args_parser().parse_args(command[1:])
     assert options.training_script == "examples/imagenet_resnet50.py"
@@ -154,16 +157,17 @@ def check_program(command, monkeypatch):
     args = importlib.import_module("imagenet_resnet50").parse_arguments()
     assert args.resume and str(args.checkpoint) == "/checkpoints/run.pt"
     assert args.train != args.test and args.cache_dir == "/cache"
-    return options
+    return options, parse_size(args.cache_size)
 
 
-def check_container(container, volumes):
+def check_container(container, volumes, cache_bytes):
     """Check what a container on a node with GPUs needs: as many as there are processes, and places to write to."""
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     kinds = {volume["name"]: volume for volume in volumes}
     assert "persistentVolumeClaim" in kinds[mounts["/checkpoints"]]
-    assert "emptyDir" in kinds[mounts["/cache"]]
+    limit = kinds[mounts["/cache"]]["emptyDir"]["sizeLimit"]
+    assert cache_bytes < 0.9 * int(limit.removesuffix("Gi")) * 2**30, "a pod is evicted beyond the limit"
     assert kinds[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     assert all(isinstance(variable["value"], str) for variable in container["env"]), "Kubernetes refuses numbers"
 
@@ -180,9 +184,9 @@ def test_the_pytorchjob_tells_torchrun_what_it_needs(monkeypatch):
     pod = worker["template"]["spec"]
     (container,) = pod["containers"]
     assert container["name"] == "pytorch"
-    options = check_program(container["command"], monkeypatch)
+    options, cache_bytes = check_program(container["command"], monkeypatch)
     assert options.nproc_per_node == spec["nprocPerNode"] == "8"
-    check_container(container, pod["volumes"])
+    check_container(container, pod["volumes"], cache_bytes)
 
 
 def test_the_indexed_job_gives_each_node_its_rank_and_a_name_to_meet_at(monkeypatch):
@@ -209,10 +213,10 @@ def test_the_indexed_job_gives_each_node_its_rank_and_a_name_to_meet_at(monkeypa
         capture_output=True,
         text=True,
     )
-    options = check_program(echoed.stdout.splitlines(), monkeypatch)
+    options, cache_bytes = check_program(echoed.stdout.splitlines(), monkeypatch)
     assert int(options.nnodes) == spec["completions"] == spec["parallelism"]
     assert options.node_rank == 1
     assert options.master_addr == f"{name}-0.{pod['subdomain']}"
     assert options.master_port == container["ports"][0]["containerPort"]
     assert options.nproc_per_node == "8"
-    check_container(container, pod["volumes"])
+    check_container(container, pod["volumes"], cache_bytes)

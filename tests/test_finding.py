@@ -1,5 +1,6 @@
 import os
 
+import pyarrow as pa
 import pytest
 from tables import write_table
 
@@ -115,3 +116,27 @@ def test_remote_inputs_of_no_known_store_are_refused_with_a_remedy():
     with pytest.raises(InputError, match="no such file system") as caught:
         find_inputs(["gopher://host/a.parquet"])
     assert caught.value.place == "gopher://host/a.parquet"
+
+
+def test_tables_of_several_splits_in_a_folder_are_warned_of(tmp_path, caplog):
+    table = pa.table({"n": [1]})
+    for name in ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet", "evaluation.parquet"):
+        write_table(tmp_path / name, table)
+    assert len(find_inputs([str(tmp_path)])) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: tables of several splits become one dataset: test, train; name those that are meant, as in "
+        f"'{tmp_path}/train*'"
+    ]
+    caplog.clear()
+    find_inputs([f"{tmp_path}/train*"])
+    (tmp_path / "test-00000-of-00001.parquet").unlink()
+    find_inputs([str(tmp_path)])
+    assert not caplog.records
+
+
+def test_splits_that_are_folders_are_warned_of(tmp_path, caplog):
+    """As Hugging Face's save_to_disk writes them."""
+    for name in ("train", "validation"):
+        write_table(tmp_path / name / "data.parquet", pa.table({"n": [1]}))
+    find_inputs([str(tmp_path)])
+    assert "several splits become one dataset: train, validation;" in caplog.text

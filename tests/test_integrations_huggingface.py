@@ -1,5 +1,6 @@
 """Accelerate and Transformers' Trainer on two processes; the ranks' script is huggingface_worker.py."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from made_datasets import expected_batches, real_rows
 from torchruns import torchrun, woven
 
@@ -85,6 +87,18 @@ def test_accelerate_must_not_split_or_dispatch_batches_itself(trained):
     ]
 
 
+def test_accelerate_refuses_to_split_a_dataset_by_processes_that_shall_read_the_same(trained):
+    ranks, _ = results_of(trained, "accelerate")
+    assert [rank["meshes"] for rank in ranks] == [
+        ["rank 0 of 1: open the dataset with rank=0 and world_size=1", *["no error"] * 3]
+    ] * 2
+
+
+def test_a_state_in_the_middle_of_an_accumulation_is_warned_of(trained):
+    ranks, _ = results_of(trained, "accelerate")
+    assert [rank["warned"] for rank in ranks] == [[1, 3, 5, 7], []]
+
+
 def test_the_trainer_gives_each_rank_its_part_of_every_epoch_once(numbers, trained):
     ranks, warnings = results_of(trained, "trainer")
     assert woven_unflagged([rank["seen"] for rank in ranks]) == unflagged(epochs(numbers, 0, 1, 2))
@@ -115,7 +129,20 @@ def test_the_trainer_evaluates_and_predicts_without_pads(trained):
 def test_the_trainer_refuses_datasets_that_would_go_wrong(trained):
     (first, _), _ = results_of(trained, "trainer")
     tail = "the dataset's tail does not go with the Trainer's arguments"
-    assert first["refused"] == [tail, "samples have no __pad__, so an evaluation would count pads", tail]
+    strategies = [
+        f"train_sampling_strategy={name!r} does not go with this dataset" for name in ("group_by_length", "sequential")
+    ]
+    pads = "samples have no __pad__, so an evaluation would count pads"
+    assert first["refused"] == [tail, tail, pads, tail, *strategies]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there is memory pinned")
+def test_the_trainer_pins_memory_as_its_arguments_say(numbers, tmp_path):
+    worker = importlib.import_module("huggingface_worker")
+    for is_asked in (True, False):
+        options = {"dataloader_pin_memory": is_asked, "dataloader_num_workers": 0}
+        batch = next(iter(worker.trainer_of(numbers, tmp_path, **options).get_train_dataloader().loader))
+        assert {column.is_pinned() for column in batch.values()} == {is_asked}
 
 
 def test_the_trainer_takes_other_datasets_as_before(trained):

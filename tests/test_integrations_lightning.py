@@ -43,7 +43,7 @@ def epochs(*numbers, begin=0, steps=9):
 def fitted(numbers, tmp_path_factory):
     """Run the jobs that only some tests look at: on two ranks, with checkpoints, and then on one."""
     out = tmp_path_factory.mktemp("lightning")
-    tasks = "fit,resume,callback,overfit,sharded,tensor_parallel,fsdp"
+    tasks = "fit,resume,accumulate,callback,overfit,sharded,tensor_parallel,fsdp"
     ended = torchrun(2, SCRIPT, tasks, numbers, out, out=out)
     assert ended.returncode == 0, ended.output
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
@@ -84,6 +84,12 @@ def test_it_resumes_on_another_number_of_processes(numbers, fitted, checkpoint, 
     """Lightning counts batches, of which there are 17 of 6 samples here and were 9 of 12: the count is corrected."""
     (rank,), _ = results_of(fitted, "resume_small", 1)
     assert global_batches([rank[checkpoint]]) == expected(numbers, places, 6)
+
+
+def test_a_checkpoint_in_the_middle_of_an_accumulation_is_warned_of(fitted):
+    """Of 9 batches, of which 4 are accumulated, the last one is a step of its own."""
+    ranks, _ = results_of(fitted, "accumulate", 2)
+    assert ranks == [[1, 2, 3, 5, 6, 7], []]
 
 
 def test_the_callback_sets_the_epoch_of_a_loader_of_ones_own(numbers, fitted):

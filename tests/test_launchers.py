@@ -8,6 +8,7 @@ processes are started with the documented variables, and Horovod's interface is 
 import itertools
 import json
 import logging
+import multiprocessing.context
 import os
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from made_datasets import expected_batches
 from torchruns import torchrun, woven
 
 from wdsplit import world as world_module
+from wdsplit.dataset import Dataset
 from wdsplit.errors import TopologyError
 from wdsplit.split import World
 from wdsplit.world import detect_rank
@@ -36,6 +38,9 @@ SRUN_SHELL = {**SLURM, "SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash", "SLURM_PTY
 INTERACTIVE = {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_PTY_PORT": "33333", "PMIX_RANK": "0"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "PMIX_RANK": "5"}
+BY_PMI2 = {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_JOBID": "71.0"}
+"""What `srun --mpi=pmi2` adds; then what mpiexec of MPICH sets in a shell that has that."""
+BY_MPIEXEC = {**BY_PMI2, "PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"}
 HOROVOD = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"}
 
 FOUND = {
@@ -48,6 +53,9 @@ FOUND = {
     "salloc, with its shell on a node": (INTERACTIVE, World()),
     "srun in the shell of salloc": ({**SLURM, "SLURM_JOB_NAME": "interactive", "SLURM_PTY_PORT": "33333"}, World(2, 4)),
     "srun --pty bash": (SRUN_SHELL, World()),
+    "srun --mpi=pmi2 --pty bash": ({**SRUN_SHELL, **BY_PMI2}, World()),
+    "mpiexec in the shell of srun --mpi=pmi2 --pty bash": ({**SRUN_SHELL, **BY_MPIEXEC}, World(1, 3)),
+    "mpiexec in a batch script": ({**SLURM_JOB, "PMI_RANK": "1", "PMI_SIZE": "3"}, World(1, 3)),
     "srun in the shell of srun --pty bash": ({**SRUN_SHELL, "SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, World(1, 4)),
     "srun --mpi=pmix": ({**SLURM, "PMIX_RANK": "2"}, World(2, 4)),
     "srun --mpi=pmi2": ({**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4"}, World(2, 4)),
@@ -69,6 +77,7 @@ REFUSED = {
     "prterun in a SLURM job": ({**SLURM, "PMIX_RANK": "7"}, "PMIX_RANK contradicts SLURM_PROCID"),
     "PMIx has no size": ({"PMIX_RANK": "0"}, "has PMIX_RANK, but no size"),
     "half of Open MPI": ({"OMPI_COMM_WORLD_SIZE": "6"}, "has OMPI_COMM_WORLD_SIZE, but not OMPI_COMM_WORLD_RANK"),
+    "Lightning's own launcher": ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}, "Trainer of Lightning"),
     "half of Horovod": ({"HOROVOD_RANK": "1"}, "has HOROVOD_RANK, but not HOROVOD_SIZE"),
     "half of SLURM": ({**SLURM, "SLURM_PROCID": ""}, "has SLURM_STEP_NUM_TASKS, but not SLURM_PROCID"),
     "no number": ({**SLURM, "SLURM_PROCID": "two"}, "SLURM_PROCID is no number"),
@@ -103,6 +112,22 @@ def test_an_initialised_horovod_wins_over_its_environment_and_torchs_group_over_
     torch.distributed.destroy_process_group()
     horovod.is_initialized = lambda: False
     assert detect_rank(environ=HOROVOD) == World(1, 2)
+
+
+def test_workers_that_a_rank_of_horovod_spawns_know_its_rank_and_one_that_is_none_settles_nothing(numbers, monkeypatch):
+    """Horovod is joined by this process alone, and the environment does not tell."""
+    dataset = Dataset(numbers).to_tuple("__position__")
+    horovod = types.SimpleNamespace(is_initialized=lambda: True, rank=lambda: 1, size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert [position for (position,) in loader] == list(range(1, 102, 2))
+    horovod.is_initialized = lambda: False
+    popen = object()
+    multiprocessing.context.set_spawning_popen(popen)
+    try:
+        assert dataset.__getstate__()["_rank"] is None
+    finally:
+        multiprocessing.context.set_spawning_popen(None)
 
 
 def test_it_is_logged_once_where_a_rank_comes_from(monkeypatch, caplog):

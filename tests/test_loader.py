@@ -851,6 +851,25 @@ def test_set_epoch_on_the_dataset_keeps_a_position_that_was_loaded(numbers):
     assert list(map(deliveries, resumed)) == list(map(deliveries, batches[3:]))
 
 
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+def test_counting_goes_on_after_a_resume_so_that_it_ends_at_the_length(numbers, tail):
+    """With any batch size, also where the position lies between two of its steps; if `uneven`, for that epoch."""
+    dataset = Dataset(numbers, rank=0, world_size=2, tail=tail).to_tuple("__position__")
+    loader = Loader(dataset, 5)
+    for epoch in (0, 1):
+        states = [loader.state_dict()]
+        for step, _ in enumerate(loader, 1):
+            if step < len(loader):
+                assert loader.step == step
+                states.append(loader.state_dict())
+        for state, batch_size in itertools.product(states, (1, 3, 5, 7, 50)):
+            resumed = Loader(dataset, batch_size)
+            resumed.load_state_dict(state)
+            resumed.set_epoch(epoch)
+            first, num_steps = resumed.step, len(resumed)
+            assert first + len(list(resumed)) == num_steps
+
+
 def test_set_epoch_on_the_dataset_takes_the_step_back_as_it_does_the_state(numbers):
     loader = loader_of(numbers)
     list(itertools.islice(loader, 4))

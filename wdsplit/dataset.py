@@ -7,6 +7,7 @@ memory, where `set_epoch` reaches all of them.
 
 from __future__ import annotations
 
+import copy
 import logging
 import multiprocessing.context
 import operator
@@ -31,7 +32,7 @@ from wdsplit.shared import SharedIntegers
 from wdsplit.source import Access, AnySource, Source, access_of
 from wdsplit.split import AnyOrder, Steps, World, whole
 from wdsplit.stages import ColumnStage, Rename, ToTuple
-from wdsplit.world import detect_rank, is_group_initialised, with_worker
+from wdsplit.world import detect_rank, knows_rank, with_worker
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
 
@@ -50,10 +51,15 @@ def checked_epoch(epoch: int) -> int:
 
 
 class SharedEpoch:
-    """An epoch number in memory that stages and worker processes share, and how often it was set."""
+    """An epoch number in memory that stages and worker processes share, and how often it was set.
+
+    Ranks may be started with one dataset, and must not hear of each other. A process that asks how often it was set is
+    no worker: it goes on with numbers of its own.
+    """
 
     def __init__(self) -> None:
         self._cells = SharedIntegers(2)
+        self._process = os.getpid()
 
     @property
     def value(self) -> int:
@@ -69,6 +75,8 @@ class SharedEpoch:
     @property
     def times_set(self) -> int:
         """How often it was set."""
+        if self._process != os.getpid():
+            self._cells, self._process = copy.deepcopy(self._cells), os.getpid()
         return int(self._cells.array[1])
 
 
@@ -412,7 +420,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """Settle the rank before a copy goes to a process that cannot find it out: a spawned worker of this rank."""
         state = dict(self.__dict__)
         spawning = multiprocessing.context.get_spawning_popen() is not None
-        if self._rank is None and (self._group is not None or (spawning and is_group_initialised())):
+        if self._rank is None and (self._group is not None or (spawning and knows_rank())):
             state["_rank"] = self.world()
         state["_group"] = None
         return state

@@ -116,7 +116,7 @@ def _encode_media(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
             place=where(row),
             expected="the bytes of the file",
             found=str(column[row].as_py()),
-            remedy="embed the files in the table",
+            remedy="embed the files in the table: with Hugging Face datasets, save_to_disk(FOLDER), and convert FOLDER",
         )
     return payload
 

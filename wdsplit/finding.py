@@ -9,6 +9,7 @@ import fnmatch
 import glob
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ from wdsplit.urls import joined_url, shown_url
 __all__ = ["find_inputs"]
 
 logger = logging.getLogger(__name__)
+
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![A-Za-z0-9])", re.IGNORECASE)
+"""How files and folders begin that hold a split, as Hugging Face's do."""
 
 
 def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> list[str]:
@@ -217,7 +221,9 @@ def _tables_below(place: _Disk | _Store, folder: str) -> list[str]:
             )
         if name is not None and shown_url(path) not in manifests:  # the list of shards of a dataset of ours is no table
             found.setdefault(name, []).append(path)
-    _warn_of_partitions(shown_url(folder), [shown_url(path) for paths in found.values() for path in paths])
+    tables = [os.path.relpath(shown_url(path), shown_url(folder)) for paths in found.values() for path in paths]
+    _warn_of_partitions(shown_url(folder), tables)
+    _warn_of_splits(shown_url(folder), tables)
     if len(found) > 1:
         kinds = sorted(found.items())
         raise InputError(
@@ -232,7 +238,19 @@ def _tables_below(place: _Disk | _Store, folder: str) -> list[str]:
 
 
 def _warn_of_partitions(folder: str, paths: Sequence[str]) -> None:
-    parts = [part for path in paths for part in os.path.relpath(path, folder).split(os.sep)[:-1]]
+    parts = [part for path in paths for part in path.split(os.sep)[:-1]]
     columns = sorted({part.partition("=")[0] for part in parts if "=" in part})
     if columns:
         logger.warning("%s: what folders say is not read as columns: %s", folder, ", ".join(columns))
+
+
+def _warn_of_splits(folder: str, paths: Sequence[str]) -> None:
+    """Warn of what looks like data to train on beside data to test with: all of it becomes one dataset."""
+    splits = {match[1].lower() for path in paths for part in path.split(os.sep) if (match := _SPLIT.match(part))}
+    if len(splits) > 1:
+        logger.warning(
+            "%s: tables of several splits become one dataset: %s; name those that are meant, as in '%s'",
+            folder,
+            ", ".join(sorted(splits)),
+            os.path.join(folder, "train*"),
+        )

@@ -158,8 +158,17 @@ class Loader:
 
     @property
     def step(self) -> int:
-        """Steps of the epoch before the next batch, in this loader's batches: where counting goes on after a resume."""
-        return self._state().position // (self.batch_size * self.dataset.world().world_size)
+        """Steps of the epoch before the next batch: where counting goes on after a resume, to end at `len(self)`.
+
+        After a resume with another global batch, a position may lie between two steps: then those that are left count.
+        """
+        return self._step_at(self._state())
+
+    def _step_at(self, state: State) -> int:
+        """Return how many steps of its epoch a state has behind it: all but those that are left."""
+        order, world = self.dataset.order(state.epoch), self.dataset.world()
+        left = len(Steps(order, world, self.batch_size, state.position))
+        return len(Steps(order, world, self.batch_size)) - left
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch."""

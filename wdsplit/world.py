@@ -18,7 +18,7 @@ import numpy as np
 from wdsplit.errors import TopologyError
 from wdsplit.split import World, whole
 
-__all__ = ["detect_rank", "is_group_initialised", "is_worker_process", "with_worker"]
+__all__ = ["detect_rank", "is_group_initialised", "is_worker_process", "knows_rank", "with_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,15 @@ def is_group_initialised() -> bool:
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
+def knows_rank() -> bool:
+    """Tell whether this process has joined others by a library: processes that it spawns could not find out its rank.
+
+    What the environment tells, they inherit. And of a process that has not joined others it is not known whether it is
+    a rank or starts them.
+    """
+    return is_group_initialised() or _of_jax() is not None or _of_horovod() is not None
+
+
 def _of_group(distributed: Any, group: Any) -> World:
     if _is_mesh(group):
         place = group.get_coordinate()
@@ -156,12 +165,19 @@ def _of_environ(environ: Mapping[str, str]) -> tuple[World, str] | None:
             halves.append(names)
     if not halves:
         return None
+    remedy = "start the program with a launcher, set both, or pass rank= and world_size="
+    if environ.get("LOCAL_RANK") and environ.get("WORLD_SIZE"):
+        remedy = (
+            "a Trainer of Lightning that starts processes itself (devices=2, no torchrun) does not tell them their "
+            "ranks: ask once the Trainer has joined them (in a hook, such as on_fit_start), pass rank= and "
+            "world_size=, or start the program with torchrun"
+        )
     there, missing = halves[0] if _number(environ, halves[0][0]) is not None else reversed(halves[0])
     raise TopologyError(
         f"the environment has {there}, but not {missing}" if missing else f"the environment has {there}, but no size",
         expected="rank and world size, as torchrun sets RANK and WORLD_SIZE",
         found=f"{there} {environ[there]}",
-        remedy="start the program with a launcher, set both, or pass rank= and world_size=",
+        remedy=remedy,
     )
 
 
@@ -178,13 +194,20 @@ def _check_halves(environ: Mapping[str, str], halves: list[tuple[str, str]], nam
 
 
 def _launchers(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Give the names of the variables that count: SLURM's only in a task, and PMIx's not in a shell of SLURM."""
+    """Give the names of the variables that count: SLURM's only in a task, and what it tells MPI not in its shells.
+
+    SLURM's plugin for PMI sets PMI_JOBID; mpiexec of MPICH and Intel MPI, in such a shell too, sets MPI_LOCALRANKID.
+    """
     is_task = _is_slurm_task(environ)
+    hidden = []
+    if environ.get("SLURM_JOB_ID") and not is_task:
+        is_slurms = environ.get("PMI_JOBID") and not environ.get("MPI_LOCALRANKID")
+        hidden = ["PMIX_RANK", "PMI_RANK"] if is_slurms else ["PMIX_RANK"]
     for rank_name, size_name in LAUNCHERS:
         if rank_name == "SLURM_PROCID":
             if is_task:
                 yield rank_name, size_name if environ.get(size_name, "").strip() else "SLURM_NTASKS"
-        elif rank_name != "PMIX_RANK" or is_task or not environ.get("SLURM_JOB_ID"):
+        elif rank_name not in hidden:
             yield rank_name, size_name
 
 
@@ -193,6 +216,7 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
 
     A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, but no step, or one of SLURM's own. The
     shell of `srun --pty bash` is the first task of the first step, and the job has its name; the other tasks are none.
+    In the shell of salloc it cannot be told from the first task of a program.
     """
     step = _number(environ, "SLURM_STEP_ID")
     if step is None or not 0 <= step <= SLURM_LAST_STEP:

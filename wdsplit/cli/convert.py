@@ -71,8 +71,8 @@ def convert_command(
     The number of shards is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes
     of the shards do not depend on --jobs and --engine. A run that was interrupted is continued with --resume.
 
-    With --plan PLAN --part I/N, and nothing but --jobs, --log and --pass besides, a part of a conversion is written that
-    `wdsplit plan -o PLAN` has begun; one that died is run again. `wdsplit commit PLAN` ends the conversion.
+    With --plan PLAN --part I/N, and nothing but --jobs, --log and --pass besides, a part of a conversion is written
+    that `wdsplit plan -o PLAN` has begun; one that died is run again. `wdsplit commit PLAN` ends the conversion.
     """
     if plan_path is not None or part is not None or only is not None:
         _refuse_more(context, plan_path, part)

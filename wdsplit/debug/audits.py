@@ -35,7 +35,7 @@ class EpochAudit:
         steps: Steps of this rank.
         samples: Samples that all ranks were given, pads left out.
         pads: Pads that they were given.
-        complete: Whether it was iterated to its end on all ranks: only then gaps are looked for.
+        complete: Whether it was iterated to its end on all ranks. Else gaps are looked for in the steps that they had.
         by: What the samples were told apart by: `__key__`, `__position__` or both.
     """
 
@@ -66,9 +66,9 @@ def audit(
     """Audit what a training is given: no sample twice in an epoch over all ranks, and none missing.
 
     Iterate what this gives instead of the loader; it has all that the loader has. At the end of each epoch the ranks
-    compare what they were given; all of them fail if a sample came twice or not at all. An epoch that is left early is
-    compared when the next one begins or the `with` ends, for samples that came twice. One that was resumed is audited
-    from there on. If a rank fails, the others are told and do not wait for it.
+    compare what they were given; all of them fail if a sample came twice or not at all, or if they had other numbers of
+    steps. An epoch that is left early is compared when the next one begins or the `with` ends, as far as it went. One
+    that was resumed is audited from there on. If a rank fails, the others are told and do not wait for it.
 
         with wdsplit.debug.audit(loader) as audited:
             for epoch in range(3):
@@ -84,8 +84,10 @@ def audit(
         timeout_s: How long a rank waits for the others at the end of an epoch.
 
     Raises:
-        InputError: It is no wdsplit.Loader; and, when it is iterated, if a batch does not tell which samples it holds.
-        CheckError: When it is iterated, or left: a sample came twice, or is missing; or ranks did not come.
+        InputError: It is no wdsplit.Loader, or the time cannot be; and, when it is iterated, if a batch does not tell
+            which samples it holds.
+        CheckError: When it is iterated, or left: a sample came twice, or is missing; or ranks had other numbers of
+            steps, or did not come.
     """
     return Audit(loader, of, group, timeout_s)
 
@@ -107,8 +109,8 @@ class Audit:
         self._identify = Identifier(loader, of)
         self._group = loader.dataset._group if group is None else group
         self._timeout_s = timeout_s
-        self._ranks = Ranks()
-        self._meetings: Meetings | None = None
+        self._meetings = Meetings(Ranks(), "audit", timeout_s)
+        self._is_entered = False
         self._record: Record | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -120,10 +122,10 @@ class Audit:
         return len(self._loader)
 
     def __enter__(self) -> Audit:
-        self._ranks = Ranks.of(self._group)
-        self._meetings = Meetings(self._ranks, "audit", self._timeout_s)
+        self._meetings = Meetings(Ranks.of(self._group), "audit", self._timeout_s)
+        self._is_entered = True
         world = self._loader.dataset.world()
-        if len(self._ranks) == 1 and world.world_size > 1:
+        if len(self._meetings.ranks) == 1 and world.world_size > 1:
             logger.warning(
                 "only what rank %d of %d is given is audited: torch.distributed is not initialised",
                 world.rank,
@@ -134,34 +136,35 @@ class Audit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        meetings = self._meetings
         try:
             if error is None:
                 self._settle()
+        except BaseException as failure:
+            error = failure
+            raise
         finally:
-            self._meetings = None
-            if meetings is not None:
-                meetings.leave("its audit is over" if error is None else f"{type(error).__name__}: {error}")
+            self._is_entered = False
+            self._meetings.leave("its audit is over" if error is None else f"{type(error).__name__}: {error}")
 
     def __iter__(self) -> Iterator[Any]:
         """Give the loader's batches."""
-        if self._meetings is None:
+        if not self._is_entered:
             raise InputError("an audit is a context", remedy="with wdsplit.debug.audit(loader) as audited: ...")
         self._settle()
         self._record = record = Record(self._loader)
         for batch in self._loader:
             record.note(batch, self._identify)
             yield batch
-        record.complete = True
+        record.ended = True
         self._settle()
 
     def _settle(self) -> None:
         """Compare what was delivered since the last time, if anything was begun."""
         record, self._record = self._record, None
-        if record is None or self._meetings is None:
+        if record is None or not self._is_entered:
             return
-        self._meetings.meet()
-        facts = self._ranks.gathered(record.facts())
+        place = self._meetings.ranks.place
+        facts = self._meetings.gathered(record.facts())
         total = sum(each.num_samples for each in facts)
         by = tuple(
             name
@@ -174,17 +177,17 @@ class Audit:
         complete = all(each.complete for each in facts)
         faults: Faults | None = None
         if "__key__" in by:
-            self._refuse_repeated(record, facts, find_repeated(self._ranks, record.hashes(), total))
+            self._refuse_repeated(record, facts, find_repeated(self._meetings, record.hashes(), total))
         if "__position__" in by:
             due = due_positions(record, facts)
-            faults = compare_positions(self._ranks, record.positions(), total, due, record.stop)
+            faults = compare_positions(self._meetings, record.positions(), total, due, record.stop)
             self._refuse_repeated(record, facts, faults)
         self._refuse_contradictions(record, facts)
-        self._refuse_gaps(record, facts, faults, complete)
+        self._refuse_gaps(record, facts, faults)
         num_pads = sum(each.num_pads for each in facts)
-        found = EpochAudit(record.order.epoch, record.start, record.facts().steps, total, num_pads, complete, by)
+        found = EpochAudit(record.order.epoch, record.start, facts[place].steps, total, num_pads, complete, by)
         self.epochs.append(found)
-        if self._ranks.place == 0:
+        if place == 0:
             logger.info("%s: %s", self._loader.dataset.source.url, found)
 
     def _refuse_repeated(self, record: Record, facts: list[Facts], faults: Faults) -> None:
@@ -194,7 +197,7 @@ class Audit:
         texts = []
         for group in faults.repeated:
             where = listed(
-                f"rank {self._ranks.members[place]} in step {told[place, index][1]}" for place, index in group
+                f"rank {self._meetings.ranks.members[place]} in step {told[place, index][1]}" for place, index in group
             )
             texts.append(f"{told[group[0]][0]}: {where}")
         raise CheckError(
@@ -209,13 +212,13 @@ class Audit:
 
     def _told(self, record: Record, deliveries: list[Delivery]) -> dict[Delivery, tuple[str, int]]:
         """Return how the ranks call some samples that they were given, and in which steps."""
-        place = self._ranks.place
+        place = self._meetings.ranks.place
         own = {each: record.told(each[1], self._loader) for each in deliveries if each[0] == place}
-        return {delivery: told for part in self._ranks.gathered(own) for delivery, told in part.items()}
+        return {delivery: told for part in self._meetings.gathered(own) for delivery, told in part.items()}
 
     def _contradictions(self, facts: list[Facts]) -> list[str]:
         """Return where the ranks contradict each other."""
-        members, first = self._ranks.members, facts[0]
+        members, first = self._meetings.ranks.members, facts[0]
         found = []
         for place, (member, each) in enumerate(zip(members, facts, strict=True)):
             if len(facts) > 1 and (each.rank, each.world_size) != (place, len(facts)) and _is_odd(facts):
@@ -243,26 +246,26 @@ class Audit:
 
     def _unlike(self, name: str, values: list[int]) -> list[str]:
         """Say what each rank has, if not all have the same."""
-        told = zip(self._ranks.members, values, strict=True)
+        told = zip(self._meetings.ranks.members, values, strict=True)
         return [f"{name}: {listed(f'rank {member} {value}' for member, value in told)}"] if len(set(values)) > 1 else []
 
-    def _refuse_gaps(self, record: Record, facts: list[Facts], faults: Faults | None, complete: bool) -> None:
+    def _refuse_gaps(self, record: Record, facts: list[Facts], faults: Faults | None) -> None:
         """Refuse what was delivered unless it is what is due; without positions there are only numbers to compare."""
         texts = []
         if faults is not None and faults.num_unexpected:
             told = self._told(record, faults.unexpected)
             texts.append(f"{faults.num_unexpected} samples too many, from before the start or after the end")
             texts += [
-                f"{told[place, index][0]}: rank {self._ranks.members[place]} in step {told[place, index][1]}"
+                f"{told[place, index][0]}: rank {self._meetings.ranks.members[place]} in step {told[place, index][1]}"
                 for place, index in faults.unexpected
             ]
-        if complete and faults is None:
+        if faults is None:
             delivered, due = sum(each.num_samples for each in facts), num_due(record, facts)
             if delivered != due:
                 texts.append(f"{delivered} samples instead of {due}: keep __position__ to have them named")
-        if complete and faults is not None and faults.num_missing:
+        if faults is not None and faults.num_missing:
             texts += [f"{faults.num_missing} samples missing", *map(self._missing(record), faults.missing)]
-        if complete and record.order.options.tail != "uneven":
+        if record.order.options.tail != "uneven":
             texts += self._unlike("steps", [each.steps for each in facts])
         if texts:
             raise CheckError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.debug.ranks import Ranks
+from wdsplit.debug.ranks import Meetings
 from wdsplit.order import Int64
 
 __all__ = ["Delivery", "Faults", "compare_positions", "find_repeated"]
@@ -68,14 +68,14 @@ class _Bucket:
         return int(self.places[row]), int(self.indexes[row])
 
 
-def _buckets(ranks: Ranks, values: Values, total: int) -> Iterator[_Bucket]:
+def _buckets(meetings: Meetings, values: Values, total: int) -> Iterator[_Bucket]:
     of = max(1, -(-total // _AT_ONCE))
     bucket = (values % values.dtype.type(of)).astype(np.int64)
     order = np.argsort(bucket, kind="stable")
     cuts = np.searchsorted(bucket[order], np.arange(of + 1))
     for number in range(of):
         mine = order[cuts[number] : cuts[number + 1]]
-        parts = ranks.gathered((values[mine], mine))
+        parts = meetings.gathered((values[mine], mine))
         given = np.concatenate([part for part, _ in parts])
         places = np.repeat(np.arange(len(parts)), [len(part) for part, _ in parts])
         by_value = np.argsort(given, kind="stable")
@@ -83,34 +83,34 @@ def _buckets(ranks: Ranks, values: Values, total: int) -> Iterator[_Bucket]:
         yield _Bucket(number, of, given[by_value], places[by_value], indexes[by_value])
 
 
-def find_repeated(ranks: Ranks, values: Values, total: int) -> Faults:
+def find_repeated(meetings: Meetings, values: Values, total: int) -> Faults:
     """Find values that were delivered more than once; all ranks must call this.
 
     Args:
-        ranks: The ranks.
+        meetings: Where the ranks meet.
         values: What this rank was given.
         total: How many values all were given together.
     """
     faults = Faults()
-    for bucket in _buckets(ranks, values, total):
+    for bucket in _buckets(meetings, values, total):
         _note_repeated(faults, bucket)
     return faults
 
 
 def compare_positions(
-    ranks: Ranks, values: Int64, total: int, expected: Callable[[Int64], npt.NDArray[np.bool_]], stop: int
+    meetings: Meetings, values: Int64, total: int, expected: Callable[[Int64], npt.NDArray[np.bool_]], stop: int
 ) -> Faults:
     """Find positions that were delivered more than once, or not at all, or that should not have been.
 
     Args:
-        ranks: The ranks.
+        meetings: Where the ranks meet.
         values: The positions that this rank was given.
         total: How many positions all were given together.
         expected: Tells which of some positions should have been delivered.
         stop: The position after the last that should have been.
     """
     faults = Faults()
-    for bucket in _buckets(ranks, values, total):
+    for bucket in _buckets(meetings, values, total):
         _note_repeated(faults, bucket)
         positions = bucket.values.astype(np.int64)
         for first in range(bucket.number, stop, bucket.of * _AT_ONCE):

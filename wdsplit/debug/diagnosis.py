@@ -16,6 +16,7 @@ import numpy as np
 
 from wdsplit.decoders import Decode
 from wdsplit.distribution import reading_advice
+from wdsplit.errors import InputError
 from wdsplit.images import ImageField
 from wdsplit.loader import Loader
 from wdsplit.source import Source
@@ -252,16 +253,26 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1000:.2f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def diagnose(loader: Loader) -> Diagnosis:
+def diagnose(loader: Any) -> Diagnosis:
     """Say who waits for whom in a training, from what its loader has delivered so far.
 
     Print it, or take `as_dict()`. Percentiles are of the last 10,000 batches, all else of the loader's whole life. A
     GPU computes on its own: while you measure, let the program wait for it once a step, for example by `loss.item()`.
 
     Args:
-        loader: The loader, or the audit of one.
+        loader: The loader; or the audit of one, or what an integration has made of one.
+
+    Raises:
+        InputError: It is none of these.
     """
-    figures = _figures(getattr(loader, "_loader", loader))
+    found = loader if isinstance(loader, Loader) else getattr(loader, "loader", getattr(loader, "_loader", None))
+    if not isinstance(found, Loader):
+        raise InputError(
+            "there is nothing to diagnose in this",
+            expected="a wdsplit.Loader, or what an integration or an audit has made of one",
+            found=type(loader).__name__,
+        )
+    figures = _figures(found)
     return Diagnosis(figures, tuple(advice(figures)))
 
 

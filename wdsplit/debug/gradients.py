@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsplit.debug.parameters import Part, differing, local_part, named_parameters, odd_ones, tensor_hash
-from wdsplit.debug.ranks import CheckError, Ranks, listed, names_of
-from wdsplit.errors import InputError, WdsplitError
+from wdsplit.debug.ranks import CheckError, Meetings, Ranks, listed, names_of
+from wdsplit.errors import InputError
 from wdsplit.split import whole
 
 if TYPE_CHECKING:
@@ -48,7 +48,12 @@ class _Gradient:
 
 
 def check_same_gradients(
-    model: torch.nn.Module, sample: int | None = 8, *, tolerance: float = 0.0, group: Any = None
+    model: torch.nn.Module,
+    sample: int | None = 8,
+    *,
+    tolerance: float = 0.0,
+    group: Any = None,
+    timeout_s: float = 300.0,
 ) -> int:
     """Check after backward that some gradients are finite, and the same on all ranks that have them.
 
@@ -61,12 +66,14 @@ def check_same_gradients(
             each time.
         tolerance: How far the norms may be apart, in parts of the largest; 0 for the same bits.
         group: A process group or DeviceMesh whose ranks are compared; by default all.
+        timeout_s: How long a rank waits for the others to call this, too.
 
     Returns:
         How many parameters were looked at.
 
     Raises:
-        CheckError: They differ, or hold NaN or infinity. It names the parameters, the ranks and the norms.
+        CheckError: They differ, or hold NaN or infinity: it names the parameters, the ranks and the norms. Or ranks did
+            not come.
         InputError: An argument cannot be, or a gradient cannot be compared (see `param_hash`), on any rank.
         TopologyError: This process is not in the group.
     """
@@ -76,12 +83,8 @@ def check_same_gradients(
     if not 0 <= tolerance < 1:
         raise InputError("tolerance cannot be", expected="0 <= tolerance < 1", found=repr(tolerance))
     ranks = Ranks.of(group)
-    facts: Any
-    try:
-        facts = list(_gradients(model, sample))
-    except WdsplitError as error:
-        facts = error
-    gathered = ranks.gathered_or_raised(facts)
+    meetings = Meetings(ranks, "check_same_gradients", timeout_s)
+    gathered = meetings.gathered_or_raised(lambda: list(_gradients(model, sample)))
     names = [[gradient.name for gradient in own] for own in gathered]
     if any(own != names[0] for own in names):
         raise _error("the ranks have different parameters", ["their names differ: see check_same_parameters"], 1)
@@ -111,8 +114,9 @@ def _gradients(model: torch.nn.Module, sample: int | None) -> Iterator[_Gradient
             continue
         part, local = local_part(f"{name}.grad", parameter.grad)
         values = local.to_dense() if local.layout != torch.strided else local
-        nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
-        norm = float(values.double().nan_to_num(0.0, 0.0, 0.0).norm())
+        numbers = (torch.view_as_real(values.resolve_conj()) if values.is_complex() else values).double()
+        nans, infinities = int(numbers.isnan().sum()), int(numbers.isinf().sum())
+        norm = float(numbers.nan_to_num(0.0, 0.0, 0.0).norm())
         yield _Gradient(name, part, tensor_hash(values), norm, nans, infinities)
 
 

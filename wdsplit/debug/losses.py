@@ -63,8 +63,12 @@ class LossLog:
             values: Other numbers, such as a gradient norm.
 
         Raises:
-            InputError: The step is no integer, or a value is no number.
+            InputError: The step is no integer, or a value is no number, or has the name `rank`.
         """
+        if "rank" in values:
+            raise InputError(
+                "a value of the loss log cannot be", place="rank", expected="another name: a line has the rank already"
+            )
         if type(whole(step)) is not int:
             raise InputError("the step cannot be", expected="an integer", found=repr(step))
         numbers = {name: _number(name, value) for name, value in {"loss": loss, **values}.items()}
@@ -152,7 +156,8 @@ class Losses:
 
         Ranks see different samples, so their losses differ. Compared are running means over some steps, with how far
         means of such noise may be apart: `threshold` standard deviations. The noise is estimated from how much a loss
-        changes from one step to the next. Of two ranks both are named. What is not finite diverges at once.
+        changes from one step to the next. Of two ranks both are named. What is not finite diverges at once. Steps that
+        only some of the ranks have are compared among those.
 
         Args:
             window: Steps of a running mean, at least 1.
@@ -165,7 +170,10 @@ class Losses:
             raise InputError("the window cannot be", expected="an integer of at least 1", found=repr(window))
         found = [self._not_finite(column) for column in range(len(self.ranks))]
         if len(self.ranks) > 1:
-            found += self._apart(window, threshold)
+            usable = self.present & np.isfinite(self.losses)
+            patterns, which = np.unique(usable, axis=0, return_inverse=True)
+            for number, having in enumerate(patterns):
+                found += self._apart(having, which.reshape(-1) == number, window, threshold)
         first: dict[int, Divergence] = {}
         for each in sorted((each for each in found if each is not None), key=lambda each: (each.step, each.rank)):
             first.setdefault(each.rank, each)
@@ -181,21 +189,31 @@ class Losses:
         middle = float(np.median(others)) if len(others) else math.nan
         return Divergence(self.ranks[column], int(self.steps[broken[0]]), math.nan, middle)
 
-    def _apart(self, window: int, threshold: float) -> list[Divergence | None]:
-        """Return for each rank where its running mean first leaves those of the others."""
-        rows = self.present.all(axis=1) & np.isfinite(self.losses).all(axis=1)
-        losses, steps = self.losses[rows], self.steps[rows]
-        if len(losses) < max(window, 2):
+    def _apart(
+        self, having: npt.NDArray[np.bool_], rows: npt.NDArray[np.bool_], window: int, threshold: float
+    ) -> list[Divergence | None]:
+        """Return for some of the ranks, in the steps that just these have, who leaves the running means of the others.
+
+        Args:
+            having: bool of shape (ranks,).
+            rows: bool of shape (steps,).
+            window: As of `diverged`.
+            threshold: As of `diverged`.
+        """
+        losses, steps = self.losses[np.ix_(rows, having)], self.steps[rows]
+        if losses.shape[1] < 2 or len(losses) < max(window, 2):
             return []
         sums = np.cumsum(np.concatenate([np.zeros((1, losses.shape[1])), losses]), axis=0)
         means = (sums[window:] - sums[:-window]) / window
         changes = np.diff(losses, axis=0)
-        noise = _NORMAL * float(np.median(np.abs(changes - np.median(changes)))) / math.sqrt(2)
+        apart = np.abs(changes - np.median(changes))
+        noise = max(_NORMAL * float(np.median(apart)) / math.sqrt(2), _rounding(apart))
         bound = threshold * noise * math.sqrt(2 / window)
         found: list[Divergence | None] = []
-        for column, rank in enumerate(self.ranks):
+        for column, rank in enumerate(np.array(self.ranks)[having].tolist()):
             others = np.median(np.delete(means, column, axis=1), axis=1)
-            away = np.flatnonzero(np.abs(means[:, column] - others) > bound)
+            middle = np.median(means, axis=1) if means.shape[1] > 2 else others  # of two others, one may be away
+            away = np.flatnonzero(np.abs(means[:, column] - middle) > bound)
             if len(away):
                 at = int(away[0])
                 step = int(steps[at + window - 1])
@@ -216,6 +234,12 @@ class Losses:
     def _mean(self, column: int) -> float:
         own = self.losses[self.present[:, column], column][-10:]
         return float(own.mean()) if len(own) else math.nan
+
+
+def _rounding(apart: npt.NDArray[np.float64]) -> float:
+    """Return the standard deviation of what rounding adds, if changes from the median are mostly 0 or a step of it."""
+    steps = apart[apart > 0]
+    return float(np.median(steps)) / math.sqrt(12) if len(steps) else 0.0
 
 
 def read_losses(folder: str | os.PathLike[str]) -> Losses:

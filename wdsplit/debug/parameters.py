@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from wdsplit.debug.ranks import CheckError, Ranks, names_of
-from wdsplit.errors import InputError, MissingDependencyError, WdsplitError
+from wdsplit.debug.ranks import CheckError, Meetings, Ranks, names_of
+from wdsplit.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +31,9 @@ __all__ = [
     "tensor_hash",
 ]
 
-Part = tuple[tuple[int, int], ...]
-"""Which part of a tensor a rank has: for each dimension of the mesh over which it is sharded its number and the place
-there. Empty for the whole."""
+Part = tuple[tuple[str, int, int], ...]
+"""Which part of a tensor a rank has: for each dimension of the mesh over which it is sharded its name, its size and the
+place there. Empty for the whole."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,11 @@ def param_hash(model_or_state_dict: torch.nn.Module | Mapping[str, Any], *, buff
 
 
 def check_same_parameters(
-    model_or_state_dict: torch.nn.Module | Mapping[str, Any], *, group: Any = None, buffers: bool = False
+    model_or_state_dict: torch.nn.Module | Mapping[str, Any],
+    *,
+    group: Any = None,
+    buffers: bool = False,
+    timeout_s: float = 300.0,
 ) -> int:
     """Check that the parameters are the same, bit by bit, on all ranks that have them; all ranks must call this.
 
@@ -77,31 +81,34 @@ def check_same_parameters(
         group: A process group or DeviceMesh whose ranks are compared; by default all. Ranks of a pipeline have
             different parameters: name a group that has the same.
         buffers: As of `param_hash`.
+        timeout_s: How long a rank waits for the others to call this, too.
 
     Returns:
         How many parameters at least one other rank has too: what FSDP shards over all ranks cannot be compared.
 
     Raises:
-        CheckError: They differ. It names the first parameter that does, and the ranks.
+        CheckError: They differ: it names the first parameter that does, and the ranks. Or ranks did not come.
         InputError: As of `param_hash`, on any rank.
         TopologyError: This process is not in the group.
     """
-    ranks = Ranks.of(group)
+    meetings = Meetings(Ranks.of(group), "check_same_parameters", timeout_s)
     entries: list[_Entry] = []
-    facts: Any
-    try:
-        entries = list(_entries(model_or_state_dict, buffers))
-        facts = _summary(entries)
-    except WdsplitError as error:
-        facts = error
-    summaries = ranks.gathered_or_raised(facts)
+
+    def summary() -> tuple[str, dict[Part, str]]:
+        entries.extend(_entries(model_or_state_dict, buffers))
+        return _summary(entries)
+
+    summaries = meetings.gathered_or_raised(summary)
     parts = Counter(part for _, digests in summaries for part in digests)
     is_same = len({structure for structure, _ in summaries}) == 1 and not any(
         differing([digests.get(part) for _, digests in summaries]) for part in parts
     )
-    if not is_same:
-        raise _first_difference(ranks, ranks.gathered(entries))
-    return sum(parts[entry.part] > 1 for entry in entries)
+    if is_same:
+        return sum(parts[entry.part] > 1 for entry in entries)
+    gathered = meetings.gathered(entries)
+    _refuse_differences(meetings.ranks, gathered)  # there are none if two meshes look alike, and their parts do not
+    holders = Counter((entry.name, entry.part) for own in gathered for entry in own)
+    return sum(holders[entry.name, entry.part] > 1 for entry in entries)
 
 
 def _summary(entries: Sequence[_Entry]) -> tuple[str, dict[Part, str]]:
@@ -125,13 +132,15 @@ def differing(values: Sequence[Hashable | None]) -> list[int]:
     return [place for place, value in enumerate(values) if value is not None and value != most]
 
 
-def _first_difference(ranks: Ranks, entries: list[list[_Entry]]) -> CheckError:
-    """Return the error for the first tensor that differs, as the first rank lists them."""
+def _refuse_differences(ranks: Ranks, entries: list[list[_Entry]]) -> None:
+    """Raise CheckError for the first tensor that differs, as the first rank lists them."""
     tables = [{entry.name: entry for entry in own} for own in entries]
     names = list(dict.fromkeys(name for table in tables for name in table))
     found = [(name, difference) for name in names if (difference := _difference(name, tables, ranks))]
+    if not found:
+        return
     name, difference = found[0]
-    return CheckError(
+    raise CheckError(
         "the ranks have different parameters",
         place=f"parameter {name!r}",
         expected="the same name, dtype, shape and values on all ranks",
@@ -245,7 +254,9 @@ def local_part(name: str, tensor: torch.Tensor) -> tuple[Part, torch.Tensor]:
             raise _incomparable(
                 name, "a DTensor of a mesh that this rank is not in", "check it on the ranks of its mesh"
             )
-        part = tuple((number, int(coordinate[number])) for number in sharded)
+        mesh = tensor.device_mesh
+        names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+        part = tuple((names[number], mesh.size(number), int(coordinate[number])) for number in sharded)
         local = local.to_local()  # type: ignore[attr-defined]
     if local.device.type == "meta":
         raise _incomparable(name, "on the meta device: it has no values", "materialise the model first (to_empty)")

@@ -1,17 +1,21 @@
 """The ranks that a check goes over: what they tell each other, and how they wait for each other.
 
-Ranks meet before they exchange anything: each leaves a note in the store of the process group and waits, for a limited
-time, for those of the others. So one that is late, stuck or gone is named, whatever the backend is, and nobody waits
-without end in a collective.
+Ranks meet before each exchange: each leaves a note in the store of the process group and waits, for a limited time, for
+those of the others. So one that is late, stuck or gone is named, whatever the backend is, and nobody goes into a
+collective to which another does not come.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.world import detect_rank, is_group_initialised
@@ -23,6 +27,10 @@ Value = TypeVar("Value")
 _HERE, _LEFT = b"here", b"left"
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 """How many meetings of a name some ranks have arranged: all of them count alike."""
+_passed: dict[tuple[str, tuple[int, ...]], str] = {}
+"""This rank's note of the last meeting of a name that some ranks have held."""
+_groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
+"""The groups that were made for meshes, by their members; torch holds them until they are destroyed."""
 
 
 class CheckError(WdsplitError, AssertionError):
@@ -47,7 +55,7 @@ class Ranks:
     Attributes:
         members: Their ranks in the whole job.
         place: Which of them this process is.
-        group: Their process group; None if there is no other rank.
+        group: Their process group, None for all ranks; or a DeviceMesh of several dimensions, which has no group.
     """
 
     members: tuple[int, ...] = (0,)
@@ -69,7 +77,10 @@ class Ranks:
         from torch.distributed.device_mesh import DeviceMesh
 
         if isinstance(group, DeviceMesh):
-            group = group.get_group() if group.ndim == 1 else _group_of(group)
+            if group.ndim > 1:
+                ordered = tuple(sorted(group.mesh.flatten().tolist()))
+                return cls(ordered, ordered.index(distributed.get_rank()), group)
+            group = group.get_group()
         members = distributed.get_process_group_ranks(group or distributed.group.WORLD)
         return cls(tuple(members), distributed.get_rank(group), group)
 
@@ -86,29 +97,27 @@ class Ranks:
         if len(self) == 1:
             return [value]
         from torch import distributed
+        from torch.distributed.device_mesh import DeviceMesh
 
+        group = _group_of(self.members) if isinstance(self.group, DeviceMesh) else self.group
         parts: list[Any] = [None] * len(self)
-        distributed.all_gather_object(parts, value, group=self.group)
+        distributed.all_gather_object(parts, value, group=group)
         return parts
 
-    def gathered_or_raised(self, value: Value | WdsplitError) -> list[Value]:
-        """Return the values of all ranks; if one of them has an error in its place, all raise it."""
-        parts = self.gathered(value)
-        for member, part in zip(self.members, parts, strict=True):
-            if isinstance(part, WdsplitError):
-                raise part if member == self.rank else part.at(f"rank {member}")
-        return [part for part in parts if not isinstance(part, WdsplitError)]
 
-
-def _group_of(mesh: Any) -> Any:
-    """Return a process group of all ranks of a mesh of several dimensions, which has none itself."""
+def _group_of(members: tuple[int, ...]) -> Any:
+    """Return a process group of some ranks, made once as long as the job's process group lives."""
     from torch import distributed
 
-    return distributed.new_group(mesh.mesh.flatten().tolist(), backend="gloo", use_local_synchronization=True)
+    group = _groups.get(members)
+    if group is None:
+        group = distributed.new_group(list(members), backend="gloo", use_local_synchronization=True)
+        _groups[members] = group
+    return group
 
 
 class Meetings:
-    """Where some ranks meet, as often as they like.
+    """Where some ranks meet, and tell each other what they have, as often as they like.
 
     Args:
         ranks: Those that meet; all of them must make this, for meetings of one name equally often.
@@ -122,7 +131,7 @@ class Meetings:
     def __init__(self, ranks: Ranks, name: str, timeout_s: float) -> None:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise InputError("timeout_s cannot be", expected="seconds, more than 0", found=repr(timeout_s))
-        self._ranks = ranks
+        self.ranks = ranks
         self._name = name
         self._timeout_s = float(timeout_s)
         self._held = 0
@@ -135,10 +144,10 @@ class Meetings:
         Raises:
             CheckError: Some did not come in time, or have left for good; they are named.
         """
-        if len(self._ranks) == 1:
+        if len(self.ranks) == 1:
             return
         store, keys = _store(), self._keys()
-        own = keys[self._ranks.place]
+        own = keys[self.ranks.place]
         store.set(own, _HERE)
         self._held += 1
         try:
@@ -154,12 +163,51 @@ class Meetings:
                 remedy="look where they are, for example with `py-spy dump --pid`: they wait for something else, have "
                 "other steps than the rest, or need more time (timeout_s)",
             ) from error
-        self._refuse_those_who_left([bytes(store.get(key)) for key in keys])
+        notes = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+        self._refuse_those_who_left([bytes(note) for note in notes])
+        self._forget_last(store, own)
+
+    def gathered(self, value: Value) -> list[Value]:
+        """Meet, and return the values of all ranks, in the order of the members.
+
+        Raises:
+            CheckError: As of `meet`.
+        """
+        self.meet()
+        return self.ranks.gathered(value)
+
+    def gathered_or_raised(self, made: Callable[[], Value]) -> list[Value]:
+        """Return what a function returns on each rank; if it fails on one of them, all raise its error.
+
+        Raises:
+            CheckError: As of `meet`; or the function has failed on another rank by an error that is not wdsplit's.
+        """
+        value: Any = None
+        own: Exception | None = None
+        try:
+            value = made()
+        except Exception as error:
+            own = error
+        parts = self.gathered((value, None if own is None else _told(own)))
+        if own is not None:
+            raise own
+        for member, (_, told) in zip(self.ranks.members, parts, strict=True):
+            if told is not None:
+                raise told.at(f"rank {member}")
+        return [part for part, _ in parts]
+
+    def _forget_last(self, store: Any, own: str) -> None:
+        """Take back the note of the last meeting that was held: all have met since, so all have read it."""
+        which = self._name, self.ranks.members
+        last, _passed[which] = _passed.get(which), own
+        if last is not None:
+            with contextlib.suppress(RuntimeError):  # not all stores can
+                store.delete_key(last)
 
     def _missing(self, store: Any, keys: list[str]) -> list[int]:
         """Return who has left no note."""
         try:
-            return [rank for rank, key in zip(self._ranks.members, keys, strict=True) if not store.check([key])]
+            return [rank for rank, key in zip(self.ranks.members, keys, strict=True) if not store.check([key])]
         except Exception as error:
             raise CheckError(
                 "the other ranks cannot be asked any more",
@@ -171,17 +219,18 @@ class Meetings:
 
     def leave(self, why: str) -> None:
         """Tell those who wait, or will, that this rank does not come any more."""
-        if len(self._ranks) > 1 and is_group_initialised():
-            _store().set(self._keys()[self._ranks.place], _LEFT + b": " + why.encode()[:1000])
+        if len(self.ranks) > 1 and is_group_initialised():
+            _store().set(self._keys()[self.ranks.place], _LEFT + b": " + why.encode()[:1000])
 
     def _keys(self) -> list[str]:
-        folder = f"wdsplit/{self._name}/{'-'.join(map(str, self._ranks.members))}/{self._arranged}/{self._held}"
-        return [f"{folder}/{rank}" for rank in self._ranks.members]
+        members = xxhash.xxh3_64_hexdigest(repr(self.ranks.members).encode())
+        folder = f"wdsplit/{self._name}/{members}/{self._arranged}/{self._held}"
+        return [f"{folder}/{rank}" for rank in self.ranks.members]
 
     def _refuse_those_who_left(self, notes: list[bytes]) -> None:
         left = [
             f"rank {rank} {note.decode(errors='replace')}"
-            for rank, note in zip(self._ranks.members, notes, strict=True)
+            for rank, note in zip(self.ranks.members, notes, strict=True)
             if note != _HERE
         ]
         if left:
@@ -192,6 +241,17 @@ class Meetings:
                 found=listed(left),
                 remedy="see what ended them: the error of the first that left is the one to mend",
             )
+
+
+def _told(error: Exception) -> WdsplitError:
+    """Return an error as other ranks are told of it."""
+    if isinstance(error, WdsplitError):
+        return error
+    return CheckError(
+        "a check could not be made on one of the ranks",
+        found=f"{type(error).__name__}: {error}"[:1000],
+        remedy="see what that rank itself says: its error is the one to mend",
+    )
 
 
 def _store() -> Any:

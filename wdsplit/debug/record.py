@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsplit.debug.identity import Identifier, key_hash
-from wdsplit.errors import WdsplitError
 from wdsplit.loader import Loader
 from wdsplit.order import EpochOrder, Int64
 from wdsplit.split import Steps
@@ -31,9 +31,10 @@ class Facts:
         world_size: The number of ranks, as its dataset has it.
         settings: What must be the same on all ranks, by its name.
         start: The position that it began at.
-        stop: The position after the last that it should be given.
+        stop: The position after the last that is due to it: with the steps that it was given, or in the whole epoch if
+            it came to the end.
         steps: The batches that it was given.
-        complete: Whether it came to the end.
+        complete: Whether it came to the end, or was given all batches.
         num_samples: Samples in them, pads left out.
         num_pads: Pads in them.
         has_keys: Whether they held keys.
@@ -56,6 +57,15 @@ class Facts:
 class Record:
     """What this rank was given in an iteration.
 
+    Attributes:
+        order: The order of the epoch.
+        world: The rank, as the dataset has it.
+        start: The position that the iteration began at.
+        stop: The position after the last of the whole epoch that should be given.
+        first_step: The step that it began with.
+        settings: What must be the same on all ranks, by its name.
+        ended: Whether it was iterated until there were no more batches.
+
     Args:
         loader: The loader, about to be iterated.
     """
@@ -67,7 +77,7 @@ class Record:
         self.world = world
         self.first_step = begin.position // (loader.batch_size * world.world_size)
         is_dropped = dataset.options.tail == "drop"
-        steps = Steps(self.order, world, loader.batch_size, begin.position)
+        self._steps = steps = Steps(self.order, world, loader.batch_size, begin.position)
         self.stop = steps.end if is_dropped else self.order.num_positions
         self.settings = {
             "epoch": begin.epoch,
@@ -75,7 +85,7 @@ class Record:
             "batch_size": loader.batch_size,
             **dataclasses.asdict(dataset.options),
         }
-        self.complete = False
+        self.ended = False
         self._hashes: list[npt.NDArray[np.uint64]] = []
         self._positions: list[Int64] = []
         self._ends: list[int] = []
@@ -95,19 +105,25 @@ class Record:
     def facts(self) -> Facts:
         """Return what the others must know."""
         num_steps = len(self._ends)
+        is_complete = self.ended or num_steps >= len(self._steps)
         return Facts(
             self.world.rank,
             self.world.world_size,
             self.settings,
             self.start,
-            self.stop,
+            self.stop if is_complete else self._end_of(num_steps),
             num_steps,
-            self.complete,
+            is_complete,
             self._ends[-1] if self._ends else 0,
             self._num_pads,
             len(self._hashes) == num_steps,
             len(self._positions) == num_steps,
         )
+
+    def _end_of(self, num_steps: int) -> int:
+        """Return the position after the last that so many steps have, fewer than there are."""
+        last = next(islice(self._steps, num_steps - 1, None)) if num_steps else None
+        return self.start if last is None else last.end
 
     def hashes(self) -> npt.NDArray[np.uint64]:
         """Return the hashes of all keys, in the order of their deliveries."""
@@ -136,21 +152,23 @@ def key_at(loader: Loader, order: Any, position: int) -> str | None:
         return None
     located = order.locate(np.array([position]))
     shard = int(located.shard[0])
-    with contextlib.suppress(WdsplitError):
+    with contextlib.suppress(Exception):  # whatever fails, the audit has something more important to say
         return str(loader.dataset.sample(int(order.counts[:shard].sum() + located.sample[0]))["__key__"])
     return None
 
 
 def due_positions(record: Record, facts: Sequence[Facts]) -> Callable[[Int64], npt.NDArray[np.bool_]]:
-    """Return what tells which positions the ranks should have been given."""
+    """Return what tells which positions the ranks should have been given, in as many steps as they were."""
     world_size = record.world.world_size
-    starts = np.full(world_size, record.stop)
+    starts, stops = np.full(world_size, record.stop), np.zeros(world_size, np.int64)
     for each in facts:
         if each.rank < world_size:
             starts[each.rank] = min(starts[each.rank], each.start)
+            stops[each.rank] = max(stops[each.rank], min(each.stop, record.stop))
 
     def expected(positions: Int64) -> npt.NDArray[np.bool_]:
-        is_due = (positions >= starts[positions % world_size]) & (positions < record.stop)
+        rank = positions % world_size
+        is_due = (positions >= starts[rank]) & (positions < stops[rank])
         due: npt.NDArray[np.bool_] = is_due & record.order.is_real(positions)
         return due
 

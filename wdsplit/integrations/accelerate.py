@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.integrations.delegate import Delegate, steps_left
+from wdsplit.errors import InputError, MissingDependencyError, TopologyError
+from wdsplit.integrations.delegate import Delegate
 from wdsplit.loader import Loader
+from wdsplit.split import World
+from wdsplit.world import detect_rank
 
 try:
     from accelerate.data_loader import DataLoaderStateMixin
@@ -36,6 +38,7 @@ class PreparedLoader(Delegate, DataLoaderStateMixin):  # type: ignore[misc]
 
     Raises:
         InputError: The accelerator was told to split or dispatch batches by itself.
+        TopologyError: The dataset is split by all processes, and the accelerator wants some of them to read the same.
     """
 
     def __init__(self, loader: Loader, accelerator: Any) -> None:
@@ -48,13 +51,14 @@ class PreparedLoader(Delegate, DataLoaderStateMixin):  # type: ignore[misc]
                     found="the loader reads only this rank's samples, and its batch_size is that of a rank",
                     remedy=f"leave {name} out of the DataLoaderConfiguration",
                 )
+        _check_ranks(loader, accelerator)
         self.accelerator = accelerator
         self.gradient_state = accelerator.gradient_state
 
     def __iter__(self) -> Iterator[Any]:
         accelerator = self.accelerator
         batches = iter(self.loader)
-        left = steps_left(self.loader)
+        left = len(self.loader) - self.loader.step
         self.begin()
         self.remainder = 0
         try:
@@ -66,3 +70,28 @@ class PreparedLoader(Delegate, DataLoaderStateMixin):  # type: ignore[misc]
                 yield batch
         finally:
             self.end()
+
+    def _is_accumulating(self) -> bool:
+        return not self.accelerator.sync_gradients
+
+
+def _check_ranks(loader: Loader, accelerator: Any) -> None:
+    """Refuse ranks that are not those of the mesh: along its dimensions `tp` and `cp` processes read the same samples.
+
+    Raises:
+        TopologyError: They are not.
+    """
+    mesh, world = getattr(accelerator, "torch_device_mesh", None), loader.dataset.world()
+    if mesh is None or world != detect_rank():  # the program has said it
+        return
+    names = tuple(accelerator.parallelism_config.dp_dim_names)
+    wanted = detect_rank(group=mesh[names]) if names else World()
+    if world != wanted:
+        group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
+        raise TopologyError(
+            "the dataset is split by all processes, and the accelerator wants it split by fewer",
+            place=loader.dataset.source.url,
+            expected=f"rank {wanted.rank} of {wanted.world_size}",
+            found=f"rank {world.rank} of {world.world_size}",
+            remedy=f"open the dataset with {group if names else 'rank=0 and world_size=1'}",
+        )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.loader import Loader
-from wdsplit.split import Steps
 
-__all__ = ["Delegate", "steps_left"]
+__all__ = ["Delegate"]
 
-
-def steps_left(loader: Loader) -> int:
-    """Return how many batches of the epoch a loader has not yet delivered."""
-    state, dataset = loader.state_dict(), loader.dataset
-    return len(Steps(dataset.order(state["epoch"]), dataset.world(), loader.batch_size, state["position"]))
+logger = logging.getLogger(__name__)
 
 
 class Delegate:
@@ -52,7 +48,7 @@ class Delegate:
 
     @property
     def step(self) -> int:
-        """Steps of the epoch before the next batch."""
+        """Steps of the epoch before the next batch: where counting goes on after a resume, to end at `len(self)`."""
         return self.loader.step
 
     def set_epoch(self, epoch: int) -> None:
@@ -60,7 +56,16 @@ class Delegate:
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the loader has got: the batches that were delivered."""
+        """Return how far the loader has got: the batches that were delivered.
+
+        In the middle of an accumulation of gradients it logs that those of some batches are in no checkpoint.
+        """
+        if self._is_accumulating() and self.loader.dataset.world().rank == 0:
+            logger.warning(
+                "%s: a checkpoint in the middle of an accumulation of gradients: it counts batches whose gradients it "
+                "does not hold, so a resumed run will differ; save when gradients were applied",
+                self.loader.dataset.source.url,
+            )
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -70,6 +75,10 @@ class Delegate:
             StateError: It is of another dataset or other options.
         """
         self.loader.load_state_dict(state_dict)
+
+    def _is_accumulating(self) -> bool:
+        """Tell whether there are gradients that the optimizer has not taken."""
+        return False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r})"

@@ -13,7 +13,7 @@ from typing import Any
 
 from wdsplit.dataset import Dataset
 from wdsplit.errors import MissingDependencyError, TopologyError
-from wdsplit.integrations.delegate import Delegate, steps_left
+from wdsplit.integrations.delegate import Delegate
 from wdsplit.loader import Loader
 from wdsplit.world import detect_rank
 
@@ -129,6 +129,11 @@ class _TrainingLoader(Delegate):
         self.loader.set_epoch(_epoch(self._trainer))
         yield from self.loader
 
+    def _is_accumulating(self) -> bool:
+        trainer = self._trainer
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        return bool(done % trainer.accumulate_grad_batches) and done < trainer.num_training_batches
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken, and correct the trainer's count of batches.
 
@@ -137,7 +142,7 @@ class _TrainingLoader(Delegate):
         super().load_state_dict(state_dict)
         epoch, progress = _epoch(self._trainer), self._trainer.fit_loop.epoch_loop.batch_progress
         if self.epoch == epoch and state_dict["position"]:
-            done = len(self) - steps_left(self.loader)
+            done = self.step
         elif self.epoch == epoch + 1 and progress.is_last_batch:
             done = len(self)
         else:

@@ -63,11 +63,9 @@ class AheadLoader:
 
     @property
     def step(self) -> int:
-        """Steps of the epoch before the next batch, in this loader's batches."""
+        """Steps of the epoch before the next batch: where counting goes on after a resume, to end at `len(self)`."""
         reached = self._state()
-        if reached is None:
-            return self.loader.step
-        return reached.position // (self.loader.batch_size * self.loader.dataset.world().world_size)
+        return self.loader.step if reached is None else self.loader._step_at(reached)
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch."""
@@ -103,14 +101,17 @@ class AheadLoader:
         self.loader.load_state_dict(state_dict)
         self._forget()
 
-    def begin(self) -> tuple[Progress, int]:
+    def begin(self, goes_on: bool = False) -> tuple[Progress, int]:
         """Begin an iteration; return it, and its number. What is used of an earlier one does not count any more.
 
         An epoch that was broken off begins again, as in `wdsplit.Loader`; an iteration of which nothing was used, where
         it began: libraries look at a first batch and drop it.
+
+        Args:
+            goes_on: Go on after the batches that were used, instead of beginning their epoch again.
         """
         reached = self._state()
-        if reached is not None and self._is_used:
+        if reached is not None and self._is_used and not goes_on:
             self.loader.set_epoch(reached.epoch)
         elif reached is not None:
             self.loader.load_state_dict(self.state_dict())

@@ -8,6 +8,7 @@ is made, not when this module is imported.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,8 @@ from wdsplit.split import whole
 from wdsplit.state import State
 
 __all__ = ["TensorFlowLoader"]
+
+logger = logging.getLogger(__name__)
 
 
 class TensorFlowLoader(AheadLoader):
@@ -70,17 +73,21 @@ class TensorFlowLoader(AheadLoader):
     def dataset(self, epochs: int | None = None) -> Any:
         """Return a tf.data.Dataset of the batches of some epochs, one after another; of all for None.
 
-        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. Iterated
-        again, it goes on to further epochs. TensorFlow is told not to shard it.
+        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. TensorFlow
+        is told not to shard it.
 
-        Which batches were used is known only of those that `callback` has seen in Keras. Without it, all that were made
-        of an epoch count as used when its last one was made, so `state_dict` is not exact.
+        Which batches were used is known only of those that `callback` has seen in Keras. With it, a dataset of all
+        epochs that is iterated again (by a further `fit`) goes on after them; one of some epochs begins the epoch
+        again. Without it, all that were made of an epoch count as used when its last one was made, and none before: so
+        `state_dict` is not exact, and an epoch that was broken off begins again, which is logged.
 
         Raises:
-            InputError: `epochs` is no integer of at least 1.
+            InputError: `epochs` is no integer of at least 1, or None where an epoch has no batch.
         """
         if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
             raise InputError("epochs cannot be", expected="an integer of at least 1, or None", found=repr(epochs))
+        if epochs is None and not len(self):
+            raise _no_batch(self.loader, " in an epoch: looking for one would not end")
         tf = self._tf
 
         def batches() -> Iterator[Any]:
@@ -111,16 +118,26 @@ class TensorFlowLoader(AheadLoader):
 
     def _batches(self, epochs: int | None) -> Iterator[Any]:
         """Give batches as numpy has them, and note the state after each. TensorFlow does so in a thread of its own."""
+        is_lost = epochs is None and not self._is_told and len(self._made) > self._prefetch + 2  # not just looked at
         made = self._made = deque()
         self._error, given = None, 0
         try:
-            progress, iteration = self.begin()
+            progress, iteration = self.begin(goes_on=epochs is None)
+            if is_lost:
+                logger.warning(
+                    "%s: epoch %d begins again at position %d: which batches of it were used is not known, because "
+                    "fit was given no callback() of this loader",
+                    self.loader.dataset.source.url,
+                    progress.begin.epoch,
+                    progress.begin.position,
+                )
             while True:
                 for batch, _, state in progress:
                     made.append((iteration, state))
                     yield _mapped(batch, _value)
                 given += 1
                 if not self._is_told:
+                    made.clear()
                     self.ended(iteration)
                 if given == epochs:
                     return
@@ -140,11 +157,7 @@ class TensorFlowLoader(AheadLoader):
         probe = Loader(mine.dataset, mine.batch_size, collate_fn=mine.collate_fn, output=mine.output)
         batch = next(iter(probe), None)
         if batch is None:
-            raise InputError(
-                "there is no batch that could tell the element spec",
-                place=mine.dataset.source.url,
-                remedy="use a smaller batch size or tail='pad', or pass element_spec=",
-            )
+            raise _no_batch(mine, " that could tell the element spec")
         is_full = mine.dataset.options.tail != "uneven" and mine.collate_fn is None
 
         def spec(value: Any, name: str) -> Any:
@@ -153,6 +166,16 @@ class TensorFlowLoader(AheadLoader):
             return tf.TensorSpec(shape, tf.string if array.dtype == object else _dtype(tf, array, name))
 
         return _mapped(batch, spec)
+
+
+def _no_batch(loader: Loader, which: str = "") -> InputError:
+    return InputError(
+        f"there is no batch{which}",
+        place=loader.dataset.source.url,
+        expected=f"samples for a batch of {loader.batch_size} on each of {loader.dataset.world().world_size} ranks",
+        found=f"{loader.dataset.source.num_samples} samples, tail {loader.dataset.options.tail!r}",
+        remedy="use a smaller batch size or tail='pad'",
+    )
 
 
 def _tensorflow() -> Any:

@@ -21,6 +21,7 @@ from wdsplit.integrations.delegate import Delegate
 from wdsplit.loader import Loader
 
 try:
+    from accelerate.utils import recursively_apply
     from transformers import EvalPrediction, Trainer
 except ModuleNotFoundError as error:
     if error.name != "transformers":
@@ -50,6 +51,7 @@ class TrainerMixin:
         trainer: Any = self
         if not isinstance(trainer.train_dataset, Dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
+        _check_strategy(trainer.train_dataset, trainer.args)
         return _TrainingLoader(self._loader(trainer.train_dataset, trainer._train_batch_size, "Training"), trainer)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -89,7 +91,7 @@ class TrainerMixin:
         """
         trainer: Any = self
         args, tail = trainer.args, dataset.options.tail
-        if (args.dataloader_drop_last and tail != "drop") or tail == "uneven":
+        if tail != ("drop" if args.dataloader_drop_last else "pad"):
             raise InputError(
                 "the dataset's tail does not go with the Trainer's arguments",
                 place=dataset.source.url,
@@ -97,15 +99,20 @@ class TrainerMixin:
                 found=f"tail {tail!r}, dataloader_drop_last {args.dataloader_drop_last}",
                 remedy="open the dataset with the tail that is meant",
             )
-        return Loader(
+        loader = Loader(
             dataset,
             batch_size,
             num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
             collate_fn=trainer._get_collator_with_removed_columns(trainer.data_collator, description=description),
             prefetch_factor=args.dataloader_prefetch_factor or 2,
             persistent_workers=args.dataloader_persistent_workers,
             multiprocessing_context=args.dataloader_multiprocessing_context,
         )
+        if loader.pin_memory:  # what a collate_fn makes, the loader leaves as it is
+            assert loader.collate_fn is not None
+            loader.collate_fn = _Pinned(loader.collate_fn)
+        return loader
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Predict a batch, and note which samples of all ranks are pads."""
@@ -182,6 +189,36 @@ class _Resumed(IterableDataset[Any]):
         loader.load_state_dict({**loader.state_dict(), "position": position})
         yield from itertools.repeat(None, skipped)
         yield from self._batches
+
+
+def _check_strategy(dataset: Dataset, args: Any) -> None:
+    """Refuse an order of training that the Trainer's arguments ask for, and that is not the dataset's.
+
+    Raises:
+        InputError: It is not.
+    """
+    by_length = getattr(args, "group_by_length", False)  # what the same was called before
+    strategy = getattr(args, "train_sampling_strategy", "group_by_length" if by_length else "random")
+    if strategy == "random" or (strategy == "sequential" and not dataset.options.shuffle):
+        return
+    raise InputError(
+        f"train_sampling_strategy={strategy!r} does not go with this dataset",
+        place=dataset.source.url,
+        expected="'random', or 'sequential' with shuffle=False: the dataset's own order is the one that is trained in",
+        found=f"shuffle={dataset.options.shuffle}",
+        remedy="leave train_sampling_strategy out, and open the dataset with the shuffle= that is meant",
+    )
+
+
+class _Pinned:
+    """A collator whose tensors lie in pinned memory."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Collate."""
+        return recursively_apply(torch.Tensor.pin_memory, self._collate(samples))
 
 
 class _WithPads:
