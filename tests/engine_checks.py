@@ -5,15 +5,17 @@ import os
 import signal
 import sys
 import traceback
+import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import wdsplit
 from wdsplit.adopt import IndexOptions, index_tars
-from wdsplit.errors import ConvertError, CorruptDataError, InputError
+from wdsplit.errors import ConvertError, CorruptDataError, InputError, StorageError, UnansweredError
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.verify import verify
 
@@ -109,18 +111,56 @@ def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
     assert str(tar) in problems[0].place
 
 
+def ray_check_what_may_pass_is_tried_again_and_what_cannot_is_not(engine, folder):
+    tries = folder / "tries"
+    tries.mkdir()
+    assert list(engine.run(partial(unanswered_at_first, tries, UnansweredError), [0])) == [0]
+    assert len(list(tries.iterdir())) == 2
+    with pytest.raises(StorageError, match="not now") as caught:
+        list(engine.run(partial(unanswered_at_first, tries, StorageError), [1]))
+    assert len(list(tries.iterdir())) == 3
+    assert "on node" in caught.value.place
+
+
+def ray_check_a_store_that_never_answers_ends_the_run(engine, folder):
+    tries = folder / "more-tries"
+    tries.mkdir()
+    with pytest.raises(UnansweredError, match="not now"):
+        list(engine.run(partial(never_answered, tries), range(1000)))
+    assert 10 <= len(list(tries.iterdir())) < 300
+
+
+def ray_check_arrays_in_results_are_the_drivers_own(engine, folder):
+    for array in engine.run(np.zeros, [200_000]):
+        assert array.flags.owndata or array.base is None or not isinstance(array.base, memoryview)
+        array[0] = 1
+
+
+def unanswered_at_first(tries, kind, number):
+    (tries / uuid.uuid4().hex).touch()
+    if len(list(tries.iterdir())) != 2:
+        raise kind("not now", place="s3://bucket/train", url="s3://bucket/train")
+    return number
+
+
+def never_answered(tries, number):
+    (tries / uuid.uuid4().hex).touch()
+    raise UnansweredError("not now")
+
+
 def contents(folder):
     """Return the bytes of all files below a folder, by their paths."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
+RAY_CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("ray_check_")}
 
 
 def main(address, folder):
     engine = wdsplit.RayEngine(address)
     found = {}
-    for name, check in CHECKS.items():
+    for name, check in {**CHECKS, **RAY_CHECKS}.items():
         try:
             check(engine, Path(folder))
             found[name] = ""

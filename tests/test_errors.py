@@ -28,6 +28,7 @@ BUILTINS = {
     "StateError": ValueError,
     "StorageError": OSError,
     "TopologyError": ValueError,
+    "UnansweredError": OSError,
     "WdsplitError": Exception,
 }
 

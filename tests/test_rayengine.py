@@ -73,7 +73,7 @@ def ray_checks(cluster, table, tmp_path_factory):
     return json.loads(ended.stdout)
 
 
-@pytest.mark.parametrize("name", sorted(engine_checks.CHECKS))
+@pytest.mark.parametrize("name", sorted(engine_checks.CHECKS | engine_checks.RAY_CHECKS))
 def test_what_holds_for_every_engine_holds_on_a_ray_cluster(ray_checks, name):
     assert ray_checks[name] == ""
 

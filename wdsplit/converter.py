@@ -30,7 +30,7 @@ from wdsplit.plan import Plan, default_window, task_spans
 from wdsplit.planning import PathLike, input_paths, plan_files, refuse_splits
 from wdsplit.published import Published
 from wdsplit.run import Run
-from wdsplit.scatter import scatter, scatter_tasks, task_bytes, task_memory
+from wdsplit.scatter import note_runs, scatter, scatter_tasks, task_bytes, task_memory
 from wdsplit.shards import write_manifest
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
@@ -303,6 +303,7 @@ def _write(
         for rows in run(partial(scatter_shared if job.shared else scatter, scattering), tasks):
             scattered += rows
             report(scattered)
+        note_runs(open_storage(job.output, job.storage_options), plan)
     report()
     threads = all(field.encoding != "json" for field in plan.fields)
     run = partial(engine.run, threads=threads, memory_bytes=memory_bytes, describe=partial(describe_span, plan))

@@ -20,6 +20,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "TopologyError",
+    "UnansweredError",
     "WdsplitError",
 ]
 
@@ -111,6 +112,10 @@ class OutputExistsError(WdsplitError, FileExistsError):
 
 class StorageError(WdsplitError, OSError):
     """The operating system or a remote store refused to read or write."""
+
+
+class UnansweredError(StorageError):
+    """A store, or a network file system, did not answer as it should; it may do so later."""
 
 
 class TopologyError(WdsplitError, ValueError):

@@ -11,7 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
+from wdsplit.errors import (
+    DatasetNotFoundError,
+    InputError,
+    MissingDependencyError,
+    StorageError,
+    UnansweredError,
+    WdsplitError,
+)
 from wdsplit.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
 from wdsplit.urls import is_web, shown_url
 
@@ -242,9 +249,9 @@ def _refused(error: Exception, place: str) -> WdsplitError:
     return StorageError("the store refuses", place, found=found, remedy=remedy, url=url)
 
 
-def _gave_up(error: Exception, place: str, num_attempts: int, deadline_s: float) -> StorageError:
+def _gave_up(error: Exception, place: str, num_attempts: int, deadline_s: float) -> UnansweredError:
     is_unknown = is_unknown_host(error)
-    return StorageError(
+    return UnansweredError(
         "the store's host has no name" if is_unknown else "the store does not answer as it should",
         place,
         expected=f"an answer within {deadline_s:g} s",

@@ -27,7 +27,9 @@ from wdsplit.errors import (
     InputError,
     MissingDependencyError,
     StorageError,
+    UnansweredError,
     WdsplitError,
+    noted,
 )
 from wdsplit.urls import shown_url
 
@@ -42,15 +44,19 @@ _QUEUED_PER_CPU = 2
 _LEAST_QUEUED = 64
 """Tasks that are handed out at a time, at least: more than a small cluster runs, so that one that can grow does."""
 _MOST_FAILED = 10
-"""So many tasks may fail before no more are handed out."""
+"""So many tasks may fail before the run ends; and so many in a row may go without an answer of a store."""
+_CPUS_OF_A_NODE = 64
+"""What a node is taken for as long as there is none."""
+_PATIENCE_S = 60.0
+"""After how long without any result it is told what there is and what is asked for."""
 _LOOK_S = 10.0
 """How often the cluster is asked for its size."""
 _OF_A_NODE = (ConvertError, DatasetNotFoundError, StorageError)
 """Errors that may be those of one node's file system."""
 _KNOCK_S = 10.0
 """How long a cluster may take to answer at all."""
-_CANCEL_S = 30.0
-"""How long tasks that are cancelled are waited for."""
+_LEAVE_S = 30.0
+"""How long tasks that nobody waits for any more may take to end."""
 
 
 @dataclass
@@ -124,7 +130,7 @@ class RayEngine:
     def jobs_of_a_node(self) -> int:
         """Tasks that the largest node runs at a time."""
         self._look()
-        return max([1, *(int(node.get("CPU", 0)) for node in self._nodes)])
+        return max((int(node["CPU"]) for node in self._nodes if node.get("CPU", 0) >= 1), default=_CPUS_OF_A_NODE)
 
     def run(
         self,
@@ -153,9 +159,23 @@ class RayEngine:
             self._looked = now
 
     def _memory(self, memory_bytes: int) -> int:
-        """Return the memory to ask for a task: no more than there is, else Ray would wait for a node that has it."""
+        """Return the memory to ask for a task: no more than a node has, else Ray would wait for one that has it."""
         self._look()
-        return int(min(memory_bytes, max([0.0, *(node.get("memory", 0.0) for node in self._nodes)])))
+        there = [node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1]
+        return int(min([memory_bytes, *([max(there)] if there else [])]))
+
+    def tell_what_is_missing(self, memory_bytes: int) -> None:
+        """Warn that nothing has ended for a while: the cluster may have nothing that can run a task."""
+        self._look()
+        cpus = sum(node.get("CPU", 0) for node in self._nodes)
+        logger.warning(
+            "no task has ended for %.0f s; each asks for a processor and %d MB of memory, and the cluster has %d nodes "
+            "with %d processors in all",
+            _PATIENCE_S,
+            memory_bytes // 10**6,
+            len(self._nodes),
+            cpus,
+        )
 
 
 class _Run:
@@ -170,73 +190,104 @@ class _Run:
         self._remote = _remote(self._ray).options(
             num_cpus=1,
             memory=memory_bytes or None,
-            max_retries=engine._retries,
+            max_retries=0,  # counted here, as Ray runs what ran out of memory again without end
             scheduling_strategy="SPREAD",
         )
+        self._memory_bytes = memory_bytes
         self._running: dict[Any, tuple[Any, int]] = {}
         """Each task under way, and how often it was tried before."""
         self._again: deque[tuple[Any, int]] = deque()
         self._failed: list[tuple[str, Exception]] = []
         self._warned: set[str] = set()
+        self._unanswered = 0
+        """Tasks whose store did not answer, in a row."""
 
     def results(self, tasks: Sequence[Any]) -> Iterator[Any]:
         todo = iter(tasks)
         try:
             while self._hand_out(todo):
-                ready, _ = self._ray.wait(list(self._running), num_returns=1)
-                for ref in ready:
+                for ref in self._ready():
                     task, tries = self._running.pop(ref)
                     outcome = self._outcome(ref, task)
                     if outcome.error is None:
+                        self._unanswered = 0
                         yield outcome.result
-                    elif isinstance(outcome.error, StorageError) and tries < self._engine._retries:
-                        logger.warning("%s: tried again after an error: %s", self._describe(task), outcome.error.cause)
-                        self._again.append((task, tries + 1))
                     else:
-                        self._failed.append((self._describe(task), outcome.error))
+                        self._take(outcome.error, task, tries)
+        except KeyboardInterrupt:
+            for ref in self._running:
+                self._ray.cancel(ref)
+            raise
         finally:
-            self._cancel()
+            self._leave()
         if self._failed:
             raise _failure(self._failed)
 
+    def _ready(self) -> list[Any]:
+        """Wait for tasks that have ended."""
+        refs = list(self._running)
+        ready: list[Any] = []
+        waited_s = 0.0
+        while not ready:
+            ready, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK_S)
+            waited_s += _LOOK_S
+            if not ready and waited_s == _PATIENCE_S:
+                self._engine.tell_what_is_missing(self._memory_bytes)
+        return list(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0])
+
+    def _take(self, error: Exception, task: Any, tries: int) -> None:
+        """Take a failure in: try the task again if it may pass, unless no store answers any more."""
+        self._unanswered += isinstance(error, UnansweredError)
+        passes = isinstance(error, (UnansweredError, _LostError)) and self._unanswered < _MOST_FAILED
+        if passes and tries < self._engine._retries:
+            logger.warning("%s: tried again: %s", self._describe(task), getattr(error, "cause", error))
+            self._again.append((task, tries + 1))
+        else:
+            self._failed.append((self._describe(task), error))
+
+    @property
+    def _is_over(self) -> bool:
+        return len(self._failed) >= _MOST_FAILED or (self._unanswered >= _MOST_FAILED and bool(self._failed))
+
     def _hand_out(self, todo: Iterator[Any]) -> bool:
         """Hand out tasks, as many as there may be under way; tell whether there are any."""
-        while len(self._running) < self._engine.queued and len(self._failed) < _MOST_FAILED:
+        while len(self._running) < self._engine.queued and not self._is_over:
             task, tries = self._again.popleft() if self._again else (next(todo, None), 0)
             if task is None:
                 break
             ref = self._remote.remote([self._function], task, self._version)
             self._running[ref] = task, tries
-        return bool(self._running)
+        return bool(self._running) and not self._is_over
 
     def _outcome(self, ref: Any, task: Any) -> _Outcome:
         """Return what became of a task; what Ray itself says of it becomes an error of ours."""
         try:
-            outcome: Any = self._ray.get(ref)
+            answer: Any = self._ray.get(ref)
+            outcome: _Outcome = pickle.loads(answer) if isinstance(answer, bytes) else _Outcome(error=_unfit(answer))
+        except self._ray.exceptions.RayTaskError as error:
+            return _Outcome(error=_unreadable(error.cause, self._describe(task)))
         except self._ray.exceptions.RayError as error:
             return _Outcome(error=_lost(error, self._describe(task)))
         except Exception as error:
             return _Outcome(error=_unreadable(error, self._describe(task)))
-        if isinstance(outcome, dict):
-            return _Outcome(error=_unfit(outcome))
         for name, level, text in outcome.warnings:
             if text not in self._warned:
                 self._warned.add(text)
                 logging.getLogger(name).log(level, "%s", text)
-        if isinstance(outcome.error, _OF_A_NODE) and "://" not in outcome.error.url:
+        if isinstance(outcome.error, _OF_A_NODE):
             outcome.error = _on_node(outcome.error, outcome.node)
-        elif outcome.trace:
-            logger.debug("%s", outcome.trace)
-        whole: _Outcome = outcome
-        return whole
+        elif outcome.error is not None and not isinstance(outcome.error, WdsplitError):
+            outcome.error = noted(outcome.error, outcome.trace)
+        return outcome
 
-    def _cancel(self) -> None:
-        """End what is under way, and wait until it has ended: nobody expects it to write any more."""
-        left = list(self._running)
-        for ref in left:
-            self._ray.cancel(ref, force=True)
-        if left:
-            self._ray.wait(left, num_returns=len(left), timeout=_CANCEL_S)
+    def _leave(self) -> None:
+        """Wait a while for what is under way.
+
+        It is not cancelled: Ray (2.60) may abort the driver where a task ends while it is cancelled. What goes on does
+        no harm: a task whose run has ended publishes nothing.
+        """
+        if self._running:
+            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_LEAVE_S)
         self._running.clear()
 
 
@@ -245,18 +296,20 @@ def _remote(ray: Any) -> Any:
 
     It is pickled by value, as functions within functions are: a node can run it, and say so, that lacks wdsplit.
     """
+    found: list[str] = []
 
     def work(function: list[Any], task: Any, expected: str) -> Any:
-        from importlib import metadata
+        if not found:
+            from importlib import metadata
 
-        try:
-            found = metadata.version("wdsplit")
-        except metadata.PackageNotFoundError:
-            found = "none"
-        if found != expected:
+            try:
+                found.append(metadata.version("wdsplit"))
+            except metadata.PackageNotFoundError:
+                found.append("none")
+        if found[0] != expected:
             from ray import util
 
-            return {"found": found, "expected": expected, "node": util.get_node_ip_address()}  # type: ignore[no-untyped-call]
+            return {"found": found[0], "expected": expected, "node": util.get_node_ip_address()}  # type: ignore[no-untyped-call]
         from wdsplit.rayengine import call
 
         return call(function[0], task)
@@ -269,12 +322,15 @@ _functions: dict[str, Callable[[Any], Any]] = {}
 """What this worker process has taken out of the object store: the last function."""
 
 
-def call(function: Any, task: Any) -> _Outcome:
+def call(function: Any, task: Any) -> bytes:
     """Carry out a task, in a worker of Ray.
 
     Args:
         function: The reference to what is called.
         task: What it is called with.
+
+    Returns:
+        The outcome, pickled: arrays that Ray unpickles stay in its object store for as long as somebody holds them.
     """
     import ray
     from ray.util import get_node_ip_address
@@ -297,7 +353,7 @@ def call(function: Any, task: Any) -> _Outcome:
     finally:
         package.removeHandler(heard)
     outcome.warnings = tuple(heard.records)
-    return outcome
+    return pickle.dumps(outcome, 5)
 
 
 class _Heard(logging.Handler):
@@ -373,11 +429,15 @@ def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+class _LostError(ConvertError):
+    """A task was lost, with what ran it; run again it may end."""
+
+
 def _lost(error: Exception, what: str) -> ConvertError:
     """Return the error for a task of which only Ray knows how it ended."""
     kind = type(error).__name__
     memory = kind == "OutOfMemoryError"
-    return ConvertError(
+    return _LostError(
         "a task was lost: it ran out of memory" if memory else "a task was lost, with the worker or node that ran it",
         place=what,
         expected="workers that live until their work is done",
@@ -410,25 +470,23 @@ def _unfit(outcome: dict[str, str]) -> ConvertError:
 
 
 def _on_node(error: WdsplitError, node: str) -> WdsplitError:
-    """Return the error of a node's file system, for a reader who sees that of the driver."""
-    remedy = f"{error.remedy}; inputs and output must be where all nodes reach them: a shared file system, or s3://"
-    place = f"{error.place} (on node {node})"
+    """Return the error of a node's storage, for a reader who sees that of the driver."""
+    place = f"{error.place} (on node {node})" if error.place else f"node {node}"
+    remedy = error.remedy
+    if "://" not in error.url:
+        remedy += "; inputs and output must be where all nodes reach them: a shared file system, or s3://"
     return type(error)(error.cause, place, error.expected, error.found, remedy, error.url, error.key, error.offset)
 
 
 def _failure(failed: Sequence[tuple[str, Exception]]) -> Exception:
-    """Return the error of a run of which tasks have failed: the only one as it is."""
-    if len(failed) == 1:
+    """Return the error of a run of which tasks have failed: as it is if there is one, or if all are the same."""
+    if len({str(error) for _, error in failed}) == 1:
         return failed[0][1]
-    different = {str(error): error for _, error in failed}
-    if len(different) == 1:
-        return failed[0][1]
-    lines = [f"- {what}: {error}" for what, error in failed]
-    kinds = {type(error) for _, error in failed}
-    kind = InputError if kinds == {InputError} else ConvertError
-    most = f", after which no more were handed out ({_MOST_FAILED} at the most)" if len(failed) >= _MOST_FAILED else ""
+    lines = [f"- {what}: {error}" for what, error in failed[:_MOST_FAILED]]
+    more = [f"- and {len(failed) - _MOST_FAILED} more"] if len(failed) > _MOST_FAILED else []
+    kind = InputError if {type(error) for _, error in failed} == {InputError} else ConvertError
     return kind(
-        f"{len(failed)} tasks failed{most}",
-        found="\n".join(["", *lines]),
+        f"{len(failed)} tasks failed",
+        found="\n".join(["", *lines, *more]),
         remedy="mend what they name, and continue with --resume: what the other tasks have done is kept",
     )

@@ -305,7 +305,7 @@ class Run:
         self._end(self.storage)
 
     def _end(self, storage: Storage) -> None:
-        storage.remove(RUN_FOLDER)
+        storage.remove(PLAN_NAME, RUN_FOLDER)  # the plan first: a task that comes late finds that its run has ended
         self._ended = True
 
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:

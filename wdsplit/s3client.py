@@ -15,7 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
+from wdsplit.errors import (
+    DatasetNotFoundError,
+    InputError,
+    MissingDependencyError,
+    StorageError,
+    UnansweredError,
+    WdsplitError,
+)
 from wdsplit.locks import ProcessLock
 from wdsplit.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
 from wdsplit.urls import shown_url
@@ -326,9 +333,9 @@ def _refused(error: Exception, url: str) -> WdsplitError:
     return StorageError("the store refuses", place=url, found=code or type(error).__name__, remedy=remedy, url=url)
 
 
-def _gave_up(error: Exception, url: str, num_attempts: int, deadline_s: float) -> StorageError:
+def _gave_up(error: Exception, url: str, num_attempts: int, deadline_s: float) -> UnansweredError:
     is_unknown = is_unknown_host(error)
-    return StorageError(
+    return UnansweredError(
         "the store's host has no name" if is_unknown else "the store does not answer as it should",
         place=url,
         expected=f"an answer within {deadline_s:g} s",

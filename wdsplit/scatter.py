@@ -39,6 +39,7 @@ __all__ = [
     "SpilledRows",
     "is_scattered",
     "not_scattered",
+    "note_runs",
     "read_cuts",
     "scatter",
     "scatter_tasks",
@@ -60,6 +61,8 @@ _COPIES = 6
 """How often a task holds its rows at the most: as read, sorted, encoded, laid out and written."""
 _ROW_BYTES = 64
 """What a row takes besides its columns: its place, its number, and their sorting."""
+_FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
+"""What a file of the input, and a row group of it, take in a plan, about."""
 _LEAST_BYTES, _MOST_BYTES = 8 * 1024**2, 1024**3
 _BATCH_BYTES = 16 * 1024**2
 _BUCKETS_PER_TASK = 4
@@ -81,9 +84,14 @@ def task_memory(plan: Plan, held_bytes: int) -> int:
         held_bytes: Bytes of rows that it may hold if they stand in another order than in the table.
     """
     if plan.scatters:
-        return _JOB_BYTES + _COPIES * held_bytes
+        return _JOB_BYTES + _COPIES * held_bytes + _plan_bytes(plan)
     row_group = max(max(file.row_groups, default=0) * file.row_bytes for file in plan.table.files)
-    return _JOB_BYTES + _COPIES * _BATCH_BYTES + int(row_group)
+    return _JOB_BYTES + _COPIES * _BATCH_BYTES + int(row_group) + _plan_bytes(plan)
+
+
+def _plan_bytes(plan: Plan) -> int:
+    """Return what a plan takes in each process, about."""
+    return sum(_FILE_BYTES + _ROW_GROUP_BYTES * len(file.row_groups) for file in plan.table.files)
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,24 @@ def not_scattered(storage: Storage, plan: Plan, tasks: Sequence[tuple[int, int]]
     """Return the tasks that have left no note; the folder is listed once."""
     names = set(storage.list(SPILL_FOLDER))
     return {task for task in tasks if f"{_task_name(plan, task[0])}.json" not in names}
+
+
+def note_runs(storage: Storage, plan: Plan) -> None:
+    """Note all runs in one file, once the last task that scatters has ended: who gathers reads no other note."""
+    with storage.publish(_runs_name(plan)) as file:
+        file.write([orjson.dumps(_runs(storage, plan))])
+
+
+def _runs_name(plan: Plan) -> str:
+    return f"{SPILL_FOLDER}/runs-{plan.hash}.json"
+
+
+def _runs(storage: Storage, plan: Plan) -> list[dict[str, Any]]:
+    """Return the runs that all notes name, in their order: the file's name and size, and the bytes of its rows."""
+    sizes = storage.sizes(SPILL_FOLDER)
+    names = [name for name in sorted(sizes) if name.endswith(".json") and name.startswith(_prefix(plan))]
+    notes = in_order(lambda name: orjson.loads(storage.read(f"{SPILL_FOLDER}/{name}")), names, _REQUESTS_AT_ONCE)
+    return [{**run, "size": sizes.get(run["name"])} for runs in notes for run in runs]
 
 
 def is_scattered(storage: Storage, plan: Plan, task: tuple[int, int]) -> bool:
@@ -337,14 +363,10 @@ class SpilledRows:
         self._storage = open_storage(output, storage_options)
         self._plan = plan
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
-        self._sizes = self._storage.sizes(SPILL_FOLDER)
-        runs = [
-            run
-            for name in sorted(self._sizes)
-            if name.endswith(".json") and name.startswith(_prefix(plan))
-            for run in orjson.loads(self._storage.read(f"{SPILL_FOLDER}/{name}"))
-        ]
-        self._paths = [f"{SPILL_FOLDER}/{run['name']}" for run in runs]
+        noted = _note(self._storage, _runs_name(plan))
+        runs = noted if isinstance(noted, list) else _runs(self._storage, plan)
+        self._sizes = {f"{SPILL_FOLDER}/{run['name']}": run["size"] for run in runs}
+        self._paths = list(self._sizes)
         self._bucket_rows = orjson.loads(self._storage.read(_TASKS_NAME))["bucket_rows"]
         row_bytes = max(1, sum(run["bytes"] for run in runs) // plan.num_rows)
         self._gathered_rows = max(1, held_bytes // row_bytes)
@@ -428,7 +450,7 @@ class SpilledRows:
             file = self._open.get(path)
         if file is None:
             try:
-                file = open_spill(self._storage, path, self._sizes.get(path.removeprefix(f"{SPILL_FOLDER}/")))
+                file = open_spill(self._storage, path, self._sizes[path])
             except pa.ArrowInvalid as error:
                 raise _damaged(f"{self._storage.url}/{path}", str(error)) from error
         with self._opening:

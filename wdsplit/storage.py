@@ -23,7 +23,7 @@ from typing import IO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError, UnansweredError
 from wdsplit.mounts import is_network_mount
 from wdsplit.retry import Retries, RetryOptions
 from wdsplit.urls import shown_url
@@ -571,7 +571,8 @@ def _translated(path: Path, writing: bool = False) -> Iterator[None]:
                 url=str(path),
             ) from error
         too_many = error.errno == errno.EMFILE
-        raise StorageError(
+        kind = UnansweredError if error.errno in _PASSING else StorageError
+        raise kind(
             f"the system refused: {error.strerror or error}",
             place=str(path),
             remedy="raise `ulimit -n`: each lane that is read holds a shard open, or use fewer lanes"

@@ -35,9 +35,9 @@ stop() {
     kill $(jobs -p) 2>/dev/null || true
     wait
 }
-#trap stop EXIT
+trap stop EXIT
 trap 'exit 143' TERM
-trap 'echo "the time is up: back into the queue"; scontrol requeue "$SLURM_JOB_ID"; exit 0' USR1
+trap 'echo "the time is up: back into the queue"; scontrol requeue "$SLURM_JOB_ID"; exit 1' USR1
 
 # Ray's object store holds nothing but the plan: rows go from input to output where a task runs.
 start_ray() { # the first node, how many, what they are

@@ -85,8 +85,8 @@ def convert_command(
     started = time.monotonic()
     last: dict[str, Progress] = {}
     try:
-        where = open_engine(engine, address, jobs)
         with progress_bar("converting", log) as bar:
+            where = open_engine(engine, address, jobs)
 
             def report(plan: Plan, progress: Progress) -> None:
                 last[progress.split] = progress

@@ -48,7 +48,7 @@ def with_options(options: Sequence[Decorator]) -> Decorator:
 
 engine_options = with_options(
     (
-        click.option("--jobs", type=click.IntRange(1), help="Tasks at a time.  [default: one a processor]"),
+        click.option("--jobs", type=click.IntRange(1), help="Tasks at a time.  [default: one a processor; on Ray two]"),
         click.option(
             "--engine",
             type=click.Choice(("local", "ray")),

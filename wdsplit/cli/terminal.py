@@ -108,6 +108,7 @@ class _Log:
         self._started = time.monotonic()
         self._last_s = -_LOG_EVERY_S
         self._last: dict[str, Any] = {}
+        self._refused = False
         self._begun: tuple[int, float] | None = None
         """How much was done when the counting began, and when that was."""
 
@@ -127,8 +128,13 @@ class _Log:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         elapsed_s = round(time.monotonic() - self._started, 3)
         line = {"time": now, "event": event, "elapsed_s": elapsed_s, **self._last, **more}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            if not self._refused:
+                stderr(f"progress is not logged any more: {error.strerror}")
+            self._refused = True
 
 
 class Bar:
