@@ -27,6 +27,7 @@ PUBLIC = [
     "StateError",
     "StorageError",
     "TopologyError",
+    "UnansweredError",
     "WdsplitError",
     "commit_parts",
     "convert",
@@ -80,7 +81,7 @@ def test_an_unknown_name_is_an_attribute_error_that_names_it():
 
 def test_every_public_error_can_be_caught_by_the_one_root():
     errors = [getattr(wdsplit, name) for name in PUBLIC if name.endswith("Error")]
-    assert len(errors) == 12
+    assert len(errors) == 13
     assert all(issubclass(error, wdsplit.WdsplitError) for error in errors)
 
 

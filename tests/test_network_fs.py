@@ -122,7 +122,7 @@ def test_a_server_that_goes_is_told_with_the_file_and_what_is_left_comes_when_it
     with begun(reading(remote, options)) as script:
         mounted.server.stop()
         first = go_on(script)
-    assert first["told"].startswith(f"StorageError: the system refused: Input/output error\n  place: {remote}/")
+    assert first["told"].startswith(f"UnansweredError: the system refused: Input/output error\n  place: {remote}/")
     assert len(first["keys"]) < NUM_SAMPLES
     mounted.server.start()
     with reading(remote, options, first["state"]) as script:

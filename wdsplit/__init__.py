@@ -22,6 +22,7 @@ from wdsplit.errors import (
     StateError,
     StorageError,
     TopologyError,
+    UnansweredError,
     WdsplitError,
 )
 
@@ -56,6 +57,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "TopologyError",
+    "UnansweredError",
     "WdsplitError",
     "commit_parts",
     "convert",

@@ -69,7 +69,6 @@ class _Outcome:
         trace: Where, if nobody raised it on purpose.
         warnings: What was logged meanwhile: the logger's name, the level and the text.
         node: The address of the node.
-        found: The version of wdsplit that is installed there, if it is another one; else empty.
     """
 
     result: Any = None
@@ -77,7 +76,6 @@ class _Outcome:
     trace: str = ""
     warnings: tuple[tuple[str, int, str], ...] = ()
     node: str = ""
-    found: str = ""
 
 
 class RayEngine:
@@ -161,8 +159,8 @@ class RayEngine:
     def _memory(self, memory_bytes: int) -> int:
         """Return the memory to ask for a task: no more than a node has, else Ray would wait for one that has it."""
         self._look()
-        there = [node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1]
-        return int(min([memory_bytes, *([max(there)] if there else [])]))
+        there = (node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1)
+        return int(min(memory_bytes, max(there, default=memory_bytes)))
 
     def tell_what_is_missing(self, memory_bytes: int) -> None:
         """Warn that nothing has ended for a while: the cluster may have nothing that can run a task."""
