@@ -14,12 +14,14 @@ from tables import converted, labels, options, real_samples, shard_files, wait_u
 from wdsplit import inputs
 from wdsplit.converter import convert
 from wdsplit.engine import LocalEngine
-from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
 from wdsplit.formats import parquet
 from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.manifest import RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_conversion
+from wdsplit.run import Run
+from wdsplit.stores import open_storage
 
 
 class Stop(Exception):  # noqa: N818 (it is no error)
@@ -209,3 +211,21 @@ def test_a_second_ctrl_c_does_not_leave_threads_that_write(tmp_path):
         list(LocalEngine(2).run(work, range(8), threads=True))
     assert sorted(ended) == sorted(begun)
     presser.join()
+
+
+def test_files_of_a_late_part_that_come_and_go_are_not_those_of_others(tmp_path):
+    converted(numbered(tmp_path / "in.parquet", 0), tmp_path / "out", shards=2)
+    storage = open_storage(str(tmp_path / "out"))
+
+    def publish():
+        for _ in range(2000):
+            with storage.publish("000000.tar") as file:
+                file.write([b"late"])
+
+    late = threading.Thread(target=publish)
+    late.start()
+    while late.is_alive():
+        Run(storage).refuse_output(overwrite=True, resume=False)
+    (tmp_path / "out" / "other").touch()
+    with pytest.raises(OutputExistsError, match="wdsplit did not write"):
+        Run(storage).refuse_output(overwrite=True, resume=False)

@@ -232,8 +232,25 @@ def _column(values: list[Any], name: str) -> Column:
         return Column(kind, _numbers(values, name))
     _check_same([(str(value.dtype), tuple(value.shape)) for value in values], name)
     if kind == "tensor":
-        return Column(kind, sys.modules["torch"].stack(values))
+        return Column(kind, _stacked_tensors(values))
     return Column(kind, _writable(np.stack(values)))
+
+
+def _stacked_tensors(values: list[Any]) -> Any:
+    """Stack tensors; those that are contiguous as arrays, in one thread and a fraction of the time torch takes."""
+    torch = sys.modules["torch"]
+    arrays = [array for value in values if _is_bare(value, torch) and (array := as_array(value)) is not None]
+    return torch.from_numpy(np.stack(arrays)) if len(arrays) == len(values) else torch.stack(values)
+
+
+def _is_bare(value: Any, torch: Any) -> bool:
+    """Tell whether a tensor is nothing but memory of the CPU, in the order of its dimensions."""
+    return (
+        type(value) is torch.Tensor
+        and not value.requires_grad
+        and value.device.type == "cpu"
+        and (value.layout is torch.strided and value.is_contiguous())
+    )
 
 
 def _kind(value: Any) -> str:

@@ -95,14 +95,13 @@ class Resized:
         pixels = self._by_simplejpeg(data) if is_jpeg and self.library == "simplejpeg" else None
         if pixels is None:
             pixels = self._by_pillow(data)
-        if self.output == "numpy":
-            return pixels
-        if self.output == "pil":
-            return _imported("PIL.Image").fromarray(pixels)
-        return _imported("torch").from_numpy(pixels).permute(2, 0, 1)
+        if self.output == "torch":
+            return self._planes(pixels)
+        pixels = self._resampled(pixels)
+        return _imported("PIL.Image").fromarray(pixels) if self.output == "pil" else pixels
 
     def _by_simplejpeg(self, data: bytes) -> Pixels | None:
-        """Return a JPEG's pixels, uint8 of shape (height, width, 3); None for CMYK, which is left to Pillow."""
+        """Return what is wanted of a JPEG, of about the size that is; None for CMYK, which is left to Pillow."""
         simplejpeg = _imported("simplejpeg")
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         _check_pixels(width, height)
@@ -112,7 +111,7 @@ class Resized:
             data, "RGB", min_height=self.height, min_width=self.width, min_factor=_LEAST_SCALE
         )
         top, left, height, width = self._box(*pixels.shape[:2])
-        return self._resampled(pixels[top : top + height, left : left + width])
+        return np.ascontiguousarray(pixels[top : top + height, left : left + width])
 
     def _by_pillow(self, data: bytes) -> Pixels:
         image = _open_image(data, _RESIZED_FORMATS)
@@ -131,13 +130,29 @@ class Resized:
         return np.array(image.resize((self.width, self.height), bilinear, box=box, reducing_gap=2.0))
 
     def _resampled(self, pixels: Pixels) -> Pixels:
-        """Resize by torch, whose kernel is Pillow's method in vector instructions, and lets other threads run."""
-        if pixels.shape[:2] != (self.height, self.width):
-            planes = _imported("torch").from_numpy(pixels).permute(2, 0, 1)[None]
-            interpolate = _imported("torch.nn.functional").interpolate
-            planes = interpolate(planes, (self.height, self.width), mode="bilinear", antialias=True)
-            pixels = planes[0].permute(1, 2, 0).numpy()
-        return np.ascontiguousarray(pixels)
+        """Return pixels of the size that is wanted, of shape (height, width, 3)."""
+        if not self._is_other(pixels):
+            return pixels
+        resampled = self._interpolated(_imported("torch").from_numpy(pixels)[None].permute(0, 3, 1, 2))
+        return np.ascontiguousarray(resampled.permute(1, 2, 0).numpy())
+
+    def _planes(self, pixels: Pixels) -> Any:
+        """Return a tensor of the size that is wanted, of shape (3, height, width)."""
+        planes = _imported("torch").from_numpy(pixels).permute(2, 0, 1)
+        return self._interpolated(planes[None]) if self._is_other(pixels) else planes
+
+    def _is_other(self, pixels: Pixels) -> bool:
+        return pixels.shape[:2] != (self.height, self.width)
+
+    def _interpolated(self, planes: Any) -> Any:
+        """Resize by torch, whose kernel is Pillow's method in vector instructions, and lets other threads run.
+
+        What torch takes for channels_last by its strides, an image of several planes in one, comes back as such; a
+        batch made by `[None]` alone it takes for planes, and gives planes without a copy. Either is one thread's work
+        if its memory is contiguous: more would keep other ranks' processors busy waiting.
+        """
+        interpolate = _imported("torch.nn.functional").interpolate
+        return interpolate(planes, (self.height, self.width), mode="bilinear", antialias=True)[0]
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return top, left, height and width of the part of an image that is wanted."""
@@ -171,8 +186,8 @@ def resized(
             of them from the middle.
         library: What decodes JPEG: `simplejpeg` (the fastest; refuses any file that libjpeg warns of) or `pillow`. They
             differ by rounding, so neither stands in for the other by itself.
-        output: `torch`: a uint8 tensor of shape (3, height, width), in memory as torch's `channels_last`; `numpy`:
-            uint8 of shape (height, width, 3); `pil`: a PIL image.
+        output: `torch`: a uint8 tensor of shape (3, height, width); `numpy`: uint8 of shape (height, width, 3);
+            `pil`: a PIL image.
 
     Raises:
         InputError: An argument cannot be.

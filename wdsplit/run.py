@@ -118,7 +118,8 @@ class Run:
         finished, started = HEADER_NAME in names, self.is_unfinished
         if overwrite:
             self._refuse_adopted(finished)
-            self._refuse_foreign([name for name in names if not (finished or started) or not self._is_ours(name)])
+            foreign = {name for name in names if not (finished or started) or not self._is_ours(name)}
+            self._refuse_foreign(sorted(foreign.intersection(self.storage.list())))  # a late part renames its files
             return
         if not (names or started or resume) or (resume and (started or finished)):
             return
