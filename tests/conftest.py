@@ -1,7 +1,7 @@
 """How the tests run: hypothesis draws the same examples every time, and takes as long as a slow machine needs."""
 
 import os
-import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,17 @@ from faults import FaultProxy
 from hypothesis import HealthCheck, settings
 from made_datasets import numbers_dataset
 from s3server import S3Server
+from tables import end_started
 
 from wdsplit.formats import text
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "at_exit"), os.environ.get("PYTHONPATH")])
 )
+
+# In the background of a shell Ctrl-C is ignored, by whatever is started too; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "wdsplit",
@@ -26,6 +31,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("wdsplit")
+
+
+@pytest.fixture(autouse=True)
+def no_process_goes_on():
+    """End what a test has started and left."""
+    yield
+    end_started()
 
 
 @pytest.fixture(scope="session")
@@ -83,12 +95,12 @@ def bucket(s3_server):
     """Return an empty bucket."""
     made = s3_server.make_bucket()
     yield made
-    shutil.rmtree(made.folder)
+    s3_server.remove_bucket(made)
 
 
 @pytest.fixture
 def fault_proxy(s3_server, monkeypatch):
     """Return a proxy before the S3 server, which the environment names from here on; its plan is to do nothing."""
-    with FaultProxy(s3_server.port) as proxy:
+    with FaultProxy(s3_server.port, ignored=s3_server.removed) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield proxy

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 import uuid
 from collections.abc import Sequence
@@ -130,10 +131,68 @@ def ray_check_a_store_that_never_answers_ends_the_run(engine, folder):
     assert 10 <= len(list(tries.iterdir())) < 300
 
 
+def ray_check_tasks_run_where_processors_are(engine, folder):
+    """And they alone count: the head of the cluster has none."""
+    import ray
+
+    nodes = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
+    assert sorted(nodes.values()) == [0, 1, 1]
+    assert (engine.jobs, engine.jobs_of_a_node) == (2, 1)
+    assert {nodes[node] for node in engine.run(node_of, range(20))} == {1}
+
+
+def ray_check_who_has_left_the_cluster_joins_it_again(engine, folder):
+    import ray
+
+    results = engine.run(time.sleep, [0, 600, 600])
+    assert next(results) is None
+    results.close()
+    assert not ray.is_initialized()
+    assert engine.jobs == 2
+    assert sorted(engine.run(square, range(3))) == [0, 1, 4]
+    engine.close()
+    assert not ray.is_initialized()
+    assert list(engine.run(square, [3])) == [9]
+
+
+def ray_check_no_signal_breaks_into_leaving_the_cluster(engine, folder):
+    """Not even where it comes while Ray ends what it has begun."""
+    import ray
+
+    leave, handlers = ray.shutdown, [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def leave_disturbed():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        leave()
+
+    assert list(engine.run(square, [3])) == [9]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "shutdown", leave_disturbed)
+        engine.close()
+    assert not ray.is_initialized()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def ray_check_a_cluster_that_this_process_has_joined_itself_is_not_left(engine, folder):
+    import ray
+
+    assert list(engine.run(square, [3])) == [9]
+    other = wdsplit.RayEngine()
+    other.close()
+    assert ray.is_initialized()
+
+
 def ray_check_arrays_in_results_are_the_drivers_own(engine, folder):
     for array in engine.run(np.zeros, [200_000]):
         assert array.flags.owndata or array.base is None or not isinstance(array.base, memoryview)
         array[0] = 1
+
+
+def node_of(number):
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
 
 
 def unanswered_at_first(tries, kind, number):

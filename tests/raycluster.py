@@ -1,7 +1,8 @@
 """A real Ray cluster of several nodes on this machine, each of one processor, in a process of its own.
 
-Run as a program with the number of nodes it prints the cluster's address, then carries out what it reads, a line each:
-`add`, `remove N` (as if node N had lost power), and ends with its standard input.
+Run as a program with the number of nodes, the processors of the first (the head) and a port or 0, it prints the
+cluster's address, then carries out what it reads, a line each: `add`, `remove N` (as if node N had lost power), and
+ends with its standard input. At the port, if there is one, the head serves `ray://`.
 """
 
 import os
@@ -25,15 +26,15 @@ STORE_BYTES = 80_000_000
 class RayCluster:
     """A cluster that ends with `close`."""
 
-    def __init__(self, num_nodes=3, **environ):
+    def __init__(self, num_nodes=3, *, environ=None, head_cpus=1, client_port=0):
         self._folder = tempfile.mkdtemp(prefix="ray-")  # the paths of its sockets must be short
         tests = str(Path(__file__).parent)
         path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
-        self.environ = {**os.environ, **QUIET, **environ, "RAY_TMPDIR": self._folder, "PYTHONPATH": path}
+        self.environ = {**os.environ, **QUIET, **(environ or {}), "RAY_TMPDIR": self._folder, "PYTHONPATH": path}
         self._errors = Path(self._folder, "stderr")
         with self._errors.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(num_nodes)],
+                [sys.executable, __file__, str(num_nodes), str(head_cpus), str(client_port)],
                 env=self.environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -42,6 +43,7 @@ class RayCluster:
                 start_new_session=True,
             )
         self.address = self._answer()
+        self.client_address = f"ray://127.0.0.1:{client_port}"
         self.environ["RAY_ADDRESS"] = self.address
 
     def add(self):
@@ -53,7 +55,7 @@ class RayCluster:
 
     def close(self):
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait(300)
         self._process.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -68,7 +70,7 @@ class RayCluster:
         return answer.removeprefix("answer ")
 
 
-def main():
+def main(num_nodes, head_cpus, client_port):
     from ray.cluster_utils import Cluster
 
     def answer(text):
@@ -77,8 +79,9 @@ def main():
     answers = os.dup(1)
     os.dup2(2, 1)  # what Ray prints is no answer
     node = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    nodes = [cluster.head_node, *(cluster.add_node(**node) for _ in range(int(sys.argv[1]) - 1))]
+    head = {**node, "num_cpus": head_cpus} | ({"ray_client_server_port": client_port} if client_port else {})
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = [cluster.head_node, *(cluster.add_node(**node) for _ in range(num_nodes - 1))]
     answer(cluster.address)
     for line in sys.stdin:
         what, _, number = line.strip().partition(" ")
@@ -91,4 +94,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -18,7 +20,8 @@ from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.sample import is_pad_key
 from wdsplit.table import InputFile, Table
 
-DEADLINE_S = 60
+DEADLINE_S = 300
+"""For what takes moments where nothing else runs: it costs nothing but where something is wrong."""
 
 
 def write_table(path, columns, rows_per_group=None) -> str:
@@ -129,15 +132,43 @@ def files_below(folder) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if not path.is_dir())
 
 
+_started: list[subprocess.Popen] = []
+
+
+def start_process(command, **options) -> subprocess.Popen:
+    """Start a process in a session of its own, with its output in pipes; it is ended with the test, if not before."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    _started.append(subprocess.Popen([*map(str, command)], start_new_session=True, **options))
+    return _started[-1]
+
+
 def start_script(code, *arguments) -> subprocess.Popen:
     """Run a script in a session of its own, so that what it leaves behind can be found."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return start_process([sys.executable, "-c", code, *arguments])
+
+
+def end_started() -> None:
+    """End the processes that a test has started and left, as one does that fails, and close their pipes.
+
+    One that is not waited for is a warning when it is collected, which fails whatever test runs then.
+    """
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def outputs_of(processes) -> list[str]:
+    """Wait for processes that have been started to end well; return what each has printed."""
+    ended = [process.communicate(timeout=DEADLINE_S) for process in processes]
+    for process, (_, said) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, said
+    return [output for output, _ in ended]
 
 
 def session_processes(session) -> list[int]:
@@ -159,3 +190,10 @@ def wait_until(condition, what) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"still not, after {DEADLINE_S} s: {what}"
         time.sleep(0.005)
+
+
+def little_memory(monkeypatch):
+    """Let a task hold 4 kB, so that even a small table makes many runs, merges and gatherings."""
+    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.gather.BATCH_BYTES", 1024)
+    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", 3)

@@ -30,7 +30,7 @@ from tables import (
 )
 
 import wdsplit
-from wdsplit import converter
+from wdsplit import passes
 from wdsplit.cli import cli, main
 from wdsplit.errors import StorageError
 from wdsplit.manifest import HEADER_NAME
@@ -276,7 +276,7 @@ def unfinished(done, refused, tmp_path, output, monkeypatch):
     """Return the arguments of a conversion that has failed after 3 of 8 shards."""
     table = write_table(tmp_path / "raw" / "numbers.parquet", numbers_table(40), rows_per_group=1)
     arguments = ("convert", table, output, "--shards", 8, "--jobs", 1)
-    real, ran = converter.write_shards, []
+    real, ran = passes.write_shards, []
 
     def failing(job, task):
         if len(ran) == 3:
@@ -285,8 +285,8 @@ def unfinished(done, refused, tmp_path, output, monkeypatch):
         return real(job, task)
 
     with monkeypatch.context() as patched:
-        patched.setattr(converter, "task_spans", lambda plan, jobs, shards: [Span(n, n + 1) for n in shards])
-        patched.setattr(converter, "write_shards", failing)
+        patched.setattr(passes, "task_spans", lambda plan, jobs, shards: [Span(n, n + 1) for n in shards])
+        patched.setattr(passes, "write_shards", failing)
         assert_says(refused(1, *arguments), "the disk is full", "make room")
     assert len(list(output.glob("*.tar"))) == 3
     return arguments
@@ -747,7 +747,7 @@ def test_a_dataset_whose_manifest_is_damaged_is_refused(refused, dataset, comman
         (["convert", "--plan", "P", "--part", "0/2", "--seed", "0", "--resume"], "--seed, --resume: not with --plan"),
         (["convert", "--plan", "P", "--part", "0/2", "--engine", "local"], "--engine: not with --plan"),
         (["convert", "--plan", "P", "--part", "0-2"], "'0-2' is not of the form I/N"),
-        (["convert", "--plan", "P", "--part", "0/2", "--pass", "third"], "'scatter', 'write'"),
+        (["convert", "--plan", "P", "--part", "0/2", "--pass", "third"], "'scatter', 'merge', 'write'"),
         (["plan", "IN", "-o", "P"], "--into and -o go together"),
         (["plan", "IN", "--into", "OUT"], "--into and -o go together"),
         (["plan", "IN", "--overwrite", "--memory", "1GiB"], "--memory, --overwrite: only with -o"),

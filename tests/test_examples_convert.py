@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tables import mixed_table, write_files
+from tables import DEADLINE_S, mixed_table, write_files
 
 from wdsplit import ConvertOptions, PlanOptions, convert, plan_parts
 
@@ -68,7 +68,7 @@ def submit(tmp_path, monkeypatch):
 
     def submit(*arguments):
         command = [str(SCRIPT), *map(str, arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout, (tmp_path / "log.out").read_text()
 
@@ -78,7 +78,7 @@ def submit(tmp_path, monkeypatch):
 def test_slurm_converts_in_an_array_of_parts_and_commits_when_all_have_ended(submit, raw, tmp_path):
     convert(raw, tmp_path / "one", chosen(shuffle=True))
     _, said = submit(tmp_path / "my plan", 2, raw, "--into", tmp_path / "out", "--shards", 4, "--shuffle")
-    assert [line.partition(":")[0] for line in said.splitlines()[:4]] == ["part 1/2", "part 0/2"] * 2
+    assert [line.partition(":")[0] for line in said.splitlines()[:6]] == ["part 1/2", "part 0/2"] * 3
     assert f"{tmp_path}/my plan: 4 shards, 60 samples" in said
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
@@ -101,7 +101,7 @@ def test_a_pass_of_slurm_that_failed_is_followed_by_no_other(submit, raw, tmp_pa
     monkeypatch.setenv("ARRAY", "5")
     _, said = submit(tmp_path / "plan", 2, raw, "--into", tmp_path / "out", "--shards", 4)
     assert said.count("there is no part 5/2") == 1
-    assert len((tmp_path / "log").read_text().splitlines()) == 3
+    assert len((tmp_path / "log").read_text().splitlines()) == 4
 
 
 def chosen(**plan):

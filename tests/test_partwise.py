@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +27,15 @@ from wdsplit.errors import (
 )
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.partwise import PartProgress, commit_parts, convert_part, plan_parts
+from wdsplit.partwise import PartProgress, commit_parts, convert_part, needed_passes, plan_parts
 from wdsplit.planfile import parse_plan
 from wdsplit.storage import LocalStorage, is_temporary
 from wdsplit.stores import open_storage
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 NOTES = f"{RUN_FOLDER}/shards"
+CUTS = ("tasks.json", "places.json")
+"""What the beginning of a run notes of how rows are scattered."""
 
 
 def files_of(folder):
@@ -48,8 +51,7 @@ def chosen(**changes):
 
 def run_parts(plan, num_parts, storage_options=None, jobs=1):
     """Write all parts in this process, the last first: their order must not matter."""
-    scatters = saved_plan(plan, storage_options).scatters
-    for only in ("scatter", "write") if scatters else (None,):
+    for only in needed_passes(plan, storage_options):
         for part in reversed(range(num_parts)):
             convert_part(plan, part, num_parts, only, storage_options=storage_options, engine=LocalEngine(jobs))
 
@@ -59,12 +61,22 @@ def saved_plan(path, storage_options=None):
     return parse_plan(open_storage(folder, storage_options).read(name), wdsplit.__version__).plan
 
 
-def program(*arguments, folder=None):
-    """Start the command line in a process of its own."""
-    command = [*PROGRAM, *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
-    )
+@pytest.fixture
+def program():
+    """Return a function that starts the command line in a process of its own; it is ended with the test."""
+    started = []
+
+    def start(*arguments, folder=None):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [*PROGRAM, *map(str, arguments)]
+        started.append(subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def ended(process, code=0):
@@ -189,7 +201,7 @@ def test_inputs_plan_and_output_may_be_in_a_bucket_whose_keys_no_plan_holds(
 
 
 @pytest.mark.parametrize("shuffle", [(), ("--shuffle",)], ids=["plain", "shuffled"])
-def test_parts_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, shuffle):
+def test_parts_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, shuffle, program):
     options = ["--shards", 12, *shuffle]
     ended(program("convert", "raw", tmp_path / "one", "--jobs", 1, *options, folder=raw.parent))
     said = ended(
@@ -215,7 +227,7 @@ def long(tmp_path):
     return tmp_path / "plan", tmp_path / "out", files_of(tmp_path / "one")
 
 
-def test_a_part_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long):
+def test_a_part_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
     plan, output, expected = long
     part = program("convert", "--plan", plan, "--part", "0/2", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 10, "10 shards are published")
@@ -235,7 +247,7 @@ def test_a_part_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lon
     assert files_of(output) == expected, "and no temporary file is left"
 
 
-def test_a_part_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole):
+def test_a_part_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
     plan, output, _ = long
     part = program("convert", "--plan", plan, "--part", "0/1", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 3, "3 shards are published")
@@ -256,7 +268,7 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
     convert_part(tmp_path / "plan", 0, 1, "scatter")
     spilled = tmp_path / "out" / RUN_FOLDER / "spill"
     first = {path.name: path.read_bytes() for path in spilled.iterdir()}
-    notes = {name: data for name, data in first.items() if name.endswith(".json") and name != "tasks.json"}
+    notes = {name: data for name, data in first.items() if name.endswith(".json") and name not in CUTS}
     assert notes
     for name in notes:
         (spilled / name).unlink()
@@ -280,7 +292,7 @@ def test_a_late_task_of_another_plan_takes_the_place_of_no_rows(raw, tmp_path):
     convert_part(tmp_path / "plan", 0, 1, "scatter")
     spilled = tmp_path / "out" / RUN_FOLDER / "spill"
     for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
-        if path.name != "tasks.json":
+        if path.name not in CUTS:
             shutil.copy(path, spilled)
     convert_part(tmp_path / "plan", 0, 1, "write")
     commit_parts(tmp_path / "plan")
@@ -315,30 +327,43 @@ def test_progress_counts_what_the_part_has_to_do(raw, tmp_path):
     rows = [convert_part(tmp_path / "plan", part, 2, "scatter", scattered.append).done for part in range(2)]
     assert sum(rows) == 400 == sum(one.total for one in scattered if one.done == 0)
     done = convert_part(tmp_path / "plan", 1, 2, "write", written.append)
-    assert done == written[-1] == PartProgress(False, 6, 6, 204, done.num_bytes)
+    assert done == written[-1] == PartProgress("write", 6, 6, 204, done.num_bytes)
     assert [one.done for one in written] == list(range(7))
     again = convert_part(tmp_path / "plan", 1, 2, "write")
     assert again == dataclasses.replace(done, skipped=6)
 
 
-def test_a_plan_that_keeps_the_order_has_nothing_to_scatter(begun, whole):
+def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whole):
     plan, output = begun
-    assert convert_part(plan, 0, 2, "scatter") == PartProgress(True, 0, 0)
+    for only in ("scatter", "merge"):
+        assert convert_part(plan, 0, 2, only) == PartProgress(only, 0, 0)
     for part in range(2):
         convert_part(plan, part, 2, "write")
     commit_parts(plan)
     assert files_of(output) == whole
 
 
-def test_a_plan_that_scatters_takes_two_passes_one_after_the_other(raw, tmp_path):
+@pytest.mark.parametrize("most", [512, 3])
+def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, most):
+    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_parts(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
-    with pytest.raises(InputError, match="takes two passes") as found:
+    with pytest.raises(InputError, match="takes several passes") as found:
         convert_part(plan, 0, 2)
-    assert "--pass scatter" in found.value.remedy and "--pass write" in found.value.remedy
-    with pytest.raises(ConvertError, match="scatter pass is not complete") as found:
-        convert_part(plan, 0, 2, "write")
-    assert "the rows 0 to 399" in found.value.found and "no part has ended" in found.value.found
+    passes = ("scatter", "write") if most == 512 else ("scatter", "merge", "write")
+    assert needed_passes(plan) == passes
+    assert ", ".join(f"--pass {name}" for name in passes) in found.value.remedy
+    for before, name in pairwise(passes):
+        with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
+            convert_part(plan, 0, 2, name)
+        assert "no part has ended" in found.value.found
+        assert ("rows 0 to" if before == "scatter" else "region 0 of chunk 0") in found.value.found
+        convert_part(plan, 0, 2, before)
+        with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
+            convert_part(plan, 0, 2, name)
+        assert found.value.found.endswith("parts that have not ended: 1/2")
+        convert_part(plan, 1, 2, before)
     (output / RUN_FOLDER / "spill" / "tasks.json").unlink()
     with pytest.raises(ConvertError, match="lacks what its scatter pass needs"):
         convert_part(plan, 0, 2, "scatter")
@@ -352,7 +377,7 @@ def test_the_rows_and_the_parts_that_are_not_scattered_are_named(raw, tmp_path, 
         convert_part(plan, part, 4, "scatter")
     with pytest.raises(ConvertError, match="scatter pass is not complete") as found:
         convert_part(plan, 0, 4, "write")
-    tasks = re.search(r"(\d+) tasks are missing: the rows (\d+) to (\d+)", found.value.found)
+    tasks = re.search(r"(\d+) tasks are missing: rows (\d+) to (\d+)", found.value.found)
     assert tasks and 0 < int(tasks[2]) < int(tasks[3]) < 399
     assert found.value.found.endswith("parts that have not ended: 2/4")
 
@@ -473,11 +498,74 @@ def test_a_shard_that_was_lost_is_missed_and_written_again(begun, whole, lost):
     assert files_of(output) == whole
 
 
-@pytest.mark.parametrize("note", ["parts/0-of-3.json", "shards/000001.json"])
+PART, SHARD = "parts/0-of-3.json", "shards/000001.json"
+
+
+@pytest.mark.parametrize("note", [PART, SHARD])
 def test_notes_of_parts_and_of_shards_stand_in_for_each_other(begun, whole, note):
     plan, output = begun
     run_parts(plan, 3)
     (output / RUN_FOLDER / note).write_bytes(b"{")
+    commit_parts(plan)
+    assert files_of(output) == whole
+
+
+def test_shards_whose_notes_are_all_torn_are_missed(begun):
+    plan, output = begun
+    run_parts(plan, 3)
+    for note in (PART, SHARD):
+        torn = output / RUN_FOLDER / note
+        torn.write_bytes(torn.read_bytes()[:-1])
+    with pytest.raises(ConvertError) as found:
+        commit_parts(plan)
+    assert found.value.found == "1 missing: 000001.tar"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (PART, lambda note: [note]),
+        (PART, lambda note: {"plan": note["plan"]}),
+        (PART, lambda note: {"shards": note["shards"]}),
+        (PART, lambda note: note | {"plan": 5}),
+        (PART, lambda note: note | {"shards": {}}),
+        (PART, lambda note: note | {"shards": [note["shards"][0][:-1]]}),
+        (PART, lambda note: note | {"shards": [["0", *note["shards"][0][1:]]]}),
+        (PART, lambda note: note | {"shards": [[12, *note["shards"][0][1:]]]}),
+        (PART, lambda note: note | {"shards": [[*note["shards"][0][:3], 2**64 - 1, "00"]]}),
+        (PART, lambda note: note | {"shards": [[*note["shards"][0][:4], None]]}),
+        (SHARD, lambda note: [note]),
+        (SHARD, lambda note: {}),
+        (SHARD, lambda note: {"path": note["path"]}),
+        (SHARD, lambda note: note | {"num_bytes": "12"}),
+        (SHARD, lambda note: note | {"num_bytes": 2**63}),
+    ],
+)
+def test_a_note_that_somebody_has_changed_is_refused_and_named_and_can_be_removed(begun, whole, name, change):
+    plan, output = begun
+    run_parts(plan, 3)
+    changed = output / RUN_FOLDER / name
+    if name == SHARD:
+        (output / RUN_FOLDER / PART).unlink()
+    before = orjson.loads(changed.read_bytes())
+    changed.write_bytes(orjson.dumps(change(before)))
+    with pytest.raises(CorruptDataError, match="a note of the run is damaged") as found:
+        commit_parts(plan)
+    assert (found.value.place, found.value.url) == (str(changed), str(changed))
+    assert "shard" in found.value.expected and found.value.found and "remove it" in found.value.remedy
+    assert not (output / HEADER_NAME).exists()
+    changed.unlink()
+    convert_part(plan, 0, 3)
+    commit_parts(plan)
+    assert files_of(output) == whole
+
+
+def test_what_others_have_put_among_the_notes_is_no_note(begun, whole):
+    plan, output = begun
+    run_parts(plan, 3)
+    (output / RUN_FOLDER / PART).write_bytes(b"{")
+    (output / RUN_FOLDER / "parts" / "0-of-3.json~").write_bytes(b"[]")
+    (output / RUN_FOLDER / "shards" / "000001.json~").write_bytes(b"[]")
     commit_parts(plan)
     assert files_of(output) == whole
 
@@ -584,7 +672,7 @@ def test_nothing_is_begun_if_the_plan_cannot_be_saved(begun, raw, tmp_path, whol
 # The command line
 
 
-def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path):
+def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path, program):
     plan, output = tmp_path / "my plan", tmp_path / "out"
     text = ended(program("plan", raw, "--into", output, "-o", plan, "--shards", 4, "--shuffle"))
     steps = re.findall(r"^  wdsplit (.*)$", text, re.M)

@@ -173,6 +173,10 @@ def header_with(**changes):
         ({"options": {"unknown": 1}}, CorruptDataError, "TypeError"),
         ({"selection": None}, CorruptDataError, "TypeError"),
         ({"checksums": {}}, CorruptDataError, "other bytes"),
+        ({"output": 5}, CorruptDataError, "output 5"),
+        ({"folder": None}, CorruptDataError, "folder None"),
+        ({"memory": "1GiB"}, CorruptDataError, "memory '1GiB'"),
+        ({"emit": "dali"}, CorruptDataError, "emit 'dali'"),
     ],
     ids=str,
 )
@@ -181,6 +185,16 @@ def test_a_header_that_does_not_fit_is_refused(changes, kind, part):
     with pytest.raises(kind) as found:
         parse_plan(data, VERSION)
     assert part in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["plan", "output", "options", "checksums"])
+def test_a_header_that_lacks_a_value_is_refused(name):
+    def without(header):
+        return orjson.dumps({key: value for key, value in orjson.loads(header).items() if key != name})
+
+    with pytest.raises(CorruptDataError, match="a plan file is damaged") as found:
+        parse_plan(rewritten(dump_plan(saved_of(PLANS["plain"])), without), VERSION)
+    assert repr(name) in found.value.found
 
 
 def test_other_files_than_were_written_are_refused():

@@ -1,15 +1,16 @@
 """Faults that once were: each test is the shortest way to the fault."""
 
-import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from tables import converted, labels, options, real_samples, shard_files, wait_until, write_table
+from tables import DEADLINE_S, converted, labels, options, real_samples, shard_files, wait_until, write_table
 
 from wdsplit import inputs
 from wdsplit.converter import convert
@@ -54,8 +55,7 @@ def test_what_an_interrupted_run_has_spilled_is_not_taken_for_another(tmp_path, 
     assert sorted(labels(tmp_path / "out", "label.cls")) == list(range(1000, 1400))
 
 
-@pytest.mark.parametrize("more", [{}, {"rows": 50}], ids=["notes", "notes that say more"])
-def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch, more):
+def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
     path, scattered = numbered(tmp_path / "in.parquet", 0), []
 
@@ -68,8 +68,6 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
     with pytest.raises(Stop):
         convert(path, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
     assert scattered[-1] < 400
-    for note in (tmp_path / "out" / RUN_FOLDER / "spill").glob("0*.json"):
-        note.write_text(json.dumps([{**run, **more} for run in json.loads(note.read_text())]))
     left = []
     convert(
         path,
@@ -128,8 +126,10 @@ def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
     assert len(labels(tmp_path / "out")) == 6
 
 
-def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp_path, monkeypatch):
+@pytest.mark.parametrize("most", [512, 2])
+def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp_path, monkeypatch, most):
     monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 20_000)
+    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
     groups = [0 if n % 3 else n for n in range(3000)]
     path = write_table(tmp_path / "in.parquet", {"label": range(3000), "group": groups}, rows_per_group=100)
     plan = PlanOptions(shards=2, group_by="group")
@@ -192,18 +192,19 @@ def test_many_small_batches_are_joined_in_linear_time_and_order(tmp_path, monkey
 
 def test_a_second_ctrl_c_does_not_leave_threads_that_write(tmp_path):
     """The main thread waits for its threads however often it is interrupted."""
-    ended, begun = [], []
+    ended, begun, pressed = [], [], threading.Event()
 
     def work(number):
         begun.append(number)
-        time.sleep(0.6)
+        pressed.wait()
         ended.append(number)
 
     def press():
         wait_until(lambda: len(begun) == 2, "both threads are at work")
         for _ in range(2):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             time.sleep(0.15)
-            os.kill(os.getpid(), signal.SIGINT)
+        pressed.set()
 
     presser = threading.Thread(target=press)
     presser.start()
@@ -229,3 +230,26 @@ def test_files_of_a_late_part_that_come_and_go_are_not_those_of_others(tmp_path)
     (tmp_path / "out" / "other").touch()
     with pytest.raises(OutputExistsError, match="wdsplit did not write"):
         Run(storage).refuse_output(overwrite=True, resume=False)
+
+
+LEAVE = """
+import gc, threading, time
+from wdsplit.engine import in_order
+
+def leave():
+    results = in_order(lambda number: time.sleep(0.01), range(100), 4)
+    next(results)
+    cycle = [results]
+    cycle.append(cycle)
+
+leave()
+with getattr(threading, "_shutdown_locks_lock", threading.Lock()):
+    gc.collect()
+print("ended")
+"""
+
+
+def test_results_that_are_left_are_no_trap_for_the_collector():
+    """It runs wherever memory is asked for: also in a thread that begins, and holds this lock of all threads."""
+    ended = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stdout) == (0, "ended\n")

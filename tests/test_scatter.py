@@ -1,4 +1,3 @@
-import dataclasses
 import os
 import signal
 
@@ -8,6 +7,7 @@ import pytest
 from tables import (
     converted,
     labels,
+    little_memory,
     mixed_table,
     real_samples,
     session_processes,
@@ -18,12 +18,19 @@ from tables import (
     write_files,
 )
 
+from wdsplit.converter import convert
+from wdsplit.cuts import SPILL_FOLDER, ScatterTask, cut_into_steps, read_cuts, write_cuts
+from wdsplit.errors import WdsplitError
+from wdsplit.gather import SpilledRows
 from wdsplit.manifest import RUN_FOLDER
+from wdsplit.merge import MergeJob, merge, remove_scattered
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.permute import RowPermutation
 from wdsplit.planning import plan_conversion
-from wdsplit.scatter import SpilledRows, scatter, scatter_tasks, task_bytes
+from wdsplit.scatter import ScatterJob, scatter, task_bytes
+from wdsplit.spilled import not_spilled, unspilled
 from wdsplit.storage import is_temporary
+from wdsplit.stores import open_storage
 
 NUM_ROWS = 400
 
@@ -40,12 +47,6 @@ def shuffled(inputs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shuffled") / "out"
     converted(inputs, folder, shards=8, shuffle=True, seed=5)
     return folder
-
-
-def little_memory(monkeypatch):
-    """Let a task hold 4 kB, so that even a small table makes many runs and many gatherings."""
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.scatter._BATCH_BYTES", 1024)
 
 
 def test_samples_stand_where_the_permutation_puts_their_rows(inputs, shuffled):
@@ -109,30 +110,54 @@ def test_shards_are_random_samples_of_a_table_that_is_sorted_by_class(tmp_path):
     assert abs(((counts - expected) ** 2 / expected).sum() - 135) < 5 * 16.5
 
 
-def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch):
+def spilled(output, plan, held):
+    """Scatter a table, and merge it where that is a step; return what the tasks agreed on."""
+    storage = open_storage(output)
+    cuts = write_cuts(storage, plan, held)
+    job = ScatterJob(output, plan, cuts.steps.scattered_rows, held)
+    assert sum(scatter(job, task) for task in cuts.tasks) == plan.num_rows
+    merging = MergeJob(output, plan, cuts.steps, held)
+    merged = [merge(merging, task) for task in cuts.steps.merge_tasks()]
+    if cuts.steps.merges:
+        assert sum(merged) == plan.num_samples
+        remove_scattered(storage, plan, cuts.steps)
+    return cuts.steps
+
+
+@pytest.mark.parametrize("most", [512, 3, 1])
+@pytest.mark.parametrize("pad", ["repeat", "drop"])
+def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
     little_memory(monkeypatch)
-    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
+    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
-    job, tasks = scatter_tasks(output, plan, held)
-    assert sum(scatter(job, task) for task in tasks) == NUM_ROWS
-    assert len(tasks) > 3
+    steps = spilled(output, plan, held)
+    assert steps.num_tasks > 3
+    assert (steps.num_chunks > 1 and steps.num_regions > 1) == steps.merges == (most < 512)
     order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS)))
-    spilled = SpilledRows(output, plan, held)
-    for first, stop in [(0, NUM_ROWS), (0, 1), (399, 400), (17, 211), (100, 100)]:
-        parts = list(spilled.read(first, stop))
-        numbers = np.concatenate([np.zeros(0, np.int64), *(rows.numbers for rows in parts)])
+    rows = SpilledRows(output, plan, held)
+    last = plan.num_samples
+    for first, stop in [(0, last), (0, 1), (last - 1, last), (17, 211), (100, 100)]:
+        parts = list(rows.read(first, stop))
+        numbers = np.concatenate([np.zeros(0, np.int64), *(part.numbers for part in parts)])
         assert numbers.tolist() == order[first:stop].tolist()
-        found = [value for rows in parts for value in rows.columns["label"].to_pylist()]
+        found = [value for part in parts for value in part.columns["label"].to_pylist()]
         assert found == numbers.tolist()
 
 
 def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     little_memory(monkeypatch)
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
-    job, tasks = scatter_tasks(str(tmp_path), plan, 4096)
-    for task in tasks[:2]:
+    storage = open_storage(str(tmp_path))
+    cuts = write_cuts(storage, plan, 4096)
+    job = ScatterJob(str(tmp_path), plan, cuts.steps.scattered_rows, 4096)
+    for task in cuts.tasks[:2]:
         scatter(job, task)
-    assert scatter_tasks(str(tmp_path), plan, 10**9) == (dataclasses.replace(job, held_bytes=10**9), tasks[2:])
+    assert read_cuts(storage, plan) == cuts
+    assert not_spilled(storage, plan, cuts.tasks) == unspilled(storage, plan, cuts.tasks) == cuts.tasks[2:]
+    note = next((tmp_path / SPILL_FOLDER).glob(f"*{cuts.tasks[0].name}.json"))
+    note.write_bytes(note.read_bytes()[:-1])
+    assert unspilled(storage, plan, cuts.tasks) == [cuts.tasks[0], *cuts.tasks[2:]]
 
 
 def test_memory_is_shared_by_the_jobs():
@@ -141,12 +166,14 @@ def test_memory_is_shared_by_the_jobs():
 
 CONVERT = """
 import sys
+import wdsplit.cuts
 from wdsplit.converter import convert
 from wdsplit.options import ConvertOptions
 from wdsplit.options import PlanOptions
 
 if __name__ == "__main__":
     source, output, jobs, resume = sys.argv[1:]
+    wdsplit.cuts._MOST_PARTS = 3
     options = ConvertOptions(
         PlanOptions(shards=40, shuffle=True, seed=1), jobs=int(jobs), memory=2**20, resume=resume == "resume"
     )
@@ -175,3 +202,73 @@ def test_a_shuffle_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_p
     started = out.exists() and any(out.iterdir())
     converted(str(folder), out, shards=40, shuffle=True, seed=1, resume=started)
     assert shard_files(out) == shard_files(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("num_tasks", [1, 512, 513, 515, 10_000, 1_000_000])
+def test_no_task_of_any_pass_opens_more_than_about_the_root_of_all_runs(num_tasks):
+    steps = cut_into_steps(num_rows=10**10, num_tasks=num_tasks, bucket_rows=2500)
+    assert steps.merges == (num_tasks > 512)
+    most = np.sqrt(num_tasks) + 1 if steps.merges else 512
+    chunks = [steps.scattered(chunk) for chunk in range(steps.num_chunks)]
+    assert max(map(len, chunks)) <= most, "runs that a task opens that merges"
+    assert len(steps.merged(0)) <= most, "runs that a task opens that writes"
+    names = [name for chunk in chunks for name in chunk]
+    assert names == [ScatterTask(number, 0, 0).name for number in range(num_tasks)]
+    merged = [task.name for task in steps.merge_tasks()]
+    by_region = [name for region in range(steps.num_regions) for name in steps.merged(region)]
+    assert sorted(merged) == (sorted(by_region) if steps.merges else [])
+    assert steps.num_regions * steps.region_rows >= 10**10 > (steps.num_regions - 1) * steps.region_rows
+
+
+class Stop(Exception):  # noqa: N818 (it is no error)
+    """Stops a conversion."""
+
+
+@pytest.mark.parametrize("when", ["merging", "writing"])
+def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inputs, tmp_path, monkeypatch, when):
+    converted(inputs, tmp_path / "whole", shards=8, shuffle=True)
+    little_memory(monkeypatch)
+    chosen, seen = PlanOptions(shards=8, shuffle=True), []
+
+    def stop(plan, progress):
+        seen.append(progress)
+        if progress.merged if when == "merging" else progress.scattered is None and progress.shards:
+            raise Stop
+
+    with pytest.raises(Stop):
+        convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
+    first = [path.name for path in (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow") if "region" not in path.name]
+    assert bool(first) == (when == "merging"), "what is merged goes before shards are written"
+    done = seen[-1].merged or NUM_ROWS
+    seen.clear()
+    convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1, resume=True), lambda _, now: seen.append(now))
+    assert {progress.scattered for progress in seen} == {0, None} if when == "merging" else {None}
+    assert max((progress.merged or 0) for progress in seen) == NUM_ROWS - done
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("lost", ["00000001-*.arrow", "00000001.json", "region-*.arrow", "region-000000-000001.json"])
+def test_rows_that_were_spilled_and_are_lost_are_missed(inputs, tmp_path, monkeypatch, lost):
+    little_memory(monkeypatch)
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    output, storage = str(tmp_path / "out"), open_storage(str(tmp_path / "out"))
+    cuts = write_cuts(storage, plan, 4096)
+    job, merging = ScatterJob(output, plan, cuts.steps.scattered_rows, 4096), MergeJob(output, plan, cuts.steps, 4096)
+    steps = [(scatter, job, task) for task in cuts.tasks] + [
+        (merge, merging, task) for task in cuts.steps.merge_tasks()
+    ]
+    if not lost.startswith("region"):
+        steps = steps[: len(cuts.tasks)]
+    for function, of, task in steps:
+        function(of, task)
+    names = list((tmp_path / "out" / SPILL_FOLDER).glob(f"*-{lost}"))
+    assert names
+    for name in names:
+        name.unlink()
+    with pytest.raises(WdsplitError) as caught:
+        if lost.startswith("region"):
+            list(SpilledRows(output, plan, 4096).read(0, plan.num_rows))
+        else:
+            for task in cuts.steps.merge_tasks():
+                merge(merging, task)
+    assert SPILL_FOLDER in caught.value.place

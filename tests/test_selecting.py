@@ -19,6 +19,7 @@ from made_datasets import all_deliveries, delivering, loaders_of, real_rows
 from tables import (
     all_samples,
     files_below,
+    little_memory,
     mixed_table,
     real_samples,
     session_processes,
@@ -141,12 +142,6 @@ def shuffled(numbers, seed):
     """Return rows in the order that a shuffle gives them."""
     places = RowPermutation(len(numbers), seed).positions(np.arange(len(numbers)))
     return np.asarray(numbers)[np.argsort(places)].tolist()
-
-
-def little_memory(monkeypatch):
-    """Let a task hold 4 kB, so that even a small table makes many runs and many gatherings."""
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.scatter._BATCH_BYTES", 1024)
 
 
 # Where and limit
@@ -831,13 +826,14 @@ def test_values_that_differ_by_a_nul_alone_are_groups_of_their_own(tmp_path):
 
 CONVERT = """
 import sys
+import wdsplit.cuts
 import wdsplit.scatter
 from wdsplit.converter import convert_splits
 from wdsplit.options import ConvertOptions, PlanOptions
 
 if __name__ == "__main__":
     source, output, jobs, resume = sys.argv[1:]
-    wdsplit.scatter._LEAST_BYTES = 20_000
+    wdsplit.scatter._LEAST_BYTES, wdsplit.cuts._MOST_PARTS = 20_000, 3
     options = ConvertOptions(
         PlanOptions(shards=9, group_by="label", shuffle=True), where="label != 77", splits={"train": 0.6, "val": 0.4},
         jobs=int(jobs), memory=2**20, resume=resume == "resume"

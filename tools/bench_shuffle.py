@@ -16,19 +16,22 @@ import re
 import tempfile
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from wdsplit.cuts import write_cuts
 from wdsplit.engine import LocalEngine
+from wdsplit.merge import remove_scattered
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.plan import Plan, Span
+from wdsplit.passes import merge_pass, scatter_pass, write_pass
+from wdsplit.plan import Plan
 from wdsplit.planning import plan_conversion
-from wdsplit.scatter import scatter, scatter_tasks, task_bytes
-from wdsplit.task import Job, write_shards
+from wdsplit.scatter import task_bytes
+from wdsplit.stores import open_storage
+from wdsplit.task import Job
 
 FILE_ROWS = 1_000_000
 
@@ -62,13 +65,18 @@ def make_table(folder: Path, num_rows: int) -> None:
 def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) -> None:
     peak, held_bytes = Peak(), task_bytes(memory, jobs)
     started = time.perf_counter()
-    job, tasks = scatter_tasks(output, plan, held_bytes)
-    rows = sum(LocalEngine(jobs).run(partial(scatter, job), tasks, threads=True))
+    job, engine = Job(output, plan, held_bytes), LocalEngine(jobs)
+    cuts = write_cuts(open_storage(output), plan, held_bytes)
+    rows = sum(scatter_pass(job, cuts.steps, cuts.tasks).run(engine))
     report("scattered", rows, time.perf_counter() - started, peak)
+    if cuts.steps.merges:
+        started = time.perf_counter()
+        rows = sum(merge_pass(job, cuts.steps, cuts.steps.merge_tasks()).run(engine))
+        report("merged", rows, time.perf_counter() - started, peak)
+        remove_scattered(open_storage(output), plan, cuts.steps)
     shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()
     started = time.perf_counter()
-    write = partial(write_shards, Job(output, plan, held_bytes))
-    written = list(LocalEngine(jobs).run(write, [Span(shard, shard + 1) for shard in shards], threads=True))
+    written = list(write_pass(job, jobs, shards).run(engine))
     rows = sum(shard.num_samples for part in written for shard in part.values())
     report(f"gathered and wrote {len(written)} of {plan.num_shards} shards", rows, time.perf_counter() - started, peak)
 

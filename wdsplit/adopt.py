@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -289,12 +290,13 @@ def _read_all(
     """Read all tars; return what was found in each, in the order of their paths."""
     found: dict[int, _Found] = {}
     samples = num_bytes = 0
-    for each in engine.run(read, list(enumerate(paths)), describe=itemgetter(1)):
-        found[each.number] = each
-        samples += each.shard.num_samples
-        num_bytes += each.shard.num_bytes
-        if progress is not None:
-            progress(IndexProgress(len(found), len(paths), samples, num_bytes))
+    with closing(engine.run(read, list(enumerate(paths)), describe=itemgetter(1))) as results:
+        for each in results:
+            found[each.number] = each
+            samples += each.shard.num_samples
+            num_bytes += each.shard.num_bytes
+            if progress is not None:
+                progress(IndexProgress(len(found), len(paths), samples, num_bytes))
     return [found[number] for number in range(len(paths))]
 
 

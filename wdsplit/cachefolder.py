@@ -207,7 +207,9 @@ class CacheFolder:
         """Make a shard that was downloaded an entry, and open it."""
         with self._locked():
             part.publish()
-            return CachedFile(part.path)
+            file = CachedFile(part.path)
+            file.touch()  # the time of its last write is the system's, which is some milliseconds behind
+            return file
 
     def discard(self, file: CachedFile) -> None:
         """Remove an entry that turned out to be damaged; whoever has it open keeps what he has."""

@@ -11,31 +11,34 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.cuts import SPILL_FOLDER, read_cuts, write_cuts
 from wdsplit.emit import write_sidecars
 from wdsplit.engine import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.finding import find_inputs
 from wdsplit.manifest import HEADER_NAME, Manifest, Shard
+from wdsplit.merge import remove_scattered
 from wdsplit.options import ConvertOptions
-from wdsplit.plan import Plan, default_window, task_spans
+from wdsplit.passes import merge_pass, scatter_pass, write_pass
+from wdsplit.plan import Plan, default_window
 from wdsplit.planning import PathLike, input_paths, plan_files, refuse_splits
 from wdsplit.published import Published
 from wdsplit.run import Run
-from wdsplit.scatter import note_runs, scatter, scatter_tasks, task_bytes, task_memory
+from wdsplit.scatter import task_bytes
 from wdsplit.shards import write_manifest
+from wdsplit.spilled import left_to_spill
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 from wdsplit.table import joined
-from wdsplit.task import Job, describe_rows, describe_span, scatter_shared, write_shards
+from wdsplit.task import Job
 from wdsplit.unique import check_unique_keys
 from wdsplit.urls import shown_url
 
@@ -54,6 +57,7 @@ class Progress:
         num_bytes: Bytes of them.
         skipped: How many of the shards were there already when the run was resumed.
         scattered: Rows that were put where the shuffle wants them; None once that is done, or if there is none.
+        merged: Rows of it that were merged, as is done with very large tables; None before, and after.
         split: The split that is written; empty if there are none.
     """
 
@@ -62,6 +66,7 @@ class Progress:
     num_bytes: int
     skipped: int
     scattered: int | None = None
+    merged: int | None = None
     split: str = ""
 
 
@@ -291,26 +296,40 @@ def _write(
     """Write the shards that are not there yet; return all."""
     plan, published = job.plan, Published(job.plan, done)
 
-    def report(scattered: int | None = None) -> None:
-        progress(plan, Progress(len(published), published.num_samples, published.num_bytes, len(done), scattered))
+    def report(scattered: int | None = None, merged: int | None = None) -> None:
+        there = len(published), published.num_samples, published.num_bytes, len(done)
+        progress(plan, Progress(*there, scattered, merged))
 
     left = published.missing()
-    memory_bytes = task_memory(plan, job.held_bytes)
     if plan.scatters and len(left):
-        scattering, tasks = scatter_tasks(job.output, plan, job.held_bytes, job.storage_options)
-        scattered = 0
-        run = partial(engine.run, threads=True, memory_bytes=memory_bytes, describe=partial(describe_rows, plan))
-        for rows in run(partial(scatter_shared if job.shared else scatter, scattering), tasks):
-            scattered += rows
-            report(scattered)
-        note_runs(open_storage(job.output, job.storage_options), plan)
+        _shuffle(job, engine, report)
     report()
-    threads = all(field.encoding != "json" for field in plan.fields)
-    run = partial(engine.run, threads=threads, memory_bytes=memory_bytes, describe=partial(describe_span, plan))
-    for written in run(partial(write_shards, job), task_spans(plan, engine.jobs, left)):
-        published.add(written)
-        report()
+    with closing(write_pass(job, engine.jobs, left).run(engine)) as results:
+        for written in results:
+            published.add(written)
+            report()
     return published
+
+
+def _shuffle(job: Job, engine: Engine, report: Callable[[int, int | None], None]) -> None:
+    """Scatter the rows that are not scattered yet, and merge what needs it; report how many were, of each."""
+    storage, plan = open_storage(job.output, job.storage_options), job.plan
+    cuts = read_cuts(storage, plan) or write_cuts(storage, plan, job.held_bytes)
+    storage.remove_temporary(SPILL_FOLDER)
+    scattered = merged = 0
+    scattering = scatter_pass(job, cuts.steps, left_to_spill(storage, plan, cuts.tasks))
+    with closing(scattering.run(engine)) as results:
+        for rows in results:
+            scattered += rows
+            report(scattered, None)
+    if not cuts.steps.merges:
+        return
+    merging = merge_pass(job, cuts.steps, left_to_spill(storage, plan, cuts.steps.merge_tasks()))
+    with closing(merging.run(engine)) as results:
+        for rows in results:
+            merged += rows
+            report(scattered, merged)
+    remove_scattered(storage, plan, cuts.steps)
 
 
 def _manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> Manifest:

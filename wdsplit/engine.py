@@ -13,7 +13,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -61,8 +61,11 @@ class Engine(Protocol):
         threads: bool = False,
         memory_bytes: int = 0,
         describe: Callable[[Task], str] = str,
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Map a picklable function over tasks and yield the results as they are ready.
+
+        Close the generator if it is left before its end (`contextlib.closing`): that ends the tasks, which no collector
+        must do, in whatever thread it runs.
 
         Args:
             function: Called once a task, or again where what runs it is lost: the task must then do the same. Each
@@ -105,7 +108,7 @@ class LocalEngine:
         threads: bool = False,
         memory_bytes: int = 0,
         describe: Callable[[Task], str] = str,
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Map a function over tasks, as `Engine` says."""
         if self.jobs <= 1 or len(tasks) <= 1:
             yield from map(function, tasks)
@@ -156,6 +159,9 @@ def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs:
 def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
     """Map a function over tasks in threads of this process, and yield the results in the order of the tasks.
 
+    Who leaves the results before their end does not wait for the threads: the collector may end this generator while
+    its thread holds a lock of `threading`.
+
     Args:
         function: Calls `end_if_told` often, if it may take long.
         tasks: What it is called with.
@@ -164,8 +170,13 @@ def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads:
     pool = _Threads(threads)
     try:
         yield from pool.map(function, tasks)
-    finally:
+    except GeneratorExit:
+        pool.tell()
+        raise
+    except BaseException:
         pool.end()
+        raise
+    pool.end()
 
 
 class _Threads(ThreadPoolExecutor):
@@ -182,17 +193,21 @@ class _Threads(ThreadPoolExecutor):
         future.add_done_callback(self._left.discard)
         return future
 
+    def tell(self) -> None:
+        """Tell all tasks to end; those that have not begun never will."""
+        self._ended.set()
+        self.shutdown(wait=False, cancel_futures=True)
+
     def end(self) -> None:
         """End all tasks, however often Ctrl-C is pressed: nobody expects them to write any more.
 
         The tasks are waited for, not the threads: a thread whose join is interrupted counts as ended in some versions
         of Python though it is at work.
         """
-        self._ended.set()
         interrupted = False
         while True:
             try:
-                self.shutdown(wait=False, cancel_futures=True)
+                self.tell()
                 wait(list(self._left))
                 break
             except KeyboardInterrupt:

@@ -194,12 +194,12 @@ def parse_plan(data: bytes, version: str) -> SavedPlan:
         if {name: _checksum(member) for name, member in members.items()} != header["checksums"]:
             raise _damaged("other bytes than were written")
         saved = _build(header, members)
+        if saved.plan.hash != header["plan"]:
+            raise _damaged(f"plan {saved.plan.hash}, where {header['plan']} was written")
     except WdsplitError:
         raise
     except _DAMAGES as error:
         raise _damaged(f"{type(error).__name__}: {error}") from error
-    if saved.plan.hash != header["plan"]:
-        raise _damaged(f"plan {saved.plan.hash}, where {header['plan']} was written")
     return saved
 
 
@@ -230,7 +230,10 @@ def _build(header: Mapping[str, Any], members: Mapping[str, bytes]) -> SavedPlan
     fields = tuple(Field(**{**field, "names": tuple(field["names"])}) for field in header["fields"])
     options = PlanOptions(**header["options"])
     plan = Plan(table, fields, header["key"], options, header["num_shards"], header["lanes"], groups, bounds)
-    emit = tuple(header["emit"])
+    for name, kind in (("output", str), ("folder", str), ("memory", int), ("emit", list)):
+        if not isinstance(header[name], kind):
+            raise _damaged(f"{name} {header[name]!r}")
+    emit = tuple(map(str, header["emit"]))
     return SavedPlan(plan, header["output"], header["folder"], header["memory"], emit, header["wdsplit"])
 
 

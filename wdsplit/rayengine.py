@@ -11,27 +11,16 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import socket
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from wdsplit.errors import (
-    ConvertError,
-    DatasetNotFoundError,
-    InputError,
-    MissingDependencyError,
-    StorageError,
-    UnansweredError,
-    WdsplitError,
-    noted,
-)
-from wdsplit.urls import shown_url
+from wdsplit.errors import InputError, UnansweredError, WdsplitError, noted
+from wdsplit.rayconnection import connect, disconnect
+from wdsplit.rayerrors import LostError, failure, lost, on_node, unfit, unreadable
+from wdsplit.rayworker import Outcome, remote_work
 
 __all__ = ["RayEngine"]
 
@@ -51,31 +40,8 @@ _PATIENCE_S = 60.0
 """After how long without any result it is told what there is and what is asked for."""
 _LOOK_S = 10.0
 """How often the cluster is asked for its size."""
-_OF_A_NODE = (ConvertError, DatasetNotFoundError, StorageError)
-"""Errors that may be those of one node's file system."""
-_KNOCK_S = 10.0
-"""How long a cluster may take to answer at all."""
 _LEAVE_S = 30.0
 """How long tasks that nobody waits for any more may take to end."""
-
-
-@dataclass
-class _Outcome:
-    """What a worker says of a task.
-
-    Attributes:
-        result: What the function returned.
-        error: What it raised.
-        trace: Where, if nobody raised it on purpose.
-        warnings: What was logged meanwhile: the logger's name, the level and the text.
-        node: The address of the node.
-    """
-
-    result: Any = None
-    error: Exception | None = None
-    trace: str = ""
-    warnings: tuple[tuple[str, int, str], ...] = ()
-    node: str = ""
 
 
 class RayEngine:
@@ -112,11 +78,23 @@ class RayEngine:
         for name, value, least in (("jobs", jobs, 1), ("retries", retries, 0)):
             if value is not None and (not isinstance(value, int) or value < least):
                 raise InputError(f"{name} = {value!r} cannot be", expected=f"a whole number from {least} on")
-        self._ray = _connected(address, runtime_env)
+        self._cluster, self._joined = (address, runtime_env), False
         self._asked = jobs
         self._retries = retries
         self._looked = 0.0
         self._nodes: list[dict[str, float]] = []
+        self._join()
+
+    def close(self) -> None:
+        """Leave the cluster, if this engine has joined it; one that was started for it ends."""
+        if self._joined:
+            disconnect(self._ray)
+            self._joined, self._nodes = False, []
+
+    def _join(self) -> None:
+        """Join the cluster, unless this process has joined one and has not left it."""
+        self._ray, joined = connect(*self._cluster)
+        self._joined = self._joined or joined
 
     @property
     def jobs(self) -> int:
@@ -138,9 +116,10 @@ class RayEngine:
         threads: bool = False,
         memory_bytes: int = 0,
         describe: Callable[[Task], str] = str,
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Map a function over tasks, as `wdsplit.engine.Engine` says; `threads` changes nothing."""
         if tasks:
+            self._join()
             run = _Run(self, function, self._memory(memory_bytes), describe)
             yield from run.results(tasks)
 
@@ -153,6 +132,7 @@ class RayEngine:
         """Look what nodes there are, if that was long ago."""
         now = time.monotonic()
         if not self._nodes or now - self._looked > _LOOK_S:
+            self._join()
             self._nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             self._looked = now
 
@@ -185,7 +165,7 @@ class _Run:
         self._engine, self._ray, self._describe = engine, engine._ray, describe
         self._function = self._ray.put((function, os.getcwd()))
         self._version = version("wdsplit")
-        self._remote = _remote(self._ray).options(
+        self._remote = remote_work(self._ray).options(
             num_cpus=1,
             memory=memory_bytes or None,
             max_retries=0,  # counted here, as Ray runs what ran out of memory again without end
@@ -212,14 +192,13 @@ class _Run:
                         yield outcome.result
                     else:
                         self._take(outcome.error, task, tries)
-        except KeyboardInterrupt:
-            for ref in self._running:
-                self._ray.cancel(ref)
+        except (KeyboardInterrupt, GeneratorExit):  # nobody waits for results any more
+            self._engine.close()
             raise
         finally:
             self._leave()
         if self._failed:
-            raise _failure(self._failed)
+            raise failure(self._failed)
 
     def _ready(self) -> list[Any]:
         """Wait for tasks that have ended."""
@@ -236,7 +215,7 @@ class _Run:
     def _take(self, error: Exception, task: Any, tries: int) -> None:
         """Take a failure in: try the task again if it may pass, unless no store answers any more."""
         self._unanswered += isinstance(error, UnansweredError)
-        passes = isinstance(error, (UnansweredError, _LostError)) and self._unanswered < _MOST_FAILED
+        passes = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MOST_FAILED
         if passes and tries < self._engine._retries:
             logger.warning("%s: tried again: %s", self._describe(task), getattr(error, "cause", error))
             self._again.append((task, tries + 1))
@@ -257,234 +236,33 @@ class _Run:
             self._running[ref] = task, tries
         return bool(self._running) and not self._is_over
 
-    def _outcome(self, ref: Any, task: Any) -> _Outcome:
+    def _outcome(self, ref: Any, task: Any) -> Outcome:
         """Return what became of a task; what Ray itself says of it becomes an error of ours."""
         try:
             answer: Any = self._ray.get(ref)
-            outcome: _Outcome = pickle.loads(answer) if isinstance(answer, bytes) else _Outcome(error=_unfit(answer))
+            outcome: Outcome = pickle.loads(answer) if isinstance(answer, bytes) else Outcome(error=unfit(answer))
         except self._ray.exceptions.RayTaskError as error:
-            return _Outcome(error=_unreadable(error.cause, self._describe(task)))
+            return Outcome(error=unreadable(error.cause, self._describe(task)))
         except self._ray.exceptions.RayError as error:
-            return _Outcome(error=_lost(error, self._describe(task)))
+            return Outcome(error=lost(error, self._describe(task)))
         except Exception as error:
-            return _Outcome(error=_unreadable(error, self._describe(task)))
+            return Outcome(error=unreadable(error, self._describe(task)))
         for name, level, text in outcome.warnings:
             if text not in self._warned:
                 self._warned.add(text)
                 logging.getLogger(name).log(level, "%s", text)
-        if isinstance(outcome.error, _OF_A_NODE):
-            outcome.error = _on_node(outcome.error, outcome.node)
-        elif outcome.error is not None and not isinstance(outcome.error, WdsplitError):
+        if isinstance(outcome.error, WdsplitError):
+            outcome.error = on_node(outcome.error, outcome.node)
+        elif outcome.error is not None:
             outcome.error = noted(outcome.error, outcome.trace)
         return outcome
 
     def _leave(self) -> None:
-        """Wait a while for what is under way.
+        """Wait a while for what is under way, if the cluster was not left.
 
-        It is not cancelled: Ray (2.60) may abort the driver where a task ends while it is cancelled. What goes on does
-        no harm: a task whose run has ended publishes nothing.
+        It is not cancelled: Ray (2.60) often aborts the driver where a task ends while it is cancelled. What goes on
+        does no harm: a task whose run has ended publishes nothing.
         """
-        if self._running:
+        if self._running and self._ray.is_initialized():
             self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_LEAVE_S)
         self._running.clear()
-
-
-def _remote(ray: Any) -> Any:
-    """Return what Ray calls on a node.
-
-    It is pickled by value, as functions within functions are: a node can run it, and say so, that lacks wdsplit.
-    """
-    found: list[str] = []
-
-    def work(function: list[Any], task: Any, expected: str) -> Any:
-        if not found:
-            from importlib import metadata
-
-            try:
-                found.append(metadata.version("wdsplit"))
-            except metadata.PackageNotFoundError:
-                found.append("none")
-        if found[0] != expected:
-            from ray import util
-
-            return {"found": found[0], "expected": expected, "node": util.get_node_ip_address()}  # type: ignore[no-untyped-call]
-        from wdsplit.rayengine import call
-
-        return call(function[0], task)
-
-    work.__name__ = work.__qualname__ = "wdsplit"
-    return ray.remote(work)
-
-
-_functions: dict[str, Callable[[Any], Any]] = {}
-"""What this worker process has taken out of the object store: the last function."""
-
-
-def call(function: Any, task: Any) -> bytes:
-    """Carry out a task, in a worker of Ray.
-
-    Args:
-        function: The reference to what is called.
-        task: What it is called with.
-
-    Returns:
-        The outcome, pickled: arrays that Ray unpickles stay in its object store for as long as somebody holds them.
-    """
-    import ray
-    from ray.util import get_node_ip_address
-
-    get_address: Any = get_node_ip_address
-    name = function.hex()
-    if name not in _functions:
-        _functions.clear()
-        _functions[name], folder = ray.get(function)
-        with suppress(OSError):  # paths that are relative are so to the driver's folder
-            os.chdir(folder)
-    heard = _Heard()
-    package = logging.getLogger("wdsplit")
-    package.addHandler(heard)
-    outcome = _Outcome(node=get_address())
-    try:
-        outcome.result = _functions[name](task)
-    except Exception as error:
-        outcome.error, outcome.trace = _portable(error), traceback.format_exc()
-    finally:
-        package.removeHandler(heard)
-    outcome.warnings = tuple(heard.records)
-    return pickle.dumps(outcome, 5)
-
-
-class _Heard(logging.Handler):
-    """Keeps what is logged, to be told where somebody reads it."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.records: list[tuple[str, int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append((record.name, record.levelno, record.getMessage()))
-
-
-def _portable(error: Exception) -> Exception:
-    """Return an error that survives its way to the driver."""
-    try:
-        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _connected(address: str, runtime_env: dict[str, Any] | None) -> Any:
-    """Return the module ray, connected to a cluster."""
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise MissingDependencyError.for_extra("ray") from error
-    if ray.is_initialized():
-        return ray
-    options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
-    if address == "local":
-        options["include_dashboard"] = False
-    try:
-        _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options)
-    except Exception as error:
-        raise ConvertError(
-            "the Ray cluster cannot be reached",
-            place=shown_url(address),
-            expected="a running cluster of the same versions of Ray and Python",
-            found=_first_line(error),
-            remedy="start one with `ray start --head`, give --address ray://HOST:10001, or --address local to start "
-            "one on this machine",
-        ) from error
-    _keep_from_output(ray)
-    return ray
-
-
-def _knock(address: str) -> None:
-    """Open a connection to the cluster and close it, if the address says where it is: Ray would try for minutes.
-
-    Raises:
-        OSError: Nobody answers.
-    """
-    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
-    host, separator, port = named.removeprefix("ray://").partition("/")[0].rpartition(":")
-    if separator and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
-
-
-def _keep_from_output(ray: Any) -> None:
-    """Send to our log what Ray prints of lost workers and nodes: standard output is for results, and no option says so.
-
-    It is told again, with what became of the task, if Ray cannot mend it.
-    """
-    worker = ray._private.worker
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda data, **options: logger.info("%s", "\n".join(data["lines"]))
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-class _LostError(ConvertError):
-    """A task was lost, with what ran it; run again it may end."""
-
-
-def _lost(error: Exception, what: str) -> ConvertError:
-    """Return the error for a task of which only Ray knows how it ended."""
-    kind = type(error).__name__
-    memory = kind == "OutOfMemoryError"
-    return _LostError(
-        "a task was lost: it ran out of memory" if memory else "a task was lost, with the worker or node that ran it",
-        place=what,
-        expected="workers that live until their work is done",
-        found=f"{kind}: {_first_line(error)}",
-        remedy=("give --memory less, or nodes more memory" if memory else "see the logs of Ray on its nodes")
-        + ". What convert has done is kept: continue with --resume",
-    )
-
-
-def _unreadable(error: Exception, what: str) -> ConvertError:
-    return ConvertError(
-        "the result of a task cannot be read",
-        place=what,
-        expected="the same versions of Python and of all libraries on all nodes",
-        found=f"{type(error).__name__}: {_first_line(error)}",
-        remedy="install the same environment everywhere, or name it in Ray's runtime_env",
-    )
-
-
-def _unfit(outcome: dict[str, str]) -> ConvertError:
-    there = outcome["found"] != "none"
-    return ConvertError(
-        "a node of the cluster has another version of wdsplit" if there else "a node of the cluster lacks wdsplit",
-        place=f"node {outcome['node']}",
-        expected=f"wdsplit {outcome['expected']}, as here",
-        found=f"wdsplit {outcome['found']}" if there else "no wdsplit",
-        remedy="install the same version on all nodes, or name it in Ray's runtime_env: "
-        "{'pip': ['wdsplit[ray]==" + outcome["expected"] + "']}",
-    )
-
-
-def _on_node(error: WdsplitError, node: str) -> WdsplitError:
-    """Return the error of a node's storage, for a reader who sees that of the driver."""
-    place = f"{error.place} (on node {node})" if error.place else f"node {node}"
-    remedy = error.remedy
-    if "://" not in error.url:
-        remedy += "; inputs and output must be where all nodes reach them: a shared file system, or s3://"
-    return type(error)(error.cause, place, error.expected, error.found, remedy, error.url, error.key, error.offset)
-
-
-def _failure(failed: Sequence[tuple[str, Exception]]) -> Exception:
-    """Return the error of a run of which tasks have failed: as it is if there is one, or if all are the same."""
-    if len({str(error) for _, error in failed}) == 1:
-        return failed[0][1]
-    lines = [f"- {what}: {error}" for what, error in failed[:_MOST_FAILED]]
-    more = [f"- and {len(failed) - _MOST_FAILED} more"] if len(failed) > _MOST_FAILED else []
-    kind = InputError if {type(error) for _, error in failed} == {InputError} else ConvertError
-    return kind(
-        f"{len(failed)} tasks failed",
-        found="\n".join(["", *lines, *more]),
-        remedy="mend what they name, and continue with --resume: what the other tasks have done is kept",
-    )

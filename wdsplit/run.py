@@ -7,7 +7,7 @@ folder is there before anything of the output is touched, and goes when the mani
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,17 +15,18 @@ from typing import Any
 
 import orjson
 
+from wdsplit.cuts import SPILL_FOLDER
 from wdsplit.emit import shard_sidecars
 from wdsplit.engine import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.index import INDEX_ENTRY_BYTES
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
+from wdsplit.notes import DONE_FOLDER, shard_notes, shards_noted
 from wdsplit.plan import Plan
-from wdsplit.scatter import SPILL_FOLDER
 from wdsplit.shards import read_manifest
 from wdsplit.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
 from wdsplit.storage import Storage, is_temporary
-from wdsplit.task import DONE_FOLDER, PLAN_NAME, holds_plan, refuse_taken
+from wdsplit.task import PLAN_NAME, holds_plan, refuse_taken
 
 __all__ = ["Run"]
 
@@ -192,15 +193,11 @@ class Run:
         """
         note = self._note(PLAN_NAME)
         self._refuse_other_plan(plan, str(note.get("plan")))
-        self._refuse_other_emit(note.get("emit", []))
+        self._refuse_other_emit(note.get("emit"))
         self._refuse_new_inputs(plan, str(note.get("modified")))
         for folder in ("", RUN_FOLDER, DONE_FOLDER):
             self.storage.remove_temporary(folder)
-        names = self.storage.list(DONE_FOLDER)
-        notes = self.notes(DONE_FOLDER, names)
-        noted = {
-            int(name.removesuffix(".json")): Shard(**note) for name, note in zip(names, notes, strict=True) if note
-        }
+        noted = dict(shard_notes(self.storage, shards_noted(self.storage)))
         lacking = self.lacking(noted)
         done = {number: shard for number, shard in noted.items() if number not in lacking}
         logger.info("resuming: %d of %d shards are there already", len(done), plan.num_shards)
@@ -235,20 +232,11 @@ class Run:
             )
         raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
 
-    def found(self, numbers: Iterable[int]) -> dict[int, Shard]:
+    def found(self, numbers: Sequence[int]) -> dict[int, Shard]:
         """Return which of some shards are noted and there whole; each is looked for by its name, nothing is listed."""
-
-        def look(number: int) -> tuple[int, Shard | None]:
-            note = self._note_if_any(f"{DONE_FOLDER}/{number:06d}.json")
-            shard = Shard(**note) if note else None
-            return number, shard if shard is not None and self._lost(shard, self.storage.size) is None else None
-
-        looked = in_order(look, list(numbers), _NOTES_AT_ONCE)
-        return {number: shard for number, shard in looked if shard is not None}
-
-    def notes(self, folder: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Give some notes of a folder; an empty one for one that was damaged."""
-        return in_order(lambda name: self._note(f"{folder}/{name}"), names, _NOTES_AT_ONCE)
+        noted = dict(shard_notes(self.storage, numbers))
+        looked = in_order(lambda item: self._lost(item[1], self.storage.size), list(noted.items()), _NOTES_AT_ONCE)
+        return {number: shard for (number, shard), lost in zip(noted.items(), looked, strict=True) if lost is None}
 
     def finished(self, plan: Plan) -> Manifest | None:
         """Return the manifest if the run is finished; what it should have cleared up is cleared up.
@@ -331,7 +319,8 @@ class Run:
                 url=self.storage.url,
             )
 
-    def _refuse_other_emit(self, found: Sequence[str]) -> None:
+    def _refuse_other_emit(self, noted: Any) -> None:
+        found = [str(name) for name in noted] if isinstance(noted, list) else []
         if found != self.emit:
             raise OutputExistsError(
                 "the run that is there writes other sidecars",

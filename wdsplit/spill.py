@@ -68,7 +68,12 @@ class SpillFile:
         self._ranges = ranges
         self._bounds = bounds
 
-    def batches(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
+    def buckets_between(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """Give the batches of the buckets first, ..., last."""
+        low, high = np.searchsorted(self.buckets, [first, last + 1])
+        yield from self._batches(int(low), int(high))
+
+    def _batches(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
         """Give the batches low, ..., high - 1."""
         if self._ranges is None or self._bounds is None or low >= high:
             yield from map(self._reader.get_batch, range(low, high))

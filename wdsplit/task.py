@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -17,12 +17,13 @@ from wdsplit.emit import write_shard_sidecars
 from wdsplit.encode import encode_batch
 from wdsplit.engine import ahead, end_if_told
 from wdsplit.errors import ConvertError, DatasetNotFoundError
+from wdsplit.gather import SpilledRows
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
+from wdsplit.notes import note_shard
 from wdsplit.plan import Plan, Span
 from wdsplit.sample import pad_key
-from wdsplit.scatter import ScatterJob, SpilledRows, scatter
 from wdsplit.shards import write_shard
 from wdsplit.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage import Storage
@@ -30,7 +31,6 @@ from wdsplit.stores import open_storage
 from wdsplit.tar import Body, build_body
 
 __all__ = [
-    "DONE_FOLDER",
     "PLAN_NAME",
     "Job",
     "describe_rows",
@@ -38,11 +38,12 @@ __all__ = [
     "holds_plan",
     "keys_of",
     "refuse_taken",
-    "scatter_shared",
+    "unless_taken",
     "write_shards",
 ]
 
-DONE_FOLDER = f"{RUN_FOLDER}/shards"
+Result = TypeVar("Result")
+
 PLAN_NAME = f"{RUN_FOLDER}/plan.json"
 
 
@@ -82,15 +83,14 @@ def write_shards(job: Job, span: Span) -> dict[int, Shard]:
         written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
         if catalog is not None:
             write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
-        with storage.publish(f"{DONE_FOLDER}/{shard:06d}.json") as file:
-            file.write([orjson.dumps(written[shard])])
+        note_shard(storage, shard, written[shard])
     return written
 
 
-def scatter_shared(job: ScatterJob, task: tuple[int, int]) -> int:
-    """Scatter the rows of a task to an output that other machines write to, unless it is another run's by now."""
+def unless_taken(function: Callable[[Any, Any], Result], job: Any, task: Any) -> Result:
+    """Carry out a task for an output that other machines write to, unless it is another run's by now."""
     refuse_taken(open_storage(job.output, job.storage_options), job.plan, shared=True)
-    return scatter(job, task)
+    return function(job, task)
 
 
 def describe_span(plan: Plan, span: Span) -> str:

@@ -7,6 +7,7 @@ structure, end marker, fields and pads; then the keys of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,10 +81,11 @@ def verify(
     num_shards = len(manifest.shards)
     findings: dict[int, _Finding] = {}
     check, describe = partial(_check_shard, storage, manifest), partial(_describe, manifest)
-    for finding in (engine or LocalEngine(jobs)).run(check, range(num_shards), describe=describe):
-        findings[finding.shard] = finding
-        if progress is not None:
-            progress(len(findings), num_shards)
+    with closing((engine or LocalEngine(jobs)).run(check, range(num_shards), describe=describe)) as results:
+        for finding in results:
+            findings[finding.shard] = finding
+            if progress is not None:
+                progress(len(findings), num_shards)
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
     problems += _keys_that_stand_twice(storage, manifest, findings)
     try:

@@ -30,9 +30,11 @@ else
     wdsplit plan -o "$plan" "$@"
 fi
 
-# A pass begins when all tasks of the one before have ended well; for a table that keeps its order the first does nothing.
+# A pass begins when all tasks of the one before have ended well. For a table that keeps its order the first two do nothing;
+# `merge` is for tables of hundreds of gigabytes.
 array=(sbatch --parsable --kill-on-invalid-dep=yes --array="0-$((parts - 1))")
 scattered=$("${array[@]}" "$0" "$plan" "$parts" --pass scatter)
-written=$("${array[@]}" --dependency="afterok:$scattered" "$0" "$plan" "$parts" --pass write)
+merged=$("${array[@]}" --dependency="afterok:$scattered" "$0" "$plan" "$parts" --pass merge)
+written=$("${array[@]}" --dependency="afterok:$merged" "$0" "$plan" "$parts" --pass write)
 sbatch --kill-on-invalid-dep=yes --dependency="afterok:$written" --job-name=wdsplit-commit \
     --wrap="wdsplit commit $(printf %q "$plan")"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -20,7 +21,8 @@ from wdsplit.cli.convert import convert_command
 from wdsplit.cli.inspect import assign_command, inspect_command
 from wdsplit.cli.parts import commit_command
 from wdsplit.cli.plan import plan_command
-from wdsplit.cli.terminal import FAILED, INTERRUPTED, UNUSABLE, stderr
+from wdsplit.cli.signals import sigterm_as_ctrl_c
+from wdsplit.cli.terminal import FAILED, INTERRUPTED, TERMINATED, UNUSABLE, stderr
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, TopologyError, WdsplitError
 
 __all__ = ["cli", "main"]
@@ -31,7 +33,7 @@ _UNUSABLE = (DatasetNotFoundError, InputError, OutputExistsError, TopologyError)
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done; 1 the work failed or a check found problems; 2 the command line, the input or the "
-    "output cannot be used as they are; 130 interrupted.",
+    "output cannot be used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.",
 )
 @click.version_option(package_name="wdsplit", prog_name="wdsplit")
 @click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
@@ -58,18 +60,31 @@ for _command in (
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    with sigterm_as_ctrl_c() as terminated:
+        code = _run(arguments, terminated)
+    if terminated and code != 0:
+        code = TERMINATED
+    sys.exit(code)
+
+
+def _run(arguments: list[str] | None, terminated: Sequence[int]) -> int:
+    """Run the command line; say what it raises, and return the exit code.
+
+    Args:
+        arguments: Those of the command line.
+        terminated: The SIGTERMs that have come so far.
+    """
     try:
-        code = cli.main(arguments, prog_name="wdsplit", standalone_mode=False)
+        return int(cli.main(arguments, prog_name="wdsplit", standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
-        code = UNUSABLE
+        return UNUSABLE
     except WdsplitError as error:
         stderr(f"error: {error}")
-        code = UNUSABLE if isinstance(error, _UNUSABLE) else FAILED
+        return UNUSABLE if isinstance(error, _UNUSABLE) else FAILED
     except (KeyboardInterrupt, click.Abort):
-        stderr("interrupted")
-        code = INTERRUPTED
+        stderr("ended by SIGTERM" if terminated else "interrupted")
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = FAILED
-    sys.exit(code)
+        return FAILED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 import click
@@ -13,9 +14,12 @@ from wdsplit.cli.options import engine_options, open_engine
 from wdsplit.cli.parts import run_part
 from wdsplit.cli.terminal import Bar, human_bytes, progress_bar, stderr
 from wdsplit.converter import Progress, convert, convert_splits
+from wdsplit.errors import WdsplitError
 from wdsplit.manifest import Manifest
 from wdsplit.partwise import PASSES, Pass
 from wdsplit.plan import Plan
+from wdsplit.run import Run
+from wdsplit.stores import open_storage
 
 __all__ = ["convert_command"]
 
@@ -98,12 +102,21 @@ def convert_command(
                 manifests = {"": convert(inputs, output, options, report, engine=where)}
     except KeyboardInterrupt:
         shards = sum(progress.shards for progress in last.values())
-        if shards or any(progress.scattered for progress in last.values()):
-            stderr(f"{shards} shards are published; continue with the same command and --resume")
+        if last and _is_unfinished(os.path.join(output, name) if name else output for name in last):
+            kept = f"{shards} shards are published" if shards else "what is published is kept"
+            stderr(f"{kept}; continue with the same command and --resume")
         raise
     for name, manifest in manifests.items():
         click.echo(_summary(manifest, os.path.join(output, name) if name else output, last[name]))
     click.echo(_rates(list(manifests.values()), list(last.values()), time.monotonic() - started))
+
+
+def _is_unfinished(outputs: Iterable[str]) -> bool:
+    """Tell whether there is a run to continue in one of some outputs; there may be in a store that does not answer."""
+    try:
+        return any(Run(open_storage(output).hurried()).is_unfinished for output in outputs)
+    except WdsplitError:
+        return True
 
 
 def _refuse_more(context: click.Context, plan_path: str | None, part: str | None) -> None:
@@ -119,7 +132,9 @@ def _refuse_more(context: click.Context, plan_path: str | None, part: str | None
 def _show(bar: Bar, plan: Plan, progress: Progress) -> None:
     """Show how far a conversion has got."""
     name = f" {progress.split}" if progress.split else ""
-    if progress.scattered is not None:
+    if progress.merged is not None:
+        bar.update(progress.merged, plan.num_samples, f"merging{name}", rows=progress.merged)
+    elif progress.scattered is not None:
         bar.update(progress.scattered, plan.num_rows, f"shuffling{name}", rows=progress.scattered)
     else:
         amounts = {"samples": progress.samples, "bytes": progress.num_bytes}

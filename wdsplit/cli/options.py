@@ -73,11 +73,13 @@ engine_options = with_options(
 
 
 def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
-    """Return what the options of `engine_options` ask for."""
+    """Return what the options of `engine_options` ask for; the command's end closes it."""
     if engine == "ray":
         from wdsplit.rayengine import RayEngine
 
-        return RayEngine(address or "auto", jobs=jobs)
+        cluster = RayEngine(address or "auto", jobs=jobs)
+        click.get_current_context().call_on_close(cluster.close)
+        return cluster
     if address is not None:
         raise click.UsageError("--address is that of a Ray cluster: give --engine ray too")
     return LocalEngine(jobs or available_cpus())

@@ -16,6 +16,8 @@ from wdsplit.urls import shown_url
 
 __all__ = ["commit_command", "run_part"]
 
+_DOING = {"scatter": "shuffling", "merge": "merging", "write": "writing"}
+
 
 def run_part(plan_path: str, part: str, only: Pass | None, engine: Engine, log: TextIO | None) -> None:
     """Write a part of a conversion, and say what is written."""
@@ -28,9 +30,8 @@ def run_part(plan_path: str, part: str, only: Pass | None, engine: Engine, log: 
 
             def report(progress: PartProgress) -> None:
                 amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
-                what = "shuffling" if progress.scatters else "writing"
-                amounts = {"rows": progress.done} if progress.scatters else amounts
-                bar.update(progress.done, progress.total, f"{what} {part}", **amounts)
+                amounts = {"scatter": {"rows": progress.done}, "merge": {}}.get(progress.name, amounts)
+                bar.update(progress.done, progress.total, f"{_DOING[progress.name]} {part}", **amounts)
 
             done = convert_part(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
     except KeyboardInterrupt:
@@ -42,8 +43,10 @@ def run_part(plan_path: str, part: str, only: Pass | None, engine: Engine, log: 
 def _done(progress: PartProgress) -> str:
     """Say what a part has done."""
     there = f" ({progress.skipped:,} were there already)" if progress.skipped else ""
-    if progress.scatters:
+    if progress.name == "scatter":
         return f"{progress.done:,} rows scattered{there}"
+    if progress.name == "merge":
+        return f"{progress.done:,} parts of regions merged{there}"
     size = human_bytes(progress.num_bytes)
     return f"{progress.done:,} shards{there}, {progress.samples:,} samples and pads, {size}"
 

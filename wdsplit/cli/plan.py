@@ -10,7 +10,7 @@ import click
 from wdsplit.cli.conversion import conversion_options, given, plan_options, run_options
 from wdsplit.cli.options import json_option
 from wdsplit.cli.terminal import echo_json, table
-from wdsplit.partwise import plan_parts
+from wdsplit.partwise import needed_passes, plan_parts
 from wdsplit.plan import Plan
 from wdsplit.planning import plan_splits
 
@@ -75,16 +75,17 @@ def plan_command(
     else:
         click.echo("\n\n".join((f"{name}: " if name else "") + _plan_text(plan) for name, plan in plans.items()))
         for name, path in names.items():
-            click.echo(f"\n{_next_steps(plans[name], shlex.quote(path))}")
+            click.echo(f"\n{_next_steps(plans[name], path)}")
 
 
 def _next_steps(plan: Plan, path: str) -> str:
     """Say how the conversion goes on."""
-    part = f"  wdsplit convert --plan {path} --part I/N"
-    passes = [f"{part} --pass scatter", f"{part} --pass write"] if plan.scatters else [part]
+    quoted = shlex.quote(path)
+    part = f"  wdsplit convert --plan {quoted} --part I/N"
+    passes = [f"{part} --pass {name}" for name in needed_passes(path)] if plan.scatters else [part]
     note = ", pass after pass" if plan.scatters else ""
     return "\n".join(
-        [f"saved in {path}; go on with N parts, I = 0, ..., N - 1{note}:", *passes, f"  wdsplit commit {path}"]
+        [f"saved in {quoted}; go on with N parts, I = 0, ..., N - 1{note}:", *passes, f"  wdsplit commit {quoted}"]
     )
 
 

@@ -24,6 +24,7 @@ from wdsplit.sizes import parse_size
 __all__ = [
     "FAILED",
     "INTERRUPTED",
+    "TERMINATED",
     "UNUSABLE",
     "Bar",
     "available_cpus",
@@ -35,7 +36,7 @@ __all__ = [
     "table",
 ]
 
-FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 _LOG_EVERY_S = 1.0
 

@@ -1,0 +1,49 @@
+"""Signals while a command runs: SIGTERM ends it as Ctrl-C does.
+
+SIGTERM is how batch systems, Kubernetes and systemd end programs. Only commands do this: the library leaves signals
+to whoever uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["sigterm_as_ctrl_c"]
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[list[int]]:
+    """Treat SIGTERM as Ctrl-C is treated at that moment: it interrupts the block, or is held back where Ctrl-C is.
+
+    Nothing changes where SIGTERM is ignored, and outside of the main thread.
+
+    Yields:
+        The SIGTERMs that have come so far.
+    """
+    received: list[int] = []
+    process = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # forked from this one, and not meant to clear up
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        received.append(number)
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        if not callable(on_ctrl_c):  # ignored, as in the background of a shell
+            raise KeyboardInterrupt
+        on_ctrl_c(signal.SIGINT, frame)
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

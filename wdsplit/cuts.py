@@ -1,0 +1,218 @@
+"""How a table is cut to be put into another order: into tasks by its rows, into regions and buckets by its places.
+
+A table of few tasks is scattered once: each task's rows are sorted by their places, and whoever writes shards gathers
+from all tasks. With T tasks that are T * T parts, too many and too small if T is large. Then rows take two steps, of
+about sqrt(T) parts each: tasks scatter to as many regions of places, and for each region what consecutive tasks have
+scattered, a chunk, is merged, so that who gathers reads one part of each chunk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import orjson
+
+from wdsplit.errors import DatasetNotFoundError
+from wdsplit.manifest import RUN_FOLDER
+from wdsplit.plan import Plan
+from wdsplit.storage import Storage
+
+__all__ = [
+    "ROW_BYTES",
+    "SPILL_FOLDER",
+    "Cuts",
+    "MergeTask",
+    "ScatterTask",
+    "Steps",
+    "cut_into_steps",
+    "read_cuts",
+    "read_note",
+    "read_steps",
+    "write_cuts",
+]
+
+SPILL_FOLDER = f"{RUN_FOLDER}/spill"
+_STEPS_NAME = f"{SPILL_FOLDER}/tasks.json"
+_PLACES_NAME = f"{SPILL_FOLDER}/places.json"
+
+ROW_BYTES = 64
+"""What a row takes besides its columns: its place, its number, and their sorting."""
+_BUCKETS_PER_TASK = 4
+_MOST_PARTS = 512
+"""How many tasks are scattered once, at the most."""
+
+
+class ScatterTask(NamedTuple):
+    """Scatter the rows at the places first, ..., stop - 1 of the table; the task's number is counted from 0."""
+
+    number: int
+    first: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """What its runs are called after."""
+        return f"{self.number:08d}"
+
+    def __str__(self) -> str:
+        """Say which rows it scatters."""
+        return f"rows {self.first} to {self.stop - 1}"
+
+
+class MergeTask(NamedTuple):
+    """Merge what the tasks of a chunk have scattered to a region."""
+
+    chunk: int
+    region: int
+
+    @property
+    def name(self) -> str:
+        """What its runs are called after."""
+        return f"region-{self.region:06d}-{self.chunk:06d}"
+
+    def __str__(self) -> str:
+        """Say what it merges."""
+        return f"region {self.region} of chunk {self.chunk}"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What all tasks of a run must agree on, whoever runs them.
+
+    Attributes:
+        num_tasks: Tasks that scatter.
+        num_regions: Regions; one if rows are scattered only once.
+        region_rows: Places of a region.
+        bucket_rows: Places of a bucket, into which the rows are cut that are gathered.
+    """
+
+    num_tasks: int
+    num_regions: int
+    region_rows: int
+    bucket_rows: int
+
+    @property
+    def merges(self) -> bool:
+        """Whether what was scattered is merged before it is gathered."""
+        return self.num_regions > 1
+
+    @property
+    def scattered_rows(self) -> int:
+        """Places into which the rows are cut that are scattered."""
+        return self.region_rows if self.merges else self.bucket_rows
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks: of as many tasks as there are regions, so that a merged part is as large as a task; one if none."""
+        return -(-self.num_tasks // self.num_regions) if self.merges else 1
+
+    def scattered(self, chunk: int) -> list[str]:
+        """Return the names of the tasks of a chunk."""
+        size = self.num_regions if self.merges else self.num_tasks
+        numbers = range(chunk * size, min(self.num_tasks, (chunk + 1) * size))
+        return [ScatterTask(number, 0, 0).name for number in numbers]
+
+    def merged(self, region: int) -> list[str]:
+        """Return the names of the tasks that merge a region."""
+        return [MergeTask(chunk, region).name for chunk in range(self.num_chunks)]
+
+    def merge_tasks(self) -> list[MergeTask]:
+        """Return all tasks that merge, chunk by chunk; none if rows are scattered only once."""
+        chunks = range(self.num_chunks) if self.merges else range(0)
+        return [MergeTask(chunk, region) for chunk in chunks for region in range(self.num_regions)]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a run scatters its rows.
+
+    Attributes:
+        places: Where the table is cut into tasks, from 0 to its rows.
+        steps: What follows.
+    """
+
+    places: tuple[int, ...]
+    steps: Steps
+
+    @property
+    def tasks(self) -> list[ScatterTask]:
+        """All tasks that scatter."""
+        return [ScatterTask(number, *places) for number, places in enumerate(pairwise(self.places))]
+
+
+def write_cuts(storage: Storage, plan: Plan, held_bytes: int) -> Cuts:
+    """Decide how a run scatters its rows, and note it; what was spilled before is removed.
+
+    Args:
+        storage: The output.
+        plan: The plan.
+        held_bytes: Bytes of rows that a task may hold.
+    """
+    storage.remove(SPILL_FOLDER)
+    places = _places(plan, held_bytes)
+    row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
+    steps = cut_into_steps(plan.num_rows, len(places) - 1, max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK))
+    for path, note in ((_PLACES_NAME, {"places": places}), (_STEPS_NAME, dataclasses.asdict(steps))):
+        with storage.publish(path) as file:
+            file.write([orjson.dumps({"plan": plan.hash, **note})])
+    return Cuts(tuple(places), steps)
+
+
+def cut_into_steps(num_rows: int, num_tasks: int, bucket_rows: int) -> Steps:
+    """Return what the tasks of a run agree on.
+
+    Args:
+        num_rows: Rows of the table.
+        num_tasks: Tasks that scatter.
+        bucket_rows: Places of a bucket.
+    """
+    parts = 1 if num_tasks <= _MOST_PARTS else math.isqrt(num_tasks - 1) + 1
+    region_rows = -(-num_rows // parts)
+    return Steps(num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
+
+
+def _places(plan: Plan, held_bytes: int) -> list[int]:
+    """Cut the table at row groups, so that a task has about as many rows as it may hold, or one row group."""
+    cuts, place, held = [0], 0, 0.0
+    for file in plan.table.files:
+        for rows in file.counts:
+            place += rows
+            held += rows * (file.row_bytes + ROW_BYTES)
+            if held >= held_bytes:
+                cuts.append(place)
+                held = 0.0
+    return cuts if cuts[-1] == place else [*cuts, place]
+
+
+def read_steps(storage: Storage, plan: Plan) -> Steps | None:
+    """Return what the tasks of a run agree on; None if that is not decided yet."""
+    note = _own_note(storage, plan, _STEPS_NAME)
+    names = [field.name for field in dataclasses.fields(Steps)]
+    if not all(isinstance(note.get(name), int) for name in names):
+        return None
+    return Steps(**{name: note[name] for name in names})
+
+
+def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:
+    """Return how the run of a plan scatters its rows; None if that is not decided yet."""
+    steps, places = read_steps(storage, plan), _own_note(storage, plan, _PLACES_NAME).get("places")
+    if steps is None or not isinstance(places, list) or len(places) != steps.num_tasks + 1:
+        return None
+    return Cuts(tuple(places), steps)
+
+
+def _own_note(storage: Storage, plan: Plan, path: str) -> dict[str, Any]:
+    note = read_note(storage, path)
+    return note if isinstance(note, dict) and note.get("plan") == plan.hash else {}
+
+
+def read_note(storage: Storage, path: str) -> Any:
+    """Return a note; None if it is not there, or was damaged as by a power failure."""
+    try:
+        return orjson.loads(storage.read(path))
+    except (DatasetNotFoundError, orjson.JSONDecodeError):
+        return None

@@ -1,0 +1,145 @@
+"""Gathering rows that were scattered: for any range of places, the parts of all runs that lie in it.
+
+A stretch of places is gathered at a time, of as many rows as may be held, and sorted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.cuts import SPILL_FOLDER, read_steps
+from wdsplit.formats.common import MAX_BATCH_ROWS
+from wdsplit.inputs import Rows
+from wdsplit.merge import region_runs
+from wdsplit.order import Int64
+from wdsplit.plan import Plan
+from wdsplit.scatter import BATCH_BYTES
+from wdsplit.spill import SpillFile
+from wdsplit.spilled import NUMBER, PLACE, SpilledRun, damaged, opened_run, parts_of
+from wdsplit.stores import open_storage
+
+__all__ = ["SpilledRows"]
+
+_MAX_OPEN = 256
+
+
+class SpilledRows:
+    """The shuffled table, read by places.
+
+    Args:
+        output: The dataset's folder.
+        plan: The plan.
+        held_bytes: Bytes of rows that a batch may have.
+        storage_options: How to reach a remote store.
+    """
+
+    def __init__(
+        self, output: str, plan: Plan, held_bytes: int, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._storage = open_storage(output, storage_options)
+        self._plan = plan
+        self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
+        steps = read_steps(self._storage, plan)
+        if steps is None:
+            raise damaged(f"{self._storage.url}/{SPILL_FOLDER}", "no note of how rows were cut, or a damaged one")
+        self._steps = steps
+        self._regions: dict[int, list[SpilledRun]] = {}
+        self._open: OrderedDict[str, SpillFile] = OrderedDict()
+        self._opening = threading.Lock()
+        runs = self._runs_of(0)
+        row_bytes = max(1, sum(run.num_bytes for run in runs) // min(steps.region_rows, plan.num_rows))
+        self._gathered_rows = max(1, held_bytes // row_bytes)
+        self._batch_rows = min(MAX_BATCH_ROWS, max(1, min(held_bytes, BATCH_BYTES) // row_bytes))
+
+    def read(self, first: int, stop: int) -> Iterator[Rows]:
+        """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
+        for begin, end in self._stretches(first, stop):
+            place = begin
+            for rows in self._stretch(begin, end):
+                wanted = rows.slice(min(len(rows), max(0, first - place)), max(0, min(len(rows), stop - place)))
+                place += len(rows)
+                for low in range(0, len(wanted), self._batch_rows):
+                    yield wanted.slice(low, min(len(wanted), low + self._batch_rows))
+                if place >= stop:
+                    return
+            self._check_count(place - begin, begin, end)
+
+    def _stretch(self, begin: int, end: int) -> Iterator[Rows]:
+        """Give the rows of a stretch; one group of more rows than may be held comes run by run, which is its order."""
+        if end - begin <= self._gathered_rows:
+            yield self._gather(begin, end)
+            return
+        for run in self._runs(begin, end):
+            for part in self._parts_of(run, begin, end):
+                yield self._rows(pa.Table.from_batches([part]), part.column(NUMBER).to_numpy())
+
+    def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Cut places into stretches of as many rows as may be held; groups stay whole, also at both ends."""
+        if self._starts is None:
+            for begin in range(first, stop, self._gathered_rows):
+                yield begin, min(stop, begin + self._gathered_rows)
+            return
+        low = int(np.searchsorted(self._starts, first, side="right")) - 1
+        while self._starts[low] < stop:
+            begin = int(self._starts[low])
+            fits = int(np.searchsorted(self._starts, begin + self._gathered_rows, side="right")) - 1
+            needed = int(np.searchsorted(self._starts, stop))
+            low = max(low + 1, min(fits, needed))
+            yield begin, int(self._starts[low])
+
+    def _gather(self, first: int, stop: int) -> Rows:
+        runs = self._runs(first, stop)
+        parts = list(parts_of(self._storage, runs, lambda run: list(self._parts_of(run, first, stop))))
+        self._check_count(stop - first if parts else 0, first, stop)
+        table = pa.Table.from_batches(parts)
+        places, numbers = table.column(PLACE).to_numpy(), table.column(NUMBER).to_numpy()
+        order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
+        whole = self._starts is not None or np.array_equal(places[order], np.arange(first, stop))
+        self._check_count(len(order) if whole else -1, first, stop)
+        return self._rows(table.take(pa.array(order)).combine_chunks(), numbers[order])
+
+    def _check_count(self, count: int, first: int, stop: int) -> None:
+        """Refuse spill files that do not hold the rows of a range of places."""
+        if count != stop - first:
+            raise damaged(f"{self._storage.url}/{SPILL_FOLDER}", f"other rows for the places {first} to {stop - 1}")
+
+    def _rows(self, table: pa.Table, numbers: Int64) -> Rows:
+        columns = {name: table.column(f"c{i}").chunk(0) for i, name in enumerate(self._plan.columns)}
+        return Rows(columns, numbers, self._plan.table)
+
+    def _runs(self, first: int, stop: int) -> list[SpilledRun]:
+        """Return the runs that may hold rows of a range of places."""
+        regions = range(first // self._steps.region_rows, (stop - 1) // self._steps.region_rows + 1)
+        return [run for region in regions for run in self._runs_of(region)]
+
+    def _runs_of(self, region: int) -> list[SpilledRun]:
+        if region not in self._regions:
+            self._regions[region] = region_runs(self._storage, self._plan, self._steps, region)
+        return self._regions[region]
+
+    def _parts_of(self, run: SpilledRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Give the parts of a run whose places lie in a range."""
+        bucket_rows = self._steps.bucket_rows
+        for batch in self._opened(run).buckets_between(first // bucket_rows, (stop - 1) // bucket_rows):
+            places = batch.column(PLACE).to_numpy()
+            begin, end = np.searchsorted(places, [first, stop])
+            if begin < end:
+                yield batch.slice(begin, end - begin)
+
+    def _opened(self, run: SpilledRun) -> SpillFile:
+        """Return a run, open; those used last are kept."""
+        with self._opening:
+            file = self._open.get(run.path)
+        file = file or opened_run(self._storage, run)
+        with self._opening:
+            self._open[run.path] = file
+            self._open.move_to_end(run.path)
+            if len(self._open) > _MAX_OPEN:
+                self._open.popitem(last=False)
+        return file

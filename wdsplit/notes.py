@@ -1,0 +1,188 @@
+"""The notes of a run: what its tasks and its parts leave in its folder, for whoever ends it.
+
+A note that is torn, as by a power failure, counts as none: another one tells the same, or what it told is done again.
+One that is whole, but not as a run writes it, was changed by somebody, and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from wdsplit.engine import in_order
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError
+from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
+from wdsplit.plan import Plan
+from wdsplit.published import Published
+from wdsplit.storage import Storage
+
+__all__ = [
+    "DONE_FOLDER",
+    "note_part",
+    "note_shard",
+    "noted",
+    "shard_notes",
+    "shards_noted",
+    "some",
+    "unended_parts",
+]
+
+DONE_FOLDER = f"{RUN_FOLDER}/shards"
+_PARTS_FOLDER = f"{RUN_FOLDER}/parts"
+_DONE = re.compile(r"(\d+)\.json")
+_NOTES_AT_ONCE = 16
+_SIZES = range(2**63)
+_TOLD = 8
+_SHOWN = 80
+
+
+def note_shard(storage: Storage, number: int, shard: Shard) -> None:
+    """Note that a shard is published."""
+    with storage.publish(f"{DONE_FOLDER}/{_shard_name(number)}") as file:
+        file.write([orjson.dumps(shard)])
+
+
+def _shard_name(number: int) -> str:
+    return f"{number:06d}.json"
+
+
+def note_part(
+    storage: Storage, plan: Plan, name: str, part: int, num_parts: int, shards: Mapping[int, Shard] | None = None
+) -> None:
+    """Note that a part has ended a pass, and what it has written: one note for the commit, in place of many.
+
+    Args:
+        storage: The output.
+        plan: The plan.
+        name: The pass.
+        part: Which part.
+        num_parts: Of how many.
+        shards: The part's shards, by their numbers, if the pass writes them.
+    """
+    rows = [
+        [number, shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum]
+        for number, shard in sorted((shards or {}).items())
+    ]
+    with storage.publish(f"{_PARTS_FOLDER}/{_prefix(name)}{part}-of-{num_parts}.json") as file:
+        file.write([orjson.dumps({"plan": plan.hash, "shards": rows})])
+
+
+def _prefix(name: str) -> str:
+    return "" if name == "write" else f"{name}-"
+
+
+def _parts_that_ended(storage: Storage, name: str) -> list[re.Match[str]]:
+    """Return the names of the notes on a pass, matched: the part, and of how many."""
+    pattern = re.compile(rf"{_prefix(name)}(\d+)-of-(\d+)\.json")
+    return list(filter(None, map(pattern.fullmatch, storage.list(_PARTS_FOLDER))))
+
+
+def unended_parts(storage: Storage, name: str) -> str:
+    """Say which parts have not ended a pass, if those that have tell how many there are."""
+    ended: dict[int, set[int]] = {}
+    for match in _parts_that_ended(storage, name):
+        ended.setdefault(int(match[2]), set()).add(int(match[1]))
+    if not ended:
+        return "; no part has ended"
+    num_parts = max(ended, key=lambda count: (len(ended[count]), count))
+    left = sorted(set(range(num_parts)) - ended[num_parts])
+    return f"; parts that have not ended: {some([f'{part}/{num_parts}' for part in left])}" if left else ""
+
+
+def some(texts: Sequence[str]) -> str:
+    """Say the first of some texts, and how many more there are."""
+    return ", ".join(texts[:_TOLD]) + (f", and {len(texts) - _TOLD} more" if len(texts) > _TOLD else "")
+
+
+def noted(storage: Storage, plan: Plan) -> Published:
+    """Return the shards that are noted: by the parts that have ended, else one by one.
+
+    Raises:
+        CorruptDataError: A note is not as a run writes it.
+        WdsplitError: A noted shard is not the planned one.
+    """
+    published = Published(plan)
+    names = [match[0] for match in _parts_that_ended(storage, "write")]
+    for place, note in _read(storage, _PARTS_FOLDER, names):
+        published.add(_parse_part(plan, note, place))
+    if len(published) < plan.num_shards:
+        left = sorted(set(shards_noted(storage)).intersection(published.missing().tolist()))
+        for number, shard in shard_notes(storage, left):
+            published.add({number: shard})
+    return published
+
+
+def shards_noted(storage: Storage) -> list[int]:
+    """Return the numbers of the shards that tasks have noted; their folder is listed once."""
+    return [int(match[1]) for match in filter(None, map(_DONE.fullmatch, storage.list(DONE_FOLDER)))]
+
+
+def shard_notes(storage: Storage, numbers: Sequence[int]) -> Iterator[tuple[int, Shard]]:
+    """Give what is noted of shards; each is looked for by its name, and left out if its note is torn or not there.
+
+    Raises:
+        CorruptDataError: A note is not as a run writes it.
+    """
+    notes = _read(storage, DONE_FOLDER, [_shard_name(number) for number in numbers])
+    for number, (place, note) in zip(numbers, notes, strict=True):
+        if note is not None:
+            yield number, _parse_shard(note, place)
+
+
+def _read(storage: Storage, folder: str, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Give the place of each note, and what it holds; None if it is torn, or not there."""
+
+    def read(name: str) -> tuple[str, Any]:
+        path = f"{folder}/{name}"
+        try:
+            return f"{storage.url}/{path}", orjson.loads(storage.read(path))
+        except (DatasetNotFoundError, orjson.JSONDecodeError):
+            return f"{storage.url}/{path}", None
+
+    return in_order(read, names, _NOTES_AT_ONCE)
+
+
+def _parse_part(plan: Plan, note: Any, place: str) -> dict[int, Shard]:
+    """Return the shards that a part has noted; none if the part is another plan's."""
+    match note:
+        case None:
+            return {}
+        case {"plan": str(found), "shards": list(rows)}:
+            return dict(_parse_row(plan, row, place) for row in rows) if found == plan.hash else {}
+    raise _damaged(place, "the plan of a part, and its shards", note)
+
+
+def _parse_row(plan: Plan, row: Any, place: str) -> tuple[int, Shard]:
+    match row:
+        case [int(number), int(num_samples), int(num_pads), int(num_bytes), str(checksum)]:
+            if 0 <= number < plan.num_shards and num_bytes in _SIZES:
+                return number, Shard(shard_path(number), num_samples, num_pads, num_bytes, checksum)
+    raise _damaged(place, f"number (below {plan.num_shards}), samples, pads, bytes and checksum of a shard", row)
+
+
+def _parse_shard(note: Any, place: str) -> Shard:
+    match note:
+        case {
+            "path": str(path),
+            "num_samples": int(num_samples),
+            "num_pads": int(num_pads),
+            "num_bytes": int(num_bytes),
+            "checksum": str(checksum),
+        } if num_bytes in _SIZES:
+            return Shard(path, num_samples, num_pads, num_bytes, checksum)
+    raise _damaged(place, "path, num_samples, num_pads, num_bytes and checksum of a shard", note)
+
+
+def _damaged(place: str, expected: str, found: Any) -> CorruptDataError:
+    text = orjson.dumps(found).decode()
+    return CorruptDataError(
+        "a note of the run is damaged",
+        place=place,
+        expected=expected,
+        found=text[:_SHOWN] + ("..." if len(text) > _SHOWN else ""),
+        remedy="remove it, and do the same again; of a plan, run the parts again whose shards are missing then",
+        url=place,
+    )

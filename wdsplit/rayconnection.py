@@ -1,0 +1,107 @@
+"""How a process joins a Ray cluster, and leaves it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from wdsplit.errors import MissingDependencyError
+from wdsplit.rayerrors import unreachable
+
+__all__ = ["connect", "disconnect"]
+
+logger = logging.getLogger(__name__)
+
+_KNOCK_S = 10.0
+"""How long a cluster may take to answer at all."""
+
+
+def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
+    """Join a cluster, unless this process has joined one already.
+
+    Args:
+        address: As for `RayEngine`.
+        runtime_env: As for `RayEngine`.
+
+    Returns:
+        The module ray, connected; and whether it was this call that connected it.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        ConvertError: The cluster cannot be reached.
+    """
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise MissingDependencyError.for_extra("ray") from error
+    if ray.is_initialized():
+        return ray, False
+    options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
+    if address == "local":
+        options["include_dashboard"] = False
+    try:
+        _knock(address)
+        with _own_handler_kept():
+            ray.init(
+                address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
+            )
+    except Exception as error:
+        raise unreachable(address, error) from error
+    _keep_from_output(ray)
+    return ray, True
+
+
+def disconnect(ray: Any) -> None:
+    """Leave the cluster: Ray ends the tasks that this process has handed out, and a cluster that it has started.
+
+    Ctrl-C and SIGTERM are ignored meanwhile: Ray would abort the process, and leave what it was about to end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        ray.shutdown()
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.shutdown()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _knock(address: str) -> None:
+    """Open a connection to the cluster and close it, if the address says where it is: Ray would try for minutes.
+
+    Raises:
+        OSError: Nobody answers.
+    """
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, separator, port = named.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if separator and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+
+
+@contextmanager
+def _own_handler_kept() -> Iterator[None]:
+    """Keep what this program has said shall happen at SIGTERM: `ray.init` puts an exit with code 15 in its place."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _keep_from_output(ray: Any) -> None:
+    """Send to our log what Ray prints of lost workers and nodes: standard output is for results, and no option says so.
+
+    It is told again, with what became of the task, if Ray cannot mend it.
+    """
+    worker = ray._private.worker
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, **options: logger.info("%s", "\n".join(data["lines"]))

@@ -1,0 +1,106 @@
+"""What goes wrong on a Ray cluster, as errors of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, StorageError, WdsplitError
+from wdsplit.urls import shown_url
+
+__all__ = ["LostError", "failure", "lost", "on_node", "unfit", "unreachable", "unreadable"]
+
+_MOST_TOLD = 10
+"""Of so many failed tasks it is said what each met."""
+_OF_A_NODE = (ConvertError, DatasetNotFoundError, StorageError)
+"""Errors that may be those of one node's file system."""
+
+
+class LostError(ConvertError):
+    """A task was lost, with what ran it; run again it may end."""
+
+
+def unreachable(address: str, error: Exception) -> ConvertError:
+    """Return the error for a cluster that cannot be joined."""
+    return ConvertError(
+        "the Ray cluster cannot be reached",
+        place=shown_url(address),
+        expected="a running cluster of the same versions of Ray and Python",
+        found=_first_line(error),
+        remedy="start one with `ray start --head`, give --address ray://HOST:10001, or --address local to start "
+        "one on this machine",
+    )
+
+
+def lost(error: Exception, what: str) -> ConvertError:
+    """Return the error for a task of which only Ray knows how it ended."""
+    kind = type(error).__name__
+    memory = kind == "OutOfMemoryError"
+    return LostError(
+        "a task was lost: it ran out of memory" if memory else "a task was lost, with the worker or node that ran it",
+        place=what,
+        expected="workers that live until their work is done",
+        found=f"{kind}: {_first_line(error)}",
+        remedy=("give --memory less, or nodes more memory" if memory else "see the logs of Ray on its nodes")
+        + ". What convert has done is kept: continue with --resume",
+    )
+
+
+def unreadable(error: Exception, what: str) -> ConvertError:
+    """Return the error for a task whose result this process cannot unpickle."""
+    return ConvertError(
+        "the result of a task cannot be read",
+        place=what,
+        expected="the same versions of Python and of all libraries on all nodes",
+        found=f"{type(error).__name__}: {_first_line(error)}",
+        remedy="install the same environment everywhere, or name it in Ray's runtime_env",
+    )
+
+
+def unfit(answer: dict[str, str]) -> ConvertError:
+    """Return the error for a node that has not this version of wdsplit.
+
+    Args:
+        answer: What the node says: the versions `found` and `expected`, and its address, `node`.
+    """
+    there = answer["found"] != "none"
+    return ConvertError(
+        "a node of the cluster has another version of wdsplit" if there else "a node of the cluster lacks wdsplit",
+        place=f"node {answer['node']}",
+        expected=f"wdsplit {answer['expected']}, as here",
+        found=f"wdsplit {answer['found']}" if there else "no wdsplit",
+        remedy="install the same version on all nodes, or name it in Ray's runtime_env: "
+        "{'pip': ['wdsplit[ray]==" + answer["expected"] + "']}",
+    )
+
+
+def on_node(error: WdsplitError, node: str) -> WdsplitError:
+    """Return the error of a task; where the files of its node may be at fault, the node is named."""
+    if not isinstance(error, _OF_A_NODE):
+        return error
+    place = f"{error.place} (on node {node})" if error.place else f"node {node}"
+    remedy = error.remedy
+    if "://" not in error.url:
+        remedy += "; inputs and output must be where all nodes reach them: a shared file system, or s3://"
+    return type(error)(error.cause, place, error.expected, error.found, remedy, error.url, error.key, error.offset)
+
+
+def failure(failed: Sequence[tuple[str, Exception]]) -> Exception:
+    """Return the error of a run of which tasks have failed: as it is if there is one, or if all are the same.
+
+    Args:
+        failed: What each of these tasks is, and what it raised.
+    """
+    if len({str(error) for _, error in failed}) == 1:
+        return failed[0][1]
+    lines = [f"- {what}: {error}" for what, error in failed[:_MOST_TOLD]]
+    more = [f"- and {len(failed) - _MOST_TOLD} more"] if len(failed) > _MOST_TOLD else []
+    kind = InputError if {type(error) for _, error in failed} == {InputError} else ConvertError
+    return kind(
+        f"{len(failed)} tasks failed",
+        found="\n".join(["", *lines, *more]),
+        remedy="mend what they name, and continue with --resume: what the other tasks have done is kept",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,120 @@
+"""What a worker of a Ray cluster does: it carries tasks out, and says what became of them.
+
+Failures travel as values, and with them what was logged, so that the driver tells both as the local engine would.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Outcome", "call", "remote_work"]
+
+
+@dataclass
+class Outcome:
+    """What a worker says of a task.
+
+    Attributes:
+        result: What the function returned.
+        error: What it raised.
+        trace: Where, if nobody raised it on purpose.
+        warnings: What was logged meanwhile: the logger's name, the level and the text.
+        node: The address of the node.
+    """
+
+    result: Any = None
+    error: Exception | None = None
+    trace: str = ""
+    warnings: tuple[tuple[str, int, str], ...] = ()
+    node: str = ""
+
+
+def remote_work(ray: Any) -> Any:
+    """Return what Ray calls on a node: with a list of the function's reference, the task, and our version.
+
+    It is pickled by value, as functions within functions are: a node can run it, and say so, that lacks wdsplit.
+    """
+    found: list[str] = []
+
+    def work(function: list[Any], task: Any, expected: str) -> Any:
+        if not found:
+            from importlib import metadata
+
+            try:
+                found.append(metadata.version("wdsplit"))
+            except metadata.PackageNotFoundError:
+                found.append("none")
+        if found[0] != expected:
+            from ray import util
+
+            return {"found": found[0], "expected": expected, "node": util.get_node_ip_address()}  # type: ignore[no-untyped-call]
+        from wdsplit.rayworker import call
+
+        return call(function[0], task)
+
+    work.__name__ = work.__qualname__ = "wdsplit"
+    return ray.remote(work)
+
+
+_functions: dict[str, Callable[[Any], Any]] = {}
+"""What this worker process has taken out of the object store: the last function."""
+
+
+def call(function: Any, task: Any) -> bytes:
+    """Carry out a task.
+
+    Args:
+        function: The reference to what is called, and to the driver's folder.
+        task: What it is called with.
+
+    Returns:
+        The outcome, pickled: arrays that Ray unpickles stay in its object store for as long as somebody holds them.
+    """
+    import ray
+    from ray.util import get_node_ip_address
+
+    get_address: Any = get_node_ip_address
+    name = function.hex()
+    if name not in _functions:
+        _functions.clear()
+        _functions[name], folder = ray.get(function)
+        with suppress(OSError):  # paths that are relative are so to the driver's folder
+            os.chdir(folder)
+    heard = _Heard()
+    package = logging.getLogger("wdsplit")
+    package.addHandler(heard)
+    outcome = Outcome(node=get_address())
+    try:
+        outcome.result = _functions[name](task)
+    except Exception as error:
+        outcome.error, outcome.trace = _portable(error), traceback.format_exc()
+    finally:
+        package.removeHandler(heard)
+    outcome.warnings = tuple(heard.records)
+    return pickle.dumps(outcome, 5)
+
+
+class _Heard(logging.Handler):
+    """Keeps what is logged, to be told where somebody reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.records: list[tuple[str, int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append((record.name, record.levelno, record.getMessage()))
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that survives its way to the driver."""
+    try:
+        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,240 @@
+"""Spilled runs: rows sorted by their places, in files, and the notes of the tasks that have written them.
+
+A run is cut where places reach a multiple of some number of places. A task notes its runs when all of them are there;
+those of several tasks that are read together are listed in one file by who needs them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, read_note
+from wdsplit.engine import in_order
+from wdsplit.errors import CorruptDataError
+from wdsplit.order import Int64
+from wdsplit.plan import Plan
+from wdsplit.spill import BUCKETS, SpillFile, open_spill
+from wdsplit.storage import PendingFile, Storage
+
+__all__ = [
+    "NUMBER",
+    "PLACE",
+    "SpilledRun",
+    "SpilledRuns",
+    "damaged",
+    "left_to_spill",
+    "listed_runs",
+    "not_spilled",
+    "opened_run",
+    "parts_of",
+    "unspilled",
+]
+
+Task = TypeVar("Task", ScatterTask, MergeTask)
+
+PLACE, NUMBER = "place", "number"
+"""Columns of a run besides those of the table, which are numbered c0, c1, ..."""
+
+_REQUESTS_AT_ONCE = 8
+
+
+class SpilledRun(NamedTuple):
+    """A run.
+
+    Attributes:
+        path: Its file.
+        size: The file's bytes.
+        num_bytes: Bytes of its rows in memory.
+    """
+
+    path: str
+    size: int
+    num_bytes: int
+
+
+@dataclass
+class SpilledRuns:
+    """The runs of a task, as they are written.
+
+    Attributes:
+        storage: The output.
+        plan: The plan.
+        name: The task's name.
+        held_bytes: Bytes of rows that may be held at a time.
+        cut_rows: Places at whose multiples a run is cut.
+    """
+
+    storage: Storage
+    plan: Plan
+    name: str
+    held_bytes: int
+    cut_rows: int
+    _held: list[pa.Table] = field(default_factory=list)
+    _num_held: int = 0
+    _runs: list[SpilledRun] = field(default_factory=list)
+
+    def append(self, rows: pa.Table, num_bytes: int) -> None:
+        """Take rows, with their places and numbers; a run is written when as many are held as may be."""
+        self._held.append(rows)
+        self._num_held += num_bytes
+        if self._num_held >= self.held_bytes:
+            self._flush()
+
+    def end(self) -> None:
+        """Write what is held, and note all runs: the task is done."""
+        if self._held:
+            self._flush()
+        with self.storage.publish(_note_path(self.plan, self.name)) as file:
+            file.write([orjson.dumps([[*run] for run in self._runs])])
+
+    def _flush(self) -> None:
+        table = pa.concat_tables(self._held)
+        places = table.column(PLACE).to_numpy()
+        keep = np.flatnonzero(places < self.plan.num_samples)
+        order = keep[np.argsort(places[keep], kind="stable")]
+        path = f"{SPILL_FOLDER}/{_prefix(self.plan)}{self.name}-{self.held_bytes}-{len(self._runs):06d}.arrow"
+        size = _write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
+        self._runs.append(SpilledRun(path, size, self._num_held))
+        self._held, self._num_held = [], 0
+
+
+def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
+    """Write sorted rows, a record batch a bucket; return the bytes of the file."""
+    numbers, starts = np.unique(buckets, return_index=True)
+    schema = table.schema.with_metadata({BUCKETS: orjson.dumps(numbers.tolist())})
+    with storage.publish(path) as file:
+        sink = _Sink(file)
+        with pa.ipc.new_file(sink, schema) as writer:
+            for start, stop in zip(starts, [*starts[1:], len(buckets)], strict=False):
+                part = table.slice(int(start), int(stop - start)).combine_chunks()
+                writer.write_batch(part.to_batches()[0].replace_schema_metadata(schema.metadata))
+    return sink.tell()
+
+
+class _Sink:
+    """A file object, as far as Arrow needs one, over a pending file."""
+
+    closed = False
+
+    def __init__(self, file: PendingFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        self._file.write([view])
+        self._position += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        """Have nothing to flush."""
+
+    def close(self) -> None:
+        """Leave closing to the storage."""
+
+
+def _prefix(plan: Plan) -> str:
+    """Return what the names of all spill files of a plan begin with: a late task of another one takes no place."""
+    return f"{plan.hash[:8]}-"
+
+
+def _note_path(plan: Plan, name: str) -> str:
+    return f"{SPILL_FOLDER}/{_prefix(plan)}{name}.json"
+
+
+def not_spilled(storage: Storage, plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks that have left no note; the folder is listed once."""
+    there = set(storage.list(SPILL_FOLDER))
+    return [task for task in tasks if f"{_prefix(plan)}{task.name}.json" not in there]
+
+
+def left_to_spill(storage: Storage, plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks that are still to be run. Their folder is listed; notes are read where a disk may tear them."""
+    unlisted = set(not_spilled(storage, plan, tasks))
+    there = [task for task in tasks if task not in unlisted]
+    torn = set() if storage.is_remote else set(unspilled(storage, plan, there))
+    return [task for task in tasks if task in unlisted or task in torn]
+
+
+def unspilled(storage: Storage, plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks that have left no note, or a damaged one; each is looked for by its name."""
+    noted = in_order(lambda task: _runs(storage, plan, task.name), tasks, _REQUESTS_AT_ONCE)
+    return [task for task, runs in zip(tasks, noted, strict=True) if runs is None]
+
+
+def _runs(storage: Storage, plan: Plan, name: str) -> list[SpilledRun] | None:
+    """Return the runs of a task, or of a list; None if it has left no note, or one that is damaged."""
+    note = read_note(storage, _note_path(plan, name))
+    if not isinstance(note, list) or not all(isinstance(run, list) and len(run) == 3 for run in note):
+        return None
+    return [SpilledRun(*run) for run in note]
+
+
+def listed_runs(storage: Storage, plan: Plan, title: str, names: Sequence[str]) -> list[SpilledRun]:
+    """Return the runs of tasks that are read together, in the order of the tasks.
+
+    Who comes first lists them in one file, so that the others read one note for many.
+
+    Args:
+        storage: The output.
+        plan: The plan.
+        title: What the list is called: as no task is.
+        names: The tasks.
+
+    Raises:
+        CorruptDataError: One of them has left no note.
+    """
+    listed = _runs(storage, plan, title)
+    if listed is not None:
+        return listed
+    found: list[SpilledRun] = []
+    noted = in_order(lambda name: _runs(storage, plan, name), names, _REQUESTS_AT_ONCE)
+    for name, runs in zip(names, noted, strict=True):
+        if runs is None:
+            raise damaged(f"{storage.url}/{_note_path(plan, name)}", "no note of them, or a damaged one")
+        found += runs
+    with storage.publish(_note_path(plan, title)) as file:
+        file.write([orjson.dumps([[*run] for run in found])])
+    return found
+
+
+def damaged(place: str, found: str) -> CorruptDataError:
+    """Return the error that rows which were spilled are not there any more as they were."""
+    return CorruptDataError(
+        "a spill file is damaged",
+        place=place,
+        expected="the rows that were spilled",
+        found=found,
+        remedy="start anew with --overwrite; the disk may have lost it in a power failure",
+        url=place,
+    )
+
+
+def opened_run(storage: Storage, run: SpilledRun) -> SpillFile:
+    """Open a run.
+
+    Raises:
+        CorruptDataError: It is damaged, or not there.
+    """
+    try:
+        return open_spill(storage, run.path, run.size)
+    except pa.ArrowInvalid as error:
+        raise damaged(f"{storage.url}/{run.path}", str(error)) from error
+
+
+def parts_of(
+    storage: Storage, runs: Sequence[SpilledRun], read: Callable[[SpilledRun], list[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """Give what is read of each run, in the order of the runs; remote ones are read ahead."""
+    found = in_order(read, runs, _REQUESTS_AT_ONCE) if storage.is_remote else map(read, runs)
+    for parts in found:
+        yield from parts
