@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -110,6 +111,21 @@ def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
     problems = verify(str(found), engine=engine).problems
     assert [type(problem) for problem in problems] == [CorruptDataError] * len(problems)
     assert str(tar) in problems[0].place
+
+
+def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
+    for name, options in {
+        "shuffled": PlanOptions(shards=8, shuffle=True, pad="drop"),
+        "grouped": PlanOptions(shards=8, shuffle=True, group_by="group"),
+    }.items():
+        wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", ConvertOptions(options))
+        merged, out = [], folder / f"{name}-merged"
+        with patch("wdsplit.cuts._MOST_PARTS", 3), patch("wdsplit.scatter._LEAST_BYTES", 4096):
+            chosen = ConvertOptions(options, memory=1)
+            report = lambda plan, progress, merged=merged: merged.append(progress.merged or 0)  # noqa: E731
+            manifest = wdsplit.convert(folder / "in.parquet", out, chosen, report, engine=engine)
+        assert max(merged) == manifest.num_samples
+        assert contents(out) == contents(folder / f"{name}-once")
 
 
 def ray_check_what_may_pass_is_tried_again_and_what_cannot_is_not(engine, folder):

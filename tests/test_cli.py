@@ -159,8 +159,11 @@ def test_the_example_of_a_command_is_one_that_it_takes(command):
 
 def test_the_help_lists_all_commands_and_explains_the_exit_codes(done):
     out = done("--help").out
-    assert [command for command in COMMANDS if f"\n  {command} " not in out] == []
-    assert "Exit codes:" in out
+    listed = re.findall(r"^  (\w+)  +(.*)", out[out.index("Commands:") :], re.MULTILINE)
+    assert {name for name, _ in listed} == set(COMMANDS)
+    assert [name for name, _ in listed][:3] == ["plan", "convert", "commit"], "in the order of their use"
+    assert all(text.endswith(".") and not text.endswith("...") for _, text in listed)
+    assert "Exit codes:" in out and "wdsplit convert raw/" in out
 
 
 def test_the_version_is_printed(done):

@@ -30,10 +30,28 @@ __all__ = ["cli", "main"]
 _UNUSABLE = (DatasetNotFoundError, InputError, OutputExistsError, TopologyError)
 
 
+class _Commands(click.Group):
+    """Commands in the order in which they are used, not of the alphabet."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+_EPILOG = """\b
+Examples:
+  wdsplit convert raw/ data/train --world-size 8 --workers 4
+  wdsplit verify data/train
+  wdsplit COMMAND --help
+
+Exit codes: 0 done; 1 the work failed or a check found problems; 2 the command line, the input or the output cannot be
+used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.
+"""
+
+
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done; 1 the work failed or a check found problems; 2 the command line, the input or the "
-    "output cannot be used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.",
+    epilog=_EPILOG,
 )
 @click.version_option(package_name="wdsplit", prog_name="wdsplit")
 @click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
@@ -44,8 +62,8 @@ def cli(verbose: bool) -> None:
 
 
 for _command in (
-    convert_command,
     plan_command,
+    convert_command,
     commit_command,
     index_command,
     inspect_command,

@@ -18,6 +18,7 @@ __all__ = ["index_command"]
 
 @click.command(
     "index",
+    short_help="Make a dataset of WebDataset tars that are there.",
     epilog="""Examples:
 
 \b

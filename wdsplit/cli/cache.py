@@ -16,6 +16,7 @@ __all__ = ["cache_command"]
 
 @click.command(
     "cache",
+    short_help="Show what a cache of shards holds, and clear it.",
     epilog="""Examples:
 
 \b

@@ -48,7 +48,7 @@ __all__ = ["convert_command"]
     "--pass",
     "only",
     type=click.Choice(PASSES),
-    help="With --plan: the pass; --shuffle and --group-by take both, all parts of one after all of the other.",
+    help="With --plan: the pass. --shuffle and --group-by take several, one after another: `wdsplit plan` says which.",
 )
 @click.pass_context
 def convert_command(

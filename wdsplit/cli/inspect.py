@@ -26,7 +26,11 @@ __all__ = ["assign_command", "inspect_command"]
 _PREVIEW_CHARACTERS = 60
 
 
-@click.command("inspect", epilog="Example: wdsplit inspect data/train --samples 5")
+@click.command(
+    "inspect",
+    short_help="Say what is in DATASET, and show samples of it.",
+    epilog="Example: wdsplit inspect data/train --samples 5",
+)
 @click.argument("dataset")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="First samples to show.")
 @click.option("--key", help="Show the sample with this key only.")
@@ -113,7 +117,11 @@ def _preview(value: Any) -> str:
     return text if len(text) <= _PREVIEW_CHARACTERS else f"{text[:_PREVIEW_CHARACTERS]}... ({len(value):,} bytes)"
 
 
-@click.command("assign", epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3")
+@click.command(
+    "assign",
+    short_help="Say which shards of DATASET each rank and worker reads.",
+    epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3",
+)
 @click.argument("dataset")
 @order_options
 @batch_size_option(1)

@@ -51,7 +51,7 @@ def _done(progress: PartProgress) -> str:
     return f"{progress.done:,} shards{there}, {progress.samples:,} samples and pads, {size}"
 
 
-@click.command("commit", epilog="Example: wdsplit commit /shared/train.plan")
+@click.command("commit", short_help="End a conversion in parts.", epilog="Example: wdsplit commit /shared/train.plan")
 @click.argument("plan_path", metavar="PLAN")
 def commit_command(plan_path: str) -> None:
     """End a conversion in parts that `wdsplit plan -o PLAN` has begun: from then on the dataset exists.

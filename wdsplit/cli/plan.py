@@ -19,6 +19,7 @@ __all__ = ["plan_command"]
 
 @click.command(
     "plan",
+    short_help="Say what convert would do; begin a conversion in parts.",
     epilog="""Examples:
 
 \b
