@@ -39,11 +39,27 @@ def is_right(opened, shard):
     return checksum_of(xxhash.xxh3_128(opened.file.read(0, opened.file.size))) == shard.checksum
 
 
+def bytes_in(folder):
+    """Return what the files of a cache hold, at a moment at which nobody makes, names or evicts one."""
+    lock = Path(folder) / "lock"
+    if not lock.exists():
+        return 0
+    with open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        return sum(path.stat().st_size for path in Path(folder).glob("*/*"))
+
+
 def read(cache, storage, shards, job):
-    """Open the shards in the order of the job, in threads; return how many were right, and how many not cached."""
+    """Open the shards in the order of the job, in threads; return how many were right, and how many not cached.
+
+    If it is to be measured, return too how many bytes were in the cache at most.
+    """
+    most = []
 
     def one(number):
         opened = cache.open(storage, shards[number])
+        if "measured" in job:
+            most.append(bytes_in(cache.path))
         return None if opened is None else is_right(opened, shards[number])
 
     order = job["order"] * job.get("rounds", 1)
@@ -52,7 +68,7 @@ def read(cache, storage, shards, job):
     with ThreadPoolExecutor(job.get("threads", 1)) as threads:
         found = list(threads.map(one, order))
     assert False not in found
-    return [found.count(True), found.count(None)]
+    return [found.count(True), found.count(None), *([max(most)] if most else [])]
 
 
 def together(cache, storage, shards, job):

@@ -30,7 +30,7 @@ def outcomes(script, path, without=(), **environ):
     Return for each what went wrong: nothing, or a traceback.
     """
     command = [sys.executable, __file__, str(HERE / script), path, *without]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environ})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **environ})
     if done.returncode:
         return dict.fromkeys(names_in(script), done.stderr)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -33,6 +33,16 @@ settings.register_profile(
 settings.load_profile("wdsplit")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give groups of tests to one process each, where xdist is told to."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from groups import GroupScheduling  # there may be no xdist
+
+    return GroupScheduling(config, log)
+
+
 @pytest.fixture(autouse=True)
 def no_process_goes_on():
     """End what a test has started and left."""

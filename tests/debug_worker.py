@@ -40,7 +40,7 @@ def said(check, *arguments, **options):
 
 def audited(loader, epochs=1, between=lambda audited, epoch, step: None):
     """Run epochs within an audit; return what it found, as texts."""
-    with debug.audit(loader, timeout_s=20) as batches:
+    with debug.audit(loader, timeout_s=200) as batches:
         for epoch in range(epochs):
             for step, _ in enumerate(batches):
                 if between(batches, epoch, step) == "stop":
@@ -177,7 +177,7 @@ def losing(path, rank, **options):
 
 def asked_for(loader, num_batches):
     """Ask for so many batches, and not for the end."""
-    with debug.audit(loader, timeout_s=20) as batches:
+    with debug.audit(loader, timeout_s=200) as batches:
         asked = iter(batches)
         for _ in range(num_batches):
             next(asked)
@@ -249,7 +249,7 @@ def a_rank_that_fails(path, rank):
 
 def late(rank):
     """Rank 1 does not come to a barrier, but to the next; nor to a check."""
-    result = {"met": said(debug.barrier, 20, name="first")}
+    result = {"met": said(debug.barrier, 200, name="first")}
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
     tensors = {"a": torch.ones(1)}
     if not rank:
@@ -258,8 +258,8 @@ def late(rank):
         result["alone in a check"] = said(debug.check_same_parameters, tensors, timeout_s=0.5)
     distributed.barrier()
     if rank:
-        result["too late"] = said(debug.barrier, 20, name="second")
-        result["too late in a mesh"] = said(debug.barrier, 20, mesh, name="third")
+        result["too late"] = said(debug.barrier, 200, name="second")
+        result["too late in a mesh"] = said(debug.barrier, 200, mesh, name="third")
         result["too late in a check"] = said(debug.check_same_parameters, tensors)
     return result
 

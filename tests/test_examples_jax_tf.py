@@ -2,13 +2,13 @@ import importlib.util
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from made_datasets import converted, images_table
+from s3server import free_port
+from tables import DEADLINE_S, outputs_of, start_process
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUM_SAMPLES = 50
@@ -20,21 +20,13 @@ def images(tmp_path_factory):
 
 
 def started(script, images, *options, **environ):
-    command = [sys.executable, str(EXAMPLES / script), images, images, f"--classes={NUM_SAMPLES}", *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env={**os.environ, **environ}, **pipes)
+    command = [sys.executable, EXAMPLES / script, images, images, f"--classes={NUM_SAMPLES}", *options]
+    return start_process(command, env={**os.environ, **environ})
 
 
 def told(*processes):
     """Return what the first of some processes has printed; all must end well."""
-    try:
-        ended = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, said) in zip(processes, ended, strict=True):
-        assert process.returncode == 0, said
-    return ended[0][0]
+    return outputs_of(processes)[0]
 
 
 def run(*arguments, **environ):
@@ -59,8 +51,7 @@ def test_the_jax_example_stops_and_resumes_on_fewer_devices(images, tmp_path):
 
 def test_the_jax_example_checks_what_two_processes_have_received(images):
     """They find each other by SLURM's variables."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = {"JAX_COORDINATOR_PORT": str(probe.getsockname()[1]), "SLURM_STEP_NODELIST": "127.0.0.1"}
+    address = {"JAX_COORDINATOR_PORT": str(free_port()), "SLURM_STEP_NODELIST": "127.0.0.1"}
     job = {**devices(2), **address, "SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
     options = ("--batch-size=4", "--epochs=1", "--model-parallel=2", "--distributed")
     tasks = [{"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
@@ -71,7 +62,7 @@ def test_the_jax_example_checks_what_two_processes_have_received(images):
 
 def test_to_stop_early_needs_a_place_to_save(images):
     process = started("train_jax.py", images, "--stop-after=2", **devices(1))
-    assert "--stop-after needs --checkpoint" in process.communicate(timeout=200)[1]
+    assert "--stop-after needs --checkpoint" in process.communicate(timeout=DEADLINE_S)[1]
     assert process.returncode == 2
 
 

@@ -17,7 +17,8 @@ import click
 import pytest
 import yaml
 from raycluster import QUIET
-from tables import mixed_table, wait_until, write_files
+from s3server import free_port
+from tables import mixed_table, start_process, wait_until, write_files
 
 from wdsplit import ConvertOptions, PlanOptions, convert
 from wdsplit.cli import cli
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPT = EXAMPLES / "slurm" / "convert_ray.sh"
-TIMEOUT_S = 120
+TIMEOUT_S = 280
 
 SCONTROL = """#!/bin/bash
 [ "$1 $2" = "show hostnames" ] && echo localhost && echo another-node && exit
@@ -43,7 +44,7 @@ exec "${@/--object-store-memory=*/--object-store-memory=80000000}"
 
 SLEEPY = """#!/bin/bash
 touch "$LOG.asleep"
-exec sleep 100
+exec sleep 1000
 """
 
 
@@ -56,6 +57,7 @@ def job(tmp_path, monkeypatch):
         write_program(programs / name, text)
     for name in [name for name in os.environ if name.startswith(("SLURM_", "RAY_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JOB_ID", str((free_port() - 20_000) // 2))  # from which the script computes two ports
     folder = tempfile.mkdtemp(prefix="ray-")  # the paths of its sockets must be short
     environ = {
         **os.environ,
@@ -64,7 +66,6 @@ def job(tmp_path, monkeypatch):
         "LOG": str(tmp_path / "log"),
         "RAY_TMPDIR": folder,
         "SLURM_CPUS_PER_TASK": "1",
-        "SLURM_JOB_ID": str(os.getpid() % 5000),
         "SLURM_JOB_NODELIST": "localhost,another-node",
         "SLURM_NNODES": "2",
     }
@@ -73,14 +74,14 @@ def job(tmp_path, monkeypatch):
     def start(*arguments):
         command = [str(SCRIPT), *map(str, arguments)]
         with open(tmp_path / "said", "w", encoding="utf-8") as said:
-            started.append(subprocess.Popen(command, env=environ, stdout=said, stderr=said, start_new_session=True))
+            started.append(start_process(command, env=environ, stdout=said, stderr=said))
         return started[0]
 
     yield start
-    if started and started[0].poll() is None:
-        started[0].terminate()
-        started[0].wait(TIMEOUT_S)
     try:
+        if started and started[0].poll() is None:
+            started[0].terminate()
+            started[0].wait(TIMEOUT_S)
         wait_until(lambda: not processes_of(folder), "all processes of Ray have ended")
     finally:
         for number in processes_of(folder):
@@ -137,7 +138,7 @@ def test_a_slurm_job_whose_time_is_up_goes_back_into_the_queue_and_ends_ray(job,
     wait_until((tmp_path / "log.asleep").exists, "Ray has started, and the conversion begins")
     running.send_signal(signal.SIGUSR1)
     assert running.wait(TIMEOUT_S) == 1
-    assert (tmp_path / "log").read_text().splitlines()[-1] == f"requeue {os.getpid() % 5000}"
+    assert (tmp_path / "log").read_text().splitlines()[-1] == f"requeue {os.environ['SLURM_JOB_ID']}"
 
 
 def test_the_slurm_script_says_what_it_needs_before_its_first_command():

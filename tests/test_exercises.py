@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import DEADLINE_S
 from torchruns import torchrun
 
 from wdsplit.shards import read_manifest
 from wdsplit.stores import open_storage
+
+pytestmark = pytest.mark.xdist_group("exercises")
 
 EXERCISES = Path(__file__).parent.parent / "examples" / "exercises"
 SCRIPTS = sorted(path.name for path in EXERCISES.glob("exercise*.py"))
@@ -31,7 +34,8 @@ def run(script, *arguments, start=()):
     """Run a script in one process, without a launcher."""
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, *start, str(EXERCISES / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**environ, "OMP_NUM_THREADS": "1"}, timeout=200)
+    environ |= {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=DEADLINE_S)
 
 
 def on_two_ranks(script, *arguments, out):

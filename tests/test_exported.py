@@ -42,7 +42,7 @@ PUBLIC = [
 
 
 def output_of(script):
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 

@@ -2,15 +2,15 @@ import logging
 import os
 import pickle
 import shutil
-import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
-from faults import Cut, Delay, ErrorAnswer, FaultProxy, IgnoreRange, SeededPlan, Shorten, Stall, Truncate
-from s3server import S3Server
+from faults import Cut, Delay, ErrorAnswer, FaultProxy, Hold, IgnoreRange, SeededPlan, Shorten, Stall, Truncate
+from s3server import S3Server, free_port
+from tables import wait_until
 
 import wdsplit
 from wdsplit import filesystems, fsconnection
@@ -19,8 +19,8 @@ from wdsplit.filesystems import FsspecStorage
 from wdsplit.stores import open_storage
 from wdsplit.urls import shown_url
 
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 1, "deadline_s": 20}
-"""Times that do not keep the tests waiting."""
+FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
+"""Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
 FOLDER = "train set/größe 100%"
 
 
@@ -186,7 +186,7 @@ def test_threads_read_a_file_at_once(anywhere, numbers):
 def test_a_fork_leaves_the_connections_of_its_parent_alone(by_proxy, proxy, numbers):
     """What ends a connection in a child takes it away from the parent, because they share what waits for it."""
     expected = open_storage(numbers).read("000000.tar")
-    file = FsspecStorage(by_proxy, FAST | {"timeout_s": 20}).open("000000.tar", len(expected))
+    file = FsspecStorage(by_proxy, FAST).open("000000.tar", len(expected))
     assert file.read(0, 100) == expected[:100]
     child = os.fork()
     if not child:
@@ -233,7 +233,8 @@ def once_a_range(fault):
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_read_that_fails_is_tried_again(by_proxy, proxy, numbers, fault):
     expected = open_storage(numbers).read("000000.tar")
-    file = FsspecStorage(by_proxy, FAST).open("000000.tar", len(expected))
+    times = FAST | ({"timeout_s": 2} if isinstance(fault, Stall) else {})
+    file = FsspecStorage(by_proxy, times).open("000000.tar", len(expected))
     proxy.plan = once_a_range(fault)
     assert file.read(1000, len(expected) - 1000) == expected[1000:]
     assert len(proxy.exchanges) == 2
@@ -289,8 +290,7 @@ def test_answers_that_are_always_short_are_never_taken(by_proxy, proxy, fault):
 
 
 def test_nobody_there_is_given_up_at_the_deadline():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(StorageError, match="does not answer"):
         wdsplit.Dataset(f"http://127.0.0.1:{port}/x", storage_options=FAST | {"deadline_s": 0.5})
 
@@ -414,10 +414,13 @@ def test_nothing_is_written(in_memory, action):
 
 def test_other_threads_do_not_wait_for_one_that_waits(by_proxy, proxy, numbers):
     num_bytes = open_storage(numbers).size("000000.tar")
-    file = FsspecStorage(by_proxy, FAST | {"timeout_s": 20}).open("000000.tar", num_bytes)
-    proxy.plan = lambda request: Delay(1) if request.range == (0, 9) else None
+    file = FsspecStorage(by_proxy, FAST).open("000000.tar", num_bytes)
+    may_come = threading.Event()
+    proxy.plan = lambda request: Hold(may_come) if request.range == (0, 9) else None
     slow = threading.Thread(target=file.read, args=(0, 10))
     slow.start()
+    wait_until(lambda: proxy.exchanges, "one waits")
     file.read(10, 10)
-    assert slow.is_alive()
+    assert slow.is_alive() and len(proxy.exchanges) == 2
+    may_come.set()
     slow.join()

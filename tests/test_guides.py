@@ -20,9 +20,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tables import start_process
 from test_docs import HOST, MACHINE_PATH, OPTIONS, PACKAGE_INDEX, ROOT, lines_that_match
 
 from wdsplit.cli import cli
+
+pytestmark = pytest.mark.xdist_group("guides")
 
 DOCS = ROOT / "docs"
 GUIDES = sorted(path.name for path in DOCS.glob("*.md"))
@@ -34,7 +37,7 @@ FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 NAMED_TEST = re.compile(r"`(tests/\w+\.py)::(\w+)`")
 NAMED_FILE = re.compile(r"`((?:tests|examples|tools|wdsplit)/[\w./-]*\w)[`:]")
 NOT_RUN = "not run by the tests"
-COMMAND_S = 60
+COMMAND_S = 250
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,7 @@ def run_command(command, folder):
     if words[0] == "wdsplit":
         return CliRunner().invoke(cli, words[1:]).output
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    running = subprocess.Popen(
-        words, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    running = start_process(words, cwd=folder, env=environ, stderr=subprocess.STDOUT)
     try:
         return running.communicate(timeout=COMMAND_S)[0]
     except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 import PIL.Image
 import pytest
+import simplejpeg
 import torch
 from webdataset.autodecode import ImageHandler
 
@@ -145,18 +146,66 @@ def test_a_jpeg_that_lacks_data_but_not_its_end_is_an_error_too():
 # What comes out
 
 
+IMAGES = {
+    "made smaller": encoded(picture(375, 500)),
+    "made larger": encoded(picture(33, 20)),
+    "of the size": encoded(picture(50, 70)),
+    "cropped to the size": encoded(picture(50, 99)),
+    "png": encoded(picture(300, 200), "PNG"),
+    "cmyk": encoded(PIL.Image.fromarray(picture(90, 120)).convert("CMYK")),
+}
+
+
 @every_library
-def test_the_outputs_hold_the_same_pixels(library):
-    payload = encoded(picture(375, 500))
+@pytest.mark.parametrize("crop", [None, "center"])
+@pytest.mark.parametrize("payload", IMAGES.values(), ids=IMAGES)
+def test_the_outputs_hold_the_same_pixels(library, crop, payload):
     tensor, array, image = (
-        resized((50, 70), library=library, output=output)(".jpg", payload) for output in ("torch", "numpy", "pil")
+        resized((50, 70), crop=crop, library=library, output=output)(".jpg", payload)
+        for output in ("torch", "numpy", "pil")
     )
     assert (tensor.dtype, tuple(tensor.shape)) == (torch.uint8, (3, 50, 70))
     assert (array.dtype, array.shape) == (np.uint8, (50, 70, 3))
     assert (image.mode, image.size) == ("RGB", (70, 50))
     assert (tensor.permute(1, 2, 0).numpy() == array).all()
     assert (np.asarray(image) == array).all()
+    assert array.flags.c_contiguous
     array[:], tensor[:] = 0, 0
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+@pytest.mark.parametrize("crop", [None, "center"])
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (33, 20), (99, 70), (230, 500)])
+def test_a_jpeg_is_resized_as_torch_resizes_its_pixels(height, width, crop, output):
+    payload = encoded(np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8))
+    pixels = simplejpeg.decode_jpeg(payload, "RGB", min_height=50, min_width=70, min_factor=2)
+    if crop:
+        height, width = pixels.shape[:2]
+        kept = (round(width * 5 / 7), width) if height * 7 > width * 5 else (height, round(height * 7 / 5))
+        top, left = (height - kept[0]) // 2, (width - kept[1]) // 2
+        pixels = pixels[top : top + kept[0], left : left + kept[1]]
+    planes = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))[None]
+    expected = torch.nn.functional.interpolate(planes, (50, 70), mode="bilinear", antialias=True)[0].numpy()
+    found = np.asarray(resized((50, 70), crop=crop, output=output)(".jpg", payload))
+    assert np.array_equal(found if output == "torch" else found.transpose(2, 0, 1), expected)
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy", "pil"])
+@pytest.mark.parametrize("crop", [None, "center"])
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (33, 20), (50, 99), (230, 500)])
+def test_torch_is_given_contiguous_memory_to_resize_and_gives_it(monkeypatch, height, width, crop, output):
+    """It copies what is not, and uses all processors for that, whoever else may need them."""
+    given = []
+    interpolate = torch.nn.functional.interpolate
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "interpolate",
+        lambda planes, *rest, **more: given.append(planes) or interpolate(planes, *rest, **more),
+    )
+    image = resized((50, 70), crop=crop, output=output)(".jpg", encoded(picture(height, width)))
+    assert all(planes.permute(0, 2, 3, 1).is_contiguous() for planes in given)
+    assert len(given) == (0 if crop and (height, width) == (50, 99) else 1)
+    assert output != "torch" or not given or image.is_contiguous()
 
 
 def test_other_fields_are_left_to_other_decoders():

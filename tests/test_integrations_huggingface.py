@@ -12,6 +12,8 @@ import torch
 from made_datasets import expected_batches, real_rows
 from torchruns import torchrun, woven
 
+pytestmark = pytest.mark.xdist_group("huggingface")
+
 SCRIPT = "huggingface_worker.py"
 STEPS = 9
 """Steps of an epoch, of 12 samples all together."""

@@ -1,6 +1,5 @@
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +7,14 @@ from pathlib import Path
 import pytest
 from checks import names_in, outcomes
 from made_datasets import delivering, expected_batches, real_rows
+from s3server import free_port
+from tables import outputs_of, start_process
 
 from wdsplit.dataset import Dataset
 from wdsplit.errors import MissingDependencyError
 from wdsplit.loader import Loader
+
+pytestmark = pytest.mark.xdist_group("jax")
 
 HERE = Path(__file__).parent
 NUM_SAMPLES = 101
@@ -31,27 +34,11 @@ def test_on_8_devices(on_8_devices, check):
 @pytest.fixture(scope="module")
 def two_processes(numbers):
     """Return what each of two processes of 4 devices was given."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    environ = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "jax_process.py"), numbers, coordinator, str(process)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environ},
-        )
-        for process in range(2)
-    ]
-    try:
-        ended = [process.communicate(timeout=120) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for process, (_, said) in zip(running, ended, strict=True):
-        assert process.returncode == 0, said
-    return [json.loads(output.splitlines()[-1]) for output, _ in ended]
+    command = [sys.executable, HERE / "jax_process.py", numbers, f"127.0.0.1:{free_port()}"]
+    flags = "--xla_force_host_platform_device_count=4"
+    environ = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    outputs = outputs_of([start_process([*command, process], env=environ) for process in range(2)])
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 MESHES = ["data", "data, model within a process", "data, model across processes", "data, interleaved"]

@@ -10,6 +10,8 @@ import pytest
 from made_datasets import expected_batches, real_rows
 from torchruns import torchrun, woven
 
+pytestmark = pytest.mark.xdist_group("lightning")
+
 WRONG_WARNINGS = ("IterableDataset", "DistributedSampler", "sampler", "num_workers", "resumable", "val_dataloader")
 SCRIPT = "lightning_worker.py"
 

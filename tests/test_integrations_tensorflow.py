@@ -1,7 +1,6 @@
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +8,14 @@ from pathlib import Path
 import pytest
 from checks import names_in, outcomes
 from made_datasets import expected_batches, real_rows
+from s3server import free_port
+from tables import outputs_of, start_process
 
 from wdsplit.errors import MissingDependencyError, TopologyError
 from wdsplit.split import World
 from wdsplit.world import detect_rank
+
+pytestmark = pytest.mark.xdist_group("tensorflow")
 
 HERE = Path(__file__).parent
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -35,11 +38,10 @@ def test_on_two_cpus(on_two_cpus, check):
 
 def cluster_of(kinds):
     """Return the TF_CONFIG of each task of a cluster of so many chiefs, workers, ..., on free ports."""
-    probes = {kind: [socket.create_server(("127.0.0.1", 0)) for _ in range(count)] for kind, count in kinds.items()}
-    cluster = {kind: [f"127.0.0.1:{probe.getsockname()[1]}" for probe in held] for kind, held in probes.items()}
-    for held in probes.values():
-        for probe in held:
-            probe.close()
+    ports = set()
+    while len(ports) < sum(kinds.values()):
+        ports.add(free_port())
+    cluster = {kind: [f"127.0.0.1:{ports.pop()}" for _ in range(count)] for kind, count in kinds.items()}
     return [
         json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
         for kind, count in kinds.items()
@@ -49,24 +51,10 @@ def cluster_of(kinds):
 
 @with_tensorflow
 def test_two_workers_have_every_sample_once_and_nothing_is_sharded_twice(numbers):
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "tensorflow_worker.py"), numbers],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **QUIET, "TF_CONFIG": config},
-        )
-        for config in cluster_of({"worker": 2})
-    ]
-    try:
-        ended = [process.communicate(timeout=120) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for process, (_, said) in zip(running, ended, strict=True):
-        assert process.returncode == 0, said
-    found = [json.loads(output.splitlines()[-1]) for output, _ in ended]
+    command = [sys.executable, HERE / "tensorflow_worker.py", numbers]
+    environs = [{**os.environ, **QUIET, "TF_CONFIG": config} for config in cluster_of({"worker": 2})]
+    outputs = outputs_of([start_process(command, env=environ) for environ in environs])
+    found = [json.loads(output.splitlines()[-1]) for output in outputs]
     assert [(each["world"]["rank"], each["world"]["world_size"]) for each in found] == [(0, 2), (1, 2)]
     expected = expected_batches(numbers, 7, global_batch=16)
     for number, batch in enumerate(expected):

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import DEADLINE_S
+
+pytestmark = pytest.mark.xdist_group("jax tour")
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = json.loads((ROOT / "examples" / "jax_tour.ipynb").read_text(encoding="utf-8"))
@@ -29,7 +32,7 @@ def run(*command, text="", **environ):
         input=text,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=DEADLINE_S,
         env={**os.environ, **environ},
     )
     assert done.returncode == 0, done.stderr

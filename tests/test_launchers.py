@@ -10,7 +10,6 @@ import json
 import logging
 import multiprocessing.context
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 from made_datasets import expected_batches
+from s3server import free_port
+from tables import outputs_of, start_process
 from torchruns import torchrun, woven
 
 from wdsplit import world as world_module
@@ -29,7 +30,7 @@ from wdsplit.split import World
 from wdsplit.world import detect_rank
 
 WORKER = Path(__file__).parent / "launched_worker.py"
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 SLURM_JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
 """What SLURM sets in all processes of a job; the batch script and the shell of salloc are task 0 of it too."""
@@ -154,11 +155,8 @@ def results_of(out, task, num_ranks):
 
 def test_tasks_of_srun_read_each_sample_once_without_a_process_group(numbers, tmp_path):
     command = [sys.executable, str(WORKER), "plain", numbers, str(tmp_path)]
-    tasks = [
-        subprocess.Popen(command, env=clean_environ(**{**SLURM, "SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": "2"}))
-        for rank in "01"
-    ]
-    assert [task.wait(TIMEOUT_S) for task in tasks] == [0, 0]
+    ranks = [{**SLURM, "SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": "2"} for rank in "01"]
+    outputs_of([start_process(command, env=clean_environ(**rank)) for rank in ranks])
     results = results_of(tmp_path, "plain", 2)
     assert woven([result["batches"] for result in results]) == expected_batches(numbers, 9)
     said = [f"rank {rank} of 2, from SLURM_PROCID and SLURM_STEP_NUM_TASKS" for rank in range(2)]
@@ -193,9 +191,7 @@ def test_fsdp2_trains_on_meshes_as_one_process_does_on_the_global_batches(number
 
 def test_a_deepspeed_engine_trains_on_each_sample_once(numbers, tmp_path):
     """Started by DeepSpeed's own launcher, with its engine, on two processes without a GPU."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={port}"]
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={free_port()}"]
     command += [str(WORKER), "deepspeed", numbers, str(tmp_path)]
     environ = clean_environ(DS_ACCELERATOR="cpu")
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)

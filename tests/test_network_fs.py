@@ -10,7 +10,7 @@ import sys
 import pytest
 from made_datasets import sized_dataset
 from mounts import Mount, why_not
-from tables import converted, mixed_table, shard_files, wait_until, write_files
+from tables import DEADLINE_S, converted, mixed_table, shard_files, start_process, wait_until, write_files
 from torchruns import delivered
 
 import wdsplit
@@ -18,8 +18,6 @@ from wdsplit.errors import DatasetNotFoundError
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, shard_path
 from wdsplit.verify import verify
 
-DEADLINE_S = 30
-"""For what takes a second or two where nothing else runs."""
 KINDS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
 BATCH = 10
 READ_AHEAD_BYTES = 65536
@@ -95,8 +93,7 @@ if __name__ == "__main__":
 
 def started(code, *arguments):
     """Run a script that may wait for a line."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_process([sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE)
 
 
 def reading(path, options, state=None):
@@ -230,7 +227,8 @@ def test_a_conversion_onto_the_mount_that_is_killed_leaves_no_lock_and_is_resume
     with script:
         wait_until((out / RUN_FOLDER / "shards" / "000002.json").exists, "three shards are done")
         script.send_signal(signal.SIGSTOP)
-        command = [sys.executable, "-m", "wdsplit.cli", "convert", str(source), str(out), "--shards=24"]
+        program = [sys.executable, "-W", "ignore", "-m", "wdsplit.cli"]
+        command = [*program, "convert", str(source), str(out), "--shards=24"]
         other = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=DEADLINE_S)
         script.kill()
     assert other.returncode == 1 and "another process is writing" in other.stderr

@@ -12,13 +12,15 @@ import pytest
 from made_datasets import converted
 from PIL import Image
 
+pytestmark = pytest.mark.xdist_group("readme")
+
 WORKER = Path(__file__).parent / "readme_worker.py"
 NUM_TRAIN, NUM_VAL = 61, 43
 """No multiples of the batch size, 8: the last steps are filled up."""
 STEPS = 8
 NUM_RIGHT = 22
 """What the worker's models get right of the validation set."""
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 
 def jpeg_bytes(row):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from tables import DEADLINE_S, converted, labels, options, real_samples, shard_f
 from wdsplit import inputs
 from wdsplit.converter import convert
 from wdsplit.engine import LocalEngine
-from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
+from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, WdsplitError
 from wdsplit.formats import parquet
 from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.manifest import RUN_FOLDER
@@ -253,3 +254,13 @@ def test_results_that_are_left_are_no_trap_for_the_collector():
     """It runs wherever memory is asked for: also in a thread that begins, and holds this lock of all threads."""
     ended = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (ended.returncode, ended.stdout) == (0, "ended\n")
+
+
+def test_a_shuffle_that_fails_before_anything_is_spilled_leaves_nothing_to_continue(tmp_path):
+    path = numbered(tmp_path / "in.parquet", 0)
+    data = bytearray(Path(path).read_bytes())
+    data[20:200] = bytes(180)
+    Path(path).write_bytes(data)
+    with pytest.raises(WdsplitError):
+        converted(path, tmp_path / "out", shards=4, shuffle=True)
+    assert not (tmp_path / "out" / RUN_FOLDER).exists()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
-from faults import Cut, SeededPlan, Shorten, Truncate, internal_error
+from faults import Cut, EveryOther, Shorten, Truncate, internal_error
 from s3server import S3Server
 from tables import write_table
 from tars import by_tarfile
@@ -25,7 +25,7 @@ from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_conversion
 
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 1, "deadline_s": 20}
+FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 20, "deadline_s": 200}
 PAGES = {"data_page_size": 20_000, "write_batch_size": 1}
 MAKERS = {**WRITERS, "a.tar": tar_bytes}
 
@@ -281,12 +281,12 @@ def test_faults_while_inputs_are_read_do_no_harm(bucket, tmp_path, fault_proxy, 
     make = {**MAKERS, "a.parquet": parquet_bytes}[name]
     (bucket.folder / name).write_bytes(make(numbered_table(200)))
     converted(str(bucket.folder / name), tmp_path / "local")
-    faults = (Cut(500), Truncate(500), Shorten(500), internal_error())
-    plan = SeededPlan(3, 0.5, [lambda chance, size, fault=fault: fault for fault in faults])
-    fault_proxy.plan = lambda request: plan(request) if request.range and request.num_bytes > 500 else None
-    converted(f"{bucket.url}/{name}", tmp_path / "remote", jobs=2)
-    assert plan.num_given > 1
-    assert hashes(tmp_path / "remote") == hashes(tmp_path / "local")
+    faults = [Cut(500), Truncate(500), Shorten(500), internal_error()]
+    for number, jobs in enumerate((1, 1, 1, 2)):
+        plan = fault_proxy.plan = EveryOther(faults[number:] + faults[:number], 501)
+        converted(f"{bucket.url}/{name}", tmp_path / f"remote {number}", jobs)
+        assert plan.num_given > 1
+        assert hashes(tmp_path / f"remote {number}") == hashes(tmp_path / "local")
 
 
 def test_a_store_that_never_answers_is_told_by_the_input(bucket, fault_proxy):

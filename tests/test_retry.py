@@ -10,7 +10,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from faults import slow_down
-from tables import start_script
+from s3server import free_port
+from tables import DEADLINE_S, start_script
 
 from wdsplit import fsconnection, retry, s3client
 from wdsplit.errors import InputError, StorageError
@@ -31,8 +32,7 @@ def impatient(monkeypatch):
 
 def nobody():
     """Return the URL of a server that is not there."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 STORES = {
@@ -76,21 +76,37 @@ def test_of_many_threads_that_wait_one_tells(store, impatient, caplog):
 
 def test_who_could_not_tell_tells_when_the_last_warning_is_long_ago(impatient, monkeypatch, caplog):
     monkeypatch.setattr(retry, "_TOLD_EVERY_S", 0.3)
-    options = RetryOptions(**TIMES | {"deadline_s": 5.0})
+    options = RetryOptions(**TIMES | {"deadline_s": DEADLINE_S})
     first, second = Retries(options, place="first"), Retries(options, place="second")
     while len(told(caplog)) < 2:
         assert first.wait() and second.wait()
     assert {text.partition(":")[0] for text in told(caplog)} == {"first", "second"}
 
 
-def test_a_short_failure_and_one_in_which_something_comes_are_not_told(impatient, caplog):
-    retries = Retries(RetryOptions(**TIMES), place="x")
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_short_failure_and_one_in_which_something_comes_are_not_told(impatient, monkeypatch, caplog):
+    clock = Clock()
+    monkeypatch.setattr(retry, "time", clock)
+    retries = Retries(RetryOptions(**TIMES), clock.sleep, place="x")
     for _ in range(8):
         assert retries.wait(0.08)
         retries.progressed()
     assert told(caplog) == []
     while not told(caplog):
         assert retries.wait()
+    assert 0.83 < clock.now < 0.95, "a fifth of a second after the last progress"
 
 
 def test_a_long_wait_that_the_store_asks_for_is_told_while_it_lasts(bucket, fault_proxy, impatient, caplog):
@@ -124,6 +140,15 @@ def test_the_command_line_shows_it(s3_server, monkeypatch):
 
 @stores
 def test_a_host_without_a_name_is_given_up_sooner(store, monkeypatch):
+    """Whatever name server there is here, or whether there is one."""
+
+    def no_name(host, *arguments, **options):
+        if host == "no-such-host.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(host, *arguments, **options)
+
+    known = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", no_name)
     for module in (s3client, fsconnection):
         monkeypatch.setattr(module, "UNKNOWN_HOST_S", 0.5)
     with pytest.raises(StorageError, match="no name") as caught:

@@ -27,7 +27,7 @@ FAILING_STEP = 30
 READ_AHEAD_BYTES = 65_536
 """So few that not all is read before it is wanted, and that few requests are for more than a window."""
 SAMPLE_BYTES, HEADER_BYTES = 1024, 512
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 1, "deadline_s": 90}
+FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 1, "deadline_s": 300}
 """Times that do not keep the tests waiting. A machine that does much else needs longer than a stall should last."""
 DEADLINE_S = 8
 
@@ -116,7 +116,7 @@ def test_a_fault_that_never_ends_ends_the_job_with_one_clear_error(remote, expec
     assert done.output.count("wdsplit.errors.UnansweredError") == 1
     assert done.output.count("the store does not answer as it should") == 1
     assert f"place: {remote}/{tar}" in done.output and "SlowDown" in done.output
-    assert done.duration_s < 90
+    assert done.duration_s < 300, "nobody waits for a rank that has ended, as gloo would for half an hour"
     num_steps = done.state["position"] // GLOBAL_BATCH
     assert 0 < num_steps <= FAILING_STEP
     assert done.batches(num_steps) == expected[:num_steps]
@@ -130,10 +130,10 @@ def test_a_server_that_is_killed_and_comes_back_is_waited_for_by_all_ranks(
         s3_server.stop()
         before = len(fault_proxy.exchanges)
         wait_until(lambda: len(fault_proxy.exchanges) > before + 10, "the ranks ask again")
-        refused = fault_proxy.exchanges[before:]
+        refused = [exchange.status for exchange in fault_proxy.exchanges[before:]]
         s3_server.start()
         done = job.wait()
-    assert {exchange.status for exchange in refused[2:-2]} == {None}
+    assert set(refused) == {None}
     assert done.returncodes == [0], done.output
     assert done.batches() == expected
 

@@ -3,32 +3,25 @@ import threading
 import time
 
 import pytest
+from tables import DEADLINE_S, wait_until
 
 from wdsplit.threads import Threads
 
-SOON_S = 10
-"""How long a test waits for what should come at once."""
 
-
-def until(condition):
-    """Wait for a condition; return whether it came true."""
-    deadline = time.monotonic() + SOON_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return condition()
-
-
-def settled(count):
-    """Return what a list's length comes to rest at."""
-    while True:
-        before = len(count)
-        time.sleep(0.1)
-        if len(count) == before:
-            return before
+def settled(made, least):
+    """Wait until a list is so long; return its length when there was time for more."""
+    wait_until(lambda: len(made) >= least, f"{least} parts are made")
+    time.sleep(0.05)
+    return len(made)
 
 
 def alive():
     return [thread for thread in threading.enumerate() if thread.name.startswith("wdsplit-")]
+
+
+def ends():
+    """Wait until no worker is left."""
+    wait_until(lambda: not alive(), "all workers have ended")
 
 
 def made(log, parts):
@@ -43,17 +36,17 @@ def test_parts_come_in_turn():
     assert [next(threads) for _ in range(6)] == list("axbycz")
     with pytest.raises(StopIteration):
         next(threads)
-    assert until(lambda: not alive())
+    ends()
 
 
 @pytest.mark.parametrize("parts_ahead", [1, 3])
 def test_a_worker_makes_so_many_parts_ahead_and_holds_one(parts_ahead):
     log = []
     threads = Threads([made(log, [b"x"] * 20)], parts_ahead, 10**6)
-    assert settled(log) == parts_ahead + 1
+    assert settled(log, parts_ahead + 1) == parts_ahead + 1
     for taken in range(1, 4):
         next(threads)
-        assert settled(log) == taken + parts_ahead + 1
+        assert settled(log, taken + parts_ahead + 1) == taken + parts_ahead + 1
     threads.close()
 
 
@@ -61,7 +54,7 @@ def test_a_worker_makes_so_many_parts_ahead_and_holds_one(parts_ahead):
 def test_a_worker_holds_so_many_bytes_ahead_and_one_part(bytes_ahead, parts):
     log = []
     threads = Threads([made(log, [b"x" * 100] * 20)], 9, bytes_ahead)
-    assert settled(log) == parts + 1
+    assert settled(log, parts + 1) == parts + 1
     assert [next(threads) for _ in range(20)] == [b"x" * 100] * 20
     threads.close()
 
@@ -82,7 +75,8 @@ def test_an_error_is_the_last_part(kind):
 
 
 @pytest.mark.parametrize("end", ["close", "del"])
-def test_workers_that_wait_for_room_end_with_their_parts(end):
+def test_workers_that_wait_for_room_end_with_their_parts(end, monkeypatch):
+    monkeypatch.setattr("wdsplit.threads._PATIENCE_S", DEADLINE_S)
     closed = []
 
     def endless():
@@ -105,19 +99,22 @@ def test_workers_that_wait_for_room_end_with_their_parts(end):
     assert sorted(closed) == ["wdsplit-0", "wdsplit-1"]
 
 
-def test_a_worker_that_is_busy_is_not_waited_for_for_long():
+def test_workers_that_are_busy_are_not_waited_for_for_long(monkeypatch):
+    """All of them together for a second."""
+    monkeypatch.setattr("wdsplit.threads._PATIENCE_S", 1)
     go = threading.Event()
 
     def busy():
-        go.wait(SOON_S)
+        assert go.wait(DEADLINE_S)
         yield 1
 
-    threads = Threads([busy() for _ in range(4)], 1, 1)
+    threads = Threads([busy() for _ in range(100)], 1, 1)
     begun = time.monotonic()
     threads.close()
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 50
+    assert len(alive()) == 100
     go.set()
-    assert until(lambda: not alive())
+    ends()
 
 
 def test_the_collector_may_run_in_a_worker():
@@ -126,7 +123,7 @@ def test_the_collector_may_run_in_a_worker():
 
     def collecting():
         yield 1
-        go.wait(SOON_S)
+        go.wait(DEADLINE_S)
         held.clear()
         gc.collect()
         yield 2
@@ -138,4 +135,4 @@ def test_the_collector_may_run_in_a_worker():
     held["threads"] = Threads([collecting(), waiting()], 5, 10**6)
     next(held["threads"])
     go.set()
-    assert until(lambda: not alive())
+    ends()

@@ -1,16 +1,17 @@
 """What workers leave behind, and how they fail: real processes and threads, from end to end."""
 
+import contextlib
 import copy
 import gc
 import itertools
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 from loader_kinds import KINDS, every_kind
 from made_datasets import converted, deliveries, delivering, expected_batches
+from tables import DEADLINE_S, start_process, wait_until
 
 from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError
@@ -29,6 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 workers_only = pytest.mark.parametrize("options", list(KINDS.values())[1:], ids=list(KINDS)[1:])
 
 PAYLOAD_BYTES = 2000
+SOON_S, LONG_S = 100, 200
+"""How long may take what is done at once, where much else is done; and how long is waited for others in vain."""
 
 
 @pytest.fixture(scope="session")
@@ -40,30 +44,45 @@ def payloads(tmp_path_factory):
 
 
 def open_files():
-    return len(os.listdir("/proc/self/fd"))
+    """Return the files, pipes and sockets that this process has open, as the system names them, and how often."""
+    found = Counter()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            found[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
+    return found
 
 
 def shared_memory():
-    """Return how many pieces of memory of torch's this process shares with others."""
-    return sum("/torch_" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    """Return the pieces of memory of torch's that this process shares with others."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return Counter(line[line.index("/") :] for line in lines if "/torch_" in line)
 
 
 def left():
     """Return what this process holds of files, shared memory, processes and threads."""
     gc.collect()
     names = [name for name in os.listdir("/dev/shm") if f"_{os.getpid()}_" in name]
-    return open_files(), shared_memory(), names, multiprocessing.active_children(), threading.active_count()
+    return (
+        sum(map(Counter, (names, multiprocessing.active_children(), threading.enumerate())), open_files())
+        + shared_memory()
+    )
 
 
 @pytest.fixture
 def nothing_left(payloads):
-    """Check that a test leaves nothing behind."""
+    """Check that a test leaves nothing behind; what earlier tests left may go meanwhile."""
     list(Loader(Dataset(payloads), 50, num_workers=1))  # what torch keeps for good is there before
     before = left()
     yield
-    after = left()
-    assert after[0] <= before[0]  # what an earlier test left to the collector may go meanwhile
-    assert after[1:] == before[1:]
+    wait_until(lambda: not left() - before, "nothing is left")
+
+
+@pytest.fixture
+def long_waits(monkeypatch):
+    """Let who waits for a worker that does not end, or for a word of it, do so for long: nobody may have to."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", LONG_S)
+    monkeypatch.setattr("torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL", LONG_S)
+    monkeypatch.setattr("wdsplit.threads._PATIENCE_S", LONG_S)
 
 
 # Nothing is left, and nothing waits
@@ -71,7 +90,9 @@ def nothing_left(payloads):
 
 @every_kind
 @pytest.mark.parametrize(("steps", "prefetch_bytes"), [(0, 1), (1, 1), (2, 10**9), (None, 1)])
-def test_nothing_is_left_after_a_break_and_it_takes_no_time(payloads, nothing_left, options, prefetch_bytes, steps):
+def test_nothing_is_left_after_a_break_and_it_takes_no_time(
+    payloads, nothing_left, long_waits, options, prefetch_bytes, steps
+):
     loader = Loader(Dataset(payloads), 8, prefetch_bytes=prefetch_bytes, **options)
     begun = time.monotonic()
     for _ in range(2):
@@ -79,15 +100,15 @@ def test_nothing_is_left_after_a_break_and_it_takes_no_time(payloads, nothing_le
             pass
     del loader
     gc.collect()
-    assert time.monotonic() - begun < 4.5
+    assert time.monotonic() - begun < SOON_S
 
 
 @workers_only
-def test_nothing_is_left_of_an_iterator_that_was_never_used(payloads, nothing_left, options):
+def test_nothing_is_left_of_an_iterator_that_was_never_used(payloads, nothing_left, long_waits, options):
     begun = time.monotonic()
     iterator = iter(Loader(Dataset(payloads), 8, prefetch_bytes=1, **options))
     del iterator
-    assert time.monotonic() - begun < 4.5
+    assert time.monotonic() - begun < SOON_S
 
 
 @workers_only
@@ -107,7 +128,7 @@ def test_an_epoch_that_has_ended_holds_no_shared_memory_and_no_thread(payloads, 
     list(Loader(Dataset(payloads), 8, num_workers=2))
     before = shared_memory()
     list(loader)
-    assert shared_memory() <= before + 2  # where to begin, and the counters
+    assert len(shared_memory() - before) <= 2  # where to begin, and the counters
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("wdsplit-")]
     assert multiprocessing.active_children() == []
 
@@ -193,7 +214,7 @@ def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, most_parts):
     batches = iter(loader)
     for delivered in range(1, 6):
         next(batches)
-        ahead = settled(loader) // 5 - 2 * delivered
+        ahead = settled(loader, 5 * 2 * (delivered + most_parts)) // 5 - 2 * delivered
         assert 2 * most_parts <= ahead <= 2 * (most_parts + 1)
     assert len(list(batches)) == 24 - 5
 
@@ -207,18 +228,17 @@ def test_what_is_made_ahead_is_bounded_in_steps(payloads, options, most_together
     batches = iter(loader)
     for delivered in range(1, 4):
         next(batches)
-        ahead = settled(loader) // 5 - 2 * delivered
         opened = 2 * (most_together - 1)
-        assert 2 * 3 * most_together - opened <= ahead <= 2 * (3 + 1) * most_together + opened
+        least = 2 * 3 * most_together - opened
+        ahead = settled(loader, 5 * (2 * delivered + least)) // 5 - 2 * delivered
+        assert least <= ahead <= 2 * (3 + 1) * most_together + opened
 
 
-def settled(loader):
-    """Return what the number of samples that were made comes to rest at."""
-    while True:
-        before = loader.statistics().samples_made
-        time.sleep(0.3)
-        if loader.statistics().samples_made == before:
-            return before
+def settled(loader, least):
+    """Wait until so many samples are made; return how many there are when there was time for more."""
+    wait_until(lambda: loader.statistics().samples_made >= least, f"{least} samples are made")
+    time.sleep(0.1)
+    return loader.statistics().samples_made
 
 
 # Errors
@@ -272,7 +292,9 @@ FAILURES = {
 
 @pytest.mark.parametrize("kind_of_workers", ["none", "processes", "threads"])
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
-def test_an_error_of_a_stage_names_the_sample_and_its_shard(numbers, nothing_left, kind_of_workers, failure):
+def test_an_error_of_a_stage_names_the_sample_and_its_shard(
+    numbers, nothing_left, long_waits, kind_of_workers, failure
+):
     options = KINDS[kind_of_workers]
     make, kind, text = failure
     key, url = next((s["__key__"], s["__url__"]) for s in Dataset(numbers) if s["__position__"] == 31)
@@ -290,7 +312,7 @@ def test_an_error_of_a_stage_names_the_sample_and_its_shard(numbers, nothing_lef
     if kind in (KeyError, PipelineError) or (kind and kind_of_workers != "processes"):
         assert isinstance(caught, kind)
     assert seen == expected_batches(numbers, 2)
-    assert time.monotonic() - begun < 4.5
+    assert time.monotonic() - begun < SOON_S
     traceback.clear_frames(caught.__traceback__)
 
 
@@ -315,7 +337,7 @@ def test_a_worker_that_is_killed_is_an_error_soon(payloads, nothing_left, option
         for number, _ in enumerate(loader):
             if number == 1:
                 os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < SOON_S
 
 
 def fail_at_row_5(sample):
@@ -347,27 +369,29 @@ def test_values_that_cannot_be_pickled_are_refused_by_processes_and_go_through_t
 
 # Interrupts
 
-PROGRAM = """
-import multiprocessing, os, signal, sys, threading, time
+PROGRAM = f"""
+import multiprocessing, sys, time
+import torch.utils.data
 import wdsplit
 
 def pausing(sample):
     if sample["__position__"] >= 24:
-        time.sleep(60)
+        time.sleep({LONG_S})
     return sample
 
 if __name__ == "__main__":
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = {LONG_S}
     path, place, kind = sys.argv[1:]
     dataset = wdsplit.Dataset(path)
     if place == "stage":
         dataset = dataset.map(pausing)
-    options = {"prefetch_bytes": 1 if place == "consumer with full queues" else 20_000}
+    options = {{"prefetch_bytes": 1 if place == "consumer with full queues" else 20_000}}
     loader = wdsplit.Loader(dataset, 6, num_workers=2, workers=kind, **options)
     for number, batch in enumerate(loader):
         if number == 1:
             print(*(child.pid for child in multiprocessing.active_children()), flush=True)
         if number == 1 and place != "stage":
-            time.sleep(60)
+            time.sleep({LONG_S})
 """
 
 
@@ -385,24 +409,17 @@ if __name__ == "__main__":
 def test_an_interrupt_ends_the_program_at_once_and_leaves_nothing(numbers, tmp_path, kind, place, is_group):
     """As from a terminal, where workers are interrupted too, or sent to the loader's process alone."""
     environ = os.environ | {"TMPDIR": str(tmp_path)}
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, numbers, place, kind],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-        start_new_session=True,
-    )
+    program = start_process([sys.executable, "-c", PROGRAM, numbers, place, kind], env=environ)
     children = [int(pid) for pid in program.stdout.readline().split()]
-    time.sleep(1)
+    time.sleep(0.5)
     begun = time.monotonic()
     (os.killpg if is_group else os.kill)(program.pid, signal.SIGINT)
-    _, errors = program.communicate(timeout=30)
-    assert time.monotonic() - begun < 5
+    _, errors = program.communicate(timeout=DEADLINE_S)
+    assert time.monotonic() - begun < SOON_S
     assert "KeyboardInterrupt" in errors
     assert program.returncode in (-signal.SIGINT, 130, 1)
     assert len(children) == (2 if kind == "process" else 0)
-    assert not any(is_alive(pid) for pid in children)
+    wait_until(lambda: not any(map(is_alive, children)), "the workers have ended")
     assert not [name for name in os.listdir("/dev/shm") if f"_{program.pid}_" in name]
     assert os.listdir(tmp_path) == []
 
@@ -410,25 +427,18 @@ def test_an_interrupt_ends_the_program_at_once_and_leaves_nothing(numbers, tmp_p
 def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
 def test_workers_do_not_outlive_a_program_that_was_killed(numbers):
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, numbers, "consumer with full queues", "process"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    program = start_process([sys.executable, "-c", PROGRAM, numbers, "consumer with full queues", "process"])
     children = [int(pid) for pid in program.stdout.readline().split()]
     time.sleep(0.5)
     program.kill()
     program.communicate()
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert len(children) == 2
-    assert not any(map(is_alive, children))
+    wait_until(lambda: not any(map(is_alive, children)), "the workers have ended")
 
 
 # Memory
@@ -440,14 +450,16 @@ def resident_bytes():
 
 @workers_only
 def test_memory_does_not_grow_from_epoch_to_epoch(payloads, options):
-    """A leak of what an epoch holds (480 kB) would show."""
+    """A leak of what an epoch holds (480 kB) shows in any ten epochs; what the allocator takes for good, in few."""
     loader = Loader(Dataset(payloads), 40, **options)
-    for _ in range(3):
-        list(loader)
-    before = resident_bytes()
-    for _ in range(10):
-        list(loader)
-    assert resident_bytes() - before < 3_000_000
+
+    def growth():
+        before = resident_bytes()
+        for _ in range(10):
+            list(loader)
+        return resident_bytes() - before
+
+    assert any(growth() < 3_000_000 for _ in range(5))
 
 
 # Pinned memory

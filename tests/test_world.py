@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch.distributed
 import torch.utils.data
+from tables import outputs_of, start_process
 from torch.distributed.device_mesh import init_device_mesh
 
 from wdsplit.errors import TopologyError
@@ -144,11 +145,8 @@ distributed.destroy_process_group()
 def test_the_ranks_of_a_group_count_and_not_those_of_the_job(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", MEMBER]
     environment = {**os.environ, "RANK": "7", "WORLD_SIZE": "64"}
-    members = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=environment)
-        for rank in range(2)
-    ]
-    outputs = [member.communicate()[0].decode().strip() for member in members]
+    members = [start_process([*command, rank, tmp_path / "store"], env=environment) for rank in range(2)]
+    outputs = [output.strip() for output in outputs_of(members)]
     assert outputs == ["0 2 this process is not in the group that was given", "1 2 0 1"]
 
 

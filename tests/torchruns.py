@@ -13,7 +13,7 @@ from pathlib import Path
 
 from made_datasets import interleaved
 
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 JOB_MARK = "WDSPLIT_TEST_JOB"
 
 

@@ -280,7 +280,8 @@ class Run:
                 return
             for folder in ("", RUN_FOLDER, DONE_FOLDER, SPILL_FOLDER):
                 storage.remove_temporary(folder)
-            if storage.list() == [RUN_FOLDER] and len(storage.list(SPILL_FOLDER)) < 2:
+            spilled = any(name.endswith(".arrow") for name in storage.list(SPILL_FOLDER))
+            if storage.list() == [RUN_FOLDER] and not spilled:
                 self._end(storage)
         except WdsplitError as error:
             if not storage.is_remote:

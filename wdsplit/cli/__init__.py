@@ -57,8 +57,8 @@ used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.
 @click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
 def cli(verbose: bool) -> None:
     """Rewrite tables into balanced WebDataset shards, and check what training will read from them."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("wdsplit").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
 for _command in (
