@@ -15,7 +15,9 @@ import pytest
 from tables import DEADLINE_S, converted, files_below, mixed_table, wait_until, write_files, write_table
 
 import wdsplit
+from wdsplit.cli import main
 from wdsplit.converter import convert, convert_splits
+from wdsplit.cuts import ScatterTask, SpillJob, read_cuts
 from wdsplit.engine import LocalEngine
 from wdsplit.errors import (
     ConvertError,
@@ -29,8 +31,11 @@ from wdsplit.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.partwise import PartProgress, commit_parts, convert_part, needed_passes, plan_parts
 from wdsplit.planfile import parse_plan
+from wdsplit.planning import plan_conversion
+from wdsplit.scatter import scatter
 from wdsplit.storage import LocalStorage, is_temporary
 from wdsplit.stores import open_storage
+from wdsplit.task import refuse_taken
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 NOTES = f"{RUN_FOLDER}/shards"
@@ -284,6 +289,42 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
+@pytest.mark.parametrize("more", [{"shuffle": True}, {"group_by": "name"}], ids=["shuffled", "grouped"])
+def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no_rows(raw, tmp_path, monkeypatch, more):
+    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
+    little, much = chosen(shards=4, memory=1, **more), chosen(shards=4, **more)
+    plan_parts(raw, tmp_path / "late", tmp_path / "old", little)
+    convert_part(tmp_path / "old", 0, 1, "scatter")
+    plan_parts(raw, tmp_path / "out", tmp_path / "plan", much)
+    assert saved_plan(tmp_path / "old").hash == saved_plan(tmp_path / "plan").hash
+    for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
+        if path.name not in CUTS:
+            shutil.copy(path, tmp_path / "out" / RUN_FOLDER / "spill")
+    run_parts(tmp_path / "plan", 1)
+    commit_parts(tmp_path / "plan")
+    convert(raw, tmp_path / "one", much)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+
+
+def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path):
+    plan, output = tmp_path / "plan", tmp_path / "out"
+    plan_parts(raw, output, plan, chosen(shards=4, shuffle=True))
+    storage = open_storage(str(output))
+    saved, steps = saved_plan(plan), read_cuts(storage, saved_plan(plan)).steps
+    late = SpillJob(str(output), dataclasses.replace(saved, table=plan_conversion(raw, chosen()).table), steps, 2**30)
+    run_parts(plan, 1)
+    committed = []
+
+    def commit_once_begun():
+        if not committed:
+            committed.append(commit_parts(plan))
+        refuse_taken(storage, saved, shared=True)
+
+    with pytest.raises(ConvertError, match="another run has taken the output over, or ended it"):
+        scatter(late, ScatterTask(0, 0, 400), commit_once_begun)
+    assert committed and not (output / RUN_FOLDER).exists()
+
+
 def test_a_late_task_of_another_plan_takes_the_place_of_no_rows(raw, tmp_path):
     one, other = chosen(shards=8, shuffle=True, seed=1), chosen(shards=8, shuffle=True, seed=2)
     plan_parts(raw, tmp_path / "late", tmp_path / "old", one)
@@ -343,15 +384,19 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
     assert files_of(output) == whole
 
 
-@pytest.mark.parametrize("most", [512, 3])
-def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, most):
+@pytest.mark.parametrize("most", [256, 3])
+def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, capsys, most):
     monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_parts(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
     with pytest.raises(InputError, match="takes several passes") as found:
         convert_part(plan, 0, 2)
-    passes = ("scatter", "write") if most == 512 else ("scatter", "merge", "write")
+    passes = ("scatter", "write") if most == 256 else ("scatter", "merge", "write")
+    arguments = ["plan", str(raw), "--into", str(output), "-o", str(plan), "--shuffle", "--overwrite", "--memory", "1"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--shards", "12", "--json"])
+    assert orjson.loads(capsys.readouterr().out)["passes"] == list(passes)
     assert needed_passes(plan) == passes
     assert ", ".join(f"--pass {name}" for name in passes) in found.value.remedy
     for before, name in pairwise(passes):

@@ -19,15 +19,15 @@ from tables import (
 )
 
 from wdsplit.converter import convert
-from wdsplit.cuts import SPILL_FOLDER, ScatterTask, cut_into_steps, read_cuts, write_cuts
-from wdsplit.errors import WdsplitError
+from wdsplit.cuts import SPILL_FOLDER, ScatterTask, SpillJob, cut_into_steps, read_cuts, write_cuts
+from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.gather import SpilledRows
 from wdsplit.manifest import RUN_FOLDER
-from wdsplit.merge import MergeJob, merge, remove_scattered
+from wdsplit.merge import merge, remove_scattered
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.permute import RowPermutation
 from wdsplit.planning import plan_conversion
-from wdsplit.scatter import ScatterJob, scatter, task_bytes
+from wdsplit.scatter import scatter, task_bytes
 from wdsplit.spilled import not_spilled, unspilled
 from wdsplit.storage import is_temporary
 from wdsplit.stores import open_storage
@@ -114,17 +114,16 @@ def spilled(output, plan, held):
     """Scatter a table, and merge it where that is a step; return what the tasks agreed on."""
     storage = open_storage(output)
     cuts = write_cuts(storage, plan, held)
-    job = ScatterJob(output, plan, cuts.steps.scattered_rows, held)
+    job = SpillJob(output, plan, cuts.steps, held)
     assert sum(scatter(job, task) for task in cuts.tasks) == plan.num_rows
-    merging = MergeJob(output, plan, cuts.steps, held)
-    merged = [merge(merging, task) for task in cuts.steps.merge_tasks()]
+    merged = [merge(job, task) for task in cuts.steps.merge_tasks()]
     if cuts.steps.merges:
         assert sum(merged) == plan.num_samples
-        remove_scattered(storage, plan, cuts.steps)
+        remove_scattered(storage, cuts.steps)
     return cuts.steps
 
 
-@pytest.mark.parametrize("most", [512, 3, 1])
+@pytest.mark.parametrize("most", [256, 3, 1])
 @pytest.mark.parametrize("pad", ["repeat", "drop"])
 def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
     little_memory(monkeypatch)
@@ -133,7 +132,7 @@ def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch,
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
     steps = spilled(output, plan, held)
     assert steps.num_tasks > 3
-    assert (steps.num_chunks > 1 and steps.num_regions > 1) == steps.merges == (most < 512)
+    assert (steps.num_chunks > 1 and steps.num_regions > 1) == steps.merges == (most < 256)
     order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS)))
     rows = SpilledRows(output, plan, held)
     last = plan.num_samples
@@ -150,14 +149,14 @@ def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
     storage = open_storage(str(tmp_path))
     cuts = write_cuts(storage, plan, 4096)
-    job = ScatterJob(str(tmp_path), plan, cuts.steps.scattered_rows, 4096)
+    job = SpillJob(str(tmp_path), plan, cuts.steps, 4096)
     for task in cuts.tasks[:2]:
         scatter(job, task)
     assert read_cuts(storage, plan) == cuts
-    assert not_spilled(storage, plan, cuts.tasks) == unspilled(storage, plan, cuts.tasks) == cuts.tasks[2:]
+    assert not_spilled(storage, cuts.steps, cuts.tasks) == unspilled(storage, cuts.steps, cuts.tasks) == cuts.tasks[2:]
     note = next((tmp_path / SPILL_FOLDER).glob(f"*{cuts.tasks[0].name}.json"))
     note.write_bytes(note.read_bytes()[:-1])
-    assert unspilled(storage, plan, cuts.tasks) == [cuts.tasks[0], *cuts.tasks[2:]]
+    assert unspilled(storage, cuts.steps, cuts.tasks) == [cuts.tasks[0], *cuts.tasks[2:]]
 
 
 def test_memory_is_shared_by_the_jobs():
@@ -204,11 +203,11 @@ def test_a_shuffle_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_p
     assert shard_files(out) == shard_files(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("num_tasks", [1, 512, 513, 515, 10_000, 1_000_000])
+@pytest.mark.parametrize("num_tasks", [1, 256, 257, 259, 10_000, 1_000_000])
 def test_no_task_of_any_pass_opens_more_than_about_the_root_of_all_runs(num_tasks):
-    steps = cut_into_steps(num_rows=10**10, num_tasks=num_tasks, bucket_rows=2500)
-    assert steps.merges == (num_tasks > 512)
-    most = np.sqrt(num_tasks) + 1 if steps.merges else 512
+    steps = cut_into_steps("prefix", num_rows=10**10, num_tasks=num_tasks, bucket_rows=2500)
+    assert steps.merges == (num_tasks > 256)
+    most = np.sqrt(num_tasks) + 1 if steps.merges else 256
     chunks = [steps.scattered(chunk) for chunk in range(steps.num_chunks)]
     assert max(map(len, chunks)) <= most, "runs that a task opens that merges"
     assert len(steps.merged(0)) <= most, "runs that a task opens that writes"
@@ -239,11 +238,13 @@ def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inpu
         convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
     first = [path.name for path in (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow") if "region" not in path.name]
     assert bool(first) == (when == "merging"), "what is merged goes before shards are written"
-    done = seen[-1].merged or NUM_ROWS
+    begun = seen[-1].merged or NUM_ROWS
     seen.clear()
     convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1, resume=True), lambda _, now: seen.append(now))
-    assert {progress.scattered for progress in seen} == {0, None} if when == "merging" else {None}
-    assert max((progress.merged or 0) for progress in seen) == NUM_ROWS - done
+    shuffling = [progress for progress in seen if progress.scattered is not None]
+    assert {progress.scattered for progress in shuffling} == {NUM_ROWS}, "it begins with what is there"
+    merged = [progress.merged for progress in shuffling if progress.merged is not None]
+    assert merged == sorted(merged) and merged[0] == begun and merged[-1] == NUM_ROWS
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
 
 
@@ -253,14 +254,12 @@ def test_rows_that_were_spilled_and_are_lost_are_missed(inputs, tmp_path, monkey
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
     output, storage = str(tmp_path / "out"), open_storage(str(tmp_path / "out"))
     cuts = write_cuts(storage, plan, 4096)
-    job, merging = ScatterJob(output, plan, cuts.steps.scattered_rows, 4096), MergeJob(output, plan, cuts.steps, 4096)
-    steps = [(scatter, job, task) for task in cuts.tasks] + [
-        (merge, merging, task) for task in cuts.steps.merge_tasks()
-    ]
+    job = SpillJob(output, plan, cuts.steps, 4096)
+    steps = [(scatter, task) for task in cuts.tasks] + [(merge, task) for task in cuts.steps.merge_tasks()]
     if not lost.startswith("region"):
         steps = steps[: len(cuts.tasks)]
-    for function, of, task in steps:
-        function(of, task)
+    for function, task in steps:
+        function(job, task)
     names = list((tmp_path / "out" / SPILL_FOLDER).glob(f"*-{lost}"))
     assert names
     for name in names:
@@ -270,5 +269,46 @@ def test_rows_that_were_spilled_and_are_lost_are_missed(inputs, tmp_path, monkey
             list(SpilledRows(output, plan, 4096).read(0, plan.num_rows))
         else:
             for task in cuts.steps.merge_tasks():
-                merge(merging, task)
+                merge(job, task)
     assert SPILL_FOLDER in caught.value.place
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatch, merged):
+    little_memory(monkeypatch)
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    output, storage = str(tmp_path / "out"), open_storage(str(tmp_path / "out"))
+    cuts = write_cuts(storage, plan, 4096)
+    job = SpillJob(output, plan, cuts.steps, 4096)
+    for task in cuts.tasks:
+        scatter(job, task)
+    if merged:
+        for task in cuts.steps.merge_tasks():
+            merge(job, task)
+    spilled = (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow")
+    path = max((path for path in spilled if ("region" in path.name) == merged), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    first = data.index(b"\xff\xff\xff\xff", 8 + int.from_bytes(data[12:16], "little"))
+    data[first : first + 400] = bytes(400)
+    path.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="a spill file is damaged") as caught:
+        if merged:
+            list(SpilledRows(output, plan, 4096).read(0, plan.num_rows))
+        else:
+            for task in cuts.steps.merge_tasks():
+                merge(job, task)
+    assert caught.value.place == str(path)
+
+
+@pytest.mark.parametrize("most", [256, 3])
+def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkeypatch, most):
+    little_memory(monkeypatch)
+    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    output = str(tmp_path / "out")
+    spilled(output, plan, 4096)
+    before = set(os.listdir("/proc/self/fd"))
+    rows = SpilledRows(output, plan, 4096)
+    for part in rows.read(0, plan.num_rows):
+        held = [os.path.realpath(f"/proc/self/fd/{number}") for number in set(os.listdir("/proc/self/fd")) - before]
+        assert len(part) and not [path for path in held if path.endswith(".arrow")]

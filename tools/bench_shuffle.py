@@ -73,7 +73,7 @@ def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) ->
         started = time.perf_counter()
         rows = sum(merge_pass(job, cuts.steps, cuts.steps.merge_tasks()).run(engine))
         report("merged", rows, time.perf_counter() - started, peak)
-        remove_scattered(open_storage(output), plan, cuts.steps)
+        remove_scattered(open_storage(output), cuts.steps)
     shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()
     started = time.perf_counter()
     written = list(write_pass(job, jobs, shards).run(engine))

@@ -57,7 +57,7 @@ class Progress:
         num_bytes: Bytes of them.
         skipped: How many of the shards were there already when the run was resumed.
         scattered: Rows that were put where the shuffle wants them; None once that is done, or if there is none.
-        merged: Rows of it that were merged, as is done with very large tables; None before, and after.
+        merged: Rows of it that were merged, about, as is done with large tables; None before, and after.
         split: The split that is written; empty if there are none.
     """
 
@@ -316,20 +316,25 @@ def _shuffle(job: Job, engine: Engine, report: Callable[[int, int | None], None]
     storage, plan = open_storage(job.output, job.storage_options), job.plan
     cuts = read_cuts(storage, plan) or write_cuts(storage, plan, job.held_bytes)
     storage.remove_temporary(SPILL_FOLDER)
-    scattered = merged = 0
-    scattering = scatter_pass(job, cuts.steps, left_to_spill(storage, plan, cuts.tasks))
+    left = left_to_spill(storage, cuts.steps, cuts.tasks)
+    scattered = plan.num_rows - sum(task.stop - task.first for task in left)
+    report(scattered, None)
+    scattering = scatter_pass(job, cuts.steps, left)
     with closing(scattering.run(engine)) as results:
         for rows in results:
             scattered += rows
             report(scattered, None)
     if not cuts.steps.merges:
         return
-    merging = merge_pass(job, cuts.steps, left_to_spill(storage, plan, cuts.steps.merge_tasks()))
-    with closing(merging.run(engine)) as results:
-        for rows in results:
-            merged += rows
-            report(scattered, merged)
-    remove_scattered(storage, plan, cuts.steps)
+    tasks = cuts.steps.merge_tasks()
+    to_merge = left_to_spill(storage, cuts.steps, tasks)
+    done = len(tasks) - len(to_merge)
+    report(scattered, plan.num_samples * done // len(tasks))
+    with closing(merge_pass(job, cuts.steps, to_merge).run(engine)) as results:
+        for _ in results:
+            done += 1
+            report(scattered, plan.num_samples * done // len(tasks))
+    remove_scattered(storage, cuts.steps)
 
 
 def _manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> Manifest:

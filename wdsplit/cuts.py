@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import orjson
+import xxhash
 
 from wdsplit.errors import DatasetNotFoundError
 from wdsplit.manifest import RUN_FOLDER
@@ -27,6 +29,7 @@ __all__ = [
     "Cuts",
     "MergeTask",
     "ScatterTask",
+    "SpillJob",
     "Steps",
     "cut_into_steps",
     "read_cuts",
@@ -42,8 +45,8 @@ _PLACES_NAME = f"{SPILL_FOLDER}/places.json"
 ROW_BYTES = 64
 """What a row takes besides its columns: its place, its number, and their sorting."""
 _BUCKETS_PER_TASK = 4
-_MOST_PARTS = 512
-"""How many tasks are scattered once, at the most."""
+_MOST_PARTS = 256
+"""How many tasks are scattered once, at the most: about where the parts cost more than reading all rows once more."""
 
 
 class ScatterTask(NamedTuple):
@@ -84,12 +87,15 @@ class Steps:
     """What all tasks of a run must agree on, whoever runs them.
 
     Attributes:
+        prefix: What the names of its spill files begin with: a late task of another run, or of one that cut the same
+            plan in another way, takes no place.
         num_tasks: Tasks that scatter.
         num_regions: Regions; one if rows are scattered only once.
         region_rows: Places of a region.
         bucket_rows: Places of a bucket, into which the rows are cut that are gathered.
     """
 
+    prefix: str
     num_tasks: int
     num_regions: int
     region_rows: int
@@ -144,6 +150,25 @@ class Cuts:
         return [ScatterTask(number, *places) for number, places in enumerate(pairwise(self.places))]
 
 
+@dataclass(frozen=True)
+class SpillJob:
+    """What every task needs that scatters or merges; a worker process gets it once.
+
+    Attributes:
+        output: The dataset's folder.
+        plan: The plan.
+        steps: What all tasks agree on.
+        held_bytes: Bytes of rows that may be held at a time.
+        storage_options: How to reach a remote store.
+    """
+
+    output: str
+    plan: Plan
+    steps: Steps
+    held_bytes: int
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
 def write_cuts(storage: Storage, plan: Plan, held_bytes: int) -> Cuts:
     """Decide how a run scatters its rows, and note it; what was spilled before is removed.
 
@@ -155,24 +180,27 @@ def write_cuts(storage: Storage, plan: Plan, held_bytes: int) -> Cuts:
     storage.remove(SPILL_FOLDER)
     places = _places(plan, held_bytes)
     row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
-    steps = cut_into_steps(plan.num_rows, len(places) - 1, max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK))
+    bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
+    prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MOST_PARTS]))[:8]}"
+    steps = cut_into_steps(prefix, plan.num_rows, len(places) - 1, bucket_rows)
     for path, note in ((_PLACES_NAME, {"places": places}), (_STEPS_NAME, dataclasses.asdict(steps))):
         with storage.publish(path) as file:
             file.write([orjson.dumps({"plan": plan.hash, **note})])
     return Cuts(tuple(places), steps)
 
 
-def cut_into_steps(num_rows: int, num_tasks: int, bucket_rows: int) -> Steps:
+def cut_into_steps(prefix: str, num_rows: int, num_tasks: int, bucket_rows: int) -> Steps:
     """Return what the tasks of a run agree on.
 
     Args:
+        prefix: What the names of its spill files begin with.
         num_rows: Rows of the table.
         num_tasks: Tasks that scatter.
         bucket_rows: Places of a bucket.
     """
     parts = 1 if num_tasks <= _MOST_PARTS else math.isqrt(num_tasks - 1) + 1
     region_rows = -(-num_rows // parts)
-    return Steps(num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
+    return Steps(prefix, num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
 
 
 def _places(plan: Plan, held_bytes: int) -> list[int]:
@@ -191,10 +219,10 @@ def _places(plan: Plan, held_bytes: int) -> list[int]:
 def read_steps(storage: Storage, plan: Plan) -> Steps | None:
     """Return what the tasks of a run agree on; None if that is not decided yet."""
     note = _own_note(storage, plan, _STEPS_NAME)
-    names = [field.name for field in dataclasses.fields(Steps)]
-    if not all(isinstance(note.get(name), int) for name in names):
+    types = {each.name: str if each.name == "prefix" else int for each in dataclasses.fields(Steps)}
+    if not all(isinstance(note.get(name), kind) for name, kind in types.items()):
         return None
-    return Steps(**{name: note[name] for name in names})
+    return Steps(**{name: note[name] for name in types})
 
 
 def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:

@@ -13,6 +13,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -29,6 +30,7 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 _QUEUED_PER_JOB = 2
+_AHEAD_PER_THREAD = 2
 _MAX_THREADS = 4
 """More would wait for each other more than they work, as Python runs in one at a time."""
 _run = threading.local()
@@ -157,7 +159,7 @@ def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs:
 
 
 def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
-    """Map a function over tasks in threads of this process, and yield the results in the order of the tasks.
+    """Map a function over tasks in threads of this process, a few ahead, and yield the results in the tasks' order.
 
     Who leaves the results before their end does not wait for the threads: the collector may end this generator while
     its thread holds a lock of `threading`.
@@ -168,8 +170,14 @@ def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads:
         threads: How many, at most.
     """
     pool = _Threads(threads)
+    coming: deque[Future[Result]] = deque()
     try:
-        yield from pool.map(function, tasks)
+        for task in tasks:
+            coming.append(pool.submit(function, task))
+            if len(coming) > _AHEAD_PER_THREAD * threads:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
     except GeneratorExit:
         pool.tell()
         raise

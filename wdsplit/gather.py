@@ -21,12 +21,13 @@ from wdsplit.order import Int64
 from wdsplit.plan import Plan
 from wdsplit.scatter import BATCH_BYTES
 from wdsplit.spill import SpillFile
-from wdsplit.spilled import NUMBER, PLACE, SpilledRun, damaged, opened_run, parts_of
+from wdsplit.spilled import NUMBER, PLACE, SpilledRun, buckets_between, damaged, opened_run, parts_of
 from wdsplit.stores import open_storage
 
 __all__ = ["SpilledRows"]
 
-_MAX_OPEN = 256
+_MAX_OPEN = 2048
+"""Runs whose footers are kept."""
 
 
 class SpilledRows:
@@ -52,43 +53,46 @@ class SpilledRows:
         self._regions: dict[int, list[SpilledRun]] = {}
         self._open: OrderedDict[str, SpillFile] = OrderedDict()
         self._opening = threading.Lock()
-        runs = self._runs_of(0)
-        row_bytes = max(1, sum(run.num_bytes for run in runs) // min(steps.region_rows, plan.num_rows))
-        self._gathered_rows = max(1, held_bytes // row_bytes)
-        self._batch_rows = min(MAX_BATCH_ROWS, max(1, min(held_bytes, BATCH_BYTES) // row_bytes))
+        self._held_bytes = held_bytes
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
-        for begin, end in self._stretches(first, stop):
+        if first >= stop:
+            return
+        runs = self._runs(first, stop)
+        row_bytes = max(1, sum(run.num_bytes for run in runs) // max(1, sum(run.num_rows for run in runs)))
+        most_rows = max(1, self._held_bytes // row_bytes)
+        batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._held_bytes, BATCH_BYTES) // row_bytes))
+        for begin, end in self._stretches(first, stop, most_rows):
             place = begin
-            for rows in self._stretch(begin, end):
+            for rows in self._stretch(begin, end, most_rows):
                 wanted = rows.slice(min(len(rows), max(0, first - place)), max(0, min(len(rows), stop - place)))
                 place += len(rows)
-                for low in range(0, len(wanted), self._batch_rows):
-                    yield wanted.slice(low, min(len(wanted), low + self._batch_rows))
+                for low in range(0, len(wanted), batch_rows):
+                    yield wanted.slice(low, min(len(wanted), low + batch_rows))
                 if place >= stop:
                     return
             self._check_count(place - begin, begin, end)
 
-    def _stretch(self, begin: int, end: int) -> Iterator[Rows]:
+    def _stretch(self, begin: int, end: int, most_rows: int) -> Iterator[Rows]:
         """Give the rows of a stretch; one group of more rows than may be held comes run by run, which is its order."""
-        if end - begin <= self._gathered_rows:
+        if end - begin <= most_rows:
             yield self._gather(begin, end)
             return
         for run in self._runs(begin, end):
             for part in self._parts_of(run, begin, end):
                 yield self._rows(pa.Table.from_batches([part]), part.column(NUMBER).to_numpy())
 
-    def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+    def _stretches(self, first: int, stop: int, most_rows: int) -> Iterator[tuple[int, int]]:
         """Cut places into stretches of as many rows as may be held; groups stay whole, also at both ends."""
         if self._starts is None:
-            for begin in range(first, stop, self._gathered_rows):
-                yield begin, min(stop, begin + self._gathered_rows)
+            for begin in range(first, stop, most_rows):
+                yield begin, min(stop, begin + most_rows)
             return
         low = int(np.searchsorted(self._starts, first, side="right")) - 1
         while self._starts[low] < stop:
             begin = int(self._starts[low])
-            fits = int(np.searchsorted(self._starts, begin + self._gathered_rows, side="right")) - 1
+            fits = int(np.searchsorted(self._starts, begin + most_rows, side="right")) - 1
             needed = int(np.searchsorted(self._starts, stop))
             low = max(low + 1, min(fits, needed))
             yield begin, int(self._starts[low])
@@ -100,7 +104,10 @@ class SpilledRows:
         table = pa.Table.from_batches(parts)
         places, numbers = table.column(PLACE).to_numpy(), table.column(NUMBER).to_numpy()
         order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
-        whole = self._starts is not None or np.array_equal(places[order], np.arange(first, stop))
+        if self._starts is None:
+            whole = np.array_equal(places[order], np.arange(first, stop))
+        else:
+            whole = len(np.unique(numbers)) == len(numbers)
         self._check_count(len(order) if whole else -1, first, stop)
         return self._rows(table.take(pa.array(order)).combine_chunks(), numbers[order])
 
@@ -120,13 +127,14 @@ class SpilledRows:
 
     def _runs_of(self, region: int) -> list[SpilledRun]:
         if region not in self._regions:
-            self._regions[region] = region_runs(self._storage, self._plan, self._steps, region)
+            self._regions[region] = region_runs(self._storage, self._steps, region)
         return self._regions[region]
 
     def _parts_of(self, run: SpilledRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Give the parts of a run whose places lie in a range."""
         bucket_rows = self._steps.bucket_rows
-        for batch in self._opened(run).buckets_between(first // bucket_rows, (stop - 1) // bucket_rows):
+        buckets = first // bucket_rows, (stop - 1) // bucket_rows
+        for batch in buckets_between(self._storage, run, self._opened(run), *buckets):
             places = batch.column(PLACE).to_numpy()
             begin, end = np.searchsorted(places, [first, stop])
             if begin < end:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from wdsplit.cuts import Cuts, MergeTask, ScatterTask, read_cuts
+from wdsplit.cuts import Cuts, ScatterTask, read_cuts
 from wdsplit.engine import Engine
 from wdsplit.errors import ConvertError
 from wdsplit.inputs import check_files
@@ -21,10 +21,9 @@ from wdsplit.spilled import not_spilled, unspilled
 from wdsplit.storage import Storage
 from wdsplit.task import Job, refuse_taken
 
-__all__ = ["PartProgress", "Share"]
+__all__ = ["PartProgress", "Share", "cuts_of"]
 
 Item = TypeVar("Item")
-Task = TypeVar("Task", ScatterTask, MergeTask)
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Share:
         """Do what a pass asks of the part; a plan that keeps the order of rows has nothing to scatter or to merge."""
         if name == "write":
             return self._write()
-        cuts = _cuts(self.run.storage, self.job.plan) if self.job.plan.scatters else None
+        cuts = cuts_of(self.run.storage, self.job.plan) if self.job.plan.scatters else None
         if cuts is not None and name == "scatter":
             return self._scatter(cuts)
         if cuts is not None and cuts.steps.merges:
@@ -82,7 +81,7 @@ class Share:
     def _scatter(self, cuts: Cuts) -> PartProgress:
         plan, storage = self.job.plan, self.run.storage
         tasks = self._of(cuts.tasks)
-        left = unspilled(storage, plan, tasks)
+        left = unspilled(storage, cuts.steps, tasks)
         total = _num_rows(tasks)
         so_far = PartProgress("scatter", total - _num_rows(left), total, skipped=total - _num_rows(left))
         self.progress(so_far)
@@ -96,9 +95,9 @@ class Share:
         return so_far
 
     def _merge(self, cuts: Cuts) -> PartProgress:
-        self._refuse_unspilled("scatter", cuts.tasks, "merged")
+        self._refuse_unspilled("scatter", cuts, "merged")
         tasks = self._of(cuts.steps.merge_tasks())
-        left = unspilled(self.run.storage, self.job.plan, tasks)
+        left = unspilled(self.run.storage, cuts.steps, tasks)
         so_far = PartProgress("merge", len(tasks) - len(left), len(tasks), skipped=len(tasks) - len(left))
         self.progress(so_far)
         with closing(merge_pass(self.job, cuts.steps, left).run(self.engine)) as results:
@@ -111,11 +110,11 @@ class Share:
     def _write(self) -> PartProgress:
         plan = self.job.plan
         if plan.scatters:
-            cuts = _cuts(self.run.storage, plan)
+            cuts = cuts_of(self.run.storage, plan)
             if cuts.steps.merges:
-                self._refuse_unspilled("merge", cuts.steps.merge_tasks(), "written")
+                self._refuse_unspilled("merge", cuts, "written")
             else:
-                self._refuse_unspilled("scatter", cuts.tasks, "written")
+                self._refuse_unspilled("scatter", cuts, "written")
         mine = self._of(range(plan.num_shards))
         written = self.run.found(mine)
         so_far = _more(PartProgress("write", 0, len(mine), skipped=len(written)), written)
@@ -140,9 +139,11 @@ class Share:
         refuse_taken(self.run.storage, self.job.plan, shared=True)
         note_part(self.run.storage, self.job.plan, name, self.part, self.num_parts, shards)
 
-    def _refuse_unspilled(self, name: Pass, tasks: Sequence[Task], wanted: str) -> None:
+    def _refuse_unspilled(self, name: Pass, cuts: Cuts, wanted: str) -> None:
         """Refuse to go on before all parts have ended a pass."""
-        storage, missing = self.run.storage, not_spilled(self.run.storage, self.job.plan, tasks)
+        storage = self.run.storage
+        tasks: Sequence[Any] = cuts.tasks if name == "scatter" else cuts.steps.merge_tasks()
+        missing = not_spilled(storage, cuts.steps, tasks)
         if missing:
             raise ConvertError(
                 f"the {name} pass is not complete, so nothing can be {wanted} yet",
@@ -155,7 +156,7 @@ class Share:
             )
 
 
-def _cuts(storage: Storage, plan: Plan) -> Cuts:
+def cuts_of(storage: Storage, plan: Plan) -> Cuts:
     """Return how the run scatters its rows.
 
     Raises:

@@ -17,13 +17,13 @@ from itertools import pairwise
 from typing import Any
 
 from wdsplit.converter import commit, prepare
-from wdsplit.cuts import read_steps, write_cuts
+from wdsplit.cuts import write_cuts
 from wdsplit.engine import Engine, LocalEngine
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
 from wdsplit.manifest import Manifest, shard_path
 from wdsplit.notes import noted, some, unended_parts
 from wdsplit.options import ConvertOptions
-from wdsplit.partshare import PartProgress, Share
+from wdsplit.partshare import PartProgress, Share, cuts_of
 from wdsplit.passes import PASSES, Pass
 from wdsplit.plan import Plan
 from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
@@ -180,7 +180,7 @@ def convert_part(
         part: Which part: 0, 1, ..., num_parts - 1.
         num_parts: Parts in all.
         only: The pass. A plan that puts rows into another order takes two, all parts of `scatter`, then of `write`; or
-            three, if the table is very large, `merge` between them. Where a pass is not needed, nothing is done.
+            three, if the table is large, `merge` between them. Where a pass is not needed, nothing is done.
         progress: Called with the progress so far, at the beginning and after each task.
         storage_options: How to reach remote inputs and the output, as for `wdsplit.convert`.
         engine: What carries the tasks out; None for one job.
@@ -227,9 +227,9 @@ def needed_passes(plan_path: PathLike, storage_options: Mapping[str, Any] | None
 
 
 def _passes(run: Run, plan: Plan) -> tuple[Pass, ...]:
-    steps = read_steps(run.storage, plan) if plan.scatters else None
-    skipped = ("scatter", "merge") if steps is None else () if steps.merges else ("merge",)
-    return tuple(name for name in PASSES if name not in skipped)
+    if not plan.scatters:
+        return ("write",)
+    return PASSES if cuts_of(run.storage, plan).steps.merges else ("scatter", "write")
 
 
 def _each_pass(run: Run, plan: Plan) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
-from wdsplit.cuts import MergeTask, ScatterTask, Steps
+from wdsplit.cuts import MergeTask, ScatterTask, SpillJob, Steps
 from wdsplit.engine import Engine
 from wdsplit.manifest import Shard
-from wdsplit.merge import MergeJob, merge
+from wdsplit.merge import merge
 from wdsplit.order import Int64
 from wdsplit.plan import Span, task_spans
-from wdsplit.scatter import ScatterJob, scatter, task_memory
+from wdsplit.scatter import scatter, task_memory
 from wdsplit.task import Job, describe_rows, describe_span, unless_taken, write_shards
 
 __all__ = ["PASSES", "Pass", "TaskPass", "merge_pass", "scatter_pass", "write_pass"]
@@ -69,7 +69,7 @@ def scatter_pass(job: Job, steps: Steps, tasks: Sequence[ScatterTask]) -> TaskPa
     return TaskPass(
         "scatter",
         _guarded(scatter, job),
-        ScatterJob(job.output, plan, steps.scattered_rows, job.held_bytes, job.storage_options),
+        SpillJob(job.output, plan, steps, job.held_bytes, job.storage_options),
         tasks,
         lambda task: describe_rows(plan, (task.first, task.stop)),
         task_memory(plan, job.held_bytes),
@@ -88,7 +88,7 @@ def merge_pass(job: Job, steps: Steps, tasks: Sequence[MergeTask]) -> TaskPass[M
     return TaskPass(
         "merge",
         _guarded(merge, job),
-        MergeJob(job.output, job.plan, steps, job.held_bytes, job.storage_options),
+        SpillJob(job.output, job.plan, steps, job.held_bytes, job.storage_options),
         tasks,
         str,
         task_memory(job.plan, job.held_bytes),
@@ -96,7 +96,12 @@ def merge_pass(job: Job, steps: Steps, tasks: Sequence[MergeTask]) -> TaskPass[M
     )
 
 
-def _guarded(function: Callable[[Any, Task], Result], job: Job) -> Callable[[Any, Task], Result]:
+def _rows_held(job: Job) -> int:
+    """Return how many rows a task may hold, if it gathers them: shards of so many are best written together."""
+    return job.held_bytes * job.plan.num_rows // max(1, job.plan.table.data_bytes) if job.plan.scatters else 0
+
+
+def _guarded(function: Callable[..., Result], job: Job) -> Callable[[Any, Task], Result]:
     return partial(unless_taken, function) if job.shared else function
 
 
@@ -113,7 +118,7 @@ def write_pass(job: Job, jobs: int, shards: Sequence[int] | Int64) -> TaskPass[S
         "write",
         write_shards,
         job,
-        task_spans(plan, jobs, shards),
+        task_spans(plan, jobs, shards, _rows_held(job)),
         partial(describe_span, plan),
         task_memory(plan, job.held_bytes),
         threads=all(field.encoding != "json" for field in plan.fields),

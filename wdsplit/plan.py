@@ -44,6 +44,8 @@ _MIN_WINDOW, _MAX_WINDOW = 16, 1024
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
+_GATHERS_PER_JOB = 16
+"""Tasks that gather rows are at least so many for each job, so that jobs end together and progress is seen."""
 
 
 @dataclass(frozen=True)
@@ -330,21 +332,26 @@ class Spans(Sequence[Span]):
         return Span(int(self._firsts[place]), int(self._stops[place]))
 
 
-def task_spans(plan: Plan, jobs: int, shards: Sequence[int] | Int64) -> Spans:
+def task_spans(plan: Plan, jobs: int, shards: Sequence[int] | Int64, rows: int = 0) -> Spans:
     """Group the shards that are still to be written into tasks.
 
     A task reads its row groups from their beginning. Where row groups are larger than shards, neighbours share a task,
-    so that little is read twice; but each job has something to do. What is written does not depend on it.
+    so that little is read twice; but each job has something to do. So they do where rows are gathered, from as many
+    places for a small shard as for a large one. What is written does not depend on it.
 
     Args:
         plan: The plan.
         jobs: Tasks at a time, at least 1.
         shards: The shards still to be written, rising.
+        rows: How many rows a task may hold, if it gathers them; 0 if it reads them in the order of the table.
     """
     largest = max(max(file.counts, default=0) for file in plan.table.files)
     each = max(1, plan.num_samples // plan.num_shards)
-    want = max(1, -(-_REREAD_GROUPS * largest // each)) if largest > each else 1
-    length = min(want, -(-len(shards) // jobs))
+    if rows:
+        length = min(max(1, rows // each), -(-len(shards) // (_GATHERS_PER_JOB * jobs)))
+    else:
+        want = -(-_REREAD_GROUPS * largest // each) if largest > each else 1
+        length = min(max(1, want), -(-len(shards) // jobs))
     left = np.asarray(shards, np.int64)
     places = np.arange(len(left))
     breaks = np.diff(left, prepend=-2) != 1

@@ -177,7 +177,7 @@ class Run:
     def start(self, plan: Plan) -> dict[int, Shard]:
         """Begin anew; what the output held is removed, its header first. Return the shards that are there: none."""
         inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER)]
-        self.storage.remove(*(path for path in inner if path != _LOCK_NAME))
+        self.storage.remove(PLAN_NAME, *(path for path in inner if path != _LOCK_NAME))
         with self.storage.publish(PLAN_NAME, durable=True) as file:
             file.write([orjson.dumps({**plan.summary(), "emit": self.emit}, option=orjson.OPT_INDENT_2)])
         self.storage.remove(HEADER_NAME)

@@ -2,20 +2,18 @@
 
 `permute` says where each row goes, or `grouping` where its group does. Scattering reads the inputs once, and writes
 runs: Arrow files whose rows are sorted by their places. `cuts` says how rows are cut, `merge` is a step between for
-very large tables, and `gather` reads, for any range of places, the parts of all runs that lie in it. How the runs were
+large tables, and `gather` reads, for any range of places, the parts of all runs that lie in it. How the runs were
 cut changes nothing about what is gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.cuts import ROW_BYTES, ScatterTask
+from wdsplit.cuts import ROW_BYTES, ScatterTask, SpillJob
 from wdsplit.engine import end_if_told
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.order import Int64
@@ -25,7 +23,7 @@ from wdsplit.select import hash_groups
 from wdsplit.spilled import NUMBER, PLACE, SpilledRuns
 from wdsplit.stores import open_storage
 
-__all__ = ["BATCH_BYTES", "ScatterJob", "scatter", "task_bytes", "task_memory"]
+__all__ = ["BATCH_BYTES", "scatter", "task_bytes", "task_memory"]
 
 _BASE_BYTES = 256 * 1024**2
 _JOB_BYTES = 128 * 1024**2
@@ -63,30 +61,17 @@ def _plan_bytes(plan: Plan) -> int:
     return sum(_FILE_BYTES + _ROW_GROUP_BYTES * len(file.row_groups) for file in plan.table.files)
 
 
-@dataclass(frozen=True)
-class ScatterJob:
-    """What every task that scatters needs; a worker process gets it once.
+def scatter(job: SpillJob, task: ScatterTask, guard: Callable[[], None] | None = None) -> int:
+    """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice.
 
-    Attributes:
-        output: The dataset's folder.
-        plan: The plan.
-        cut_rows: Places at whose multiples runs are cut.
-        held_bytes: Bytes of rows that may be held at a time.
-        storage_options: How to reach a remote store.
+    Args:
+        job: What all tasks need.
+        task: The task.
+        guard: As of `SpilledRuns`.
     """
-
-    output: str
-    plan: Plan
-    cut_rows: int
-    held_bytes: int
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-
-
-def scatter(job: ScatterJob, task: ScatterTask) -> int:
-    """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice."""
     storage, plan = open_storage(job.output, job.storage_options), job.plan
     places_of = _places(plan, task.first)
-    runs = SpilledRuns(storage, plan, task.name, job.held_bytes, job.cut_rows)
+    runs = SpilledRuns(storage, job, task.name, job.steps.scattered_rows, guard)
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
         end_if_told()

@@ -1,6 +1,7 @@
 """Spill files, open for reading: Arrow files whose record batches hold a bucket of places each.
 
-Those on disk are mapped. Of those in a store, batches that lie side by side are fetched by one request.
+Only the footer is kept of a file, and no descriptor: a task may read as many files as it likes. Batches that lie side
+by side are read at once, by one request where the file is in a store.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import orjson
 import pyarrow as pa
 
 from wdsplit.order import Int64
-from wdsplit.storage import ReadableFile, Storage
+from wdsplit.storage import Storage
 
 __all__ = ["BUCKETS", "SpillFile", "open_spill"]
 
@@ -27,21 +28,19 @@ _END_BYTES = 10
 _BLOCK = np.dtype([("offset", "<i8"), ("header_bytes", "<i4"), ("unused", "<i4"), ("body_bytes", "<i8")])
 
 
-def open_spill(storage: Storage, path: str, size: int | None = None) -> SpillFile:
+def open_spill(storage: Storage, path: str, size: int) -> SpillFile:
     """Open a spill file.
 
     Args:
         storage: Where it is.
         path: Its path.
-        size: Its bytes, if they are known.
+        size: Its bytes.
 
     Raises:
         ArrowInvalid: It is damaged.
     """
-    if not storage.is_remote:
-        return SpillFile(pa.ipc.open_file(pa.py_buffer(storage.map(path))))
-    ranges = _Ranges(storage.open(path, size))
-    ranges.fetch(max(0, ranges.size - _TAIL_BYTES), ranges.size)
+    ranges = _Ranges(storage, path, size)
+    ranges.fetch(max(0, size - _TAIL_BYTES), size)
     reader = pa.ipc.open_file(pa.PythonFile(ranges, mode="r"))
     spill = SpillFile(reader, ranges, _blocks(ranges))
     ranges.drop()
@@ -53,16 +52,14 @@ class SpillFile:
 
     Args:
         reader: Reads its batches.
-        ranges: What the reader reads from, if it is remote.
-        bounds: int64 of shape (batches + 1,): where its batches begin, and where the last one ends, if it is remote.
+        ranges: What the reader reads from.
+        bounds: int64 of shape (batches + 1,): where its batches begin, and where the last one ends.
 
     Attributes:
         buckets: int64 of shape (batches,), rising: the bucket of each batch.
     """
 
-    def __init__(
-        self, reader: pa.RecordBatchFileReader, ranges: _Ranges | None = None, bounds: Int64 | None = None
-    ) -> None:
+    def __init__(self, reader: pa.RecordBatchFileReader, ranges: _Ranges, bounds: Int64) -> None:
         self.buckets: Int64 = np.asarray(orjson.loads(reader.schema.metadata[BUCKETS.encode()]), np.int64)
         self._reader = reader
         self._ranges = ranges
@@ -70,35 +67,29 @@ class SpillFile:
 
     def buckets_between(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
         """Give the batches of the buckets first, ..., last."""
-        low, high = np.searchsorted(self.buckets, [first, last + 1])
-        yield from self._batches(int(low), int(high))
-
-    def _batches(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Give the batches low, ..., high - 1."""
-        if self._ranges is None or self._bounds is None or low >= high:
-            yield from map(self._reader.get_batch, range(low, high))
-            return
-        self._ranges.fetch(int(self._bounds[low]), int(self._bounds[high]))
-        batches = [self._reader.get_batch(number) for number in range(low, high)]
-        self._ranges.drop()
-        yield from batches
+        low, high = map(int, np.searchsorted(self.buckets, [first, last + 1]))
+        if low < high:
+            self._ranges.fetch(int(self._bounds[low]), int(self._bounds[high]))
+            batches = [self._reader.get_batch(number) for number in range(low, high)]
+            self._ranges.drop()
+            yield from batches
 
 
 class _Ranges:
-    """A file object, as far as Arrow needs one, over a remote file; what was fetched is not asked for again."""
+    """A file object, as far as Arrow needs one; what was fetched is not read again. The file is open only meanwhile."""
 
     closed = False
 
-    def __init__(self, file: ReadableFile) -> None:
-        self.size = file.size
-        self._file = file
+    def __init__(self, storage: Storage, path: str, size: int) -> None:
+        self.size = size
+        self._storage, self._path = storage, path
         self._position = 0
         self.drop()
 
     def fetch(self, start: int, stop: int) -> None:
-        """Fetch a range by one request, and keep it until another is."""
+        """Fetch a range at once, and keep it until another is."""
         data = bytearray(stop - start)
-        self._file.read_into(memoryview(data), start)
+        self._storage.open(self._path, self.size).read_into(memoryview(data), start)
         self._start, self._held = start, memoryview(data).toreadonly()
 
     def drop(self) -> None:
@@ -109,7 +100,8 @@ class _Ranges:
         begin = self._position - self._start
         stop = min(self._position + num_bytes, self.size)
         if begin < 0 or stop - self._start > len(self._held):
-            data = memoryview(self._file.read(self._position, stop - self._position))
+            file = self._storage.open(self._path, self.size)
+            data = memoryview(file.read(self._position, stop - self._position))
         else:
             data = self._held[begin : stop - self._start]
         self._position = stop

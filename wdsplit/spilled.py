@@ -7,6 +7,7 @@ those of several tasks that are read together are listed in one file by who need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -14,11 +15,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, read_note
+from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps, read_note
 from wdsplit.engine import in_order
-from wdsplit.errors import CorruptDataError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.order import Int64
-from wdsplit.plan import Plan
 from wdsplit.spill import BUCKETS, SpillFile, open_spill
 from wdsplit.storage import PendingFile, Storage
 
@@ -27,6 +27,7 @@ __all__ = [
     "PLACE",
     "SpilledRun",
     "SpilledRuns",
+    "buckets_between",
     "damaged",
     "left_to_spill",
     "listed_runs",
@@ -50,11 +51,13 @@ class SpilledRun(NamedTuple):
     Attributes:
         path: Its file.
         size: The file's bytes.
-        num_bytes: Bytes of its rows in memory.
+        num_rows: Its rows, those included that the plan leaves out.
+        num_bytes: Their bytes in memory.
     """
 
     path: str
     size: int
+    num_rows: int
     num_bytes: int
 
 
@@ -64,17 +67,17 @@ class SpilledRuns:
 
     Attributes:
         storage: The output.
-        plan: The plan.
+        job: What the task is given.
         name: The task's name.
-        held_bytes: Bytes of rows that may be held at a time.
         cut_rows: Places at whose multiples a run is cut.
+        guard: Called before anything is published; it raises if the output is another run's by now.
     """
 
     storage: Storage
-    plan: Plan
+    job: SpillJob
     name: str
-    held_bytes: int
     cut_rows: int
+    guard: Callable[[], None] | None = None
     _held: list[pa.Table] = field(default_factory=list)
     _num_held: int = 0
     _runs: list[SpilledRun] = field(default_factory=list)
@@ -83,24 +86,31 @@ class SpilledRuns:
         """Take rows, with their places and numbers; a run is written when as many are held as may be."""
         self._held.append(rows)
         self._num_held += num_bytes
-        if self._num_held >= self.held_bytes:
+        if self._num_held >= self.job.held_bytes:
             self._flush()
 
     def end(self) -> None:
         """Write what is held, and note all runs: the task is done."""
         if self._held:
             self._flush()
-        with self.storage.publish(_note_path(self.plan, self.name)) as file:
+        self._look()
+        with self.storage.publish(_note_path(self.job.steps, self.name)) as file:
             file.write([orjson.dumps([[*run] for run in self._runs])])
 
+    def _look(self) -> None:
+        if self.guard is not None:
+            self.guard()
+
     def _flush(self) -> None:
+        self._look()
         table = pa.concat_tables(self._held)
         places = table.column(PLACE).to_numpy()
-        keep = np.flatnonzero(places < self.plan.num_samples)
+        keep = np.flatnonzero(places < self.job.plan.num_samples)
         order = keep[np.argsort(places[keep], kind="stable")]
-        path = f"{SPILL_FOLDER}/{_prefix(self.plan)}{self.name}-{self.held_bytes}-{len(self._runs):06d}.arrow"
+        name = f"{self.job.steps.prefix}-{self.name}-{self.job.held_bytes}-{len(self._runs):06d}.arrow"
+        path = f"{SPILL_FOLDER}/{name}"
         size = _write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
-        self._runs.append(SpilledRun(path, size, self._num_held))
+        self._runs.append(SpilledRun(path, size, len(table), self._num_held))
         self._held, self._num_held = [], 0
 
 
@@ -142,67 +152,68 @@ class _Sink:
         """Leave closing to the storage."""
 
 
-def _prefix(plan: Plan) -> str:
-    """Return what the names of all spill files of a plan begin with: a late task of another one takes no place."""
-    return f"{plan.hash[:8]}-"
+def _note_path(steps: Steps, name: str) -> str:
+    return f"{SPILL_FOLDER}/{steps.prefix}-{name}.json"
 
 
-def _note_path(plan: Plan, name: str) -> str:
-    return f"{SPILL_FOLDER}/{_prefix(plan)}{name}.json"
-
-
-def not_spilled(storage: Storage, plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+def not_spilled(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks that have left no note; the folder is listed once."""
     there = set(storage.list(SPILL_FOLDER))
-    return [task for task in tasks if f"{_prefix(plan)}{task.name}.json" not in there]
+    return [task for task in tasks if f"{steps.prefix}-{task.name}.json" not in there]
 
 
-def left_to_spill(storage: Storage, plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+def left_to_spill(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks that are still to be run. Their folder is listed; notes are read where a disk may tear them."""
-    unlisted = set(not_spilled(storage, plan, tasks))
+    unlisted = set(not_spilled(storage, steps, tasks))
     there = [task for task in tasks if task not in unlisted]
-    torn = set() if storage.is_remote else set(unspilled(storage, plan, there))
+    torn = set() if storage.is_remote else set(unspilled(storage, steps, there))
     return [task for task in tasks if task in unlisted or task in torn]
 
 
-def unspilled(storage: Storage, plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+def unspilled(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks that have left no note, or a damaged one; each is looked for by its name."""
-    noted = in_order(lambda task: _runs(storage, plan, task.name), tasks, _REQUESTS_AT_ONCE)
+    noted = in_order(lambda task: _runs(storage, steps, task.name), tasks, _REQUESTS_AT_ONCE)
     return [task for task, runs in zip(tasks, noted, strict=True) if runs is None]
 
 
-def _runs(storage: Storage, plan: Plan, name: str) -> list[SpilledRun] | None:
+def _runs(storage: Storage, steps: Steps, name: str) -> list[SpilledRun] | None:
     """Return the runs of a task, or of a list; None if it has left no note, or one that is damaged."""
-    note = read_note(storage, _note_path(plan, name))
-    if not isinstance(note, list) or not all(isinstance(run, list) and len(run) == 3 for run in note):
+    note = read_note(storage, _note_path(steps, name))
+    if not isinstance(note, list) or not all(isinstance(run, list) and len(run) == 4 for run in note):
         return None
     return [SpilledRun(*run) for run in note]
 
 
-def listed_runs(storage: Storage, plan: Plan, title: str, names: Sequence[str]) -> list[SpilledRun]:
+def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]) -> list[SpilledRun]:
     """Return the runs of tasks that are read together, in the order of the tasks.
 
     Who comes first lists them in one file, so that the others read one note for many.
 
     Args:
         storage: The output.
-        plan: The plan.
+        steps: What the tasks of the run agree on.
         title: What the list is called: as no task is.
         names: The tasks.
 
     Raises:
         CorruptDataError: One of them has left no note.
     """
-    listed = _runs(storage, plan, title)
+    listed = _runs(storage, steps, title)
     if listed is not None:
         return listed
     found: list[SpilledRun] = []
-    noted = in_order(lambda name: _runs(storage, plan, name), names, _REQUESTS_AT_ONCE)
+    noted = in_order(lambda name: _runs(storage, steps, name), names, _REQUESTS_AT_ONCE)
     for name, runs in zip(names, noted, strict=True):
         if runs is None:
-            raise damaged(f"{storage.url}/{_note_path(plan, name)}", "no note of them, or a damaged one")
+            raise CorruptDataError(
+                "a task has left no note of what it has spilled, or a damaged one",
+                place=f"{storage.url}/{_note_path(steps, name)}",
+                expected="the runs that it has written",
+                remedy="continue with --resume; of a plan, run the parts again, pass by pass",
+                url=f"{storage.url}/{_note_path(steps, name)}",
+            )
         found += runs
-    with storage.publish(_note_path(plan, title)) as file:
+    with storage.publish(_note_path(steps, title)) as file:
         file.write([orjson.dumps([[*run] for run in found])])
     return found
 
@@ -225,10 +236,27 @@ def opened_run(storage: Storage, run: SpilledRun) -> SpillFile:
     Raises:
         CorruptDataError: It is damaged, or not there.
     """
-    try:
+    with _damage_told(storage, run):
         return open_spill(storage, run.path, run.size)
-    except pa.ArrowInvalid as error:
-        raise damaged(f"{storage.url}/{run.path}", str(error)) from error
+
+
+def buckets_between(storage: Storage, run: SpilledRun, file: SpillFile, first: int, last: int) -> list[pa.RecordBatch]:
+    """Read the buckets first, ..., last of a run; raises as `opened_run` does."""
+    with _damage_told(storage, run):
+        return list(file.buckets_between(first, last))
+
+
+@contextmanager
+def _damage_told(storage: Storage, run: SpilledRun) -> Iterator[None]:
+    place = f"{storage.url}/{run.path}"
+    try:
+        yield
+    except (CorruptDataError, DatasetNotFoundError) as error:
+        raise damaged(place, error.cause) from error
+    except WdsplitError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise damaged(place, str(error)) from error
 
 
 def parts_of(

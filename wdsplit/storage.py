@@ -46,6 +46,7 @@ Result = TypeVar("Result")
 
 _IOV_MAX = 1024
 _LARGEST_BLOCK_BYTES = 32 * 1024**2 - 8192
+_REMOVALS = 20
 _NAMES_TOLD = 5
 _PASSING = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -314,11 +315,22 @@ class LocalStorage:
         target = self.root / path
         with _translated(target):
             if target.is_dir() and not target.is_symlink():
-                for name in os.listdir(target):
-                    self._remove(_join(path, name))
-                target.rmdir()
+                self._remove_folder(path, target)
             else:
                 target.unlink(missing_ok=True)
+
+    def _remove_folder(self, path: str, target: Path) -> None:
+        """Remove a folder; what others write into it meanwhile goes too, unless they do not stop."""
+        for tries_left in reversed(range(_REMOVALS)):
+            for name in os.listdir(target):
+                self._remove(_join(path, name))
+            try:
+                target.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
+                    raise
+            else:
+                return
 
     def remove_temporary(self, path: str = "") -> None:
         """Remove what attempts that were killed have left under temporary names."""

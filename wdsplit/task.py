@@ -7,16 +7,19 @@ it holds is noted in the run's folder, so that a later run can skip it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
 import pyarrow as pa
 
+from wdsplit.cuts import SpillJob
 from wdsplit.emit import write_shard_sidecars
 from wdsplit.encode import encode_batch
 from wdsplit.engine import ahead, end_if_told
-from wdsplit.errors import ConvertError, DatasetNotFoundError
+from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
 from wdsplit.gather import SpilledRows
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.keys import escape_keys, number_keys, number_width
@@ -70,10 +73,15 @@ class Job:
 
 def write_shards(job: Job, span: Span) -> dict[int, Shard]:
     """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
-    storage, plan = open_storage(job.output, job.storage_options), job.plan
+    storage = open_storage(job.output, job.storage_options)
     if job.shared:
-        refuse_taken(storage, plan, shared=True)
-    read = _reader(job)
+        refuse_taken(storage, job.plan, shared=True)
+    with _taken_told(storage, job.plan, job.shared):
+        return _write_span(storage, job, span)
+
+
+def _write_span(storage: Storage, job: Job, span: Span) -> dict[int, Shard]:
+    plan, read = job.plan, _reader(job)
     written: dict[int, Shard] = {}
     stream = _Stream(read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]))
     for shard in range(span.first, span.stop):
@@ -87,10 +95,25 @@ def write_shards(job: Job, span: Span) -> dict[int, Shard]:
     return written
 
 
-def unless_taken(function: Callable[[Any, Any], Result], job: Any, task: Any) -> Result:
-    """Carry out a task for an output that other machines write to, unless it is another run's by now."""
-    refuse_taken(open_storage(job.output, job.storage_options), job.plan, shared=True)
-    return function(job, task)
+def unless_taken(function: Callable[[SpillJob, Any, Callable[[], None]], Result], job: SpillJob, task: Any) -> Result:
+    """Carry out a task for an output that other machines write to; it publishes nothing once that is another run's."""
+    storage = open_storage(job.output, job.storage_options)
+    guard = partial(refuse_taken, storage, job.plan, shared=True)
+    guard()
+    with _taken_told(storage, job.plan, shared=True):
+        return function(job, task, guard)
+
+
+@contextmanager
+def _taken_told(storage: Storage, plan: Plan, shared: bool) -> Iterator[None]:
+    """Say that an output is another run's, rather than which of our files that run has removed."""
+    try:
+        yield
+    except UnansweredError:
+        raise
+    except (CorruptDataError, DatasetNotFoundError, StorageError):
+        refuse_taken(storage, plan, shared)
+        raise
 
 
 def describe_span(plan: Plan, span: Span) -> str:

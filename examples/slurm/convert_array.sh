@@ -31,7 +31,7 @@ else
 fi
 
 # A pass begins when all tasks of the one before have ended well. For a table that keeps its order the first two do nothing;
-# `merge` is for tables of hundreds of gigabytes.
+# `merge` is for large ones, from some gigabytes on.
 array=(sbatch --parsable --kill-on-invalid-dep=yes --array="0-$((parts - 1))")
 scattered=$("${array[@]}" "$0" "$plan" "$parts" --pass scatter)
 merged=$("${array[@]}" --dependency="afterok:$scattered" "$0" "$plan" "$parts" --pass merge)

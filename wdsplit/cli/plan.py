@@ -71,7 +71,8 @@ def plan_command(
         plans = dict(zip(options.splits or [""], saved.values(), strict=True))
         names = dict(zip(plans, saved, strict=True))
     if as_json:
-        summaries = {name: plan.summary() | ({"saved": names[name]} if names else {}) for name, plan in plans.items()}
+        saved_as = {name: {"saved": path, "passes": needed_passes(path)} for name, path in names.items()}
+        summaries = {name: plan.summary() | saved_as.get(name, {}) for name, plan in plans.items()}
         echo_json(summaries.get("", summaries))
     else:
         click.echo("\n\n".join((f"{name}: " if name else "") + _plan_text(plan) for name, plan in plans.items()))
