@@ -288,7 +288,7 @@ def unfinished(done, refused, tmp_path, output, monkeypatch):
         return real(job, task)
 
     with monkeypatch.context() as patched:
-        patched.setattr(passes, "task_spans", lambda plan, jobs, shards: [Span(n, n + 1) for n in shards])
+        patched.setattr(passes, "task_spans", lambda plan, jobs, shards, rows: [Span(n, n + 1) for n in shards])
         patched.setattr(passes, "write_shards", failing)
         assert_says(refused(1, *arguments), "the disk is full", "make room")
     assert len(list(output.glob("*.tar"))) == 3
