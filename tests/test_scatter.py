@@ -248,43 +248,44 @@ def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inpu
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
 
 
+def scattered(inputs, output, merged):
+    """Scatter a table with little memory, and merge it if that is wanted; return the job and its cuts."""
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    cuts = write_cuts(open_storage(str(output)), plan, 4096)
+    job = SpillJob(str(output), plan, cuts.steps, 4096)
+    for task in cuts.tasks:
+        scatter(job, task)
+    for task in cuts.steps.merge_tasks() if merged else ():
+        merge(job, task)
+    return job, cuts
+
+
+def read_on(job, cuts, merged):
+    """Do what follows upon scattering, or upon merging."""
+    if merged:
+        list(SpilledRows(job.output, job.plan, 4096).read(0, job.plan.num_rows))
+    for task in () if merged else cuts.steps.merge_tasks():
+        merge(job, task)
+
+
 @pytest.mark.parametrize("lost", ["00000001-*.arrow", "00000001.json", "region-*.arrow", "region-000000-000001.json"])
 def test_rows_that_were_spilled_and_are_lost_are_missed(inputs, tmp_path, monkeypatch, lost):
     little_memory(monkeypatch)
-    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
-    output, storage = str(tmp_path / "out"), open_storage(str(tmp_path / "out"))
-    cuts = write_cuts(storage, plan, 4096)
-    job = SpillJob(output, plan, cuts.steps, 4096)
-    steps = [(scatter, task) for task in cuts.tasks] + [(merge, task) for task in cuts.steps.merge_tasks()]
-    if not lost.startswith("region"):
-        steps = steps[: len(cuts.tasks)]
-    for function, task in steps:
-        function(job, task)
+    merged = lost.startswith("region")
+    job, cuts = scattered(inputs, tmp_path / "out", merged)
     names = list((tmp_path / "out" / SPILL_FOLDER).glob(f"*-{lost}"))
     assert names
     for name in names:
         name.unlink()
     with pytest.raises(WdsplitError) as caught:
-        if lost.startswith("region"):
-            list(SpilledRows(output, plan, 4096).read(0, plan.num_rows))
-        else:
-            for task in cuts.steps.merge_tasks():
-                merge(job, task)
+        read_on(job, cuts, merged)
     assert SPILL_FOLDER in caught.value.place
 
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatch, merged):
     little_memory(monkeypatch)
-    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
-    output, storage = str(tmp_path / "out"), open_storage(str(tmp_path / "out"))
-    cuts = write_cuts(storage, plan, 4096)
-    job = SpillJob(output, plan, cuts.steps, 4096)
-    for task in cuts.tasks:
-        scatter(job, task)
-    if merged:
-        for task in cuts.steps.merge_tasks():
-            merge(job, task)
+    job, cuts = scattered(inputs, tmp_path / "out", merged)
     spilled = (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow")
     path = max((path for path in spilled if ("region" in path.name) == merged), key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
@@ -292,11 +293,7 @@ def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatc
     data[first : first + 400] = bytes(400)
     path.write_bytes(data)
     with pytest.raises(CorruptDataError, match="a spill file is damaged") as caught:
-        if merged:
-            list(SpilledRows(output, plan, 4096).read(0, plan.num_rows))
-        else:
-            for task in cuts.steps.merge_tasks():
-                merge(job, task)
+        read_on(job, cuts, merged)
     assert caught.value.place == str(path)
 
 

@@ -249,7 +249,8 @@ def _is_bare(value: Any, torch: Any) -> bool:
         type(value) is torch.Tensor
         and not value.requires_grad
         and value.device.type == "cpu"
-        and (value.layout is torch.strided and value.is_contiguous())
+        and value.layout is torch.strided
+        and value.is_contiguous()
     )
 
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import orjson
 import xxhash
 
-from wdsplit.errors import DatasetNotFoundError
 from wdsplit.manifest import RUN_FOLDER
+from wdsplit.notes import own_note
 from wdsplit.plan import Plan
 from wdsplit.storage import Storage
 
@@ -33,7 +33,6 @@ __all__ = [
     "Steps",
     "cut_into_steps",
     "read_cuts",
-    "read_note",
     "read_steps",
     "write_cuts",
 ]
@@ -49,6 +48,10 @@ _MOST_PARTS = 256
 """How many tasks are scattered once, at the most: about where the parts cost more than reading all rows once more."""
 
 
+def _scatter_name(number: int) -> str:
+    return f"{number:08d}"
+
+
 class ScatterTask(NamedTuple):
     """Scatter the rows at the places first, ..., stop - 1 of the table; the task's number is counted from 0."""
 
@@ -59,7 +62,7 @@ class ScatterTask(NamedTuple):
     @property
     def name(self) -> str:
         """What its runs are called after."""
-        return f"{self.number:08d}"
+        return _scatter_name(self.number)
 
     def __str__(self) -> str:
         """Say which rows it scatters."""
@@ -120,7 +123,7 @@ class Steps:
         """Return the names of the tasks of a chunk."""
         size = self.num_regions if self.merges else self.num_tasks
         numbers = range(chunk * size, min(self.num_tasks, (chunk + 1) * size))
-        return [ScatterTask(number, 0, 0).name for number in numbers]
+        return [_scatter_name(number) for number in numbers]
 
     def merged(self, region: int) -> list[str]:
         """Return the names of the tasks that merge a region."""
@@ -218,7 +221,7 @@ def _places(plan: Plan, held_bytes: int) -> list[int]:
 
 def read_steps(storage: Storage, plan: Plan) -> Steps | None:
     """Return what the tasks of a run agree on; None if that is not decided yet."""
-    note = _own_note(storage, plan, _STEPS_NAME)
+    note = own_note(storage, plan, _STEPS_NAME)
     types = {each.name: str if each.name == "prefix" else int for each in dataclasses.fields(Steps)}
     if not all(isinstance(note.get(name), kind) for name, kind in types.items()):
         return None
@@ -227,20 +230,7 @@ def read_steps(storage: Storage, plan: Plan) -> Steps | None:
 
 def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:
     """Return how the run of a plan scatters its rows; None if that is not decided yet."""
-    steps, places = read_steps(storage, plan), _own_note(storage, plan, _PLACES_NAME).get("places")
+    steps, places = read_steps(storage, plan), own_note(storage, plan, _PLACES_NAME).get("places")
     if steps is None or not isinstance(places, list) or len(places) != steps.num_tasks + 1:
         return None
     return Cuts(tuple(places), steps)
-
-
-def _own_note(storage: Storage, plan: Plan, path: str) -> dict[str, Any]:
-    note = read_note(storage, path)
-    return note if isinstance(note, dict) and note.get("plan") == plan.hash else {}
-
-
-def read_note(storage: Storage, path: str) -> Any:
-    """Return a note; None if it is not there, or was damaged as by a power failure."""
-    try:
-        return orjson.loads(storage.read(path))
-    except (DatasetNotFoundError, orjson.JSONDecodeError):
-        return None

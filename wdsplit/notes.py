@@ -24,6 +24,8 @@ __all__ = [
     "note_part",
     "note_shard",
     "noted",
+    "own_note",
+    "read_note",
     "shard_notes",
     "shards_noted",
     "some",
@@ -37,6 +39,20 @@ _NOTES_AT_ONCE = 16
 _SIZES = range(2**63)
 _TOLD = 8
 _SHOWN = 80
+
+
+def read_note(storage: Storage, path: str) -> Any:
+    """Return what a note holds; None if it is torn, or not there."""
+    try:
+        return orjson.loads(storage.read(path))
+    except (DatasetNotFoundError, orjson.JSONDecodeError):
+        return None
+
+
+def own_note(storage: Storage, plan: Plan, path: str) -> dict[str, Any]:
+    """Return a note that a run of a plan has left; an empty one if it is another plan's, torn, or not there."""
+    note = read_note(storage, path)
+    return note if isinstance(note, dict) and note.get("plan") == plan.hash else {}
 
 
 def note_shard(storage: Storage, number: int, shard: Shard) -> None:
@@ -137,10 +153,7 @@ def _read(storage: Storage, folder: str, names: Sequence[str]) -> Iterator[tuple
 
     def read(name: str) -> tuple[str, Any]:
         path = f"{folder}/{name}"
-        try:
-            return f"{storage.url}/{path}", orjson.loads(storage.read(path))
-        except (DatasetNotFoundError, orjson.JSONDecodeError):
-            return f"{storage.url}/{path}", None
+        return f"{storage.url}/{path}", read_note(storage, path)
 
     return in_order(read, names, _NOTES_AT_ONCE)
 

@@ -111,10 +111,7 @@ class Share:
         plan = self.job.plan
         if plan.scatters:
             cuts = cuts_of(self.run.storage, plan)
-            if cuts.steps.merges:
-                self._refuse_unspilled("merge", cuts, "written")
-            else:
-                self._refuse_unspilled("scatter", cuts, "written")
+            self._refuse_unspilled("merge" if cuts.steps.merges else "scatter", cuts, "written")
         mine = self._of(range(plan.num_shards))
         written = self.run.found(mine)
         so_far = _more(PartProgress("write", 0, len(mine), skipped=len(written)), written)

@@ -29,7 +29,6 @@ class TaskPass(Generic[Task, Result]):
     """A pass: tasks of one kind.
 
     Attributes:
-        name: Which pass.
         function: Carries a task out, given the job and the task; picklable. It must do the same when it runs again.
         job: What all tasks need; a worker process gets it once.
         tasks: The tasks that are left.
@@ -38,7 +37,6 @@ class TaskPass(Generic[Task, Result]):
         threads: Whether jobs may be threads, as `Engine.run` has it.
     """
 
-    name: Pass
     function: Callable[[Any, Task], Result]
     job: Any
     tasks: Sequence[Task]
@@ -67,7 +65,6 @@ def scatter_pass(job: Job, steps: Steps, tasks: Sequence[ScatterTask]) -> TaskPa
     """
     plan = job.plan
     return TaskPass(
-        "scatter",
         _guarded(scatter, job),
         SpillJob(job.output, plan, steps, job.held_bytes, job.storage_options),
         tasks,
@@ -86,7 +83,6 @@ def merge_pass(job: Job, steps: Steps, tasks: Sequence[MergeTask]) -> TaskPass[M
         tasks: The tasks that are left.
     """
     return TaskPass(
-        "merge",
         _guarded(merge, job),
         SpillJob(job.output, job.plan, steps, job.held_bytes, job.storage_options),
         tasks,
@@ -115,7 +111,6 @@ def write_pass(job: Job, jobs: int, shards: Sequence[int] | Int64) -> TaskPass[S
     """
     plan = job.plan
     return TaskPass(
-        "write",
         write_shards,
         job,
         task_spans(plan, jobs, shards, _rows_held(job)),

@@ -21,7 +21,7 @@ from wdsplit.engine import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.index import INDEX_ENTRY_BYTES
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
-from wdsplit.notes import DONE_FOLDER, shard_notes, shards_noted
+from wdsplit.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
 from wdsplit.plan import Plan
 from wdsplit.shards import read_manifest
 from wdsplit.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
@@ -120,7 +120,8 @@ class Run:
         if overwrite:
             self._refuse_adopted(finished)
             foreign = {name for name in names if not (finished or started) or not self._is_ours(name)}
-            self._refuse_foreign(sorted(foreign.intersection(self.storage.list())))  # a late part renames its files
+            if foreign:  # a late part renames its files
+                self._refuse_foreign(sorted(foreign.intersection(self.storage.list())))
             return
         if not (names or started or resume) or (resume and (started or finished)):
             return
@@ -191,7 +192,7 @@ class Run:
         Raises:
             OutputExistsError: The run that is there was made by another plan.
         """
-        note = self._note(PLAN_NAME)
+        note = self._plan_note()
         self._refuse_other_plan(plan, str(note.get("plan")))
         self._refuse_other_emit(note.get("emit"))
         self._refuse_new_inputs(plan, str(note.get("modified")))
@@ -211,7 +212,7 @@ class Run:
             OutputExistsError: It holds another one, or a finished dataset.
         """
         url, expected = self.storage.url, f"the run of plan {plan.hash}, which `wdsplit plan -o` has begun"
-        note = self._note_if_any(PLAN_NAME)
+        note = self._plan_note()
         if (note.get("plan"), note.get("modified"), note.get("emit")) == (plan.hash, plan.modified, self.emit):
             return
         if note:
@@ -332,19 +333,9 @@ class Run:
                 url=self.storage.url,
             )
 
-    def _note_if_any(self, path: str) -> dict[str, Any]:
-        """Return a note; an empty one if there is none."""
-        try:
-            return self._note(path)
-        except DatasetNotFoundError:
-            return {}
-
-    def _note(self, path: str) -> dict[str, Any]:
-        """Return a note of the run; an empty one if it was damaged, as by a power failure."""
-        try:
-            note = orjson.loads(self.storage.read(path))
-        except orjson.JSONDecodeError:
-            return {}
+    def _plan_note(self) -> dict[str, Any]:
+        """Return what the run has noted of its plan; an empty note if it was damaged, or is not there."""
+        note = read_note(self.storage, PLAN_NAME)
         return note if isinstance(note, dict) else {}
 
     def lacking(self, shards: Mapping[int, Shard]) -> dict[int, str]:

@@ -6,7 +6,6 @@ by side are read at once, by one request where the file is in a store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -65,14 +64,15 @@ class SpillFile:
         self._ranges = ranges
         self._bounds = bounds
 
-    def buckets_between(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Give the batches of the buckets first, ..., last."""
+    def buckets_between(self, first: int, last: int) -> list[pa.RecordBatch]:
+        """Read the batches of the buckets first, ..., last."""
         low, high = map(int, np.searchsorted(self.buckets, [first, last + 1]))
-        if low < high:
-            self._ranges.fetch(int(self._bounds[low]), int(self._bounds[high]))
-            batches = [self._reader.get_batch(number) for number in range(low, high)]
-            self._ranges.drop()
-            yield from batches
+        if low == high:
+            return []
+        self._ranges.fetch(int(self._bounds[low]), int(self._bounds[high]))
+        batches = [self._reader.get_batch(number) for number in range(low, high)]
+        self._ranges.drop()
+        return batches
 
 
 class _Ranges:

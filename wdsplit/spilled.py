@@ -15,9 +15,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps, read_note
+from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps
 from wdsplit.engine import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
+from wdsplit.notes import read_note
 from wdsplit.order import Int64
 from wdsplit.spill import BUCKETS, SpillFile, open_spill
 from wdsplit.storage import PendingFile, Storage
@@ -243,7 +244,7 @@ def opened_run(storage: Storage, run: SpilledRun) -> SpillFile:
 def buckets_between(storage: Storage, run: SpilledRun, file: SpillFile, first: int, last: int) -> list[pa.RecordBatch]:
     """Read the buckets first, ..., last of a run; raises as `opened_run` does."""
     with _damage_told(storage, run):
-        return list(file.buckets_between(first, last))
+        return file.buckets_between(first, last)
 
 
 @contextmanager

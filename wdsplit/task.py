@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-import orjson
 import pyarrow as pa
 
 from wdsplit.cuts import SpillJob
@@ -24,7 +23,7 @@ from wdsplit.gather import SpilledRows
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
-from wdsplit.notes import note_shard
+from wdsplit.notes import note_shard, own_note
 from wdsplit.plan import Plan, Span
 from wdsplit.sample import pad_key
 from wdsplit.shards import write_shard
@@ -134,11 +133,7 @@ def describe_rows(plan: Plan, rows: tuple[int, int]) -> str:
 
 def holds_plan(storage: Storage, plan: Plan) -> bool:
     """Tell whether the unfinished run of an output is that of a plan."""
-    try:
-        note = orjson.loads(storage.read(PLAN_NAME))
-    except (DatasetNotFoundError, orjson.JSONDecodeError):
-        return False
-    return isinstance(note, dict) and note.get("plan") == plan.hash
+    return bool(own_note(storage, plan, PLAN_NAME))
 
 
 def refuse_taken(storage: Storage, plan: Plan, shared: bool = False) -> None:
