@@ -20,7 +20,7 @@ from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.index import dump_index, parse_index
 from wdsplit.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
-from wdsplit.order import MAX_LANES, MAX_WINDOW
+from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.sample import split_member
 from wdsplit.tar import parse_members
 from wdsplit.tarsamples import group_samples

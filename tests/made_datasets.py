@@ -18,7 +18,7 @@ from wdsplit import ConvertOptions, PlanOptions, convert
 from wdsplit.dataset import Dataset
 from wdsplit.loader import Loader
 from wdsplit.manifest import Field, Manifest, Shards, shard_path
-from wdsplit.order import OrderOptions
+from wdsplit.order.epoch import OrderOptions
 from wdsplit.shards import read_manifest, write_manifest, write_shard
 from wdsplit.stores import open_storage
 from wdsplit.tar import build_body

@@ -13,9 +13,9 @@ from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loader import Loader
-from wdsplit.order import EpochOrder
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.split import Steps, worker_of
 from wdsplit.reader import SampleReader
-from wdsplit.split import Steps, worker_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

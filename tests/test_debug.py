@@ -27,7 +27,7 @@ from wdsplit.debug.ranks import Meetings, Ranks
 from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.integrations.delegate import Delegate
 from wdsplit.loader import Loader
-from wdsplit.order import hash_stream
+from wdsplit.order.epoch import hash_stream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

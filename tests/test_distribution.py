@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orders import epoch_order, orders, slow_visits
 
-from wdsplit.distribution import Readers, reading_advice, shard_distribution
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.split import Steps, World, reader_positions, readers_per_lane, worker_of
+from wdsplit.order.distribution import Readers, reading_advice, shard_distribution
+from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
 
 world_sizes = st.integers(1, 6)
 workers = st.integers(1, 4)

@@ -26,7 +26,7 @@ from torchruns import torchrun, woven
 from wdsplit import world as world_module
 from wdsplit.dataset import Dataset
 from wdsplit.errors import TopologyError
-from wdsplit.split import World
+from wdsplit.order.split import World
 from wdsplit.world import detect_rank
 
 WORKER = Path(__file__).parent / "launched_worker.py"

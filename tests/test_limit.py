@@ -24,7 +24,7 @@ from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, SampleNotFoundError, StateError
 from wdsplit.loader import Loader
 from wdsplit.manifest import Manifest, Shard, Shards, first_samples
-from wdsplit.order import OrderOptions
+from wdsplit.order.epoch import OrderOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

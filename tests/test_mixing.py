@@ -5,10 +5,10 @@ import pytest
 
 import wdsplit
 from wdsplit.errors import InputError
-from wdsplit.order import OrderOptions
+from wdsplit.order.epoch import OrderOptions
+from wdsplit.order.split import World
 from wdsplit.shards import read_manifest
 from wdsplit.source import Source
-from wdsplit.split import World
 from wdsplit.stores import open_storage
 
 SECRET = "hush"

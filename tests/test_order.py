@@ -24,7 +24,7 @@ from orders import (
 )
 
 from wdsplit.errors import InputError
-from wdsplit.order import EpochOrder, OrderOptions, hash_stream, permutation, visit_order
+from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_stream, permutation, visit_order
 
 words = st.lists(st.integers(0, 2**64 - 1), max_size=5)
 

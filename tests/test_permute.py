@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.permute import RowPermutation
+from wdsplit.order.permutation import RowPermutation
 
 seeds = st.integers(0, 2**63 - 1)
 

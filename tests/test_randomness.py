@@ -9,7 +9,7 @@ from orders import slow_hash_stream
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loader import Loader
-from wdsplit.order import hash_stream
+from wdsplit.order.epoch import hash_stream
 from wdsplit.randomness import RandomMap
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

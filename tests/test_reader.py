@@ -11,7 +11,7 @@ from made_datasets import converted, images_table, sized_dataset
 from orders import TAILS
 
 from wdsplit.openshard import open_shard
-from wdsplit.order import EpochOrder, OrderOptions
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.reader import SampleReader
 from wdsplit.sample import split_name
 from wdsplit.shards import read_manifest

@@ -25,7 +25,7 @@ from wdsplit.gather import SpilledRows
 from wdsplit.manifest import RUN_FOLDER
 from wdsplit.merge import merge, remove_scattered
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.permute import RowPermutation
+from wdsplit.order.permutation import RowPermutation
 from wdsplit.planning import plan_conversion
 from wdsplit.scatter import scatter, task_bytes
 from wdsplit.spilled import not_spilled, unspilled

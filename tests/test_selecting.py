@@ -41,7 +41,7 @@ from wdsplit.inputs import Rows, read_rows
 from wdsplit.loader import Loader
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, Field
 from wdsplit.options import ConvertOptions
-from wdsplit.permute import RowPermutation
+from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import make_plan
 from wdsplit.planning import plan_splits
 from wdsplit.sample import is_pad_key, unescape_key

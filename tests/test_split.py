@@ -7,10 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from orders import TAILS, epoch_order, every_sample, located, options, orders, real_positions
 
-from wdsplit.distribution import Readers
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order import EpochOrder, visit_order
-from wdsplit.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
+from wdsplit.order.distribution import Readers
+from wdsplit.order.epoch import EpochOrder, visit_order
+from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
 
 even = st.sampled_from(["pad", "drop"])
 world_sizes = st.integers(1, 6)

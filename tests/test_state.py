@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from orders import TAILS, options
 
 from wdsplit.errors import StateError
-from wdsplit.order import OrderOptions
-from wdsplit.split import World
-from wdsplit.state import State, dump_state, parse_state
+from wdsplit.order.epoch import OrderOptions
+from wdsplit.order.split import World
+from wdsplit.order.state import State, dump_state, parse_state
 
 FINGERPRINT = "0123456789abcdef"
 

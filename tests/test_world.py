@@ -9,7 +9,7 @@ from tables import outputs_of, start_process
 from torch.distributed.device_mesh import init_device_mesh
 
 from wdsplit.errors import TopologyError
-from wdsplit.split import World
+from wdsplit.order.split import World
 from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}

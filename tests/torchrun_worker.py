@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from wdsplit.dataset import Dataset
 from wdsplit.errors import TopologyError
 from wdsplit.loader import Loader
-from wdsplit.split import World
+from wdsplit.order.split import World
 from wdsplit.world import detect_rank
 
 GLOBAL_BATCH = 12

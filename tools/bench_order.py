@@ -17,7 +17,7 @@ import tracemalloc
 
 import numpy as np
 
-from wdsplit.order import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 
 
 def shard_counts(num_shards: int, num_samples: int, uneven: bool) -> Int64:

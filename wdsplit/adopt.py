@@ -31,7 +31,7 @@ from wdsplit.formats.opening import copied
 from wdsplit.index import dump_index
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
-from wdsplit.order import MAX_LANES, MAX_WINDOW
+from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.plan import default_window, least_lanes, whole_lanes
 from wdsplit.run import Run
 from wdsplit.shards import write_manifest

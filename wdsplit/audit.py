@@ -15,9 +15,9 @@ import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.manifest import Manifest
-from wdsplit.order import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards import read_manifest
-from wdsplit.split import Steps, World, worker_of
 from wdsplit.stores import open_storage
 
 __all__ = ["AuditOptions", "Finding", "audit"]

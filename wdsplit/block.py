@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 
 __all__ = ["Block", "Columns", "Gathered", "Objects", "Pending", "as_objects"]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from wdsplit.block import Columns
 from wdsplit.errors import PipelineError
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 
 __all__ = ["Column", "Output", "as_array", "collate", "collate_columns", "is_plain", "num_bytes", "weave"]
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from wdsplit.engine import in_order
 from wdsplit.grouping import Groups
 from wdsplit.inputs import file_batches, matching_groups
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.select import Picker, hash_groups, in_part
 from wdsplit.table import FileRange, InputFile, Part, Selection, Table
 

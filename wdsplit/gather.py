@@ -17,7 +17,7 @@ from wdsplit.cuts import SPILL_FOLDER, read_steps
 from wdsplit.formats.common import MAX_BATCH_ROWS
 from wdsplit.inputs import Rows
 from wdsplit.merge import region_runs
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.plan import Plan
 from wdsplit.scatter import BATCH_BYTES
 from wdsplit.spill import SpillFile

@@ -18,7 +18,7 @@ from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields import class_names, needs_sniff
 from wdsplit.formats import format_named, name_of_format
 from wdsplit.formats.common import BATCH_BYTES, check_unchanged
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.select import Picker
 from wdsplit.stores import is_remote
 from wdsplit.table import FileRange, InputFile, Remote, Table

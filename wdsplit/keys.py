@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
-from wdsplit.order import hash_stream
+from wdsplit.order.epoch import hash_stream
 from wdsplit.rules import is_text
 from wdsplit.sample import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 from wdsplit.tarheaders import large_binary

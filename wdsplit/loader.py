@@ -23,10 +23,10 @@ from wdsplit.collate import Output, weave
 from wdsplit.counters import Clock, Statistics
 from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
+from wdsplit.order.split import Step, Steps, World, whole, worker_of
+from wdsplit.order.state import State, dump_state, parse_state
 from wdsplit.parts import Parts
 from wdsplit.running import Running
-from wdsplit.split import Step, Steps, World, whole, worker_of
-from wdsplit.state import State, dump_state, parse_state
 from wdsplit.threads import Threads
 
 __all__ = ["Loader"]

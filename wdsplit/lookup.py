@@ -15,8 +15,8 @@ import numpy as np
 from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.manifest import Manifest
 from wdsplit.openshard import OpenShard, open_shard
+from wdsplit.order.split import whole
 from wdsplit.sample import escape_key
-from wdsplit.split import whole
 from wdsplit.storage import Storage
 
 __all__ = ["find_sample"]

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.order import MAX_LANES, MAX_WINDOW
+from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.shardtable import MAX_SHARDS, MAX_TABLE_BYTES, SHARDS_NAME, Shard, Shards, dump_shards, parse_shards
 
 __all__ = [

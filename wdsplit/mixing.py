@@ -14,12 +14,12 @@ from typing import Any
 from wdsplit.block import Block, Gathered, Objects
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError
-from wdsplit.mixture import MixedOrder, Part, epoch_counts, source_seed
-from wdsplit.order import EpochOrder, Int64, OrderOptions, Tail
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, Tail
+from wdsplit.order.mixture import MixedOrder, Part, epoch_counts, source_seed
+from wdsplit.order.split import World, assigned_lanes, whole
 from wdsplit.reader import SampleReader, read_planned
 from wdsplit.shards import read_manifest
 from wdsplit.source import Access, BlockReader, Source, access_of
-from wdsplit.split import World, assigned_lanes, whole
 from wdsplit.urls import shown_url
 
 __all__ = ["MixedSource", "Mixture", "mix"]

@@ -20,7 +20,7 @@ from wdsplit.block import Objects, as_objects
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.index import INDEX_ENTRY_BYTES, parse_index
 from wdsplit.manifest import Shard, index_path
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.storage import ReadableFile, Storage
 from wdsplit.tar import Members, parse_members, parse_plain_members
 from wdsplit.tarheaders import BLOCK_BYTES

@@ -11,7 +11,7 @@ from wdsplit.cuts import MergeTask, ScatterTask, SpillJob, Steps
 from wdsplit.engine import Engine
 from wdsplit.manifest import Shard
 from wdsplit.merge import merge
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.plan import Span, task_spans
 from wdsplit.scatter import scatter, task_memory
 from wdsplit.task import Job, describe_rows, describe_span, unless_taken, write_shards

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from wdsplit.errors import WdsplitError
 from wdsplit.manifest import Shard, Shards, shard_path
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.plan import Plan
 
 __all__ = ["Published"]

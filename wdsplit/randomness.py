@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from wdsplit.errors import InputError, PipelineError
-from wdsplit.order import hash_stream
+from wdsplit.order.epoch import hash_stream
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ import pyarrow as pa
 from wdsplit.cuts import ROW_BYTES, ScatterTask, SpillJob
 from wdsplit.engine import end_if_told
 from wdsplit.inputs import Rows, read_rows
-from wdsplit.order import Int64
-from wdsplit.permute import RowPermutation
+from wdsplit.order.epoch import Int64
+from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import Plan
 from wdsplit.select import hash_groups
 from wdsplit.spilled import NUMBER, PLACE, SpilledRuns

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.keys import hash_keys
-from wdsplit.order import Int64, hash_numbers, hash_stream
+from wdsplit.order.epoch import Int64, hash_numbers, hash_stream
 from wdsplit.rules import is_text
 from wdsplit.table import Part, Table
 from wdsplit.values import scalar_text, stored

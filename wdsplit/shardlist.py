@@ -20,9 +20,9 @@ from webdataset.utils import pytorch_worker_info
 
 from wdsplit.dataset import checked_epoch
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order import Int64, OrderOptions, Tail, hash_stream, permutation
+from wdsplit.order.epoch import Int64, OrderOptions, Tail, hash_stream, permutation
+from wdsplit.order.split import World, whole
 from wdsplit.shards import read_manifest
-from wdsplit.split import World, whole
 from wdsplit.stores import open_storage
 from wdsplit.urls import shown_url
 

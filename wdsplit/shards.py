@@ -27,7 +27,7 @@ from wdsplit.manifest import (
     index_path,
     parse_manifest,
 )
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.shardtable import MAX_TABLE_BYTES
 from wdsplit.storage import Storage
 from wdsplit.tar import Body, trailer_bytes

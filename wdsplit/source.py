@@ -19,10 +19,10 @@ from wdsplit.cache import ShardCache
 from wdsplit.errors import InputError, StorageError
 from wdsplit.manifest import Manifest, Shard
 from wdsplit.openshard import OpenShard, open_shard
-from wdsplit.order import EpochOrder, Int64, OrderOptions
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.reader import SampleReader
 from wdsplit.sizes import parse_size
-from wdsplit.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 from wdsplit.urls import shown_url

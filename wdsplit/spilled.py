@@ -19,7 +19,7 @@ from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps
 from wdsplit.engine import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.notes import read_note
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.spill import BUCKETS, SpillFile, open_spill
 from wdsplit.storage import PendingFile, Storage
 

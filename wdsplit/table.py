@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 
 __all__ = ["FileRange", "InputFile", "Part", "Remote", "Selection", "Table", "joined"]
 

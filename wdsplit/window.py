@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from wdsplit.block import Block, Objects, as_objects
 from wdsplit.errors import CorruptDataError
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.sample import MAX_FIELDS, RESERVED_FIELDS, split_member
 from wdsplit.tar import Members
 

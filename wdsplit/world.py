@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import TopologyError
-from wdsplit.split import World, whole
+from wdsplit.order.split import World, whole
 
 __all__ = ["detect_rank", "is_group_initialised", "is_worker_process", "knows_rank", "with_worker"]
 

@@ -10,14 +10,14 @@ import click
 
 from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, table
-from wdsplit.distribution import Readers, reading_advice
 from wdsplit.lookup import find_sample
 from wdsplit.manifest import Manifest
 from wdsplit.openshard import open_shard
-from wdsplit.order import EpochOrder, OrderOptions
+from wdsplit.order.distribution import Readers, reading_advice
+from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.split import readers_per_lane
 from wdsplit.sample import RESERVED_FIELDS
 from wdsplit.shards import read_manifest
-from wdsplit.split import readers_per_lane
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
 

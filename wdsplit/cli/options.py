@@ -9,7 +9,7 @@ import click
 
 from wdsplit.cli.terminal import available_cpus
 from wdsplit.engine import Engine, LocalEngine
-from wdsplit.order import TAILS
+from wdsplit.order.epoch import TAILS
 
 __all__ = ["batch_size_option", "engine_options", "json_option", "open_engine", "order_options", "with_options"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.debug.ranks import Meetings
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 
 __all__ = ["Delivery", "Faults", "compare_positions", "find_repeated"]
 

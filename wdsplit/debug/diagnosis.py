@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from wdsplit.decoders import Decode
-from wdsplit.distribution import reading_advice
 from wdsplit.errors import InputError
 from wdsplit.images import ImageField
 from wdsplit.loader import Loader
+from wdsplit.order.distribution import reading_advice
 from wdsplit.source import Source
 
 __all__ = ["Diagnosis", "Figures", "advice", "diagnose"]

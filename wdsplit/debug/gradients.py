@@ -11,7 +11,7 @@ import numpy as np
 from wdsplit.debug.parameters import Part, differing, local_part, named_parameters, odd_ones, tensor_hash
 from wdsplit.debug.ranks import CheckError, Meetings, Ranks, listed, names_of
 from wdsplit.errors import InputError
-from wdsplit.split import whole
+from wdsplit.order.split import whole
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from wdsplit.debug.identity import Identifier, key_hash
 from wdsplit.loader import Loader
-from wdsplit.order import EpochOrder, Int64
-from wdsplit.split import Steps
+from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.order.split import Steps
 
 __all__ = ["Facts", "Record", "due_positions", "key_at", "num_due"]
 

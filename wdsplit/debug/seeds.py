@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsplit.errors import InputError
-from wdsplit.order import MAX_SEED, hash_stream
-from wdsplit.split import whole
+from wdsplit.order.epoch import MAX_SEED, hash_stream
+from wdsplit.order.split import whole
 from wdsplit.world import detect_rank
 
 __all__ = ["Seeded", "set_seed"]

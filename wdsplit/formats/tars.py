@@ -19,7 +19,7 @@ import xxhash
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.formats.common import BATCH_BYTES, changed, matching_groups, open_unchanged, sliced, stat_of
 from wdsplit.formats.opening import copied
-from wdsplit.order import Int64
+from wdsplit.order.epoch import Int64
 from wdsplit.sample import escape_key, unescape_key
 from wdsplit.table import InputFile, Remote
 from wdsplit.tarsamples import KEY_COLUMN, TarSamples, group_samples, sample_members

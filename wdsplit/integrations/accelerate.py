@@ -12,7 +12,7 @@ from typing import Any
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
 from wdsplit.integrations.delegate import Delegate
 from wdsplit.loader import Loader
-from wdsplit.split import World
+from wdsplit.order.split import World
 from wdsplit.world import detect_rank
 
 try:

@@ -20,8 +20,8 @@ from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
 from wdsplit.integrations.progress import AheadLoader, Progress
 from wdsplit.loader import Loader
-from wdsplit.split import Step, World, whole
-from wdsplit.state import State
+from wdsplit.order.split import Step, World, whole
+from wdsplit.order.state import State
 
 try:
     import jax

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsplit.loader import Loader
-from wdsplit.split import Step, Steps
-from wdsplit.state import State, dump_state
+from wdsplit.order.split import Step, Steps
+from wdsplit.order.state import State, dump_state
 
 __all__ = ["AheadLoader", "Progress"]
 

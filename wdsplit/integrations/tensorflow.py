@@ -19,8 +19,8 @@ from wdsplit.collate import as_array
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.integrations.progress import AheadLoader, Progress
 from wdsplit.loader import Loader
-from wdsplit.split import whole
-from wdsplit.state import State
+from wdsplit.order.split import whole
+from wdsplit.order.state import State
 
 __all__ = ["TensorFlowLoader"]
 

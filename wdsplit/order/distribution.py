@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.order import EpochOrder, Int64, window_order
-from wdsplit.split import Steps, World, readers_per_lane
+from wdsplit.order.epoch import EpochOrder, Int64, window_order
+from wdsplit.order.split import Steps, World, readers_per_lane
 
 __all__ = ["Readers", "ShardDistribution", "reading_advice", "shard_distribution"]
 

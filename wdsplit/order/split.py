@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.order import Int64, OrderOptions
+from wdsplit.order.epoch import Int64, OrderOptions
 
 __all__ = [
     "AnyOrder",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsplit.errors import StateError
-from wdsplit.order import OrderOptions
-from wdsplit.split import World
+from wdsplit.order.epoch import OrderOptions
+from wdsplit.order.split import World
 
 __all__ = ["STATE_VERSION", "State", "differences", "dump_state", "parse_state"]
 

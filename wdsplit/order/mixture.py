@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError
-from wdsplit.order import Int64, OrderOptions, groups, hash_numbers, hash_stream
-from wdsplit.split import whole
+from wdsplit.order.epoch import Int64, OrderOptions, groups, hash_numbers, hash_stream
+from wdsplit.order.split import whole
 
 __all__ = ["BLOCK_OFFSETS", "MAX_MIXED_SAMPLES", "MixedOrder", "Part", "epoch_counts", "source_seed"]
 
