@@ -18,13 +18,13 @@ from tars import by_tarfile
 
 from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.index import dump_index, parse_index
 from wdsplit.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
-from wdsplit.sample import split_member
-from wdsplit.tar import parse_members
-from wdsplit.tarsamples import group_samples
-from wdsplit.tarscan import scan_tar
+from wdsplit.tar.index import dump_index, parse_index
+from wdsplit.tar.members import parse_members
+from wdsplit.tar.names import split_member
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
 from wdsplit.window import Window, pieces
 
 BLOCK = 512

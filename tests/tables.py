@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from wdsplit.converter import convert
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.sample import is_pad_key
 from wdsplit.table import InputFile, Table
+from wdsplit.tar.names import is_pad_key
 
 DEADLINE_S = 300
 """For what takes moments where nothing else runs: it costs nothing but where something is wrong."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from wdsplit.tar import build_body, trailer_bytes
+from wdsplit.tar.members import build_body, trailer_bytes
 
 SIZES = (0, 1, 511, 512, 513, 1024, 1500)
 FIELDS = ("jpg", "cls", "seg.png", "json")

@@ -35,7 +35,7 @@ from wdsplit.cli import cli, main
 from wdsplit.errors import StorageError
 from wdsplit.manifest import HEADER_NAME
 from wdsplit.plan import Span
-from wdsplit.sample import unescape_key
+from wdsplit.tar.names import unescape_key
 from wdsplit.task import RUN_FOLDER
 
 COMMANDS = sorted(cli.commands)

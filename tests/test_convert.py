@@ -46,9 +46,9 @@ from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.plan import Span
 from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
-from wdsplit.sample import is_pad_key, unescape_key
 from wdsplit.shards import read_manifest
 from wdsplit.stores import open_storage
+from wdsplit.tar.names import is_pad_key, unescape_key
 from wdsplit.task import RUN_FOLDER, Job, write_shards
 
 NUM_ROWS = 103

@@ -24,7 +24,7 @@ from wdsplit.dataset import Dataset
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError
 from wdsplit.loader import Loader
 from wdsplit.mixing import mix
-from wdsplit.sample import RESERVED_FIELDS, unescape_key
+from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

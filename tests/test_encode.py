@@ -13,7 +13,7 @@ from wdsplit.encode import encode_batch
 from wdsplit.errors import InputError
 from wdsplit.fields import infer_fields, needs_sniff, sniff
 from wdsplit.manifest import Field
-from wdsplit.sample import check_field
+from wdsplit.tar.names import check_field
 
 JPG = b"\xff\xd8\xff\xe0"
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

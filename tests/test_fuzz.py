@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tars import by_tarfile
 
 from wdsplit.manifest import Manifest, Shards, dump_manifest
-from wdsplit.sample import split_member
-from wdsplit.tarscan import scan_tar
+from wdsplit.tar.names import split_member
+from wdsplit.tar.scan import scan_tar
 
 SEEDS = {name: list(seeds()) for name, (_, seeds, _) in TARGETS.items()}
 TARS = [name for name, (_, _, begins) in TARGETS.items() if begins is not None]

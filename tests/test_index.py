@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tars import archives
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.index import dump_index, parse_index
+from wdsplit.tar.index import dump_index, parse_index
 
 
 def packed(*offsets):

@@ -15,7 +15,7 @@ import torch.utils.data
 import webdataset
 from made_datasets import converted, image_pixels, images_table
 
-from wdsplit.sample import PAD_PREFIX, is_pad_key, split_name, unescape_key
+from wdsplit.tar.names import PAD_PREFIX, is_pad_key, split_name, unescape_key
 
 NUM_ROWS = 45
 NUM_SHARDS = 12

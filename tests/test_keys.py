@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wdsplit.errors import InputError
 from wdsplit.keys import escape_keys, hash_keys, is_key_type, number_keys, number_width
-from wdsplit.sample import MAX_COMPONENT_BYTES, MAX_NAME_BYTES, PAD_PREFIX, escape_key, unescape_key
+from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES, PAD_PREFIX, escape_key, unescape_key
 
 TRICKY = [
     "a",

@@ -10,9 +10,9 @@ from wdsplit import lookup
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
 from wdsplit.lookup import find_sample
 from wdsplit.openshard import open_shard
-from wdsplit.sample import escape_key, is_pad_key
 from wdsplit.shards import read_manifest
 from wdsplit.stores import open_storage
+from wdsplit.tar.names import escape_key, is_pad_key
 
 
 def found(path, key_or_index):

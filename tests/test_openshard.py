@@ -15,8 +15,8 @@ from wdsplit.errors import CorruptDataError
 from wdsplit.manifest import Shard
 from wdsplit.openshard import Scratch, WindowPlace, open_shard, read_windows
 from wdsplit.storage import LocalStorage
-from wdsplit.tarsamples import group_samples
-from wdsplit.tarscan import scan_tar
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
 
 reading = pytest.mark.parametrize("is_large", [False, True], ids=["at once", "headers only"])
 

@@ -13,9 +13,9 @@ from orders import TAILS
 from wdsplit.openshard import open_shard
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.reader import SampleReader
-from wdsplit.sample import split_name
 from wdsplit.shards import read_manifest
 from wdsplit.stores import open_storage
+from wdsplit.tar.names import split_name
 
 NUM_ROWS = 61
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from wdsplit.errors import InputError
-from wdsplit.sample import (
+from wdsplit.tar.names import (
     KEY_PATTERN,
     PAD_PREFIX,
     RESERVED_FIELDS,

@@ -17,9 +17,9 @@ from wdsplit.manifest import Shard
 from wdsplit.openshard import check_tail, open_shard
 from wdsplit.shards import write_shard
 from wdsplit.storage import LocalStorage
-from wdsplit.tar import build_body
-from wdsplit.tarsamples import group_samples
-from wdsplit.tarscan import scan_tar
+from wdsplit.tar.members import build_body
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
 
 PATH = "000000.tar"
 

@@ -28,9 +28,9 @@ from wdsplit.converter import convert
 from wdsplit.errors import InputError, OutputExistsError, StorageError
 from wdsplit.manifest import HEADER_NAME
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.sample import is_pad_key, split_name
 from wdsplit.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
-from wdsplit.tar import build_body, parse_members
+from wdsplit.tar.members import build_body, parse_members
+from wdsplit.tar.names import is_pad_key, split_name
 from wdsplit.verify import verify
 
 ALL = ("dali", "energon", "wids")

@@ -23,9 +23,9 @@ from tars import (
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.sample import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
-from wdsplit.tar import RECORD_BYTES, build_body, header_bytes, parse_members, trailer_bytes
-from wdsplit.tarheaders import BLOCK_BYTES
+from wdsplit.tar.headers import BLOCK_BYTES
+from wdsplit.tar.members import RECORD_BYTES, build_body, header_bytes, parse_members, trailer_bytes
+from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
 
 
 def every_size():

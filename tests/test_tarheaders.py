@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tars import without_devices
 
-from wdsplit.tarheaders import (
+from wdsplit.tar.headers import (
     BLOCK_BYTES,
     MAX_MEMBER_BYTES,
     are_sound,

@@ -9,9 +9,9 @@ from tars import archive, archives, by_tarfile
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from wdsplit.errors import InputError
-from wdsplit.sample import pad_key
-from wdsplit.tarsamples import group_samples
-from wdsplit.tarscan import scan_tar
+from wdsplit.tar.names import pad_key
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
 
 KEYS = ("a", "b", "dir/a", "dir.x/b", "größe", "a b", "_x2E", "__a", "x__/c")
 FIELDS = ("jpg", "JPG", "seg.png", "cls", "tar.gz")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tars import archives, by_tarfile, gnu_tar, read_by_tarfile
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.tar import parse_members
-from wdsplit.tarscan import scan_tar, scan_window
+from wdsplit.tar.members import parse_members
+from wdsplit.tar.scan import scan_tar, scan_window
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)
 GNU_FORMATS = ("ustar", "pax", "gnu", "oldgnu", "v7")

@@ -12,12 +12,12 @@ from tars import archive
 
 from wdsplit import verify as verify_module
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
-from wdsplit.index import dump_index
 from wdsplit.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
-from wdsplit.sample import pad_key
 from wdsplit.shards import read_manifest
 from wdsplit.stores import open_storage
-from wdsplit.tar import trailer_bytes
+from wdsplit.tar.index import dump_index
+from wdsplit.tar.members import trailer_bytes
+from wdsplit.tar.names import pad_key
 from wdsplit.verify import verify
 
 SHARD = "000002.tar"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError
-from wdsplit.tar import build_body, parse_members
-from wdsplit.tarheaders import BLOCK_BYTES
+from wdsplit.tar.headers import BLOCK_BYTES
+from wdsplit.tar.members import build_body, parse_members
 from wdsplit.window import Window, pieces
 
 BASE = 3 * BLOCK_BYTES

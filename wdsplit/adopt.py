@@ -28,7 +28,6 @@ from wdsplit.engine import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.formats.common import stat_of
 from wdsplit.formats.opening import copied
-from wdsplit.index import dump_index
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
@@ -38,8 +37,9 @@ from wdsplit.shards import write_manifest
 from wdsplit.storage import Storage, local_path
 from wdsplit.stores import open_storage
 from wdsplit.table import Remote
-from wdsplit.tarsamples import TarSamples, group_samples
-from wdsplit.tarscan import scan_tar
+from wdsplit.tar.index import dump_index
+from wdsplit.tar.samples import TarSamples, group_samples
+from wdsplit.tar.scan import scan_tar
 from wdsplit.unique import repeated
 
 __all__ = ["IndexOptions", "IndexProgress", "index_tars"]

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import hash_stream
 from wdsplit.rules import is_text
-from wdsplit.sample import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
-from wdsplit.tarheaders import large_binary
+from wdsplit.tar.headers import large_binary
+from wdsplit.tar.names import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 
 __all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width"]
 

@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from wdsplit.block import Objects, as_objects
 from wdsplit.errors import CorruptDataError, WdsplitError
-from wdsplit.index import INDEX_ENTRY_BYTES, parse_index
 from wdsplit.manifest import Shard, index_path
 from wdsplit.order.epoch import Int64
 from wdsplit.storage import ReadableFile, Storage
-from wdsplit.tar import Members, parse_members, parse_plain_members
-from wdsplit.tarheaders import BLOCK_BYTES
+from wdsplit.tar.headers import BLOCK_BYTES
+from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
+from wdsplit.tar.members import Members, parse_members, parse_plain_members
 from wdsplit.window import Window, pieces
 
 __all__ = ["OpenShard", "Scratch", "WindowPlace", "check_tail", "open_shard", "read_windows"]

@@ -25,7 +25,7 @@ from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, make_plan
 from wdsplit.select import check_group_type, parts_of
 from wdsplit.table import Table, joined
-from wdsplit.tarsamples import KEY_COLUMN
+from wdsplit.tar.samples import KEY_COLUMN
 
 __all__ = ["PathLike", "input_paths", "plan_conversion", "plan_files", "plan_splits", "refuse_splits"]
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
-from wdsplit.index import dump_index
 from wdsplit.manifest import (
     HEADER_NAME,
     MAX_HEADER_BYTES,
@@ -30,7 +29,8 @@ from wdsplit.manifest import (
 from wdsplit.order.epoch import Int64
 from wdsplit.shardtable import MAX_TABLE_BYTES
 from wdsplit.storage import Storage
-from wdsplit.tar import Body, trailer_bytes
+from wdsplit.tar.index import dump_index
+from wdsplit.tar.members import Body, trailer_bytes
 
 __all__ = ["read_manifest", "write_manifest", "write_shard"]
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.tarheaders import BLOCK_BYTES
+from wdsplit.tar.headers import BLOCK_BYTES
 
 __all__ = ["MAX_SHARDS", "MAX_TABLE_BYTES", "SHARDS_NAME", "Shard", "Shards", "dump_shards", "parse_shards"]
 

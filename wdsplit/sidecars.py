@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.manifest import Manifest
-from wdsplit.tar import header_bytes
-from wdsplit.tarheaders import padding_bytes
+from wdsplit.tar.headers import padding_bytes
+from wdsplit.tar.members import header_bytes
 
 __all__ = [
     "ENERGON_FOLDER",

@@ -25,12 +25,12 @@ from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.notes import note_shard, own_note
 from wdsplit.plan import Plan, Span
-from wdsplit.sample import pad_key
 from wdsplit.shards import write_shard
 from wdsplit.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
-from wdsplit.tar import Body, build_body
+from wdsplit.tar.members import Body, build_body
+from wdsplit.tar.names import pad_key
 
 __all__ = [
     "PLAN_NAME",

@@ -15,8 +15,8 @@ import pyarrow as pa
 from wdsplit.block import Block, Objects, as_objects
 from wdsplit.errors import CorruptDataError
 from wdsplit.order.epoch import Int64
-from wdsplit.sample import MAX_FIELDS, RESERVED_FIELDS, split_member
-from wdsplit.tar import Members
+from wdsplit.tar.members import Members
+from wdsplit.tar.names import MAX_FIELDS, RESERVED_FIELDS, split_member
 
 __all__ = ["Window", "pieces"]
 

@@ -16,10 +16,10 @@ from wdsplit.openshard import open_shard
 from wdsplit.order.distribution import Readers, reading_advice
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import readers_per_lane
-from wdsplit.sample import RESERVED_FIELDS
 from wdsplit.shards import read_manifest
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage
+from wdsplit.tar.names import RESERVED_FIELDS
 
 __all__ = ["assign_command", "inspect_command"]
 

@@ -20,10 +20,10 @@ from wdsplit.errors import InputError, WdsplitError
 from wdsplit.formats.common import BATCH_BYTES, changed, matching_groups, open_unchanged, sliced, stat_of
 from wdsplit.formats.opening import copied
 from wdsplit.order.epoch import Int64
-from wdsplit.sample import escape_key, unescape_key
 from wdsplit.table import InputFile, Remote
-from wdsplit.tarsamples import KEY_COLUMN, TarSamples, group_samples, sample_members
-from wdsplit.tarscan import Scan, scan_tar, scan_window
+from wdsplit.tar.names import escape_key, unescape_key
+from wdsplit.tar.samples import KEY_COLUMN, TarSamples, group_samples, sample_members
+from wdsplit.tar.scan import Scan, scan_tar, scan_window
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
-from wdsplit.sample import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
-from wdsplit.tarscan import Scan
+from wdsplit.tar.names import MAX_FIELDS, MEMBER_PATTERN, META_PATTERN, PAD_PREFIX, RESERVED_FIELDS
+from wdsplit.tar.scan import Scan
 
 __all__ = ["KEY_COLUMN", "SampleMembers", "TarSamples", "group_samples", "sample_members"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.tarheaders import BLOCK_BYTES
+from wdsplit.tar.headers import BLOCK_BYTES
 
 __all__ = ["INDEX_ENTRY_BYTES", "dump_index", "parse_index"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
-from wdsplit.tarheaders import BLOCK_BYTES, are_sound, may_matter, parse_number, parse_records, whole_names
+from wdsplit.tar.headers import BLOCK_BYTES, are_sound, may_matter, parse_number, parse_records, whole_names
 
 __all__ = ["Scan", "damaged", "scan_tar", "scan_window"]
 

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.sample import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
-from wdsplit.tarheaders import (
+from wdsplit.tar.headers import (
     BLOCK_BYTES,
     MAX_MEMBER_BYTES,
     NAME_BYTES,
@@ -32,7 +31,8 @@ from wdsplit.tarheaders import (
     padding_bytes,
     parse_headers,
 )
-from wdsplit.tarscan import damaged, scan_window
+from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
+from wdsplit.tar.scan import damaged, scan_window
 
 __all__ = [
     "RECORD_BYTES",

@@ -1,0 +1,5 @@
+"""The bytes of tar files: headers, members, samples and their names.
+
+Pure functions from bytes to bytes, whole batches at a time with numpy; opening files belongs to `storage` and `shards`.
+Begin with `members` (the members of a batch, packed and parsed), then `headers` (the 512-byte blocks).
+"""
