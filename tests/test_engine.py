@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tables import session_processes, start_script, wait_until
 
-from wdsplit.engine import LocalEngine, ahead, end_if_told
+from wdsplit.engines.local import LocalEngine, ahead, end_if_told
 from wdsplit.errors import ConvertError, InputError
 
 TESTS = Path(__file__).parent
@@ -120,7 +120,7 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_engine import announce
-from wdsplit.engine import LocalEngine, ahead, end_if_told
+from wdsplit.engines.local import LocalEngine, ahead, end_if_told
 if __name__ == "__main__":
     for _ in LocalEngine(2).run(announce, [(sys.argv[2], True), (sys.argv[2], False)]):
         print("one is idle", flush=True)

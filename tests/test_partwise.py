@@ -18,7 +18,7 @@ import wdsplit
 from wdsplit.cli import main
 from wdsplit.converter import convert, convert_splits
 from wdsplit.cuts import ScatterTask, SpillJob, read_cuts
-from wdsplit.engine import LocalEngine
+from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import (
     ConvertError,
     CorruptDataError,

@@ -19,7 +19,7 @@ from s3server import free_port
 from tables import wait_until, write_files, write_table
 
 import wdsplit
-from wdsplit.engine import LocalEngine
+from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.options import ConvertOptions, PlanOptions
 
@@ -180,8 +180,8 @@ def test_an_address_without_the_engine_is_refused(table, tmp_path):
 ODD = """
 import sys
 import wdsplit
-from wdsplit import rayengine
-rayengine.version = lambda name: "9.9.9"
+from wdsplit.engines import ray
+ray.version = lambda name: "9.9.9"
 try:
     wdsplit.convert(*sys.argv[1:], engine=wdsplit.RayEngine())
 except wdsplit.ConvertError as error:

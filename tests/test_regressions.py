@@ -15,7 +15,7 @@ from tables import DEADLINE_S, converted, labels, options, real_samples, shard_f
 
 from wdsplit import inputs
 from wdsplit.converter import convert
-from wdsplit.engine import LocalEngine
+from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, WdsplitError
 from wdsplit.formats import parquet
 from wdsplit.inputs import open_inputs, read_rows
@@ -236,7 +236,7 @@ def test_files_of_a_late_part_that_come_and_go_are_not_those_of_others(tmp_path)
 
 LEAVE = """
 import gc, threading, time
-from wdsplit.engine import in_order
+from wdsplit.engines.local import in_order
 
 def leave():
     results = in_order(lambda number: time.sleep(0.01), range(100), 4)

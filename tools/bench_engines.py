@@ -27,9 +27,9 @@ import ray
 from bench_convert import make_image, make_small
 
 from wdsplit.converter import convert
-from wdsplit.engine import Engine, LocalEngine
+from wdsplit.engines.local import Engine, LocalEngine
+from wdsplit.engines.ray import RayEngine
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.rayengine import RayEngine
 from wdsplit.sizes import parse_size
 
 CPUS = 2

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wdsplit.cuts import write_cuts
-from wdsplit.engine import LocalEngine
+from wdsplit.engines.local import LocalEngine
 from wdsplit.merge import remove_scattered
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.passes import merge_pass, scatter_pass, write_pass

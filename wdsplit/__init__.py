@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from wdsplit.adopt import IndexOptions, index_tars
     from wdsplit.converter import convert, convert_splits
     from wdsplit.dataset import Dataset
+    from wdsplit.engines.ray import RayEngine
     from wdsplit.images import resized
     from wdsplit.loader import Loader
     from wdsplit.mixing import mix
     from wdsplit.options import ConvertOptions, PlanOptions
     from wdsplit.partwise import commit_parts, convert_part, plan_parts
-    from wdsplit.rayengine import RayEngine
     from wdsplit.shardlist import EpochShardList
 
 __all__ = [
@@ -80,7 +80,7 @@ _LAZY = {
     "IndexOptions": "wdsplit.adopt",
     "Loader": "wdsplit.loader",
     "PlanOptions": "wdsplit.options",
-    "RayEngine": "wdsplit.rayengine",
+    "RayEngine": "wdsplit.engines.ray",
     "commit_parts": "wdsplit.partwise",
     "convert": "wdsplit.converter",
     "convert_part": "wdsplit.partwise",

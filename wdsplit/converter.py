@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from wdsplit.cuts import SPILL_FOLDER, read_cuts, write_cuts
 from wdsplit.emit import write_sidecars
-from wdsplit.engine import Engine, LocalEngine
+from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.finding import find_inputs
 from wdsplit.manifest import HEADER_NAME, Manifest, Shard

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.engine import in_order
+from wdsplit.engines.local import in_order
 from wdsplit.grouping import Groups
 from wdsplit.inputs import file_batches, matching_groups
 from wdsplit.order.epoch import Int64

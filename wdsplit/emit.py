@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from wdsplit.engine import ahead
+from wdsplit.engines.local import ahead
 from wdsplit.errors import StorageError
 from wdsplit.manifest import RUN_FOLDER, Manifest, Shard
 from wdsplit.sidecars import (

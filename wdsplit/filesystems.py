@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any
 from urllib.parse import unquote
 
-from wdsplit.engine import in_order
+from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.fsconnection import (
     GONE_STATUS,

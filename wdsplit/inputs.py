@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.encode import media_bytes
-from wdsplit.engine import end_if_told, in_order
+from wdsplit.engines.local import end_if_told, in_order
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields import class_names, needs_sniff
 from wdsplit.formats import format_named, name_of_format

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from wdsplit.cuts import MergeTask, SpillJob, Steps
-from wdsplit.engine import end_if_told
+from wdsplit.engines.local import end_if_told
 from wdsplit.spilled import SpilledRun, SpilledRuns, buckets_between, listed_runs, opened_run, parts_of
 from wdsplit.storage import Storage
 from wdsplit.stores import open_storage

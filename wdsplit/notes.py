@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from wdsplit.engine import in_order
+from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.plan import Plan

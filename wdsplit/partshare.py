@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from wdsplit.cuts import Cuts, ScatterTask, read_cuts
-from wdsplit.engine import Engine
+from wdsplit.engines.local import Engine
 from wdsplit.errors import ConvertError
 from wdsplit.inputs import check_files
 from wdsplit.manifest import Shard

@@ -18,7 +18,7 @@ from typing import Any
 
 from wdsplit.converter import commit, prepare
 from wdsplit.cuts import write_cuts
-from wdsplit.engine import Engine, LocalEngine
+from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
 from wdsplit.manifest import Manifest, shard_path
 from wdsplit.notes import noted, some, unended_parts

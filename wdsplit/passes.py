@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from wdsplit.cuts import MergeTask, ScatterTask, SpillJob, Steps
-from wdsplit.engine import Engine
+from wdsplit.engines.local import Engine
 from wdsplit.manifest import Shard
 from wdsplit.merge import merge
 from wdsplit.order.epoch import Int64

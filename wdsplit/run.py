@@ -17,7 +17,7 @@ import orjson
 
 from wdsplit.cuts import SPILL_FOLDER
 from wdsplit.emit import shard_sidecars
-from wdsplit.engine import in_order
+from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.notes import DONE_FOLDER, read_note, shard_notes, shards_noted

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from wdsplit.engine import in_order
+from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
 from wdsplit.s3client import S3Client, S3Options
 from wdsplit.s3file import S3File

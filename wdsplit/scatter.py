@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.cuts import ROW_BYTES, ScatterTask, SpillJob
-from wdsplit.engine import end_if_told
+from wdsplit.engines.local import end_if_told
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.order.epoch import Int64
 from wdsplit.order.permutation import RowPermutation

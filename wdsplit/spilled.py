@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps
-from wdsplit.engine import in_order
+from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.notes import read_note
 from wdsplit.order.epoch import Int64

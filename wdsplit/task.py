@@ -17,7 +17,7 @@ import pyarrow as pa
 from wdsplit.cuts import SpillJob
 from wdsplit.emit import write_shard_sidecars
 from wdsplit.encode import encode_batch
-from wdsplit.engine import ahead, end_if_told
+from wdsplit.engines.local import ahead, end_if_told
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
 from wdsplit.gather import SpilledRows
 from wdsplit.inputs import Rows, read_rows

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from wdsplit.engine import Engine, LocalEngine
+from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.keys import hash_keys
 from wdsplit.manifest import Manifest, Shard, checksum_of

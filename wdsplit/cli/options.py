@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wdsplit.cli.terminal import available_cpus
-from wdsplit.engine import Engine, LocalEngine
+from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.order.epoch import TAILS
 
 __all__ = ["batch_size_option", "engine_options", "json_option", "open_engine", "order_options", "with_options"]
@@ -75,7 +75,7 @@ engine_options = with_options(
 def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
     """Return what the options of `engine_options` ask for; the command's end closes it."""
     if engine == "ray":
-        from wdsplit.rayengine import RayEngine
+        from wdsplit.engines.ray import RayEngine
 
         cluster = RayEngine(address or "auto", jobs=jobs)
         click.get_current_context().call_on_close(cluster.close)

@@ -10,7 +10,7 @@ import click
 
 from wdsplit.cli.conversion import dataset_text
 from wdsplit.cli.terminal import human_bytes, progress_bar, stderr
-from wdsplit.engine import Engine
+from wdsplit.engines.local import Engine
 from wdsplit.partwise import PartProgress, Pass, commit_parts, convert_part
 from wdsplit.urls import shown_url
 

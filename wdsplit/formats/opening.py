@@ -14,7 +14,7 @@ from typing import IO
 import pyarrow as pa
 import xxhash
 
-from wdsplit.engine import end_if_told, in_order
+from wdsplit.engines.local import end_if_told, in_order
 from wdsplit.stores import open_object
 from wdsplit.table import Remote
 

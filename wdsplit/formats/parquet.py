@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
-from wdsplit.engine import ahead
+from wdsplit.engines.local import ahead
 from wdsplit.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
 from wdsplit.formats.opening import AHEAD_BYTES, HELD_BYTES, RemoteInput, open_input
 from wdsplit.table import InputFile, Remote

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import xxhash
 
-from wdsplit.engine import end_if_told
+from wdsplit.engines.local import end_if_told
 from wdsplit.errors import InputError
 from wdsplit.formats.common import open_unchanged, stat_of
 from wdsplit.formats.opening import AHEAD_BYTES, open_input

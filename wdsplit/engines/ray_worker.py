@@ -55,7 +55,7 @@ def remote_work(ray: Any) -> Any:
             from ray import util
 
             return {"found": found[0], "expected": expected, "node": util.get_node_ip_address()}  # type: ignore[no-untyped-call]
-        from wdsplit.rayworker import call
+        from wdsplit.engines.ray_worker import call
 
         return call(function[0], task)
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+from wdsplit.engines.ray_connection import connect, disconnect
+from wdsplit.engines.ray_errors import LostError, failure, lost, on_node, unfit, unreadable
+from wdsplit.engines.ray_worker import Outcome, remote_work
 from wdsplit.errors import InputError, UnansweredError, WdsplitError, noted
-from wdsplit.rayconnection import connect, disconnect
-from wdsplit.rayerrors import LostError, failure, lost, on_node, unfit, unreadable
-from wdsplit.rayworker import Outcome, remote_work
 
 __all__ = ["RayEngine"]
 
@@ -117,7 +117,7 @@ class RayEngine:
         memory_bytes: int = 0,
         describe: Callable[[Task], str] = str,
     ) -> Generator[Result, None, None]:
-        """Map a function over tasks, as `wdsplit.engine.Engine` says; `threads` changes nothing."""
+        """Map a function over tasks, as `wdsplit.engines.local.Engine` says; `threads` changes nothing."""
         if tasks:
             self._join()
             run = _Run(self, function, self._memory(memory_bytes), describe)

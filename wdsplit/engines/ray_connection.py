@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from wdsplit.engines.ray_errors import unreachable
 from wdsplit.errors import MissingDependencyError
-from wdsplit.rayerrors import unreachable
 
 __all__ = ["connect", "disconnect"]
 
