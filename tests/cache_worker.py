@@ -20,7 +20,7 @@ import wdsplit.cache
 from wdsplit.cache import ShardCache
 from wdsplit.manifest import checksum_of
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 CALLS = [
     (os, "open"),

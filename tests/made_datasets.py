@@ -20,7 +20,7 @@ from wdsplit.loader import Loader
 from wdsplit.manifest import Field, Manifest, Shards, shard_path
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.shards import read_manifest, write_manifest, write_shard
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.members import build_body
 
 # Tables and datasets

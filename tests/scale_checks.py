@@ -17,7 +17,7 @@ from wdsplit.manifest import Shard, checksum_of, parse_manifest, shard_path
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_files
 from wdsplit.shards import write_manifest
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
 from wdsplit.table import InputFile
 from wdsplit.task import Job
 

@@ -24,7 +24,7 @@ from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Field, index_path
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.verify import verify
 
 COUNTS = (5, 1, 12)

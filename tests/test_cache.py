@@ -30,7 +30,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, S
 from wdsplit.manifest import Shard, checksum_of
 from wdsplit.openshard import open_shard
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 WORKER = Path(__file__).with_name("cache_worker.py")
 NUM_SHARDS, SAMPLES = 6, 25

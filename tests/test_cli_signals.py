@@ -17,7 +17,7 @@ import wdsplit
 from wdsplit.cli import main
 from wdsplit.manifest import HEADER_NAME
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.storage import is_temporary
+from wdsplit.storage.local import is_temporary
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 SHARDS = 300

@@ -47,7 +47,7 @@ from wdsplit.plan import Span
 from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import is_pad_key, unescape_key
 from wdsplit.task import RUN_FOLDER, Job, write_shards
 

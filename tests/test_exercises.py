@@ -12,7 +12,7 @@ from tables import DEADLINE_S
 from torchruns import torchrun
 
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 pytestmark = pytest.mark.xdist_group("exercises")
 

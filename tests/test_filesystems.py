@@ -13,10 +13,10 @@ from s3server import S3Server, free_port
 from tables import wait_until
 
 import wdsplit
-from wdsplit import filesystems, fsconnection
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, MissingDependencyError, StorageError
-from wdsplit.filesystems import FsspecStorage
-from wdsplit.stores import open_storage
+from wdsplit.storage import fsspec_connection, fsspec_storage
+from wdsplit.storage.fsspec_storage import FsspecStorage
+from wdsplit.storage.opening import open_storage
 from wdsplit.urls import shown_url
 
 FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
@@ -113,7 +113,7 @@ def test_folders_are_listed_and_have_no_size(in_memory, web):
 
 
 def test_ranges_are_those_of_the_file(anywhere, numbers, monkeypatch):
-    monkeypatch.setattr(filesystems, "_READ_AT_ONCE", 1000)
+    monkeypatch.setattr(fsspec_storage, "_READ_AT_ONCE", 1000)
     expected = open_storage(numbers).read("000000.tar")
     file = open_storage(anywhere).open("000000.tar")
     assert file.read(0, 10) == expected[:10]
@@ -368,7 +368,7 @@ def test_a_list_that_is_refused_is_no_list(by_proxy, proxy):
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://b/x", "gcs"), ("az://b/x", "azure"), ("hf://datasets/x/y", "hf")])
 def test_a_library_that_is_missing_is_told_with_its_extra(url, extra, monkeypatch):
-    fsconnection.file_system_class.cache_clear()
+    fsspec_connection.file_system_class.cache_clear()
     for module in ("gcsfs", "adlfs", "huggingface_hub"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError) as caught:
@@ -377,7 +377,7 @@ def test_a_library_that_is_missing_is_told_with_its_extra(url, extra, monkeypatc
 
 
 def test_fsspec_that_is_missing_is_told(monkeypatch):
-    fsconnection.file_system_class.cache_clear()
+    fsspec_connection.file_system_class.cache_clear()
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(MissingDependencyError, match="https:// needs fsspec"):
         open_storage("https://host/x")

@@ -33,7 +33,7 @@ from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, StateError
 from wdsplit.loader import Loader
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -12,7 +12,7 @@ import pytest
 from tables import converted, mixed_table, session_processes, shard_files, start_script, wait_until, write_files
 
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER
-from wdsplit.storage import is_temporary
+from wdsplit.storage.local import is_temporary
 
 NUM_KILLS = 30
 SHARDS = 24

@@ -11,7 +11,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, S
 from wdsplit.lookup import find_sample
 from wdsplit.openshard import open_shard
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import escape_key, is_pad_key
 
 

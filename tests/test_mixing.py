@@ -9,7 +9,7 @@ from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import World
 from wdsplit.shards import read_manifest
 from wdsplit.source import Source
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 SECRET = "hush"
 

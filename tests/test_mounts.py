@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from wdsplit import mounts
-from wdsplit.mounts import is_network_mount
+from wdsplit.storage import mounts
+from wdsplit.storage.mounts import is_network_mount
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from wdsplit import openshard
 from wdsplit.errors import CorruptDataError
 from wdsplit.manifest import Shard
 from wdsplit.openshard import Scratch, WindowPlace, open_shard, read_windows
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.samples import group_samples
 from wdsplit.tar.scan import scan_tar
 

@@ -33,8 +33,8 @@ from wdsplit.partwise import PartProgress, commit_parts, convert_part, needed_pa
 from wdsplit.planfile import parse_plan
 from wdsplit.planning import plan_conversion
 from wdsplit.scatter import scatter
-from wdsplit.storage import LocalStorage, is_temporary
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import LocalStorage, is_temporary
+from wdsplit.storage.opening import open_storage
 from wdsplit.task import refuse_taken
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
@@ -345,7 +345,7 @@ def test_temporary_names_tell_processes_of_several_machines_apart(tmp_path):
     """Machines number their processes alike, so the names must differ where the process and the file are the same."""
     code = f"""
 import os
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
 os.getpid = lambda: 7
 with LocalStorage({str(tmp_path)!r}).publish("000000.tar"):
     print(*[name for name in os.listdir({str(tmp_path)!r}) if name[0] == "."])

@@ -14,7 +14,7 @@ from wdsplit.openshard import open_shard
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.reader import SampleReader
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import split_name
 
 NUM_ROWS = 61

@@ -23,7 +23,7 @@ from wdsplit.manifest import RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 
 class Stop(Exception):  # noqa: N818 (it is no error)

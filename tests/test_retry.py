@@ -15,9 +15,9 @@ from tables import DEADLINE_S, start_script
 
 from wdsplit import fsconnection, retry, s3client
 from wdsplit.errors import InputError, StorageError
-from wdsplit.filesystems import FsspecStorage
-from wdsplit.retry import Retries, RetryOptions, is_unknown_host
-from wdsplit.stores import open_storage
+from wdsplit.storage.fsspec_storage import FsspecStorage
+from wdsplit.storage.opening import open_storage
+from wdsplit.storage.retry import Retries, RetryOptions, is_unknown_host
 
 TIMES = {"first_delay_s": 0.02, "most_delay_s": 0.1, "timeout_s": 1}
 KEYS = {"key": "k" * 20, "secret": "s" * 40, "region": "eu-x"}
@@ -43,7 +43,7 @@ stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 
 
 def told(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "wdsplit.retry"]
+    return [record.getMessage() for record in caplog.records if record.name == "wdsplit.storage.retry"]
 
 
 # What is told
@@ -118,7 +118,7 @@ def test_a_long_wait_that_the_store_asks_for_is_told_while_it_lasts(bucket, faul
 
 
 SHOWN = """
-from wdsplit import retry
+from wdsplit.storage import retry
 from wdsplit.cli import main
 
 retry._TOLD_AFTER_S = 0.2
@@ -131,7 +131,7 @@ def test_the_command_line_shows_it(s3_server, monkeypatch):
     with start_script(SHOWN) as script:
         shown = script.stderr.readline()
         script.kill()
-    assert shown.startswith("wdsplit.retry: s3://bucket/x/")
+    assert shown.startswith("wdsplit.storage.retry: s3://bucket/x/")
     assert re.search(r"EndpointConnectionError\); it is tried for (2\d\d|300) s more\n$", shown)
 
 

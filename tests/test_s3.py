@@ -25,9 +25,9 @@ from tables import DEADLINE_S
 import wdsplit
 from wdsplit import s3client
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.s3 import S3Storage
-from wdsplit.s3client import S3Options
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
+from wdsplit.storage.s3 import S3Storage
+from wdsplit.storage.s3_client import S3Options
 from wdsplit.verify import verify
 
 FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
@@ -128,7 +128,7 @@ def once_a_range(fault):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_read_goes_on_where_it_stopped(remote, numbers, fault_proxy, fault, monkeypatch):
-    monkeypatch.setattr("wdsplit.s3file._READ_AT_ONCE", 1000)
+    monkeypatch.setattr("wdsplit.storage.s3_file._READ_AT_ONCE", 1000)
     expected = open_storage(numbers).read("000000.tar")
     file = of(remote, timeout_s=2 if isinstance(fault, Stall) else 30).open("000000.tar")
     fault_proxy.plan = once_a_range(fault)

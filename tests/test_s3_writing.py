@@ -17,9 +17,9 @@ from wdsplit.converter import convert, convert_splits
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.s3 import S3Storage
-from wdsplit.s3client import S3Client, S3Options
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
+from wdsplit.storage.s3 import S3Storage
+from wdsplit.storage.s3_client import S3Client, S3Options
 from wdsplit.task import Job
 
 FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
@@ -30,7 +30,7 @@ SHARDS = 6
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("wdsplit.s3upload._PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("wdsplit.storage.s3_upload._PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_pieces_may_change_once_they_are_written(bucket):
 
 
 def test_parts_grow_so_that_there_are_never_too_many(bucket, fault_proxy, monkeypatch):
-    monkeypatch.setattr("wdsplit.s3upload._PARTS_OF_A_SIZE", 2)
+    monkeypatch.setattr("wdsplit.storage.s3_upload._PARTS_OF_A_SIZE", 2)
     data = np.random.default_rng(0).bytes(13 * PART_BYTES)
     with of(bucket.url).publish("a") as file:
         file.write([data])
@@ -154,7 +154,7 @@ def test_a_part_that_cannot_be_sent_ends_the_upload_at_the_deadline(bucket, faul
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_folders_and_objects_are_removed_by_few_requests_or_one_by_one(bucket, fault_proxy, monkeypatch, refused):
-    monkeypatch.setattr("wdsplit.s3._REMOVED_AT_ONCE", 3)
+    monkeypatch.setattr("wdsplit.storage.s3._REMOVED_AT_ONCE", 3)
     storage, stay = of(f"{bucket.url}/x"), {"x/a.idx", "x/folderish", "xy"}
     gone = {"x/a", *(f"x/folder/{i}/é" for i in range(7))}
     for key in stay | gone:
@@ -313,12 +313,12 @@ def test_a_store_that_does_not_answer_any_more_is_not_waited_for_twice(
 
 CONVERT = f"""
 import sys
-import wdsplit.s3upload
+import wdsplit.storage.s3_upload
 from wdsplit.converter import convert
 from wdsplit.options import ConvertOptions, PlanOptions
 
 if __name__ == "__main__":
-    wdsplit.s3upload._PART_BYTES = {PART_BYTES}
+    wdsplit.storage.s3_upload._PART_BYTES = {PART_BYTES}
     source, output, jobs = sys.argv[1:]
     convert(source, output, ConvertOptions(PlanOptions(shards={SHARDS}), jobs=int(jobs)))
 """
@@ -437,7 +437,7 @@ def test_the_manifest_is_not_written_when_the_store_has_lost_a_shard(bucket, sou
 
 HOLDS_LOCK = """
 import sys, time
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 with open_storage(sys.argv[1]).lock(".wdsplit-run/lock"):
     print("locked", flush=True)
     time.sleep(600)

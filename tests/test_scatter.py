@@ -29,8 +29,8 @@ from wdsplit.order.permutation import RowPermutation
 from wdsplit.planning import plan_conversion
 from wdsplit.scatter import scatter, task_bytes
 from wdsplit.spilled import not_spilled, unspilled
-from wdsplit.storage import is_temporary
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import is_temporary
+from wdsplit.storage.opening import open_storage
 
 NUM_ROWS = 400
 

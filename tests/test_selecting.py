@@ -45,7 +45,7 @@ from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import make_plan
 from wdsplit.planning import plan_splits
 from wdsplit.select import Picker, in_part, parts_of
-from wdsplit.storage import is_temporary
+from wdsplit.storage.local import is_temporary
 from wdsplit.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key, unescape_key
 from wdsplit.task import keys_of

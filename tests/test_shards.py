@@ -16,7 +16,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.manifest import Shard
 from wdsplit.openshard import check_tail, open_shard
 from wdsplit.shards import write_shard
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.members import build_body
 from wdsplit.tar.samples import group_samples
 from wdsplit.tar.scan import scan_tar

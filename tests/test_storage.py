@@ -10,8 +10,8 @@ import pytest
 from tables import files_below, start_script, wait_until
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage import LocalStorage, NetworkFile, local_path
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import LocalStorage, NetworkFile, local_path
+from wdsplit.storage.opening import open_storage
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_pieces_are_written_whole_however_few_bytes_the_system_takes_at_a_time(s
 FULL_DISK = """
 import resource, signal, sys
 from wdsplit.errors import StorageError
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
@@ -258,7 +258,7 @@ def test_only_temporary_files_of_ours_are_removed_as_such(storage):
 
 KILLED_WHILE_WRITING = """
 import sys, time
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
 with LocalStorage(sys.argv[1]).publish("000000.tar") as file:
     file.write([b"half"])
     print("writing", flush=True)
@@ -281,7 +281,7 @@ def test_what_a_killed_process_leaves_is_no_shard_and_is_removed_as_temporary(st
 
 HOLDS_LOCK = """
 import sys, time
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
 with LocalStorage(sys.argv[1]).lock("run/lock"):
     print("locked", flush=True)
     time.sleep(600)

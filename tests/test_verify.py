@@ -14,7 +14,7 @@ from wdsplit import verify as verify_module
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import trailer_bytes
 from wdsplit.tar.names import pad_key

@@ -30,7 +30,7 @@ from wdsplit.passes import merge_pass, scatter_pass, write_pass
 from wdsplit.plan import Plan
 from wdsplit.planning import plan_conversion
 from wdsplit.scatter import task_bytes
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.task import Job
 
 FILE_ROWS = 1_000_000

@@ -32,7 +32,7 @@ def make_many(folder: Path, num_shards: int) -> Path:
     import wdsplit
     from wdsplit.manifest import Field, Manifest, Shard, Shards, index_path, shard_path
     from wdsplit.shards import write_manifest, write_shard
-    from wdsplit.stores import open_storage
+    from wdsplit.storage.opening import open_storage
     from wdsplit.tar.members import build_body
 
     dataset = folder / f"many-{num_shards}"

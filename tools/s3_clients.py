@@ -88,7 +88,7 @@ def with_http_client(bucket: Path) -> Fetch:
 
 
 def with_wdsplit(bucket: Path) -> Fetch:
-    from wdsplit.s3 import S3Storage
+    from wdsplit.storage.s3 import S3Storage
 
     storage = S3Storage(f"s3://{bucket.name}")
     opened = {key: storage.open(key, num_bytes) for key, num_bytes in shards_of(bucket)}

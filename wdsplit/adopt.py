@@ -34,8 +34,8 @@ from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.plan import default_window, least_lanes, whole_lanes
 from wdsplit.run import Run
 from wdsplit.shards import write_manifest
-from wdsplit.storage import Storage, local_path
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import Storage, local_path
+from wdsplit.storage.opening import open_storage
 from wdsplit.table import Remote
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.samples import TarSamples, group_samples

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wdsplit.locks import ProcessLock
 from wdsplit.openshard import OpenShard
+from wdsplit.storage.locks import ProcessLock
 
 __all__ = ["Ahead", "Fetch", "LazyShard", "Wanted"]
 

@@ -18,7 +18,7 @@ from wdsplit.manifest import Manifest
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 __all__ = ["AuditOptions", "Finding", "audit"]
 

@@ -27,7 +27,7 @@ from wdsplit.cachefolder import (
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.manifest import Shard, checksum_of, index_path
 from wdsplit.openshard import OpenShard, open_shard
-from wdsplit.storage import LocalStorage, Storage, local_path
+from wdsplit.storage.local import LocalStorage, Storage, local_path
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, dump_index, parse_index
 
 __all__ = ["ShardCache"]

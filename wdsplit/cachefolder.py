@@ -22,7 +22,7 @@ from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError, WdsplitError
 from wdsplit.manifest import index_path
-from wdsplit.storage import LocalFile, LocalStorage
+from wdsplit.storage.local import LocalFile, LocalStorage
 
 __all__ = ["CacheFolder", "CacheUsage", "CachedFile", "Cleared", "NoRoomError", "PartialShard", "is_downloading"]
 

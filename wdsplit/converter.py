@@ -35,8 +35,8 @@ from wdsplit.run import Run
 from wdsplit.scatter import task_bytes
 from wdsplit.shards import write_manifest
 from wdsplit.spilled import left_to_spill
-from wdsplit.storage import Storage
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import Storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.table import joined
 from wdsplit.task import Job
 from wdsplit.unique import check_unique_keys

@@ -21,7 +21,7 @@ import xxhash
 from wdsplit.manifest import RUN_FOLDER
 from wdsplit.notes import own_note
 from wdsplit.plan import Plan
-from wdsplit.storage import Storage
+from wdsplit.storage.local import Storage
 
 __all__ = [
     "ROW_BYTES",

@@ -28,7 +28,7 @@ from wdsplit.sidecars import (
     listed_shards,
     parse_catalog,
 )
-from wdsplit.storage import LocalStorage, Storage
+from wdsplit.storage.local import LocalStorage, Storage
 
 __all__ = ["shard_sidecars", "write_shard_sidecars", "write_sidecars"]
 

@@ -22,7 +22,7 @@ from wdsplit.plan import Plan
 from wdsplit.scatter import BATCH_BYTES
 from wdsplit.spill import SpillFile
 from wdsplit.spilled import NUMBER, PLACE, SpilledRun, buckets_between, damaged, opened_run, parts_of
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 __all__ = ["SpilledRows"]
 

@@ -20,7 +20,7 @@ from wdsplit.formats import format_named, name_of_format
 from wdsplit.formats.common import BATCH_BYTES, check_unchanged
 from wdsplit.order.epoch import Int64
 from wdsplit.select import Picker
-from wdsplit.stores import is_remote
+from wdsplit.storage.opening import is_remote
 from wdsplit.table import FileRange, InputFile, Remote, Table
 from wdsplit.urls import shown_url
 from wdsplit.values import decoded_parts, stored, without_views

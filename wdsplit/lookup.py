@@ -16,7 +16,7 @@ from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.manifest import Manifest
 from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.order.split import whole
-from wdsplit.storage import Storage
+from wdsplit.storage.local import Storage
 from wdsplit.tar.names import escape_key
 
 __all__ = ["find_sample"]

@@ -12,8 +12,8 @@ import pyarrow as pa
 from wdsplit.cuts import MergeTask, SpillJob, Steps
 from wdsplit.engines.local import end_if_told
 from wdsplit.spilled import SpilledRun, SpilledRuns, buckets_between, listed_runs, opened_run, parts_of
-from wdsplit.storage import Storage
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import Storage
+from wdsplit.storage.opening import open_storage
 
 __all__ = ["chunk_runs", "merge", "region_runs", "remove_scattered"]
 

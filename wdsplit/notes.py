@@ -17,7 +17,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError
 from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.plan import Plan
 from wdsplit.published import Published
-from wdsplit.storage import Storage
+from wdsplit.storage.local import Storage
 
 __all__ = [
     "DONE_FOLDER",

@@ -20,7 +20,7 @@ from wdsplit.block import Objects, as_objects
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.manifest import Shard, index_path
 from wdsplit.order.epoch import Int64
-from wdsplit.storage import ReadableFile, Storage
+from wdsplit.storage.local import ReadableFile, Storage
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
 from wdsplit.tar.members import Members, parse_members, parse_plain_members

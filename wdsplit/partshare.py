@@ -18,7 +18,7 @@ from wdsplit.passes import Pass, merge_pass, scatter_pass, write_pass
 from wdsplit.plan import Plan
 from wdsplit.run import Run
 from wdsplit.spilled import not_spilled, unspilled
-from wdsplit.storage import Storage
+from wdsplit.storage.local import Storage
 from wdsplit.task import Job, refuse_taken
 
 __all__ = ["PartProgress", "Share", "cuts_of"]

@@ -30,8 +30,8 @@ from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.planning import PathLike
 from wdsplit.run import Run
 from wdsplit.scatter import task_bytes
-from wdsplit.storage import Storage, local_path
-from wdsplit.stores import is_remote, open_storage
+from wdsplit.storage.local import Storage, local_path
+from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.table import InputFile, Remote
 from wdsplit.task import Job
 from wdsplit.urls import shown_url

@@ -21,7 +21,7 @@ from wdsplit.block import Block, Gathered
 from wdsplit.manifest import Manifest, Shard
 from wdsplit.openshard import OpenShard, Scratch, WindowPlace, read_windows
 from wdsplit.order.epoch import EpochOrder, Int64, groups, window_order, window_samples
-from wdsplit.storage import allow_open_files, keep_freed_memory
+from wdsplit.storage.local import allow_open_files, keep_freed_memory
 from wdsplit.window import Window
 
 __all__ = ["Planning", "SampleReader", "read_planned"]

@@ -24,7 +24,7 @@ from wdsplit.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
 from wdsplit.plan import Plan
 from wdsplit.shards import read_manifest
 from wdsplit.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
-from wdsplit.storage import Storage, is_temporary
+from wdsplit.storage.local import Storage, is_temporary
 from wdsplit.tar.index import INDEX_ENTRY_BYTES
 from wdsplit.task import PLAN_NAME, holds_plan, refuse_taken
 

@@ -21,7 +21,7 @@ from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import Plan
 from wdsplit.select import hash_groups
 from wdsplit.spilled import NUMBER, PLACE, SpilledRuns
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 __all__ = ["BATCH_BYTES", "scatter", "task_bytes", "task_memory"]
 

@@ -23,7 +23,7 @@ from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.epoch import Int64, OrderOptions, Tail, hash_stream, permutation
 from wdsplit.order.split import World, whole
 from wdsplit.shards import read_manifest
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.urls import shown_url
 
 __all__ = ["EpochShardList", "next_turn", "shard_urls"]

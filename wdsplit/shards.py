@@ -28,7 +28,7 @@ from wdsplit.manifest import (
 )
 from wdsplit.order.epoch import Int64
 from wdsplit.shardtable import MAX_TABLE_BYTES
-from wdsplit.storage import Storage
+from wdsplit.storage.local import Storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
 

@@ -23,8 +23,8 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.reader import SampleReader
 from wdsplit.sizes import parse_size
-from wdsplit.storage import Storage
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import Storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.urls import shown_url
 
 __all__ = ["Access", "AnySource", "BlockReader", "Source"]

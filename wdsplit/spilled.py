@@ -21,7 +21,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.notes import read_note
 from wdsplit.order.epoch import Int64
 from wdsplit.spill import BUCKETS, SpillFile, open_spill
-from wdsplit.storage import PendingFile, Storage
+from wdsplit.storage.local import PendingFile, Storage
 
 __all__ = [
     "NUMBER",

@@ -27,8 +27,8 @@ from wdsplit.notes import note_shard, own_note
 from wdsplit.plan import Plan, Span
 from wdsplit.shards import write_shard
 from wdsplit.sidecars import CatalogBuilder, needs_catalogs
-from wdsplit.storage import Storage
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import Storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.members import Body, build_body
 from wdsplit.tar.names import pad_key
 

@@ -23,8 +23,8 @@ from wdsplit.keys import hash_keys
 from wdsplit.manifest import Manifest, Shard, checksum_of
 from wdsplit.openshard import OpenShard, check_tail, open_shard
 from wdsplit.shards import read_manifest
-from wdsplit.storage import Storage
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import Storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import is_pad_key
 from wdsplit.unique import repeated
 from wdsplit.window import Window

@@ -19,7 +19,7 @@ from wdsplit.manifest import Manifest
 from wdsplit.partwise import PASSES, Pass
 from wdsplit.plan import Plan
 from wdsplit.run import Run
-from wdsplit.stores import open_storage
+from wdsplit.storage.opening import open_storage
 
 __all__ = ["convert_command"]
 

@@ -17,8 +17,8 @@ from wdsplit.order.distribution import Readers, reading_advice
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import readers_per_lane
 from wdsplit.shards import read_manifest
-from wdsplit.storage import Storage
-from wdsplit.stores import open_storage
+from wdsplit.storage.local import Storage
+from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import RESERVED_FIELDS
 
 __all__ = ["assign_command", "inspect_command"]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.engines.local import end_if_told, in_order
-from wdsplit.stores import open_object
+from wdsplit.storage.opening import open_object
 from wdsplit.table import Remote
 
 __all__ = ["AHEAD_BYTES", "HELD_BYTES", "RemoteInput", "copied", "joined_ranges", "open_input"]

@@ -7,9 +7,9 @@ from contextlib import closing
 from typing import Any
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.retry import Retries
-from wdsplit.s3client import NothingCameError, S3Client, error_code
-from wdsplit.storage import refuse_too_large
+from wdsplit.storage.local import refuse_too_large
+from wdsplit.storage.retry import Retries
+from wdsplit.storage.s3_client import NothingCameError, S3Client, error_code
 
 __all__ = ["S3File"]
 

@@ -19,7 +19,7 @@ from wdsplit.errors import (
     UnansweredError,
     WdsplitError,
 )
-from wdsplit.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
+from wdsplit.storage.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
 from wdsplit.urls import is_web, shown_url
 
 __all__ = [

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.fsconnection import (
+from wdsplit.storage.fsspec_connection import (
     GONE_STATUS,
     REFUSED_STATUS,
     BeyondEndError,
@@ -25,8 +25,8 @@ from wdsplit.fsconnection import (
     file_system_class,
     status_of,
 )
-from wdsplit.retry import RetryOptions
-from wdsplit.storage import PendingFile, refuse_too_large
+from wdsplit.storage.local import PendingFile, refuse_too_large
+from wdsplit.storage.retry import RetryOptions
 from wdsplit.urls import joined_url, shown_url
 
 __all__ = ["FsspecFile", "FsspecStorage", "IsFolderError"]

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
-from wdsplit.s3client import S3Client, error_code
+from wdsplit.storage.s3_client import S3Client, error_code
 
 __all__ = ["S3Upload", "abort_upload"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from wdsplit.filesystems import FsspecFile, FsspecStorage
-from wdsplit.s3 import S3Storage
-from wdsplit.s3client import S3Options
-from wdsplit.s3file import S3File
-from wdsplit.storage import LocalStorage, Storage
+from wdsplit.storage.fsspec_storage import FsspecFile, FsspecStorage
+from wdsplit.storage.local import LocalStorage, Storage
+from wdsplit.storage.s3 import S3Storage
+from wdsplit.storage.s3_client import S3Options
+from wdsplit.storage.s3_file import S3File
 
 __all__ = ["is_remote", "open_object", "open_storage"]
 

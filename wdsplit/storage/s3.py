@@ -17,10 +17,10 @@ from typing import Any
 
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
-from wdsplit.s3client import S3Client, S3Options
-from wdsplit.s3file import S3File
-from wdsplit.s3upload import S3Upload, abort_upload
-from wdsplit.storage import LocalStorage
+from wdsplit.storage.local import LocalStorage
+from wdsplit.storage.s3_client import S3Client, S3Options
+from wdsplit.storage.s3_file import S3File
+from wdsplit.storage.s3_upload import S3Upload, abort_upload
 
 __all__ = ["S3Storage"]
 

@@ -23,8 +23,8 @@ from wdsplit.errors import (
     UnansweredError,
     WdsplitError,
 )
-from wdsplit.locks import ProcessLock
-from wdsplit.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
+from wdsplit.storage.locks import ProcessLock
+from wdsplit.storage.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
 from wdsplit.urls import shown_url
 
 __all__ = ["NothingCameError", "S3Client", "S3Options", "error_code"]

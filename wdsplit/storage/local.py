@@ -24,8 +24,8 @@ from typing import IO, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError, UnansweredError
-from wdsplit.mounts import is_network_mount
-from wdsplit.retry import Retries, RetryOptions
+from wdsplit.storage.mounts import is_network_mount
+from wdsplit.storage.retry import Retries, RetryOptions
 from wdsplit.urls import shown_url
 
 __all__ = [
