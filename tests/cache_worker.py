@@ -18,8 +18,8 @@ import xxhash
 
 import wdsplit.cache
 from wdsplit.cache import ShardCache
-from wdsplit.manifest import checksum_of
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import checksum_of
 from wdsplit.storage.opening import open_storage
 
 CALLS = [

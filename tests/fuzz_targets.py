@@ -18,8 +18,8 @@ from tars import by_tarfile
 
 from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
+from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.tar.index import dump_index, parse_index
 from wdsplit.tar.members import parse_members
 from wdsplit.tar.names import split_member

@@ -17,9 +17,9 @@ from PIL import Image
 from wdsplit import ConvertOptions, PlanOptions, convert
 from wdsplit.dataset import Dataset
 from wdsplit.loader import Loader
-from wdsplit.manifest import Field, Manifest, Shards, shard_path
 from wdsplit.order.epoch import OrderOptions
-from wdsplit.shards import read_manifest, write_manifest, write_shard
+from wdsplit.shards.files import read_manifest, write_manifest, write_shard
+from wdsplit.shards.manifest import Field, Manifest, Shards, shard_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.members import build_body
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit import converter, inputs
-from wdsplit.manifest import Shard, checksum_of, parse_manifest, shard_path
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_files
-from wdsplit.shards import write_manifest
+from wdsplit.shards.files import write_manifest
+from wdsplit.shards.manifest import Shard, checksum_of, parse_manifest, shard_path
 from wdsplit.storage.local import LocalStorage
 from wdsplit.table import InputFile
 from wdsplit.task import Job

@@ -22,8 +22,8 @@ from wdsplit.adopt import IndexOptions, index_tars
 from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
-from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Field, index_path
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Field, index_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.verify import verify
 

@@ -27,9 +27,9 @@ from wdsplit.cache import ShardCache
 from wdsplit.cachefolder import CachedFile
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.manifest import Shard, checksum_of
 from wdsplit.openshard import open_shard
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.opening import open_storage
 
 WORKER = Path(__file__).with_name("cache_worker.py")

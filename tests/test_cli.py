@@ -33,8 +33,8 @@ import wdsplit
 from wdsplit import passes
 from wdsplit.cli import cli, main
 from wdsplit.errors import StorageError
-from wdsplit.manifest import HEADER_NAME
 from wdsplit.plan import Span
+from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.tar.names import unescape_key
 from wdsplit.task import RUN_FOLDER
 

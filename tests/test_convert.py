@@ -41,12 +41,12 @@ from wdsplit.errors import (
     StorageError,
 )
 from wdsplit.formats import parquet
-from wdsplit.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.plan import Span
 from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import is_pad_key, unescape_key
 from wdsplit.task import RUN_FOLDER, Job, write_shards

@@ -18,7 +18,7 @@ from wdsplit.decode import decode_field, value_type
 from wdsplit.encode import encode_batch
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.fields import infer_fields
-from wdsplit.manifest import Field
+from wdsplit.shards.manifest import Field
 from wdsplit.values import stored
 
 every_column = pytest.mark.parametrize("name", COLUMNS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from wdsplit.encode import encode_batch
 from wdsplit.errors import InputError
 from wdsplit.fields import infer_fields, needs_sniff, sniff
-from wdsplit.manifest import Field
+from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 
 JPG = b"\xff\xd8\xff\xe0"

@@ -11,7 +11,7 @@ import pytest
 from tables import DEADLINE_S
 from torchruns import torchrun
 
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 
 pytestmark = pytest.mark.xdist_group("exercises")

@@ -10,8 +10,8 @@ from wdsplit.encode import encode_batch
 from wdsplit.errors import InputError
 from wdsplit.fields import class_names, infer_fields
 from wdsplit.inputs import open_inputs
-from wdsplit.manifest import Field
 from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.shards.manifest import Field
 
 NAMES = ("cat", "dög", "a b")
 

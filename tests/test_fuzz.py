@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import by_tarfile
 
-from wdsplit.manifest import Manifest, Shards, dump_manifest
+from wdsplit.shards.manifest import Manifest, Shards, dump_manifest
 from wdsplit.tar.names import split_member
 from wdsplit.tar.scan import scan_tar
 

@@ -32,7 +32,7 @@ from wdsplit import mix
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, StateError
 from wdsplit.loader import Loader
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 
 pytestmark = [

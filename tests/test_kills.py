@@ -11,7 +11,7 @@ import time
 import pytest
 from tables import converted, mixed_table, session_processes, shard_files, start_script, wait_until, write_files
 
-from wdsplit.manifest import HEADER_NAME, RUN_FOLDER
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import is_temporary
 
 NUM_KILLS = 30

@@ -23,8 +23,8 @@ from orders import slow_epoch, slow_lanes
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, SampleNotFoundError, StateError
 from wdsplit.loader import Loader
-from wdsplit.manifest import Manifest, Shard, Shards, first_samples
 from wdsplit.order.epoch import OrderOptions
+from wdsplit.shards.manifest import Manifest, Shard, Shards, first_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

@@ -10,7 +10,7 @@ from wdsplit import lookup
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
 from wdsplit.lookup import find_sample
 from wdsplit.openshard import open_shard
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import escape_key, is_pad_key
 

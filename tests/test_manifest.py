@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.manifest import (
+from wdsplit.shards.manifest import (
     Field,
     Manifest,
     Shard,
@@ -22,7 +22,7 @@ from wdsplit.manifest import (
     parse_manifest,
     shard_path,
 )
-from wdsplit.shardtable import dump_shards
+from wdsplit.shards.table import dump_shards
 
 FIELDS = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "text", "int64"))
 

@@ -7,7 +7,7 @@ import wdsplit
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import World
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
 from wdsplit.source import Source
 from wdsplit.storage.opening import open_storage
 

@@ -15,7 +15,7 @@ from torchruns import delivered
 
 import wdsplit
 from wdsplit.errors import DatasetNotFoundError
-from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, shard_path
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, shard_path
 from wdsplit.verify import verify
 
 KINDS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]

@@ -12,8 +12,8 @@ from tars import archives, by_tarfile
 
 from wdsplit import openshard
 from wdsplit.errors import CorruptDataError
-from wdsplit.manifest import Shard
 from wdsplit.openshard import Scratch, WindowPlace, open_shard, read_windows
+from wdsplit.shards.manifest import Shard
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.samples import group_samples
 from wdsplit.tar.scan import scan_tar

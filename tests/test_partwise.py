@@ -27,12 +27,12 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
-from wdsplit.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.partwise import PartProgress, commit_parts, convert_part, needed_passes, plan_parts
 from wdsplit.planfile import parse_plan
 from wdsplit.planning import plan_conversion
 from wdsplit.scatter import scatter
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import LocalStorage, is_temporary
 from wdsplit.storage.opening import open_storage
 from wdsplit.task import refuse_taken

@@ -11,10 +11,10 @@ import pytest
 
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.grouping import GroupPlaces, Groups
-from wdsplit.manifest import Field
 from wdsplit.options import PlanOptions
 from wdsplit.plan import make_plan
 from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
+from wdsplit.shards.manifest import Field
 from wdsplit.table import InputFile, Part, Remote, Selection, Table
 
 VERSION = "1.2.3"

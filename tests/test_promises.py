@@ -18,8 +18,8 @@ from torchruns import delivered
 from wdsplit.dataset import Dataset
 from wdsplit.errors import CorruptDataError
 from wdsplit.loader import Loader
-from wdsplit.manifest import shard_path
 from wdsplit.mixing import mix
+from wdsplit.shards.manifest import shard_path
 
 few_examples = settings(max_examples=30)
 fewer_examples = settings(max_examples=15)

@@ -13,7 +13,7 @@ from orders import TAILS
 from wdsplit.openshard import open_shard
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.reader import SampleReader
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import split_name
 

@@ -19,10 +19,10 @@ from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, WdsplitError
 from wdsplit.formats import parquet
 from wdsplit.inputs import open_inputs, read_rows
-from wdsplit.manifest import RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
+from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.opening import open_storage
 
 

@@ -7,7 +7,7 @@ from made_datasets import sized_dataset
 
 import wdsplit
 from wdsplit.errors import CorruptDataError
-from wdsplit.manifest import shard_path
+from wdsplit.shards.manifest import shard_path
 
 BATCH = 10
 

@@ -15,8 +15,8 @@ from tables import mixed_table, session_processes, start_script, wait_until, wri
 
 from wdsplit.converter import convert, convert_splits
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
-from wdsplit.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_client import S3Client, S3Options

@@ -22,12 +22,12 @@ from wdsplit.converter import convert
 from wdsplit.cuts import SPILL_FOLDER, ScatterTask, SpillJob, cut_into_steps, read_cuts, write_cuts
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.gather import SpilledRows
-from wdsplit.manifest import RUN_FOLDER
 from wdsplit.merge import merge, remove_scattered
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.planning import plan_conversion
 from wdsplit.scatter import scatter, task_bytes
+from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.spilled import not_spilled, unspilled
 from wdsplit.storage.local import is_temporary
 from wdsplit.storage.opening import open_storage

@@ -39,12 +39,12 @@ from wdsplit.dataset import Dataset
 from wdsplit.formats import parquet
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.loader import Loader
-from wdsplit.manifest import HEADER_NAME, RUN_FOLDER, Field
 from wdsplit.options import ConvertOptions
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import make_plan
 from wdsplit.planning import plan_splits
 from wdsplit.select import Picker, in_part, parts_of
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, Field
 from wdsplit.storage.local import is_temporary
 from wdsplit.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key, unescape_key

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from tables import files_below, real_samples, tar_samples, write_table
 from tars import SIZES, binary, payload
 
-from wdsplit import emit, sidecars
 from wdsplit.cli import cli
 from wdsplit.converter import convert
 from wdsplit.errors import InputError, OutputExistsError, StorageError
-from wdsplit.manifest import HEADER_NAME
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
+from wdsplit.shards import sidecar_files, sidecars
+from wdsplit.shards.manifest import HEADER_NAME
+from wdsplit.shards.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
 from wdsplit.tar.members import build_body, parse_members
 from wdsplit.tar.names import is_pad_key, split_name
 from wdsplit.verify import verify
@@ -452,7 +452,7 @@ def test_a_dataset_that_lacks_its_sidecars_does_not_exist(table_path, dataset, t
 
     output = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(emit, "dump_energon", refuse)
+        patch.setattr(sidecar_files, "dump_energon", refuse)
         with pytest.raises(OSError, match="no"):
             converted(table_path, output)
     assert not (output / HEADER_NAME).exists()
@@ -462,7 +462,7 @@ def test_a_dataset_that_lacks_its_sidecars_does_not_exist(table_path, dataset, t
 
 
 def test_an_error_of_sqlite_is_told_as_one_of_the_system(table_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(emit, "ENERGON_SCHEMA", ("CREATE TABLE samples (one)",))
+    monkeypatch.setattr(sidecar_files, "ENERGON_SCHEMA", ("CREATE TABLE samples (one)",))
     with pytest.raises(StorageError, match="sqlite cannot write"):
         converted(table_path, tmp_path / "out")
     assert not (tmp_path / "out" / HEADER_NAME).exists()

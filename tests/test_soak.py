@@ -14,7 +14,7 @@ from s3server import KEY_ID, SECRET
 from tables import wait_until
 from torchruns import delivered
 
-from wdsplit.manifest import shard_path
+from wdsplit.shards.manifest import shard_path
 
 NUM_FAULTS = 1000
 NUM_EXPIRED = 10

@@ -12,8 +12,8 @@ from tars import archive
 
 from wdsplit import verify as verify_module
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
-from wdsplit.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import trailer_bytes

@@ -30,8 +30,8 @@ _LINKS = 10_000
 def make_many(folder: Path, num_shards: int) -> Path:
     """Make a dataset of shards of 8 small samples, and the state of a loader in the middle of its epoch."""
     import wdsplit
-    from wdsplit.manifest import Field, Manifest, Shard, Shards, index_path, shard_path
-    from wdsplit.shards import write_manifest, write_shard
+    from wdsplit.shards.files import write_manifest, write_shard
+    from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, index_path, shard_path
     from wdsplit.storage.opening import open_storage
     from wdsplit.tar.members import build_body
 

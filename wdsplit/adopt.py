@@ -29,11 +29,11 @@ from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, 
 from wdsplit.formats.common import stat_of
 from wdsplit.formats.opening import copied
 from wdsplit.keys import hash_keys
-from wdsplit.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.plan import default_window, least_lanes, whole_lanes
 from wdsplit.run import Run
-from wdsplit.shards import write_manifest
+from wdsplit.shards.files import write_manifest
+from wdsplit.shards.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.storage.local import Storage, local_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.table import Remote

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.manifest import Manifest
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import Steps, World, worker_of
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
 
 __all__ = ["AuditOptions", "Finding", "audit"]

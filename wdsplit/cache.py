@@ -25,8 +25,8 @@ from wdsplit.cachefolder import (
     is_downloading,
 )
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
-from wdsplit.manifest import Shard, checksum_of, index_path
 from wdsplit.openshard import OpenShard, open_shard
+from wdsplit.shards.manifest import Shard, checksum_of, index_path
 from wdsplit.storage.local import LocalStorage, Storage, local_path
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, dump_index, parse_index
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError, WdsplitError
-from wdsplit.manifest import index_path
+from wdsplit.shards.manifest import index_path
 from wdsplit.storage.local import LocalFile, LocalStorage
 
 __all__ = ["CacheFolder", "CacheUsage", "CachedFile", "Cleared", "NoRoomError", "PartialShard", "is_downloading"]

@@ -20,11 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.cuts import SPILL_FOLDER, read_cuts, write_cuts
-from wdsplit.emit import write_sidecars
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.finding import find_inputs
-from wdsplit.manifest import HEADER_NAME, Manifest, Shard
 from wdsplit.merge import remove_scattered
 from wdsplit.options import ConvertOptions
 from wdsplit.passes import merge_pass, scatter_pass, write_pass
@@ -33,7 +31,9 @@ from wdsplit.planning import PathLike, input_paths, plan_files, refuse_splits
 from wdsplit.published import Published
 from wdsplit.run import Run
 from wdsplit.scatter import task_bytes
-from wdsplit.shards import write_manifest
+from wdsplit.shards.files import write_manifest
+from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shard
+from wdsplit.shards.sidecar_files import write_sidecars
 from wdsplit.spilled import left_to_spill
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import orjson
 import xxhash
 
-from wdsplit.manifest import RUN_FOLDER
 from wdsplit.notes import own_note
 from wdsplit.plan import Plan
+from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.local import Storage
 
 __all__ = [

@@ -23,12 +23,12 @@ from wdsplit.decoders import Handler, decode_sample_stage
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.lookup import find_sample
-from wdsplit.manifest import Manifest, first_samples
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.order.epoch import OrderOptions, Tail
 from wdsplit.order.split import AnyOrder, Steps, World, whole
 from wdsplit.randomness import GeneratorKind, RandomMap
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.shared import SharedIntegers
 from wdsplit.source import Access, AnySource, Source, access_of
 from wdsplit.stages import ColumnStage, Rename, ToTuple

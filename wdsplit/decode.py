@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from wdsplit.arrowtype import list_type, parse_type
 from wdsplit.errors import CorruptDataError
-from wdsplit.manifest import Field
 from wdsplit.rules import is_binary, is_list, is_tensor, is_text, unwrap
+from wdsplit.shards.manifest import Field
 
 __all__ = ["decode_field", "value_type"]
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from wdsplit.arrowtype import type_text
 from wdsplit.errors import InputError
-from wdsplit.manifest import Field
 from wdsplit.rules import is_nested_numbers, rule_of, unwrap, why_refused
+from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 
 __all__ = ["class_names", "infer_fields", "needs_sniff", "refuse_repeated", "sniff"]

@@ -17,7 +17,7 @@ import braceexpand
 
 from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.formats import FOLDER_SUFFIXES, is_compressed
-from wdsplit.manifest import HEADER_NAME, SHARDS_NAME
+from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.storage.fsspec_storage import IsFolderError
 from wdsplit.storage.local import Storage, local_path
 from wdsplit.storage.opening import is_remote, open_object, open_storage

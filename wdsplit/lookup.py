@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import InputError, SampleNotFoundError
-from wdsplit.manifest import Manifest
 from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.order.split import whole
+from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.local import Storage
 from wdsplit.tar.names import escape_key
 

@@ -18,7 +18,7 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, Tail
 from wdsplit.order.mixture import MixedOrder, Part, epoch_counts, source_seed
 from wdsplit.order.split import World, assigned_lanes, whole
 from wdsplit.reader import SampleReader, read_planned
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
 from wdsplit.source import Access, BlockReader, Source, access_of
 from wdsplit.urls import shown_url
 

@@ -14,9 +14,9 @@ import orjson
 
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError
-from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.plan import Plan
 from wdsplit.published import Published
+from wdsplit.shards.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.storage.local import Storage
 
 __all__ = [

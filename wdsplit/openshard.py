@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from wdsplit.block import Objects, as_objects
 from wdsplit.errors import CorruptDataError, WdsplitError
-from wdsplit.manifest import Shard, index_path
 from wdsplit.order.epoch import Int64
+from wdsplit.shards.manifest import Shard, index_path
 from wdsplit.storage.local import ReadableFile, Storage
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index

@@ -14,7 +14,7 @@ from typing import Literal
 from wdsplit.encode import NULLS, Null
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import MAX_LANES, MAX_SEED, MAX_WINDOW
-from wdsplit.sidecars import check_emit
+from wdsplit.shards.sidecars import check_emit
 
 __all__ = ["PADS", "ConvertOptions", "Pad", "PlanOptions"]
 

@@ -20,7 +20,6 @@ from wdsplit.converter import commit, prepare
 from wdsplit.cuts import write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
-from wdsplit.manifest import Manifest, shard_path
 from wdsplit.notes import noted, some, unended_parts
 from wdsplit.options import ConvertOptions
 from wdsplit.partshare import PartProgress, Share, cuts_of
@@ -30,6 +29,7 @@ from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.planning import PathLike
 from wdsplit.run import Run
 from wdsplit.scatter import task_bytes
+from wdsplit.shards.manifest import Manifest, shard_path
 from wdsplit.storage.local import Storage, local_path
 from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.table import InputFile, Remote

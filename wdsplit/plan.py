@@ -20,9 +20,9 @@ import xxhash
 
 from wdsplit.errors import InputError
 from wdsplit.grouping import GroupPlaces, Groups, place_groups
-from wdsplit.manifest import FORMAT_VERSION, Field
 from wdsplit.options import PlanOptions
 from wdsplit.order.epoch import Int64
+from wdsplit.shards.manifest import FORMAT_VERSION, Field
 from wdsplit.table import Table
 
 __all__ = [

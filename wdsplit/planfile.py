@@ -22,9 +22,9 @@ import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.grouping import GroupPlaces
-from wdsplit.manifest import Field, checksum_of
 from wdsplit.options import PlanOptions
 from wdsplit.plan import Plan
+from wdsplit.shards.manifest import Field, checksum_of
 from wdsplit.table import InputFile, Part, Remote, Selection, Table
 
 __all__ = ["SavedPlan", "dump_plan", "is_plan", "parse_plan"]

@@ -20,10 +20,10 @@ from wdsplit.finding import find_inputs
 from wdsplit.grouping import Groups
 from wdsplit.inputs import first_payloads, open_inputs
 from wdsplit.keys import is_key_type
-from wdsplit.manifest import Field
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, make_plan
 from wdsplit.select import check_group_type, parts_of
+from wdsplit.shards.manifest import Field
 from wdsplit.table import Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.errors import WdsplitError
-from wdsplit.manifest import Shard, Shards, shard_path
 from wdsplit.order.epoch import Int64
 from wdsplit.plan import Plan
+from wdsplit.shards.manifest import Shard, Shards, shard_path
 
 __all__ = ["Published"]
 

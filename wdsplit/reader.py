@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from wdsplit.ahead import Ahead, Fetch, LazyShard, Wanted
 from wdsplit.block import Block, Gathered
-from wdsplit.manifest import Manifest, Shard
 from wdsplit.openshard import OpenShard, Scratch, WindowPlace, read_windows
 from wdsplit.order.epoch import EpochOrder, Int64, groups, window_order, window_samples
+from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.local import allow_open_files, keep_freed_memory
 from wdsplit.window import Window
 

@@ -22,7 +22,7 @@ from wdsplit.dataset import checked_epoch
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.epoch import Int64, OrderOptions, Tail, hash_stream, permutation
 from wdsplit.order.split import World, whole
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.urls import shown_url
 

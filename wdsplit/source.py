@@ -17,11 +17,11 @@ from wdsplit.ahead import Ahead
 from wdsplit.block import Block
 from wdsplit.cache import ShardCache
 from wdsplit.errors import InputError, StorageError
-from wdsplit.manifest import Manifest, Shard
 from wdsplit.openshard import OpenShard, open_shard
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.reader import SampleReader
+from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.sizes import parse_size
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage

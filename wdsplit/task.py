@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from wdsplit.cuts import SpillJob
-from wdsplit.emit import write_shard_sidecars
 from wdsplit.encode import encode_batch
 from wdsplit.engines.local import ahead, end_if_told
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
 from wdsplit.gather import SpilledRows
 from wdsplit.inputs import Rows, read_rows
 from wdsplit.keys import escape_keys, number_keys, number_width
-from wdsplit.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.notes import note_shard, own_note
 from wdsplit.plan import Plan, Span
-from wdsplit.shards import write_shard
-from wdsplit.sidecars import CatalogBuilder, needs_catalogs
+from wdsplit.shards.files import write_shard
+from wdsplit.shards.manifest import RUN_FOLDER, Shard, shard_path
+from wdsplit.shards.sidecar_files import write_shard_sidecars
+from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.members import Body, build_body

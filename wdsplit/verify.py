@@ -20,9 +20,9 @@ import xxhash
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.keys import hash_keys
-from wdsplit.manifest import Manifest, Shard, checksum_of
 from wdsplit.openshard import OpenShard, check_tail, open_shard
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import is_pad_key

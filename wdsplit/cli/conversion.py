@@ -12,9 +12,9 @@ from click.core import ParameterSource
 from wdsplit.cli.options import with_options
 from wdsplit.cli.terminal import byte_size, human_bytes
 from wdsplit.encode import NULLS
-from wdsplit.manifest import Manifest
 from wdsplit.options import PADS, ConvertOptions, PlanOptions
-from wdsplit.sidecars import SIDECARS
+from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.sidecars import SIDECARS
 
 __all__ = ["conversion_options", "dataset_text", "given", "plan_options", "run_options"]
 

@@ -15,10 +15,10 @@ from wdsplit.cli.parts import run_part
 from wdsplit.cli.terminal import Bar, human_bytes, progress_bar, stderr
 from wdsplit.converter import Progress, convert, convert_splits
 from wdsplit.errors import WdsplitError
-from wdsplit.manifest import Manifest
 from wdsplit.partwise import PASSES, Pass
 from wdsplit.plan import Plan
 from wdsplit.run import Run
+from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
 
 __all__ = ["convert_command"]

@@ -11,12 +11,12 @@ import click
 from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, table
 from wdsplit.lookup import find_sample
-from wdsplit.manifest import Manifest
 from wdsplit.openshard import open_shard
 from wdsplit.order.distribution import Readers, reading_advice
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import readers_per_lane
-from wdsplit.shards import read_manifest
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import RESERVED_FIELDS

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
-from wdsplit.manifest import Manifest
+from wdsplit.shards.manifest import Manifest
 from wdsplit.tar.headers import padding_bytes
 from wdsplit.tar.members import header_bytes
 

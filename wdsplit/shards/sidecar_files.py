@@ -14,8 +14,8 @@ from pathlib import Path
 
 from wdsplit.engines.local import ahead
 from wdsplit.errors import StorageError
-from wdsplit.manifest import RUN_FOLDER, Manifest, Shard
-from wdsplit.sidecars import (
+from wdsplit.shards.manifest import RUN_FOLDER, Manifest, Shard
+from wdsplit.shards.sidecars import (
     ENERGON_FOLDER,
     ENERGON_SCHEMA,
     WIDS_NAME,

@@ -19,7 +19,7 @@ import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
-from wdsplit.shardtable import MAX_SHARDS, MAX_TABLE_BYTES, SHARDS_NAME, Shard, Shards, dump_shards, parse_shards
+from wdsplit.shards.table import MAX_SHARDS, MAX_TABLE_BYTES, SHARDS_NAME, Shard, Shards, dump_shards, parse_shards
 
 __all__ = [
     "FORMAT_VERSION",

@@ -14,7 +14,8 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
-from wdsplit.manifest import (
+from wdsplit.order.epoch import Int64
+from wdsplit.shards.manifest import (
     HEADER_NAME,
     MAX_HEADER_BYTES,
     RUN_FOLDER,
@@ -26,8 +27,7 @@ from wdsplit.manifest import (
     index_path,
     parse_manifest,
 )
-from wdsplit.order.epoch import Int64
-from wdsplit.shardtable import MAX_TABLE_BYTES
+from wdsplit.shards.table import MAX_TABLE_BYTES
 from wdsplit.storage.local import Storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
