@@ -3,8 +3,8 @@ import pytest
 from columns import COLUMNS, any_type
 from hypothesis import given
 
-from wdsplit.arrowtype import parse_type, type_text
 from wdsplit.errors import InputError
+from wdsplit.fields.arrow_types import parse_type, type_text
 
 TYPES = {
     str(number): kind

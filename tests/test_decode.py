@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from tables import converted, real_samples, write_table
 
-from wdsplit.decode import decode_field, value_type
-from wdsplit.encode import encode_batch
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.fields import infer_fields
+from wdsplit.fields.decode import decode_field, value_type
+from wdsplit.fields.encode import encode_batch
+from wdsplit.fields.infer import infer_fields
+from wdsplit.fields.json_values import stored
 from wdsplit.shards.manifest import Field
-from wdsplit.values import stored
 
 every_column = pytest.mark.parametrize("name", COLUMNS)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.encode import encode_batch
 from wdsplit.errors import InputError
-from wdsplit.fields import infer_fields, needs_sniff, sniff
+from wdsplit.fields.encode import encode_batch
+from wdsplit.fields.infer import infer_fields, needs_sniff, sniff
 from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 

@@ -5,10 +5,10 @@ import pytest
 from tables import all_samples, converted, write_table
 
 from wdsplit.converter import convert
-from wdsplit.decode import decode_field
-from wdsplit.encode import encode_batch
 from wdsplit.errors import InputError
-from wdsplit.fields import class_names, infer_fields
+from wdsplit.fields.decode import decode_field
+from wdsplit.fields.encode import encode_batch
+from wdsplit.fields.infer import class_names, infer_fields
 from wdsplit.inputs import open_inputs
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import Field

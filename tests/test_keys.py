@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from wdsplit.errors import InputError
-from wdsplit.keys import escape_keys, hash_keys, is_key_type, number_keys, number_width
+from wdsplit.fields.keys import escape_keys, hash_keys, is_key_type, number_keys, number_width
 from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES, PAD_PREFIX, escape_key, unescape_key
 
 TRICKY = [

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pytest
 from columns import COLUMNS
 
-from wdsplit.decode import _DECODERS
-from wdsplit.encode import _ENCODERS
-from wdsplit.rules import RULES, WRAPPERS, rule_of, type_table, unwrap, why_refused
+from wdsplit.fields.decode import _DECODERS
+from wdsplit.fields.encode import _ENCODERS
+from wdsplit.fields.rules import RULES, WRAPPERS, rule_of, type_table, unwrap, why_refused
 
 ROOT = Path(__file__).parent.parent
 TOOL = runpy.run_path(str(ROOT / "tools" / "make_type_table.py"))

@@ -5,9 +5,9 @@ from tables import converted, real_samples, shard_files, write_table
 from written_formats import arrow_bytes
 
 from wdsplit.converter import convert
+from wdsplit.fields.json_values import decoded_parts, without_views
 from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.values import decoded_parts, without_views
 
 MIB = 1024**2
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from wdsplit.rules import type_table
+from wdsplit.fields.rules import type_table
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN = "<!-- types: made by tools/make_type_table.py -->\n"

@@ -26,9 +26,9 @@ import xxhash
 
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
+from wdsplit.fields.keys import hash_keys
 from wdsplit.formats.common import stat_of
 from wdsplit.formats.opening import copied
-from wdsplit.keys import hash_keys
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.plan import default_window, least_lanes, whole_lanes
 from wdsplit.run import Run

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
-from wdsplit.rules import is_binary, is_text, unwrap
+from wdsplit.fields.rules import is_binary, is_text, unwrap
 
 __all__ = ["Literal", "Values", "compare", "compute", "is_among", "join", "values_of"]
 

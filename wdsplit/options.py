@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from wdsplit.encode import NULLS, Null
 from wdsplit.errors import InputError
+from wdsplit.fields.encode import NULLS, Null
 from wdsplit.order.epoch import MAX_LANES, MAX_SEED, MAX_WINDOW
 from wdsplit.shards.sidecars import check_emit
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from wdsplit.counting import select_rows
 from wdsplit.errors import InputError
-from wdsplit.fields import infer_fields, refuse_repeated
+from wdsplit.fields.infer import infer_fields, refuse_repeated
+from wdsplit.fields.keys import is_key_type
 from wdsplit.finding import find_inputs
 from wdsplit.grouping import Groups
 from wdsplit.inputs import first_payloads, open_inputs
-from wdsplit.keys import is_key_type
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, make_plan
 from wdsplit.select import check_group_type, parts_of

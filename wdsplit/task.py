@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from wdsplit.cuts import SpillJob
-from wdsplit.encode import encode_batch
 from wdsplit.engines.local import ahead, end_if_told
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
+from wdsplit.fields.encode import encode_batch
+from wdsplit.fields.keys import escape_keys, number_keys, number_width
 from wdsplit.gather import SpilledRows
 from wdsplit.inputs import Rows, read_rows
-from wdsplit.keys import escape_keys, number_keys, number_width
 from wdsplit.notes import note_shard, own_note
 from wdsplit.plan import Plan, Span
 from wdsplit.shards.files import write_shard

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError
+from wdsplit.fields.keys import hash_keys
 from wdsplit.inputs import Rows, read_rows
-from wdsplit.keys import hash_keys
 from wdsplit.plan import Plan
 from wdsplit.task import keys_of
 

@@ -19,7 +19,7 @@ import xxhash
 
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
-from wdsplit.keys import hash_keys
+from wdsplit.fields.keys import hash_keys
 from wdsplit.openshard import OpenShard, check_tail, open_shard
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of

@@ -23,7 +23,7 @@ import pyarrow.dataset
 
 from wdsplit.compare import Literal, Values, compare, compute, is_among, join, values_of
 from wdsplit.errors import InputError
-from wdsplit.rules import is_binary, is_list, is_text, unwrap
+from wdsplit.fields.rules import is_binary, is_list, is_text, unwrap
 from wdsplit.syntax import GRAMMAR, STRING, Source
 
 __all__ = ["Where", "parse_where"]

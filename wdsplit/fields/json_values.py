@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.arrowtype import list_type
 from wdsplit.errors import InputError
-from wdsplit.keys import Where
-from wdsplit.rules import is_binary, is_list, is_text
+from wdsplit.fields.arrow_types import list_type
+from wdsplit.fields.keys import Where
+from wdsplit.fields.rules import is_binary, is_list, is_text
 
 __all__ = ["decoded_parts", "first_true", "json_text", "json_values", "plain", "scalar_text", "stored", "without_views"]
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
+from wdsplit.fields.rules import is_text
 from wdsplit.order.epoch import hash_stream
-from wdsplit.rules import is_text
 from wdsplit.tar.headers import large_binary
 from wdsplit.tar.names import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
-from wdsplit.keys import Where
-from wdsplit.rules import is_list, is_tensor, is_text
+from wdsplit.fields.json_values import first_true, json_text, json_values, scalar_text, stored
+from wdsplit.fields.keys import Where
+from wdsplit.fields.rules import is_list, is_tensor, is_text
 from wdsplit.shards.manifest import Field
-from wdsplit.values import first_true, json_text, json_values, scalar_text, stored
 
 __all__ = ["NULLS", "Null", "encode_batch", "media_bytes"]
 

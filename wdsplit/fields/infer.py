@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from wdsplit.arrowtype import type_text
 from wdsplit.errors import InputError
-from wdsplit.rules import is_nested_numbers, rule_of, unwrap, why_refused
+from wdsplit.fields.arrow_types import type_text
+from wdsplit.fields.rules import is_nested_numbers, rule_of, unwrap, why_refused
 from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 

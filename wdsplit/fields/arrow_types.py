@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from wdsplit.errors import InputError
-from wdsplit.rules import is_list, is_tensor
+from wdsplit.fields.rules import is_list, is_tensor
 
 __all__ = ["list_type", "parse_type", "type_text"]
 

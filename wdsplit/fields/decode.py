@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.arrowtype import list_type, parse_type
 from wdsplit.errors import CorruptDataError
-from wdsplit.rules import is_binary, is_list, is_tensor, is_text, unwrap
+from wdsplit.fields.arrow_types import list_type, parse_type
+from wdsplit.fields.rules import is_binary, is_list, is_tensor, is_text, unwrap
 from wdsplit.shards.manifest import Field
 
 __all__ = ["decode_field", "value_type"]
