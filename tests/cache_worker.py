@@ -16,8 +16,8 @@ from pathlib import Path
 
 import xxhash
 
-import wdsplit.cache
-from wdsplit.cache import ShardCache
+import wdsplit.loading.reading.cache
+from wdsplit.loading.reading.cache import ShardCache
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import checksum_of
 from wdsplit.storage.opening import open_storage
@@ -183,7 +183,7 @@ def forks(cache, storage, shards, job):
 
 def main():
     mode, job = sys.argv[1], json.loads(sys.argv[2])
-    wdsplit.cache._READ_BYTES = job.get("read_bytes", wdsplit.cache._READ_BYTES)
+    wdsplit.loading.reading.cache._READ_BYTES = job.get("read_bytes", wdsplit.loading.reading.cache._READ_BYTES)
     storage = open_storage(job["url"])
     cache = ShardCache(job["folder"], job["max_bytes"])
     print("ready", flush=True)

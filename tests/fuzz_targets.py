@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import xxhash
 from tars import by_tarfile
 
-from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.loading.reading.block import as_objects
+from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
 from wdsplit.tar.index import dump_index, parse_index
@@ -25,7 +26,6 @@ from wdsplit.tar.members import parse_members
 from wdsplit.tar.names import split_member
 from wdsplit.tar.samples import group_samples
 from wdsplit.tar.scan import scan_tar
-from wdsplit.window import Window, pieces
 
 BLOCK = 512
 REFUSED = (CorruptDataError, InputError)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tables import DEADLINE_S, wait_until
 
-import wdsplit.ahead as module
-from wdsplit.ahead import Ahead, LazyShard, Wanted
+import wdsplit.loading.reading.read_ahead as module
 from wdsplit.errors import StorageError
-from wdsplit.openshard import OpenShard
-from wdsplit.reader import read_planned
+from wdsplit.loading.reading.open_shard import OpenShard
+from wdsplit.loading.reading.read_ahead import Ahead, LazyShard, Wanted
+from wdsplit.loading.reading.reader import read_planned
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
 

@@ -13,9 +13,9 @@ from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loader import Loader
+from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, worker_of
-from wdsplit.reader import SampleReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

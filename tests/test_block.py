@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.block import Block, Gathered, as_objects
+from wdsplit.loading.reading.block import Block, Gathered, as_objects
 
 SHARD = bytes(range(256))
 """What pending payloads are read from."""

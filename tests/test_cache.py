@@ -21,13 +21,13 @@ from faults import Delay, Flip, Shorten
 from made_datasets import sized_dataset
 from tables import DEADLINE_S, wait_until
 
-from wdsplit import cache as cache_module
-from wdsplit import cachefolder
-from wdsplit.cache import ShardCache
-from wdsplit.cachefolder import CachedFile
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.openshard import open_shard
+from wdsplit.loading.reading import cache as cache_module
+from wdsplit.loading.reading import cache_folder
+from wdsplit.loading.reading.cache import ShardCache
+from wdsplit.loading.reading.cache_folder import CachedFile
+from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.opening import open_storage
@@ -132,7 +132,7 @@ def files_in(folder):
 
 
 def warnings_in(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "wdsplit.cache"]
+    return [record.getMessage() for record in caplog.records if record.name == "wdsplit.loading.reading.cache"]
 
 
 # Opening
@@ -328,7 +328,7 @@ def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, fol
 
 def test_what_was_not_used_for_longest_is_evicted(origin, folder, monkeypatch):
     times = itertools.count(10**9)
-    monkeypatch.setattr(cachefolder, "time", SimpleNamespace(time_ns=lambda: next(times)))
+    monkeypatch.setattr(cache_folder, "time", SimpleNamespace(time_ns=lambda: next(times)))
     cache, chance, used = ShardCache(folder, 3 * origin.entry_bytes), random.Random(1), []
     for _ in range(60):
         number = chance.randrange(NUM_SHARDS)

@@ -6,10 +6,10 @@ import pytest
 from made_datasets import converted, image_pixels, images_table, numbers_table, png_bytes, sized_dataset
 from tables import all_samples
 
-from wdsplit import lookup
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, SampleNotFoundError
-from wdsplit.lookup import find_sample
-from wdsplit.openshard import open_shard
+from wdsplit.loading.reading import lookup
+from wdsplit.loading.reading.lookup import find_sample
+from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import escape_key, is_pad_key

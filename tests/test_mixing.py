@@ -5,10 +5,10 @@ import pytest
 
 import wdsplit
 from wdsplit.errors import InputError
+from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import World
 from wdsplit.shards.files import read_manifest
-from wdsplit.source import Source
 from wdsplit.storage.opening import open_storage
 
 SECRET = "hush"

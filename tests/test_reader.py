@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from made_datasets import converted, images_table, sized_dataset
 from orders import TAILS
 
-from wdsplit.openshard import open_shard
+from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.reader import SampleReader
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import split_name

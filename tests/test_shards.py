@@ -13,7 +13,7 @@ from tars import archives, binary, by_tarfile, read_by_tarfile
 from webdataset.tariterators import group_by_keys
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
-from wdsplit.openshard import check_tail, open_shard
+from wdsplit.loading.reading.open_shard import check_tail, open_shard
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import Shard
 from wdsplit.storage.local import LocalStorage

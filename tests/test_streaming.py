@@ -13,9 +13,9 @@ from made_datasets import converted
 from tables import DEADLINE_S, wait_until
 
 import wdsplit
-from wdsplit import ahead, source
-from wdsplit import cache as cache_module
 from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.loading.reading import cache as cache_module
+from wdsplit.loading.reading import read_ahead, source
 
 NUM_ROWS, PAYLOAD_BYTES = 240, 3000
 
@@ -256,7 +256,7 @@ def test_a_size_without_a_cache_is_refused(remote):
 
 def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_path, cache_dir, monkeypatch):
     """A thread that finds a shard being downloaded goes on to the next one, though there is more of the first."""
-    monkeypatch.setattr(ahead, "_REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(read_ahead, "_REQUEST_BYTES", 10_000)
     table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
     shutil.copytree(converted(tmp_path / "made", table, shards=6, lanes=1, window=2), bucket.folder / "long")
     asked, all_are_asked = [], threading.Event()

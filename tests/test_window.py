@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.block import as_objects
 from wdsplit.errors import CorruptDataError
+from wdsplit.loading.reading.block import as_objects
+from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.members import build_body, parse_members
-from wdsplit.window import Window, pieces
 
 BASE = 3 * BLOCK_BYTES
 """Where the samples begin in the shard: a window is rarely its beginning."""

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.block import Columns
 from wdsplit.errors import PipelineError
+from wdsplit.loading.reading.block import Columns
 from wdsplit.order.epoch import Int64
 
 __all__ = ["Column", "Output", "as_array", "collate", "collate_columns", "is_plain", "num_bytes", "weave"]

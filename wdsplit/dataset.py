@@ -22,7 +22,8 @@ from webdataset.pipeline import DataPipeline
 from wdsplit.decoders import Handler, decode_sample_stage
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.iteration import Iteration, resumable, why_not_one_to_one
-from wdsplit.lookup import find_sample
+from wdsplit.loading.reading.lookup import find_sample
+from wdsplit.loading.reading.source import Access, AnySource, Source, access_of
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.order.epoch import OrderOptions, Tail
 from wdsplit.order.split import AnyOrder, Steps, World, whole
@@ -30,7 +31,6 @@ from wdsplit.randomness import GeneratorKind, RandomMap
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.shared import SharedIntegers
-from wdsplit.source import Access, AnySource, Source, access_of
 from wdsplit.stages import ColumnStage, Rename, ToTuple
 from wdsplit.world import detect_rank, knows_rank, with_worker
 

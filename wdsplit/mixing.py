@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wdsplit.block import Block, Gathered, Objects
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError
+from wdsplit.loading.reading.block import Block, Gathered, Objects
+from wdsplit.loading.reading.reader import SampleReader, read_planned
+from wdsplit.loading.reading.source import Access, BlockReader, Source, access_of
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, Tail
 from wdsplit.order.mixture import MixedOrder, Part, epoch_counts, source_seed
 from wdsplit.order.split import World, assigned_lanes, whole
-from wdsplit.reader import SampleReader, read_planned
 from wdsplit.shards.files import read_manifest
-from wdsplit.source import Access, BlockReader, Source, access_of
 from wdsplit.urls import shown_url
 
 __all__ = ["MixedSource", "Mixture", "mix"]

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.block import Block
 from wdsplit.collate import collate, collate_columns
 from wdsplit.counters import Counters
 from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError, WdsplitError, noted
+from wdsplit.loading.reading.block import Block
 from wdsplit.order.epoch import Int64, hash_stream
 from wdsplit.order.split import Step, Steps, World, worker_of
 from wdsplit.segments import Ring, travelling

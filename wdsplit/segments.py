@@ -17,8 +17,8 @@ import numpy as np
 
 from wdsplit.collate import Column, as_array, is_plain, num_bytes
 from wdsplit.errors import PipelineError
+from wdsplit.loading.reading.window import pieces
 from wdsplit.storage.local import keep_freed_memory
-from wdsplit.window import pieces
 
 if TYPE_CHECKING:
     import torch

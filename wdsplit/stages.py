@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from webdataset import filters
 
-from wdsplit.block import Columns
+from wdsplit.loading.reading.block import Columns
 
 __all__ = ["ColumnStage", "Rename", "ToTuple", "wanted_fields"]
 

@@ -20,14 +20,14 @@ import xxhash
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.fields.keys import hash_keys
-from wdsplit.openshard import OpenShard, check_tail, open_shard
+from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
+from wdsplit.loading.reading.window import Window
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import is_pad_key
 from wdsplit.unique import repeated
-from wdsplit.window import Window
 
 __all__ = ["Report", "verify"]
 

@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 
 import click
 
-from wdsplit.cache import ShardCache
 from wdsplit.cli.options import json_option
 from wdsplit.cli.terminal import echo_json, human_bytes
+from wdsplit.loading.reading.cache import ShardCache
 
 __all__ = ["cache_command"]
 

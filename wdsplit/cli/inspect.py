@@ -10,8 +10,8 @@ import click
 
 from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, table
-from wdsplit.lookup import find_sample
-from wdsplit.openshard import open_shard
+from wdsplit.loading.reading.lookup import find_sample
+from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.order.distribution import Readers, reading_advice
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import readers_per_lane

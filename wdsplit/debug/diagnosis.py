@@ -18,8 +18,8 @@ from wdsplit.decoders import Decode
 from wdsplit.errors import InputError
 from wdsplit.images import ImageField
 from wdsplit.loader import Loader
+from wdsplit.loading.reading.source import Source
 from wdsplit.order.distribution import reading_advice
-from wdsplit.source import Source
 
 __all__ = ["Diagnosis", "Figures", "advice", "diagnose"]
 

@@ -12,9 +12,9 @@ import xxhash
 
 from wdsplit.errors import InputError
 from wdsplit.loader import Loader
+from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import Int64
 from wdsplit.order.split import AnyOrder
-from wdsplit.source import Source
 from wdsplit.stages import ToTuple
 
 __all__ = ["AUDITED", "Identifier", "Identities", "key_hash"]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wdsplit.openshard import OpenShard
+from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.storage.locks import ProcessLock
 
 __all__ = ["Ahead", "Fetch", "LazyShard", "Wanted"]

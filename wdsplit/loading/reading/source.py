@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-from wdsplit.ahead import Ahead
-from wdsplit.block import Block
-from wdsplit.cache import ShardCache
 from wdsplit.errors import InputError, StorageError
-from wdsplit.openshard import OpenShard, open_shard
+from wdsplit.loading.reading.block import Block
+from wdsplit.loading.reading.cache import ShardCache
+from wdsplit.loading.reading.open_shard import OpenShard, open_shard
+from wdsplit.loading.reading.read_ahead import Ahead
+from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
-from wdsplit.reader import SampleReader
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.sizes import parse_size
 from wdsplit.storage.local import Storage

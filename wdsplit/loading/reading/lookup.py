@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import InputError, SampleNotFoundError
-from wdsplit.openshard import OpenShard, open_shard
+from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.order.split import whole
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.local import Storage

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import xxhash
 
-from wdsplit.cachefolder import (
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.loading.reading.cache_folder import (
     CachedFile,
     CacheFolder,
     CacheUsage,
@@ -24,8 +25,7 @@ from wdsplit.cachefolder import (
     PartialShard,
     is_downloading,
 )
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
-from wdsplit.openshard import OpenShard, open_shard
+from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.shards.manifest import Shard, checksum_of, index_path
 from wdsplit.storage.local import LocalStorage, Storage, local_path
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, dump_index, parse_index

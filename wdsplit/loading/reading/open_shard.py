@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.block import Objects, as_objects
 from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.loading.reading.block import Objects, as_objects
+from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import Shard, index_path
 from wdsplit.storage.local import ReadableFile, Storage
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
 from wdsplit.tar.members import Members, parse_members, parse_plain_members
-from wdsplit.window import Window, pieces
 
 __all__ = ["OpenShard", "Scratch", "WindowPlace", "check_tail", "open_shard", "read_windows"]
 
