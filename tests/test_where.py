@@ -16,8 +16,8 @@ from columns import COLUMNS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from wdsplit.conditions.parse import parse_where
 from wdsplit.errors import InputError
-from wdsplit.where import parse_where
 
 OPERATORS = {
     "<": operator.lt,
@@ -757,7 +757,7 @@ def test_conditions_are_parsed_and_computed_on_the_small_stack_of_a_thread():
     script = """
 import threading
 import pyarrow as pa
-from wdsplit.where import parse_where
+from wdsplit.conditions.parse import parse_where
 
 def work():
     table = pa.table({"label": pa.array(range(100), pa.int8())})

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.conditions.parse import parse_where
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
 from wdsplit.fields.rules import is_text
 from wdsplit.order.epoch import Int64, hash_numbers, hash_stream
 from wdsplit.table import Part, Table
-from wdsplit.where import parse_where
 
 __all__ = ["Picker", "check_group_type", "hash_groups", "in_part", "parts_of"]
 

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
-from wdsplit.compare import Literal, Values, compare, compute, is_among, join, values_of
+from wdsplit.conditions.compare import Literal, Values, compare, compute, is_among, join, values_of
+from wdsplit.conditions.syntax import GRAMMAR, STRING, Source
 from wdsplit.errors import InputError
 from wdsplit.fields.rules import is_binary, is_list, is_text, unwrap
-from wdsplit.syntax import GRAMMAR, STRING, Source
 
 __all__ = ["Where", "parse_where"]
 
