@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from webdataset import tenbin
 
 from wdsplit.collate import Column, collate
-from wdsplit.decoders import decode_sample_stage
 from wdsplit.errors import CorruptDataError, InputError, PipelineError, WdsplitError
+from wdsplit.loading.stages.decoders import decode_sample_stage
 
 
 class Bomb:

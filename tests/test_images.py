@@ -12,9 +12,9 @@ import simplejpeg
 import torch
 from webdataset.autodecode import ImageHandler
 
-from wdsplit.decoders import decode_sample_stage
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.images import resized
+from wdsplit.loading.stages.decoders import decode_sample_stage
+from wdsplit.loading.stages.images import resized
 
 LIBRARIES = ["simplejpeg", "pillow"]
 every_library = pytest.mark.parametrize("library", LIBRARIES)
@@ -304,8 +304,8 @@ def test_a_library_that_is_missing_is_named_with_its_remedy():
     code = """
 import sys
 sys.modules["simplejpeg"] = None
-from wdsplit.decoders import decode_sample_stage
-from wdsplit.images import resized
+from wdsplit.loading.stages.decoders import decode_sample_stage
+from wdsplit.loading.stages.images import resized
 try:
     decode_sample_stage(resized(8)).sample({"__key__": "k", "jpg": b"\\xff\\xd8\\xff"})
 except ImportError as error:

@@ -9,8 +9,8 @@ from orders import slow_hash_stream
 from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loader import Loader
+from wdsplit.loading.stages.randomness import RandomMap
 from wdsplit.order.epoch import hash_stream
-from wdsplit.randomness import RandomMap
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

@@ -10,7 +10,7 @@ from made_datasets import converted
 from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError
 from wdsplit.loader import Loader
-from wdsplit.stages import Rename, ToTuple, wanted_fields
+from wdsplit.loading.stages.columns import Rename, ToTuple, wanted_fields
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from wdsplit.converter import convert, convert_splits
     from wdsplit.dataset import Dataset
     from wdsplit.engines.ray import RayEngine
-    from wdsplit.images import resized
     from wdsplit.loader import Loader
+    from wdsplit.loading.stages.images import resized
     from wdsplit.mixing import mix
     from wdsplit.options import ConvertOptions, PlanOptions
     from wdsplit.partwise import commit_parts, convert_part, plan_parts
@@ -88,7 +88,7 @@ _LAZY = {
     "index_tars": "wdsplit.adopt",
     "mix": "wdsplit.mixing",
     "plan_parts": "wdsplit.partwise",
-    "resized": "wdsplit.images",
+    "resized": "wdsplit.loading.stages.images",
 }
 
 

@@ -19,19 +19,19 @@ from typing import Any, NoReturn
 from webdataset.compat import FluidInterface
 from webdataset.pipeline import DataPipeline
 
-from wdsplit.decoders import Handler, decode_sample_stage
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.source import Access, AnySource, Source, access_of
+from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
+from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
+from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.order.epoch import OrderOptions, Tail
 from wdsplit.order.split import AnyOrder, Steps, World, whole
-from wdsplit.randomness import GeneratorKind, RandomMap
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
 from wdsplit.shared import SharedIntegers
-from wdsplit.stages import ColumnStage, Rename, ToTuple
 from wdsplit.world import detect_rank, knows_rank, with_worker
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
@@ -324,7 +324,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     ) -> Dataset:
         """Decode the fields of each sample by their names, as webdataset's `decode` does, but unpickle nothing unasked.
 
-        `help(wdsplit.decoders.decode_sample_stage)` describes the rest.
+        `help(wdsplit.loading.stages.decoders.decode_sample_stage)` describes the rest.
 
         Args:
             handlers: Names of image formats (`pil`, `rgb8`, `torchrgb`, ...), or functions of name and bytes.

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from webdataset import filters
 
-from wdsplit.decoders import Decode
 from wdsplit.errors import StateError
 from wdsplit.loading.reading.source import AnySource
+from wdsplit.loading.stages.columns import ColumnStage
+from wdsplit.loading.stages.decoders import Decode
+from wdsplit.loading.stages.randomness import RandomMap
 from wdsplit.order.epoch import Int64
 from wdsplit.order.split import World, reader_positions, whole
 from wdsplit.order.state import State, differences, dump_state
-from wdsplit.randomness import RandomMap
-from wdsplit.stages import ColumnStage
 
 __all__ = ["Iteration", "resumable", "why_not_one_to_one"]
 

@@ -23,11 +23,11 @@ from wdsplit.counters import Counters
 from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.reading.block import Block
+from wdsplit.loading.stages.columns import wanted_fields
 from wdsplit.order.epoch import Int64, hash_stream
 from wdsplit.order.split import Step, Steps, World, worker_of
 from wdsplit.segments import Ring, travelling
 from wdsplit.shared import SharedIntegers
-from wdsplit.stages import wanted_fields
 from wdsplit.threads import Raised
 from wdsplit.world import with_worker
 

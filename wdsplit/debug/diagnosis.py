@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.decoders import Decode
 from wdsplit.errors import InputError
-from wdsplit.images import ImageField
 from wdsplit.loader import Loader
 from wdsplit.loading.reading.source import Source
+from wdsplit.loading.stages.decoders import Decode
+from wdsplit.loading.stages.images import ImageField
 from wdsplit.order.distribution import reading_advice
 
 __all__ = ["Diagnosis", "Figures", "advice", "diagnose"]

@@ -13,9 +13,9 @@ import xxhash
 from wdsplit.errors import InputError
 from wdsplit.loader import Loader
 from wdsplit.loading.reading.source import Source
+from wdsplit.loading.stages.columns import ToTuple
 from wdsplit.order.epoch import Int64
 from wdsplit.order.split import AnyOrder
-from wdsplit.stages import ToTuple
 
 __all__ = ["AUDITED", "Identifier", "Identities", "key_hash"]
 

@@ -24,7 +24,7 @@ from webdataset import autodecode, tenbin
 from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.images import extension_of
+from wdsplit.loading.stages.images import extension_of
 
 __all__ = ["COLUMNS", "Inflate", "Payloads"]
 

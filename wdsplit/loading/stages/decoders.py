@@ -13,9 +13,9 @@ from typing import Any
 from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
-from wdsplit.images import ImageField, Resized, extension_of
 from wdsplit.loading.reading.block import Columns
-from wdsplit.payloads import COLUMNS, Inflate, Payloads
+from wdsplit.loading.stages.images import ImageField, Resized, extension_of
+from wdsplit.loading.stages.payloads import COLUMNS, Inflate, Payloads
 
 __all__ = ["Decode", "Handler", "decode_sample_stage"]
 
