@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from wdsplit.collate import collate, weave
 from wdsplit.errors import PipelineError
+from wdsplit.loading.transport.collate import collate, weave
 
 
 def woven(samples, owners, pin=False):

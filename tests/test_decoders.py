@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset import tenbin
 
-from wdsplit.collate import Column, collate
 from wdsplit.errors import CorruptDataError, InputError, PipelineError, WdsplitError
 from wdsplit.loading.stages.decoders import decode_sample_stage
+from wdsplit.loading.transport.collate import Column, collate
 
 
 class Bomb:

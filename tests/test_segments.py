@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.collate import Column, collate
 from wdsplit.errors import PipelineError
-from wdsplit.segments import Ring, Segments, travelling
+from wdsplit.loading.transport.collate import Column, collate
+from wdsplit.loading.transport.shared_segments import Ring, Segments, travelling
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 HUGE = 2**62

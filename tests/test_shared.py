@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from wdsplit.shared import SharedIntegers
+from wdsplit.loading.transport.shared_integers import SharedIntegers
 
 
 def add(shared, row, value):

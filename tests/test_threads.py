@@ -5,7 +5,7 @@ import time
 import pytest
 from tables import DEADLINE_S, wait_until
 
-from wdsplit.threads import Threads
+from wdsplit.loading.transport.thread_workers import Threads
 
 
 def settled(made, least):
@@ -76,7 +76,7 @@ def test_an_error_is_the_last_part(kind):
 
 @pytest.mark.parametrize("end", ["close", "del"])
 def test_workers_that_wait_for_room_end_with_their_parts(end, monkeypatch):
-    monkeypatch.setattr("wdsplit.threads._PATIENCE_S", DEADLINE_S)
+    monkeypatch.setattr("wdsplit.loading.transport.thread_workers._PATIENCE_S", DEADLINE_S)
     closed = []
 
     def endless():
@@ -101,7 +101,7 @@ def test_workers_that_wait_for_room_end_with_their_parts(end, monkeypatch):
 
 def test_workers_that_are_busy_are_not_waited_for_for_long(monkeypatch):
     """All of them together for a second."""
-    monkeypatch.setattr("wdsplit.threads._PATIENCE_S", 1)
+    monkeypatch.setattr("wdsplit.loading.transport.thread_workers._PATIENCE_S", 1)
     go = threading.Event()
 
     def busy():

@@ -82,7 +82,7 @@ def long_waits(monkeypatch):
     """Let who waits for a worker that does not end, or for a word of it, do so for long: nobody may have to."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", LONG_S)
     monkeypatch.setattr("torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL", LONG_S)
-    monkeypatch.setattr("wdsplit.threads._PATIENCE_S", LONG_S)
+    monkeypatch.setattr("wdsplit.loading.transport.thread_workers._PATIENCE_S", LONG_S)
 
 
 # Nothing is left, and nothing waits

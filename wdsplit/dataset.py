@@ -26,12 +26,12 @@ from wdsplit.loading.reading.source import Access, AnySource, Source, access_of
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
+from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.order.epoch import OrderOptions, Tail
 from wdsplit.order.split import AnyOrder, Steps, World, whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
-from wdsplit.shared import SharedIntegers
 from wdsplit.world import detect_rank, knows_rank, with_worker
 
 __all__ = ["Dataset", "announce", "checked_epoch"]

@@ -19,15 +19,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wdsplit.collate import Output, weave
-from wdsplit.counters import Clock, Statistics
 from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
+from wdsplit.loading.transport.collate import Output, weave
+from wdsplit.loading.transport.counters import Clock, Statistics
+from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.order.split import Step, Steps, World, whole, worker_of
 from wdsplit.order.state import State, dump_state, parse_state
 from wdsplit.parts import Parts
 from wdsplit.running import Running
-from wdsplit.threads import Threads
 
 __all__ = ["Loader"]
 

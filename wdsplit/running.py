@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsplit.errors import PipelineError
+from wdsplit.loading.transport.shared_segments import Placed, Segments
+from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.parts import Parts
-from wdsplit.segments import Placed, Segments
-from wdsplit.threads import Raised
 
 __all__ = ["Running"]
 

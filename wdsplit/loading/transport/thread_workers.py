@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdsplit.collate import num_bytes
+from wdsplit.loading.transport.collate import num_bytes
 
 __all__ = ["Raised", "Threads"]
 

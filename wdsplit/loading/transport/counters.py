@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wdsplit.shared import SharedIntegers
+from wdsplit.loading.transport.shared_integers import SharedIntegers
 
 __all__ = ["Clock", "Counters", "Statistics"]
 
