@@ -12,7 +12,7 @@ from made_datasets import numbers_dataset
 from s3server import S3Server
 from tables import end_started
 
-from wdsplit.formats import text
+from wdsplit.tables.formats import text
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "at_exit"), os.environ.get("PYTHONPATH")])

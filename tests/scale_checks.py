@@ -12,13 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from wdsplit import converter, inputs
+from wdsplit import converter
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_files
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import Shard, checksum_of, parse_manifest, shard_path
 from wdsplit.storage.local import LocalStorage
-from wdsplit.table import InputFile
+from wdsplit.tables import read
+from wdsplit.tables.table import InputFile
 from wdsplit.task import Job
 
 NUM_FILES, ROW_GROUPS, GROUP_ROWS, ROW_BYTES = 100_000, 80, 1250, 100_000
@@ -66,7 +67,7 @@ class StubEngine:
 
 
 def main(folder):
-    inputs._open_file = made_up_footer
+    read._open_file = made_up_footer
     paths = [f"s3://bucket/raw/part-{number:06d}.parquet" for number in range(NUM_FILES)]
     options = ConvertOptions(PlanOptions(shards=NUM_SHARDS, world_size=1000), mapping={"jpg": "jpg", "cls": "label"})
     started = time.monotonic()

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from wdsplit.converter import convert
 from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.table import InputFile, Table
+from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key
 
 DEADLINE_S = 300

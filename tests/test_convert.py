@@ -40,7 +40,6 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
-from wdsplit.formats import parquet
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.plan import Span
 from wdsplit.planning import plan_conversion
@@ -48,6 +47,7 @@ from wdsplit.run import Run
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.storage.opening import open_storage
+from wdsplit.tables.formats import parquet
 from wdsplit.tar.names import is_pad_key, unescape_key
 from wdsplit.task import RUN_FOLDER, Job, write_shards
 

@@ -10,7 +10,7 @@ import pytest
 from tables import converted, mixed_table, real_samples
 
 from wdsplit.errors import InputError
-from wdsplit.inputs import matching_groups, open_inputs, read_rows
+from wdsplit.tables.read import matching_groups, open_inputs, read_rows
 
 TABLE = mixed_table(60).select(["image", "caption", "label"])
 MAPPING = {"jpg": "image", "txt": "caption", "cls": "label"}

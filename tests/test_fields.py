@@ -9,9 +9,9 @@ from wdsplit.errors import InputError
 from wdsplit.fields.decode import decode_field
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import class_names, infer_fields
-from wdsplit.inputs import open_inputs
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import Field
+from wdsplit.tables.read import open_inputs
 
 NAMES = ("cat", "dög", "a b")
 

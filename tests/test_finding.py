@@ -5,8 +5,8 @@ import pytest
 from tables import write_table
 
 from wdsplit.errors import InputError
-from wdsplit.finding import find_inputs
-from wdsplit.inputs import open_inputs, read_rows
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.read import open_inputs, read_rows
 
 
 def names(folder, paths):

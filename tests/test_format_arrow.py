@@ -12,9 +12,9 @@ from tables import mixed_table
 from written_formats import arrow_bytes, orc_bytes
 
 from wdsplit.errors import InputError
-from wdsplit.formats import arrow
-from wdsplit.formats import orc as orc_format
-from wdsplit.inputs import open_inputs, read_rows
+from wdsplit.tables.formats import arrow
+from wdsplit.tables.formats import orc as orc_format
+from wdsplit.tables.read import open_inputs, read_rows
 
 WRITERS = {"file": ipc.new_file, "stream": ipc.new_stream}
 every_kind = pytest.mark.parametrize("new", WRITERS.values(), ids=WRITERS)

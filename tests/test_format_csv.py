@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsplit.errors import InputError
-from wdsplit.formats import csv as csv_format
-from wdsplit.formats import text
-from wdsplit.formats.numbers import are_exact
-from wdsplit.inputs import open_inputs
+from wdsplit.tables.formats import csv as csv_format
+from wdsplit.tables.formats import text
+from wdsplit.tables.formats.numbers import are_exact
+from wdsplit.tables.read import open_inputs
 
 PIECES = ['"', ",", "\n", "\r\n", "\t", "a", "é", " ", "b", "'", "\\", "\0"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsplit.errors import InputError
-from wdsplit.formats import jsonl, text
-from wdsplit.inputs import open_inputs
+from wdsplit.tables.formats import jsonl, text
+from wdsplit.tables.read import open_inputs
 
 
 @pytest.fixture

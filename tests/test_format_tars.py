@@ -12,8 +12,8 @@ from tables import converted, mixed_table, real_samples, shard_files, write_tabl
 from tars import archives, by_tarfile, gnu_tar
 
 from wdsplit.errors import InputError
-from wdsplit.formats import tars
-from wdsplit.inputs import open_inputs, read_rows
+from wdsplit.tables.formats import tars
+from wdsplit.tables.read import open_inputs, read_rows
 
 
 def tar_file(folder, members, name="a.tar", **options) -> str:

@@ -15,9 +15,9 @@ from written_formats import WRITERS, numbered_table, tar_bytes, write_as
 
 from wdsplit.converter import convert
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.formats import arrow, format_named, text
-from wdsplit.formats import common as formats_common
-from wdsplit.inputs import open_inputs, read_rows
+from wdsplit.tables.formats import arrow, format_named, text
+from wdsplit.tables.formats import common as formats_common
+from wdsplit.tables.read import open_inputs, read_rows
 
 TABLE = numbered_table(60)
 PLAN = {

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import mixed_table, write_files, write_table
 
-from wdsplit import inputs
 from wdsplit.errors import InputError
-from wdsplit.formats import parquet
-from wdsplit.inputs import first_payloads, open_inputs, read_rows
+from wdsplit.tables import read
+from wdsplit.tables.formats import parquet
+from wdsplit.tables.read import first_payloads, open_inputs, read_rows
 
 TABLE = mixed_table(60)
 
@@ -67,7 +67,7 @@ def test_any_rows_of_any_layout_read_in_any_batches_are_the_slice_of_the_table(
 
 def test_a_batch_does_not_hold_more_than_its_bytes_of_rows(layouts, monkeypatch):
     monkeypatch.setattr(parquet, "BATCH_BYTES", layouts["one"].files[0].data_bytes // 60 * 5)
-    monkeypatch.setattr(inputs, "_SMALL_BYTES", 1)
+    monkeypatch.setattr(read, "_SMALL_BYTES", 1)
     assert {len(rows) for rows in read_rows(layouts["one"], 0, 60, TABLE.column_names)} == {5}
 
 

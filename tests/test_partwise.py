@@ -155,7 +155,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", [*TEXTS, "tars"])
 @pytest.mark.parametrize("shuffle", [False, True], ids=["plain", "shuffled"])
 def test_inputs_without_footers_give_the_bytes_of_one_process(raw, tmp_path, monkeypatch, name, shuffle):
-    monkeypatch.setattr("wdsplit.formats.text.BLOCK_BYTES", 100)
+    monkeypatch.setattr("wdsplit.tables.formats.text.BLOCK_BYTES", 100)
     source = tmp_path / name
     if name == "tars":
         converted(str(raw), source, shards=3)

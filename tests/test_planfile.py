@@ -15,7 +15,7 @@ from wdsplit.options import PlanOptions
 from wdsplit.plan import make_plan
 from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.shards.manifest import Field
-from wdsplit.table import InputFile, Part, Remote, Selection, Table
+from wdsplit.tables.table import InputFile, Part, Remote, Selection, Table
 
 VERSION = "1.2.3"
 ALL = Selection()
@@ -219,7 +219,7 @@ import pyarrow as pa
 from wdsplit.options import PlanOptions
 from wdsplit.plan import make_plan
 from wdsplit.planfile import SavedPlan, dump_plan, parse_plan
-from wdsplit.table import InputFile, Table
+from wdsplit.tables.table import InputFile, Table
 
 FILES, GROUPS = 100_000, 80
 groups = [tuple(12_500 + (f + g) % 7 for g in range(GROUPS)) for f in range(1000)]

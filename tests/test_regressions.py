@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 from tables import DEADLINE_S, converted, labels, options, real_samples, shard_files, wait_until, write_table
 
-from wdsplit import inputs
 from wdsplit.converter import convert
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, WdsplitError
-from wdsplit.formats import parquet
-from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_conversion
 from wdsplit.run import Run
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.opening import open_storage
+from wdsplit.tables import read
+from wdsplit.tables.formats import parquet
+from wdsplit.tables.read import open_inputs, read_rows
 
 
 class Stop(Exception):  # noqa: N818 (it is no error)
@@ -185,8 +185,8 @@ def test_many_small_batches_are_joined_in_linear_time_and_order(tmp_path, monkey
     path = write_table(tmp_path / "in.parquet", {"label": range(500)}, rows_per_group=1)
     monkeypatch.setattr(parquet, "MAX_BATCH_ROWS", 1)
     looked_at = []
-    real = inputs.Rows.nbytes
-    monkeypatch.setattr(inputs.Rows, "nbytes", property(lambda rows: looked_at.append(1) or real.fget(rows)))
+    real = read.Rows.nbytes
+    monkeypatch.setattr(read.Rows, "nbytes", property(lambda rows: looked_at.append(1) or real.fget(rows)))
     parts = list(read_rows(open_inputs([path]), 0, 500, ["label"]))
     assert np.concatenate([rows.numbers for rows in parts]).tolist() == list(range(500))
     assert len(looked_at) == 500

@@ -19,11 +19,11 @@ import wdsplit
 from wdsplit.adopt import IndexOptions, index_tars
 from wdsplit.converter import convert
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
-from wdsplit.finding import find_inputs
-from wdsplit.formats import opening, parquet
-from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.planning import plan_conversion
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.formats import opening, parquet
+from wdsplit.tables.read import open_inputs, read_rows
 
 FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 20, "deadline_s": 200}
 PAGES = {"data_page_size": 20_000, "write_batch_size": 1}

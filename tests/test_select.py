@@ -16,11 +16,11 @@ from tables import input_file, table_of, write_files, write_table
 
 from wdsplit.counting import select_rows
 from wdsplit.errors import InputError
-from wdsplit.formats import parquet
 from wdsplit.grouping import Groups
-from wdsplit.inputs import open_inputs, read_rows
-from wdsplit.select import Picker, check_group_type, hash_groups, in_part, parts_of
-from wdsplit.table import Part, Selection, Table
+from wdsplit.tables.formats import parquet
+from wdsplit.tables.read import open_inputs, read_rows
+from wdsplit.tables.select import Picker, check_group_type, hash_groups, in_part, parts_of
+from wdsplit.tables.table import Part, Selection, Table
 
 MAX = 2**64
 SPLITS = {"train": 0.8, "val": 0.15, "test": 0.05}

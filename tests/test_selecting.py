@@ -36,17 +36,17 @@ from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
 from wdsplit.converter import convert, convert_splits
 from wdsplit.dataset import Dataset
-from wdsplit.formats import parquet
-from wdsplit.inputs import Rows, read_rows
 from wdsplit.loader import Loader
 from wdsplit.options import ConvertOptions
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import make_plan
 from wdsplit.planning import plan_splits
-from wdsplit.select import Picker, in_part, parts_of
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, Field
 from wdsplit.storage.local import is_temporary
-from wdsplit.table import InputFile, Table
+from wdsplit.tables.formats import parquet
+from wdsplit.tables.read import Rows, read_rows
+from wdsplit.tables.select import Picker, in_part, parts_of
+from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key, unescape_key
 from wdsplit.task import keys_of
 from wdsplit.verify import verify

@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.table import InputFile, Table
+from wdsplit.tables.table import InputFile, Table
 
 
 def file_of(number, groups, kept=None):

@@ -6,8 +6,8 @@ from written_formats import arrow_bytes
 
 from wdsplit.converter import convert
 from wdsplit.fields.json_values import decoded_parts, without_views
-from wdsplit.inputs import open_inputs, read_rows
 from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.tables.read import open_inputs, read_rows
 
 MIB = 1024**2
 

@@ -27,8 +27,6 @@ import xxhash
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.fields.keys import hash_keys
-from wdsplit.formats.common import stat_of
-from wdsplit.formats.opening import copied
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.plan import default_window, least_lanes, whole_lanes
 from wdsplit.run import Run
@@ -36,7 +34,9 @@ from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.storage.local import Storage, local_path
 from wdsplit.storage.opening import open_storage
-from wdsplit.table import Remote
+from wdsplit.tables.formats.common import stat_of
+from wdsplit.tables.formats.opening import copied
+from wdsplit.tables.table import Remote
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.samples import TarSamples, group_samples
 from wdsplit.tar.scan import scan_tar

@@ -22,7 +22,6 @@ import pyarrow as pa
 from wdsplit.cuts import SPILL_FOLDER, read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
-from wdsplit.finding import find_inputs
 from wdsplit.merge import remove_scattered
 from wdsplit.options import ConvertOptions
 from wdsplit.passes import merge_pass, scatter_pass, write_pass
@@ -37,7 +36,8 @@ from wdsplit.shards.sidecar_files import write_sidecars
 from wdsplit.spilled import left_to_spill
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
-from wdsplit.table import joined
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.table import joined
 from wdsplit.task import Job
 from wdsplit.unique import check_unique_keys
 from wdsplit.urls import shown_url

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from wdsplit.engines.local import in_order
 from wdsplit.grouping import Groups
-from wdsplit.inputs import file_batches, matching_groups
 from wdsplit.order.epoch import Int64
-from wdsplit.select import Picker, hash_groups, in_part
-from wdsplit.table import FileRange, InputFile, Part, Selection, Table
+from wdsplit.tables.read import file_batches, matching_groups
+from wdsplit.tables.select import Picker, hash_groups, in_part
+from wdsplit.tables.table import FileRange, InputFile, Part, Selection, Table
 
 __all__ = ["select_rows"]
 

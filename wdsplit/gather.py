@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.cuts import SPILL_FOLDER, read_steps
-from wdsplit.formats.common import MAX_BATCH_ROWS
-from wdsplit.inputs import Rows
 from wdsplit.merge import region_runs
 from wdsplit.order.epoch import Int64
 from wdsplit.plan import Plan
@@ -23,6 +21,8 @@ from wdsplit.scatter import BATCH_BYTES
 from wdsplit.spill import SpillFile
 from wdsplit.spilled import NUMBER, PLACE, SpilledRun, buckets_between, damaged, opened_run, parts_of
 from wdsplit.storage.opening import open_storage
+from wdsplit.tables.formats.common import MAX_BATCH_ROWS
+from wdsplit.tables.read import Rows
 
 __all__ = ["SpilledRows"]
 

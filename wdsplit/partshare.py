@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from wdsplit.cuts import Cuts, ScatterTask, read_cuts
 from wdsplit.engines.local import Engine
 from wdsplit.errors import ConvertError
-from wdsplit.inputs import check_files
 from wdsplit.notes import note_part, some, unended_parts
 from wdsplit.passes import Pass, merge_pass, scatter_pass, write_pass
 from wdsplit.plan import Plan
@@ -19,6 +18,7 @@ from wdsplit.run import Run
 from wdsplit.shards.manifest import Shard
 from wdsplit.spilled import not_spilled, unspilled
 from wdsplit.storage.local import Storage
+from wdsplit.tables.read import check_files
 from wdsplit.task import Job, refuse_taken
 
 __all__ = ["PartProgress", "Share", "cuts_of"]

@@ -32,7 +32,7 @@ from wdsplit.scatter import task_bytes
 from wdsplit.shards.manifest import Manifest, shard_path
 from wdsplit.storage.local import Storage, local_path
 from wdsplit.storage.opening import is_remote, open_storage
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.table import InputFile, Remote
 from wdsplit.task import Job
 from wdsplit.urls import shown_url
 

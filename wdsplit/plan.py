@@ -23,7 +23,7 @@ from wdsplit.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.options import PlanOptions
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import FORMAT_VERSION, Field
-from wdsplit.table import Table
+from wdsplit.tables.table import Table
 
 __all__ = [
     "Plan",

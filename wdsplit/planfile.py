@@ -25,7 +25,7 @@ from wdsplit.grouping import GroupPlaces
 from wdsplit.options import PlanOptions
 from wdsplit.plan import Plan
 from wdsplit.shards.manifest import Field, checksum_of
-from wdsplit.table import InputFile, Part, Remote, Selection, Table
+from wdsplit.tables.table import InputFile, Part, Remote, Selection, Table
 
 __all__ = ["SavedPlan", "dump_plan", "is_plan", "parse_plan"]
 

@@ -17,14 +17,14 @@ from wdsplit.counting import select_rows
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import infer_fields, refuse_repeated
 from wdsplit.fields.keys import is_key_type
-from wdsplit.finding import find_inputs
 from wdsplit.grouping import Groups
-from wdsplit.inputs import first_payloads, open_inputs
 from wdsplit.options import ConvertOptions
 from wdsplit.plan import Plan, make_plan
-from wdsplit.select import check_group_type, parts_of
 from wdsplit.shards.manifest import Field
-from wdsplit.table import Table, joined
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.read import first_payloads, open_inputs
+from wdsplit.tables.select import check_group_type, parts_of
+from wdsplit.tables.table import Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 
 __all__ = ["PathLike", "input_paths", "plan_conversion", "plan_files", "plan_splits", "refuse_splits"]

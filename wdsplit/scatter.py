@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from wdsplit.cuts import ROW_BYTES, ScatterTask, SpillJob
 from wdsplit.engines.local import end_if_told
-from wdsplit.inputs import Rows, read_rows
 from wdsplit.order.epoch import Int64
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import Plan
-from wdsplit.select import hash_groups
 from wdsplit.spilled import NUMBER, PLACE, SpilledRuns
 from wdsplit.storage.opening import open_storage
+from wdsplit.tables.read import Rows, read_rows
+from wdsplit.tables.select import hash_groups
 
 __all__ = ["BATCH_BYTES", "scatter", "task_bytes", "task_memory"]
 

@@ -20,7 +20,6 @@ from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError,
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.keys import escape_keys, number_keys, number_width
 from wdsplit.gather import SpilledRows
-from wdsplit.inputs import Rows, read_rows
 from wdsplit.notes import note_shard, own_note
 from wdsplit.plan import Plan, Span
 from wdsplit.shards.files import write_shard
@@ -29,6 +28,7 @@ from wdsplit.shards.sidecar_files import write_shard_sidecars
 from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
+from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tar.members import Body, build_body
 from wdsplit.tar.names import pad_key
 

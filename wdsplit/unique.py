@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from wdsplit.errors import InputError
 from wdsplit.fields.keys import hash_keys
-from wdsplit.inputs import Rows, read_rows
 from wdsplit.plan import Plan
+from wdsplit.tables.read import Rows, read_rows
 from wdsplit.task import keys_of
 
 __all__ = ["check_unique_keys", "repeated"]

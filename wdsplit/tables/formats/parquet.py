@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from wdsplit.engines.local import ahead
-from wdsplit.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
-from wdsplit.formats.opening import AHEAD_BYTES, HELD_BYTES, RemoteInput, open_input
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
+from wdsplit.tables.formats.opening import AHEAD_BYTES, HELD_BYTES, RemoteInput, open_input
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
 

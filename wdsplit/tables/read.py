@@ -17,12 +17,12 @@ from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.encode import media_bytes
 from wdsplit.fields.infer import class_names, needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, without_views
-from wdsplit.formats import format_named, name_of_format
-from wdsplit.formats.common import BATCH_BYTES, check_unchanged
 from wdsplit.order.epoch import Int64
-from wdsplit.select import Picker
 from wdsplit.storage.opening import is_remote
-from wdsplit.table import FileRange, InputFile, Remote, Table
+from wdsplit.tables.formats import format_named, name_of_format
+from wdsplit.tables.formats.common import BATCH_BYTES, check_unchanged
+from wdsplit.tables.select import Picker
+from wdsplit.tables.table import FileRange, InputFile, Remote, Table
 from wdsplit.urls import shown_url
 
 __all__ = ["Rows", "check_files", "file_batches", "first_payloads", "matching_groups", "open_inputs", "read_rows"]

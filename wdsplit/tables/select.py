@@ -21,7 +21,7 @@ from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
 from wdsplit.fields.rules import is_text
 from wdsplit.order.epoch import Int64, hash_numbers, hash_stream
-from wdsplit.table import Part, Table
+from wdsplit.tables.table import Part, Table
 
 __all__ = ["Picker", "check_group_type", "hash_groups", "in_part", "parts_of"]
 

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from wdsplit.errors import InputError
-from wdsplit.formats.common import changed, matching_groups, sliced
-from wdsplit.formats.numbers import are_exact
-from wdsplit.formats.opening import open_input
-from wdsplit.formats.quotes import row_end
-from wdsplit.formats.text import Block, TextReader, read_blocks
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.common import changed, matching_groups, sliced
+from wdsplit.tables.formats.numbers import are_exact
+from wdsplit.tables.formats.opening import open_input
+from wdsplit.tables.formats.quotes import row_end
+from wdsplit.tables.formats.text import Block, TextReader, read_blocks
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
 

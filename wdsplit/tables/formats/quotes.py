@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.formats.text import Block
+from wdsplit.tables.formats.text import Block
 
 __all__ = ["row_end"]
 

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.formats.common import BATCH_BYTES, changed, matching_groups, open_unchanged, sliced, stat_of
-from wdsplit.formats.opening import copied
 from wdsplit.order.epoch import Int64
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.common import BATCH_BYTES, changed, matching_groups, open_unchanged, sliced, stat_of
+from wdsplit.tables.formats.opening import copied
+from wdsplit.tables.table import InputFile, Remote
 from wdsplit.tar.names import escape_key, unescape_key
 from wdsplit.tar.samples import KEY_COLUMN, TarSamples, group_samples, sample_members
 from wdsplit.tar.scan import Scan, scan_tar, scan_window

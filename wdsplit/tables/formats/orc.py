@@ -7,9 +7,17 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.orc as orc
 
-from wdsplit.formats.common import changed, check_names, check_unchanged, checksum, matching_groups, sliced, stat_of
-from wdsplit.formats.opening import RemoteInput
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.common import (
+    changed,
+    check_names,
+    check_unchanged,
+    checksum,
+    matching_groups,
+    sliced,
+    stat_of,
+)
+from wdsplit.tables.formats.opening import RemoteInput
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
 

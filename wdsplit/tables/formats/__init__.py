@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 import pyarrow as pa
 
 from wdsplit.errors import InputError
-from wdsplit.formats.opening import open_input
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.opening import open_input
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["FOLDER_SUFFIXES", "Format", "format_named", "is_compressed", "name_of_format"]
 
@@ -94,7 +94,7 @@ def is_compressed(path: str) -> bool:
 
 def format_named(name: str) -> Format:
     """Return the module of a format, imported when it is first asked for."""
-    return cast(Format, importlib.import_module(f"wdsplit.formats.{_MODULES[name]}"))
+    return cast(Format, importlib.import_module(f"wdsplit.tables.formats.{_MODULES[name]}"))
 
 
 _MODULES = {"parquet": "parquet", "arrow": "arrow", "orc": "orc", "csv": "csv", "jsonl": "jsonl", "tar": "tars"}

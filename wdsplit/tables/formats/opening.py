@@ -16,7 +16,7 @@ import xxhash
 
 from wdsplit.engines.local import end_if_told, in_order
 from wdsplit.storage.opening import open_object
-from wdsplit.table import Remote
+from wdsplit.tables.table import Remote
 
 __all__ = ["AHEAD_BYTES", "HELD_BYTES", "RemoteInput", "copied", "joined_ranges", "open_input"]
 

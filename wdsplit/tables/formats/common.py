@@ -10,8 +10,8 @@ import pyarrow as pa
 import xxhash
 
 from wdsplit.errors import InputError
-from wdsplit.formats.opening import RemoteInput
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.opening import RemoteInput
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = [
     "BATCH_BYTES",

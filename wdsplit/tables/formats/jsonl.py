@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.json
 
 from wdsplit.errors import InputError
-from wdsplit.formats.common import changed, matching_groups, sliced
-from wdsplit.formats.jsontypes import TwoTypesError, described, has_large_doubles, joined_types, reading_type
-from wdsplit.formats.numbers import inexact_numbers, number_places
-from wdsplit.formats.text import Block, TextReader, read_blocks
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.common import changed, matching_groups, sliced
+from wdsplit.tables.formats.jsontypes import TwoTypesError, described, has_large_doubles, joined_types, reading_type
+from wdsplit.tables.formats.numbers import inexact_numbers, number_places
+from wdsplit.tables.formats.text import Block, TextReader, read_blocks
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
 

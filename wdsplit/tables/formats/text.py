@@ -13,9 +13,9 @@ import xxhash
 
 from wdsplit.engines.local import end_if_told
 from wdsplit.errors import InputError
-from wdsplit.formats.common import open_unchanged, stat_of
-from wdsplit.formats.opening import AHEAD_BYTES, open_input
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.common import open_unchanged, stat_of
+from wdsplit.tables.formats.opening import AHEAD_BYTES, open_input
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["BLOCK_BYTES", "Block", "TextReader", "read_blocks"]
 

@@ -20,9 +20,17 @@ import pyarrow.ipc as ipc
 import xxhash
 
 from wdsplit.errors import InputError
-from wdsplit.formats.common import BATCH_BYTES, changed, check_names, check_unchanged, matching_groups, sliced, stat_of
-from wdsplit.formats.opening import HELD_BYTES, RemoteInput, open_input
-from wdsplit.table import InputFile, Remote
+from wdsplit.tables.formats.common import (
+    BATCH_BYTES,
+    changed,
+    check_names,
+    check_unchanged,
+    matching_groups,
+    sliced,
+    stat_of,
+)
+from wdsplit.tables.formats.opening import HELD_BYTES, RemoteInput, open_input
+from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
 
