@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import wdsplit
-from wdsplit.world import detect_rank
+from wdsplit.loading.world import detect_rank
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
 

@@ -20,9 +20,9 @@ import torch.distributed as distributed
 from made_datasets import deliveries, delivering
 from torch.nn.parallel import DistributedDataParallel
 
-from wdsplit.dataset import Dataset
-from wdsplit.loader import Loader
-from wdsplit.mixing import mix
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.mix import mix
 
 GLOBAL_BATCH = 24
 RESUMED_EPOCH = 2

@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from wdsplit import debug
-from wdsplit.dataset import Dataset
 from wdsplit.debug.record import Record
 from wdsplit.errors import InputError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 BATCH_SIZE = 6
 

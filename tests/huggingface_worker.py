@@ -20,11 +20,11 @@ from made_datasets import deliveries, delivering
 from torchruns import leave_group
 from transformers import TrainerCallback, TrainingArguments
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.integrations.accelerate import PreparedLoader
 from wdsplit.integrations.transformers import WdsplitTrainer
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 GLOBAL_BATCH = 12
 SAVE_AFTER = 4

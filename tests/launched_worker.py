@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchruns import leave_group
 
-from wdsplit.dataset import Dataset
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 GLOBAL_BATCH = 12
 LEARNING_RATE = 0.1
@@ -30,7 +30,7 @@ def plain(path, out):
     messages = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
-    logger = logging.getLogger("wdsplit.world")
+    logger = logging.getLogger("wdsplit.loading.world")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     dataset = delivering(Dataset(path))

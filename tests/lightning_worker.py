@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torchmetrics import MeanMetric
 from torchruns import leave_group
 
-from wdsplit.dataset import Dataset
 from wdsplit.integrations.lightning import EpochCallback, WdsplitDataModule
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 GLOBAL_BATCH = 12
 SAVE_AFTER = 4

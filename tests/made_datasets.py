@@ -15,8 +15,8 @@ from orders import slow_epoch, slow_lanes
 from PIL import Image
 
 from wdsplit import ConvertOptions, PlanOptions, convert
-from wdsplit.dataset import Dataset
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.shards.files import read_manifest, write_manifest, write_shard
 from wdsplit.shards.manifest import Field, Manifest, Shards, shard_path

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as distributed
 from made_datasets import deliveries, delivering
 
-from wdsplit.dataset import Dataset
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 
 def told(dataset, loader):

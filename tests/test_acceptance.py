@@ -24,7 +24,7 @@ from acceptance_worker import (
 from made_datasets import deliveries, expected_batches, real_rows, sized_dataset
 from torchruns import Ended, delivered, end_processes, processes_of, torchrun, woven
 
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.xdist_group("acceptance")
 

@@ -8,11 +8,11 @@ import pytest
 from made_datasets import numbers_dataset
 
 import wdsplit.audit
-import wdsplit.loader
+import wdsplit.loading.loader
 from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder
 from wdsplit.order.split import Steps, worker_of
@@ -332,7 +332,7 @@ BROKEN_LOADERS = {
     ("loader", "expected"), [pytest.param(*case, id=case[0].__name__) for case in BROKEN_LOADERS.items()]
 )
 def test_a_loader_that_breaks_a_promise_is_found(numbers, monkeypatch, loader, expected):
-    monkeypatch.setattr(wdsplit.loader, "Loader", loader)
+    monkeypatch.setattr(wdsplit.loading.loader, "Loader", loader)
     found = set(broken(numbers, TWO_READING_RANKS))
     assert expected <= found
     assert found <= set(READ_PROMISES)

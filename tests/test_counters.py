@@ -5,8 +5,8 @@ import time
 import pytest
 from loader_kinds import every_kind
 
-from wdsplit.dataset import Dataset
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.loading.transport.counters import Counters, Statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

@@ -20,10 +20,10 @@ from made_datasets import (
     sized_dataset,
 )
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError
-from wdsplit.loader import Loader
-from wdsplit.mixing import mix
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.mix import mix
 from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -328,7 +328,7 @@ def test_a_group_is_refused_where_none_is_initialised(numbers):
 
 def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, caplog):
     path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
-    with caplog.at_level(logging.INFO, "wdsplit.dataset"):
+    with caplog.at_level(logging.INFO, "wdsplit.loading.dataset"):
         dataset = Dataset(path, seed=11, rank=0, world_size=3)
         for _ in range(3):
             list(dataset)
@@ -342,7 +342,7 @@ def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, cap
 
 def test_a_world_that_divides_the_lanes_is_not_warned(tmp_path, caplog):
     path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
-    with caplog.at_level(logging.INFO, "wdsplit.dataset"):
+    with caplog.at_level(logging.INFO, "wdsplit.loading.dataset"):
         list(Dataset(path, rank=0, world_size=2))
     assert len(caplog.records) == 1
 

@@ -19,14 +19,14 @@ from test_architecture import modules_loaded_by
 from torchruns import torchrun
 
 from wdsplit import debug, mix, resized
-from wdsplit.dataset import Dataset
 from wdsplit.debug import delivered
 from wdsplit.debug.diagnosis import Figures, advice
 from wdsplit.debug.parameters import differing, odd_ones
 from wdsplit.debug.ranks import Meetings, Ranks
 from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.integrations.delegate import Delegate
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import hash_stream
 
 pytestmark = [

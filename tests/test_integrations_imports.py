@@ -17,7 +17,9 @@ def output_of(script):
 
 
 def test_importing_wdsplit_and_its_loader_loads_no_training_library():
-    script = "import sys, wdsplit.integrations, wdsplit.loader; print(*{name.split('.')[0] for name in sys.modules})"
+    script = (
+        "import sys, wdsplit.integrations, wdsplit.loading.loader; print(*{name.split('.')[0] for name in sys.modules})"
+    )
     loaded = set(output_of(script).split())
     assert "wdsplit" in loaded
     assert not loaded & {name for names in LIBRARIES.values() for name in names}

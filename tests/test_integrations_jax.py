@@ -10,9 +10,9 @@ from made_datasets import delivering, expected_batches, real_rows
 from s3server import free_port
 from tables import outputs_of, start_process
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import MissingDependencyError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.xdist_group("jax")
 

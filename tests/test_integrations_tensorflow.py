@@ -12,8 +12,8 @@ from s3server import free_port
 from tables import outputs_of, start_process
 
 from wdsplit.errors import MissingDependencyError, TopologyError
+from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import World
-from wdsplit.world import detect_rank
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 

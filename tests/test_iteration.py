@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wdsplit import mix
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, StateError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 

@@ -23,11 +23,11 @@ from s3server import free_port
 from tables import outputs_of, start_process
 from torchruns import torchrun, woven
 
-from wdsplit import world as world_module
-from wdsplit.dataset import Dataset
 from wdsplit.errors import TopologyError
+from wdsplit.loading import world as world_module
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import World
-from wdsplit.world import detect_rank
 
 WORKER = Path(__file__).parent / "launched_worker.py"
 TIMEOUT_S = 900

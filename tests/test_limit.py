@@ -20,9 +20,9 @@ from made_datasets import (
 )
 from orders import slow_epoch, slow_lanes
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, SampleNotFoundError, StateError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.shards.manifest import Manifest, Shard, Shards, first_samples
 

@@ -31,7 +31,6 @@ from made_datasets import (
     sized_dataset,
 )
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -41,7 +40,8 @@ from wdsplit.errors import (
     TopologyError,
     WdsplitError,
 )
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

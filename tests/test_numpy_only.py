@@ -5,9 +5,9 @@ from checks import names_in, outcomes
 from loader_kinds import every_kind
 from made_datasets import converted, images_table
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, PipelineError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 # Without torch
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from made_datasets import deliveries, delivering, expected_epoch, interleaved, real_rows, sized_dataset
 from torchruns import delivered
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import CorruptDataError
-from wdsplit.loader import Loader
-from wdsplit.mixing import mix
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.mix import mix
 from wdsplit.shards.manifest import shard_path
 
 few_examples = settings(max_examples=30)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from orders import slow_hash_stream
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, PipelineError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.randomness import RandomMap
 from wdsplit.order.epoch import hash_stream
 

@@ -35,8 +35,8 @@ from wdsplit import InputError, OutputExistsError, PlanOptions
 from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
 from wdsplit.converter import convert, convert_splits
-from wdsplit.dataset import Dataset
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.options import ConvertOptions
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.plan import make_plan

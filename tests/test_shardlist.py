@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsplit.errors import DatasetNotFoundError, InputError, TopologyError
-from wdsplit.shardlist import EpochShardList, next_turn
+from wdsplit.loading.epoch_shard_list import EpochShardList, next_turn
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

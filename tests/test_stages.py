@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_datasets import converted
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.loading.stages.columns import Rename, ToTuple, wanted_fields
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

@@ -22,9 +22,9 @@ from loader_kinds import KINDS, every_kind
 from made_datasets import converted, deliveries, delivering, expected_batches
 from tables import DEADLINE_S, start_process, wait_until
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -223,7 +223,7 @@ def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, most_parts):
 @pytest.mark.parametrize("most_together", [1, 2])
 def test_what_is_made_ahead_is_bounded_in_steps(payloads, options, most_together, monkeypatch):
     """The first parcel of each worker has one step, the others as many as travel together."""
-    monkeypatch.setattr("wdsplit.parts._PARCEL_STEPS", most_together)
+    monkeypatch.setattr("wdsplit.loading.worker._PARCEL_STEPS", most_together)
     loader = Loader(Dataset(payloads), 10, prefetch_factor=3, **options)
     batches = iter(loader)
     for delivered in range(1, 4):

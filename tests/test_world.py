@@ -9,8 +9,8 @@ from tables import outputs_of, start_process
 from torch.distributed.device_mesh import init_device_mesh
 
 from wdsplit.errors import TopologyError
+from wdsplit.loading.world import detect_rank, is_group_initialised, with_worker
 from wdsplit.order.split import World
-from wdsplit.world import detect_rank, is_group_initialised, with_worker
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 
@@ -111,7 +111,7 @@ def test_a_device_mesh_counts_as_a_group(gloo):
 
 
 def test_asking_for_the_rank_loads_no_torch():
-    script = "import sys, wdsplit.world; print(wdsplit.world.detect_rank(environ={}), 'torch' in sys.modules)"
+    script = "import sys, wdsplit.loading.world; print(wdsplit.loading.world.detect_rank(environ={}), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.split()[-1] == "False", done.stderr
 
@@ -127,7 +127,7 @@ MEMBER = """
 import sys
 import torch.distributed as distributed
 from wdsplit.errors import TopologyError
-from wdsplit.world import detect_rank
+from wdsplit.loading.world import detect_rank
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

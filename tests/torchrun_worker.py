@@ -16,11 +16,11 @@ import torch.utils.data
 from made_datasets import all_deliveries, deliveries, delivering, real_rows
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import TopologyError
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import World
-from wdsplit.world import detect_rank
 
 GLOBAL_BATCH = 12
 

@@ -104,7 +104,7 @@ def run_race(number: str, name: str, folder: str) -> dict[str, Any]:
     reader = next(reader for reader in race.readers if reader.name == name)
     if race.part == "jpeg":
         restrict_to_cores(CORES)
-    for module in ("torch", "wdsplit.loader", reader.module):
+    for module in ("torch", "wdsplit.loading.loader", reader.module):
         importlib.import_module(module)
     started = time.perf_counter()
     stream = reader.read(Path(folder), race.workers)

@@ -52,7 +52,7 @@ MEMORY_ROWS = {"small": 400_000, "image": 15_000}
 MEMORY_RANKS, MEMORY_FACTOR = 2, 10
 MEMORY_SHARDS = 16
 """Shards of the smaller dataset of the memory part."""
-IMPORTED = ("torch", "wdsplit.loader", "simplejpeg")
+IMPORTED = ("torch", "wdsplit.loading.loader", "simplejpeg")
 LOOKS = 50
 """How often memory is looked at in an epoch."""
 DEADLINE_S = 600

@@ -61,7 +61,7 @@ def make_many(folder: Path, num_shards: int) -> Path:
 
 def first_batch(dataset: str, workers: str, place: str) -> dict[str, Any]:
     """Return the seconds from making a dataset to the first batch, at the start of an epoch or in its middle."""
-    import wdsplit.loader
+    import wdsplit.loading.loader
 
     state = json.loads((Path(dataset) / "middle.json").read_text())
     started = time.perf_counter()
@@ -78,7 +78,7 @@ def first_batch(dataset: str, workers: str, place: str) -> dict[str, Any]:
 
 def memory_by_epoch(dataset: str, workers: str) -> dict[str, Any]:
     """Return the MiB that this process holds beyond what imports take, or all that the larger of its workers holds."""
-    import wdsplit.loader
+    import wdsplit.loading.loader
 
     base = 0 if int(workers) else resident_kib(os.getpid())
     loader = wdsplit.Loader(

@@ -34,7 +34,7 @@ Result = dict[str, Any]
 READY = "ready\n"
 DEADLINE_S = 600
 """A task that takes longer hangs."""
-IMPORTED = ("torch", "wdsplit.loader", "botocore.session")
+IMPORTED = ("torch", "wdsplit.loading.loader", "botocore.session")
 """What is imported before the clock of any stream starts, even where a library would import it later."""
 
 

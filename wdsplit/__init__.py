@@ -29,14 +29,14 @@ from wdsplit.errors import (
 if TYPE_CHECKING:
     from wdsplit.adopt import IndexOptions, index_tars
     from wdsplit.converter import convert, convert_splits
-    from wdsplit.dataset import Dataset
     from wdsplit.engines.ray import RayEngine
-    from wdsplit.loader import Loader
+    from wdsplit.loading.dataset import Dataset
+    from wdsplit.loading.epoch_shard_list import EpochShardList
+    from wdsplit.loading.loader import Loader
+    from wdsplit.loading.mix import mix
     from wdsplit.loading.stages.images import resized
-    from wdsplit.mixing import mix
     from wdsplit.options import ConvertOptions, PlanOptions
     from wdsplit.partwise import commit_parts, convert_part, plan_parts
-    from wdsplit.shardlist import EpochShardList
 
 __all__ = [
     "ConvertError",
@@ -75,10 +75,10 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
     "ConvertOptions": "wdsplit.options",
-    "Dataset": "wdsplit.dataset",
-    "EpochShardList": "wdsplit.shardlist",
+    "Dataset": "wdsplit.loading.dataset",
+    "EpochShardList": "wdsplit.loading.epoch_shard_list",
     "IndexOptions": "wdsplit.adopt",
-    "Loader": "wdsplit.loader",
+    "Loader": "wdsplit.loading.loader",
     "PlanOptions": "wdsplit.options",
     "RayEngine": "wdsplit.engines.ray",
     "commit_parts": "wdsplit.partwise",
@@ -86,7 +86,7 @@ _LAZY = {
     "convert_part": "wdsplit.partwise",
     "convert_splits": "wdsplit.converter",
     "index_tars": "wdsplit.adopt",
-    "mix": "wdsplit.mixing",
+    "mix": "wdsplit.loading.mix",
     "plan_parts": "wdsplit.partwise",
     "resized": "wdsplit.loading.stages.images",
 }

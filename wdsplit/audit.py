@@ -221,8 +221,8 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
 def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
     try:
-        from wdsplit.dataset import Dataset
-        from wdsplit.loader import Loader
+        from wdsplit.loading.dataset import Dataset
+        from wdsplit.loading.loader import Loader
     except ModuleNotFoundError as error:
         raise MissingDependencyError.for_extra("torch") from error
 

@@ -18,7 +18,7 @@ from wdsplit.debug.identity import AUDITED, Identifier
 from wdsplit.debug.ranks import CheckError, Meetings, Ranks, listed
 from wdsplit.debug.record import Facts, Record, due_positions, key_at, num_due
 from wdsplit.errors import InputError
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 
 __all__ = ["AUDITED", "Audit", "EpochAudit", "audit"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import InputError
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.decoders import Decode
 from wdsplit.loading.stages.images import ImageField

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from wdsplit.errors import InputError
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.columns import ToTuple
 from wdsplit.order.epoch import Int64

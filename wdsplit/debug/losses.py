@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import whole
-from wdsplit.world import detect_rank
 
 __all__ = ["Divergence", "LossLog", "Losses", "read_losses"]
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import xxhash
 
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.world import detect_rank, is_group_initialised
+from wdsplit.loading.world import detect_rank, is_group_initialised
 
 __all__ = ["CheckError", "Meetings", "Ranks", "barrier", "listed", "names_of"]
 

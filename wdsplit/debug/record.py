@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.debug.identity import Identifier, key_hash
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import EpochOrder, Int64
 from wdsplit.order.split import Steps
 

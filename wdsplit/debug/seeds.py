@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsplit.errors import InputError
+from wdsplit.loading.world import detect_rank
 from wdsplit.order.epoch import MAX_SEED, hash_stream
 from wdsplit.order.split import whole
-from wdsplit.world import detect_rank
 
 __all__ = ["Seeded", "set_seed"]
 

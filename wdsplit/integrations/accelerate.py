@@ -11,9 +11,9 @@ from typing import Any
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
 from wdsplit.integrations.delegate import Delegate
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import World
-from wdsplit.world import detect_rank
 
 try:
     from accelerate.data_loader import DataLoaderStateMixin

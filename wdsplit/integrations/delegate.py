@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsplit.errors import InputError
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 
 __all__ = ["Delegate"]
 

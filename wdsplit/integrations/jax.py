@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
 from wdsplit.integrations.progress import AheadLoader, Progress
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 from wdsplit.order.split import Step, World, whole
 from wdsplit.order.state import State
 

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import MissingDependencyError, TopologyError
 from wdsplit.integrations.delegate import Delegate
-from wdsplit.loader import Loader
-from wdsplit.world import detect_rank
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.world import detect_rank
 
 __all__ = ["EpochCallback", "WdsplitDataModule"]
 

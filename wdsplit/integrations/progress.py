@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 from wdsplit.order.split import Step, Steps
 from wdsplit.order.state import State, dump_state
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.integrations.progress import AheadLoader, Progress
-from wdsplit.loader import Loader
+from wdsplit.loading.loader import Loader
 from wdsplit.loading.transport.collate import as_array
 from wdsplit.order.split import whole
 from wdsplit.order.state import State

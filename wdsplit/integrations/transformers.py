@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.integrations.accelerate import PreparedLoader
 from wdsplit.integrations.delegate import Delegate
-from wdsplit.loader import Loader
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
 
 try:
     from accelerate.utils import recursively_apply

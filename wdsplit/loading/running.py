@@ -13,7 +13,7 @@ from typing import Any
 from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.shared_segments import Placed, Segments
 from wdsplit.loading.transport.thread_workers import Raised
-from wdsplit.parts import Parts
+from wdsplit.loading.worker import Parts
 
 __all__ = ["Running"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import InputError
+from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block, Gathered, Objects
 from wdsplit.loading.reading.reader import SampleReader, read_planned
 from wdsplit.loading.reading.source import Access, BlockReader, Source, access_of

@@ -20,19 +20,19 @@ from webdataset.compat import FluidInterface
 from webdataset.pipeline import DataPipeline
 
 from wdsplit.errors import InputError, TopologyError
-from wdsplit.iteration import Iteration, resumable, why_not_one_to_one
+from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.source import Access, AnySource, Source, access_of
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
 from wdsplit.loading.transport.shared_integers import SharedIntegers
+from wdsplit.loading.world import detect_rank, knows_rank, with_worker
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.order.epoch import OrderOptions, Tail
 from wdsplit.order.split import AnyOrder, Steps, World, whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
-from wdsplit.world import detect_rank, knows_rank, with_worker
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
 

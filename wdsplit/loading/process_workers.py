@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from wdsplit.parts import Bound, Parts
+from wdsplit.loading.worker import Bound, Parts
 
 __all__ = ["worker_processes"]
 

@@ -19,15 +19,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wdsplit.dataset import Dataset, announce, checked_epoch
 from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
+from wdsplit.loading.dataset import Dataset, announce, checked_epoch
+from wdsplit.loading.running import Running
 from wdsplit.loading.transport.collate import Output, weave
 from wdsplit.loading.transport.counters import Clock, Statistics
 from wdsplit.loading.transport.thread_workers import Threads
+from wdsplit.loading.worker import Parts
 from wdsplit.order.split import Step, Steps, World, whole, worker_of
 from wdsplit.order.state import State, dump_state, parse_state
-from wdsplit.parts import Parts
-from wdsplit.running import Running
 
 __all__ = ["Loader"]
 
@@ -308,7 +308,7 @@ class Loader:
         """Return the parts of all workers in turn; worker processes start when it is iterated."""
         if not self.num_workers:
             return parts
-        from wdsplit.processes import worker_processes
+        from wdsplit.loading.process_workers import worker_processes
 
         return worker_processes(
             parts,

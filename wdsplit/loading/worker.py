@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.dataset import Dataset
 from wdsplit.errors import PipelineError, WdsplitError, noted
+from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
 from wdsplit.loading.stages.columns import wanted_fields
 from wdsplit.loading.transport.collate import collate, collate_columns
@@ -27,9 +27,9 @@ from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.transport.shared_segments import Ring, travelling
 from wdsplit.loading.transport.thread_workers import Raised
+from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import Int64, hash_stream
 from wdsplit.order.split import Step, Steps, World, worker_of
-from wdsplit.world import with_worker
 
 __all__ = ["Bound", "Parts"]
 

@@ -18,8 +18,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from webdataset.shardlists import expand_urls
 from webdataset.utils import pytorch_worker_info
 
-from wdsplit.dataset import checked_epoch
 from wdsplit.errors import InputError, TopologyError
+from wdsplit.loading.dataset import checked_epoch
 from wdsplit.order.epoch import Int64, OrderOptions, Tail, hash_stream, permutation
 from wdsplit.order.split import World, whole
 from wdsplit.shards.files import read_manifest
