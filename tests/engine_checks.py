@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import wdsplit
-from wdsplit.adopt import IndexOptions, index_tars
+from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import ConvertError, CorruptDataError, InputError, StorageError, UnansweredError
-from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.verify import verify
 
 
@@ -120,7 +120,10 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
     }.items():
         wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", ConvertOptions(options))
         merged, out = [], folder / f"{name}-merged"
-        with patch("wdsplit.cuts._MOST_PARTS", 3), patch("wdsplit.scatter._LEAST_BYTES", 4096):
+        with (
+            patch("wdsplit.conversion.shuffle.steps._MOST_PARTS", 3),
+            patch("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096),
+        ):
             chosen = ConvertOptions(options, memory=1)
             report = lambda plan, progress, merged=merged: merged.append(progress.merged or 0)  # noqa: E731
             manifest = wdsplit.convert(folder / "in.parquet", out, chosen, report, engine=engine)

@@ -12,15 +12,15 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from wdsplit import converter
-from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.planning import plan_files
+from wdsplit.conversion import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.planning import plan_files
+from wdsplit.conversion.task import Job
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import Shard, checksum_of, parse_manifest, shard_path
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tables import read
 from wdsplit.tables.table import InputFile
-from wdsplit.task import Job
 
 NUM_FILES, ROW_GROUPS, GROUP_ROWS, ROW_BYTES = 100_000, 80, 1250, 100_000
 NUM_SHARDS = 1_000_000
@@ -77,9 +77,9 @@ def main(folder):
 
     engine = StubEngine(plan)
     job = Job("s3://bucket/train", plan, 1)
-    published = converter._write(job, engine, {}, lambda plan, progress: None)
+    published = convert._write(job, engine, {}, lambda plan, progress: None)
     storage = LocalStorage(folder)
-    write_manifest(storage, converter._manifest(plan, (), published))
+    write_manifest(storage, convert._manifest(plan, (), published))
     header, table = (Path(folder, name).read_bytes() for name in ("wdsplit.json", "shards.parquet"))
     manifest = parse_manifest(header, table)
     print(

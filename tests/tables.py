@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key
 
@@ -194,6 +194,6 @@ def wait_until(condition, what) -> None:
 
 def little_memory(monkeypatch):
     """Let a task hold 4 kB, so that even a small table makes many runs, merges and gatherings."""
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.gather.BATCH_BYTES", 1024)
-    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", 3)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.gather.BATCH_BYTES", 1024)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", 3)

@@ -17,10 +17,10 @@ from tables import files_below, sample_offsets, session_processes, start_script,
 from tars import by_tarfile, gnu_tar
 
 import wdsplit
-from wdsplit import adopt
-from wdsplit.adopt import IndexOptions, index_tars
 from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
+from wdsplit.conversion import adopt_tars
+from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Field, index_path
@@ -309,8 +309,8 @@ def test_a_tar_that_is_written_to_while_it_is_read_is_refused(folder, monkeypatc
         os.utime(folder / "part-0.tar", ns=(1, 1))
         return scan_tar(data)
 
-    scan_tar = adopt.scan_tar
-    monkeypatch.setattr(adopt, "scan_tar", scan_and_touch)
+    scan_tar = adopt_tars.scan_tar
+    monkeypatch.setattr(adopt_tars, "scan_tar", scan_and_touch)
     with pytest.raises(InputError, match="changed while it was read") as caught:
         index_tars(folder)
     assert caught.value.url == str(folder / "part-0.tar")
@@ -396,7 +396,7 @@ def test_the_header_of_before_is_gone_when_the_manifest_is_written(folder, monke
         raise KeyboardInterrupt
 
     index_tars(folder)
-    monkeypatch.setattr(adopt, "write_manifest", killed)
+    monkeypatch.setattr(adopt_tars, "write_manifest", killed)
     with pytest.raises(KeyboardInterrupt):
         index_tars(folder, IndexOptions(overwrite=True))
     assert not (folder / HEADER_NAME).exists()
@@ -423,7 +423,7 @@ def test_another_process_that_writes_into_the_folder_is_waited_for(folder):
 
 INDEX = """
 import sys
-from wdsplit.adopt import IndexOptions, index_tars
+from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
 
 if __name__ == "__main__":
     print("ready", flush=True)

@@ -275,6 +275,6 @@ def test_importing_wdsplit_loads_nothing_that_is_large_or_optional():
 
 
 def test_converting_needs_no_torch():
-    loaded = modules_loaded_by("import wdsplit.converter")
+    loaded = modules_loaded_by("import wdsplit.conversion.convert")
     assert "pyarrow" in loaded
     assert not loaded & {"torch", "webdataset", "ray", "s3fs"}

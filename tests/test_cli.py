@@ -30,13 +30,13 @@ from tables import (
 )
 
 import wdsplit
-from wdsplit import passes
 from wdsplit.cli import cli, main
+from wdsplit.conversion import passes
+from wdsplit.conversion.plan.plan import Span
+from wdsplit.conversion.task import RUN_FOLDER
 from wdsplit.errors import StorageError
-from wdsplit.plan import Span
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.tar.names import unescape_key
-from wdsplit.task import RUN_FOLDER
 
 COMMANDS = sorted(cli.commands)
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
@@ -824,7 +824,7 @@ def test_the_program_is_quiet_on_standard_error_unless_it_is_a_terminal(table, o
 
 def test_verbose_says_on_standard_error_what_is_decided(table, output):
     ended = run_program("-v", "convert", table, output, "--map", "cls=cls", "--jobs", 1)
-    assert (ended.code, ended.err) == (0, "wdsplit.planning: columns that are not written: txt\n")
+    assert (ended.code, ended.err) == (0, "wdsplit.conversion.planning: columns that are not written: txt\n")
     assert ended.out.startswith(f"{output}: ")
 
 

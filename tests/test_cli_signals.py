@@ -15,7 +15,7 @@ from tables import DEADLINE_S, session_processes, wait_until, write_table
 
 import wdsplit
 from wdsplit.cli import main
-from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.storage.local import is_temporary
 

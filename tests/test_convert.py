@@ -32,7 +32,12 @@ from tables import (
     write_table,
 )
 
-from wdsplit.converter import convert
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.plan import Span
+from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.run import Run
+from wdsplit.conversion.task import RUN_FOLDER, Job, write_shards
 from wdsplit.errors import (
     ConvertError,
     DatasetNotFoundError,
@@ -40,16 +45,11 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
-from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.plan import Span
-from wdsplit.planning import plan_conversion
-from wdsplit.run import Run
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats import parquet
 from wdsplit.tar.names import is_pad_key, unescape_key
-from wdsplit.task import RUN_FOLDER, Job, write_shards
 
 NUM_ROWS = 103
 TABLE = mixed_table(NUM_ROWS)
@@ -746,9 +746,9 @@ def test_progress_never_goes_back_and_ends_complete(table_path, tmp_path, jobs):
 
 CONVERT = """
 import sys
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions
-from wdsplit.options import PlanOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
 def main():
     source, output, jobs, resume = sys.argv[1:5]
     def progress(plan, progress):
@@ -838,9 +838,9 @@ def test_ctrl_c_at_the_very_beginning_leaves_nothing_that_blocks_a_second_try(lo
 KILLS_ITS_WORKER = """
 import os, signal, sys
 from pathlib import Path
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions
-from wdsplit.options import PlanOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
 killed = []
 def kill_a_worker(plan, progress):
     if progress.shards and not killed:
@@ -868,9 +868,9 @@ def test_a_worker_that_is_killed_fails_the_run_which_can_be_resumed(long_path, l
 
 NO_GUARD = """
 import sys
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions
-from wdsplit.options import PlanOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
 convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=8), jobs=2, overwrite=sys.argv[3] == "overwrite"))
 print("Finished!")
 """
@@ -890,10 +890,10 @@ def test_a_script_without_a_main_guard_does_not_claim_success(table_path, tmp_pa
 
 FULL_DISK = """
 import resource, signal, sys
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import StorageError
-from wdsplit.options import PlanOptions
+from wdsplit.conversion.plan.options import PlanOptions
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000))
 try:

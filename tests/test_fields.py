@@ -4,12 +4,12 @@ import pyarrow as pa
 import pytest
 from tables import all_samples, converted, write_table
 
-from wdsplit.converter import convert
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import InputError
 from wdsplit.fields.decode import decode_field
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import class_names, infer_fields
-from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.read import open_inputs
 

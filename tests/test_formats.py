@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tables import converted, options, shard_files, write_table
 from written_formats import WRITERS, numbered_table, tar_bytes, write_as
 
-from wdsplit.converter import convert
+from wdsplit.conversion.convert import convert
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.tables.formats import arrow, format_named, text
 from wdsplit.tables.formats import common as formats_common

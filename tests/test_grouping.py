@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsplit.grouping import Groups, group_order, place_groups
+from wdsplit.conversion.plan.grouping import Groups, group_order, place_groups
 
 U64 = st.integers(0, 2**64 - 1)
 rows = st.lists(st.sampled_from([0, 1, 7, 2**63, 2**64 - 1, *range(100, 112)]), max_size=60)

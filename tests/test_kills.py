@@ -19,9 +19,9 @@ SHARDS = 24
 
 CONVERT = f"""
 import sys
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions
-from wdsplit.options import PlanOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
 
 if __name__ == "__main__":
     source, output, resume, shuffle = sys.argv[1:]

@@ -198,8 +198,8 @@ def writable(tmp_path):
 
 CONVERT = """
 import sys
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 
 if __name__ == "__main__":
     source, output = sys.argv[1:]

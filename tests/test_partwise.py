@@ -16,8 +16,14 @@ from tables import DEADLINE_S, converted, files_below, mixed_table, wait_until, 
 
 import wdsplit
 from wdsplit.cli import main
-from wdsplit.converter import convert, convert_splits
-from wdsplit.cuts import ScatterTask, SpillJob, read_cuts
+from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.parts import PartProgress, commit_parts, convert_part, needed_passes, plan_parts
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.plan_file import parse_plan
+from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.shuffle.scatter import scatter
+from wdsplit.conversion.shuffle.steps import ScatterTask, SpillJob, read_cuts
+from wdsplit.conversion.task import refuse_taken
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import (
     ConvertError,
@@ -27,15 +33,9 @@ from wdsplit.errors import (
     OutputExistsError,
     StorageError,
 )
-from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.partwise import PartProgress, commit_parts, convert_part, needed_passes, plan_parts
-from wdsplit.planfile import parse_plan
-from wdsplit.planning import plan_conversion
-from wdsplit.scatter import scatter
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import LocalStorage, is_temporary
 from wdsplit.storage.opening import open_storage
-from wdsplit.task import refuse_taken
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 NOTES = f"{RUN_FOLDER}/shards"
@@ -266,7 +266,7 @@ def test_a_part_ends_when_another_run_takes_the_output_over(long, tmp_path, raw,
 
 def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belong_together(raw, tmp_path, monkeypatch):
     """As of a part that was thought to be dead: whichever ends last, what it noted is what it has written."""
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     options = chosen(shards=8, shuffle=True, memory=2**28 + 2**27 + 2**20)
     convert(raw, tmp_path / "one", options)
     plan_parts(raw, tmp_path / "out", tmp_path / "plan", options)
@@ -291,7 +291,7 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
 
 @pytest.mark.parametrize("more", [{"shuffle": True}, {"group_by": "name"}], ids=["shuffled", "grouped"])
 def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no_rows(raw, tmp_path, monkeypatch, more):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     little, much = chosen(shards=4, memory=1, **more), chosen(shards=4, **more)
     plan_parts(raw, tmp_path / "late", tmp_path / "old", little)
     convert_part(tmp_path / "old", 0, 1, "scatter")
@@ -386,8 +386,8 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
 
 @pytest.mark.parametrize("most", [256, 3])
 def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, capsys, most):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_parts(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
     with pytest.raises(InputError, match="takes several passes") as found:
@@ -415,7 +415,7 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
 
 
 def test_the_rows_and_the_parts_that_are_not_scattered_are_named(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 40_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 40_000)
     plan = tmp_path / "plan"
     plan_parts(raw, tmp_path / "out", plan, chosen(shards=12, shuffle=True, memory=1))
     for part in (0, 1, 3):
@@ -498,7 +498,7 @@ def test_a_plan_file_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_plan_of_another_version_is_refused(begun, monkeypatch):
-    monkeypatch.setattr("wdsplit.partwise.version", lambda _: "99.0")
+    monkeypatch.setattr("wdsplit.conversion.parts.version", lambda _: "99.0")
     with pytest.raises(InputError, match="another version") as found:
         convert_part(begun[0], 0, 1)
     assert "99.0" in found.value.expected and found.value.place == str(begun[0])
@@ -694,7 +694,7 @@ def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch):
     def full(*_):
         raise StorageError("the system refused: No space left on device")
 
-    monkeypatch.setattr("wdsplit.partwise.write_cuts", full)
+    monkeypatch.setattr("wdsplit.conversion.parts.write_cuts", full)
     with pytest.raises(StorageError, match="No space left"):
         plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=6, shuffle=True))
     assert files_below(tmp_path) == ["file"]

@@ -9,11 +9,11 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from wdsplit.conversion.plan.grouping import GroupPlaces, Groups
+from wdsplit.conversion.plan.options import PlanOptions
+from wdsplit.conversion.plan.plan import make_plan
+from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
-from wdsplit.grouping import GroupPlaces, Groups
-from wdsplit.options import PlanOptions
-from wdsplit.plan import make_plan
-from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.table import InputFile, Part, Remote, Selection, Table
 
@@ -216,9 +216,9 @@ def test_another_version_is_refused_with_both():
 LARGE = """
 import resource, sys, time
 import pyarrow as pa
-from wdsplit.options import PlanOptions
-from wdsplit.plan import make_plan
-from wdsplit.planfile import SavedPlan, dump_plan, parse_plan
+from wdsplit.conversion.plan.options import PlanOptions
+from wdsplit.conversion.plan.plan import make_plan
+from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, parse_plan
 from wdsplit.tables.table import InputFile, Table
 
 FILES, GROUPS = 100_000, 80

@@ -19,9 +19,9 @@ from s3server import free_port
 from tables import wait_until, write_files, write_table
 
 import wdsplit
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import InputError
-from wdsplit.options import ConvertOptions, PlanOptions
 
 pytestmark = pytest.mark.xdist_group("ray")
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from tables import DEADLINE_S, converted, labels, options, real_samples, shard_files, wait_until, write_table
 
-from wdsplit.converter import convert
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.run import Run
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, WdsplitError
-from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.planning import plan_conversion
-from wdsplit.run import Run
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables import read
@@ -57,7 +57,7 @@ def test_what_an_interrupted_run_has_spilled_is_not_taken_for_another(tmp_path, 
 
 
 def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     path, scattered = numbered(tmp_path / "in.parquet", 0), []
 
     def stop(plan, progress):
@@ -111,7 +111,7 @@ def test_tables_with_views_are_selected_from(tmp_path, changes):
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table)
     if "splits" in changes:
-        from wdsplit.converter import convert_splits
+        from wdsplit.conversion.convert import convert_splits
 
         manifests = convert_splits(path, tmp_path / "out", ConvertOptions(PlanOptions(shards=1), **changes))
         assert sum(manifest.num_samples for manifest in manifests.values()) == 60
@@ -122,7 +122,7 @@ def test_tables_with_views_are_selected_from(tmp_path, changes):
 
 
 def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 1)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 1)
     path = write_table(tmp_path / "in.parquet", {"label": range(7)}, rows_per_group=1)
     convert(path, tmp_path / "out", ConvertOptions(PlanOptions(shards=3, shuffle=True, pad="drop"), memory=1))
     assert len(labels(tmp_path / "out")) == 6
@@ -130,8 +130,8 @@ def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("most", [256, 2])
 def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 20_000)
-    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 20_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
     groups = [0 if n % 3 else n for n in range(3000)]
     path = write_table(tmp_path / "in.parquet", {"label": range(3000), "group": groups}, rows_per_group=100)
     plan = PlanOptions(shards=2, group_by="group")

@@ -16,11 +16,11 @@ from tars import by_tarfile
 from written_formats import WRITERS, arrow_bytes, numbered_table, tar_bytes
 
 import wdsplit
-from wdsplit.adopt import IndexOptions, index_tars
-from wdsplit.converter import convert
+from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.planning import plan_conversion
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
-from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.planning import plan_conversion
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats import opening, parquet
 from wdsplit.tables.read import open_inputs, read_rows

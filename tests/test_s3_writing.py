@@ -13,14 +13,14 @@ from faults import CutUpload, Delay, ErrorAnswer, LoseAnswer, Stall, expired_tok
 from s3server import KEY_ID, SECRET
 from tables import mixed_table, session_processes, start_script, wait_until, write_files, write_table
 
-from wdsplit.converter import convert, convert_splits
+from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.task import Job
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
-from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_client import S3Client, S3Options
-from wdsplit.task import Job
 
 FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 """Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
@@ -194,8 +194,8 @@ def test_a_store_that_does_not_list_uploads_is_written_to_all_the_same(bucket, f
     ids=["one job", "two jobs", "shuffle", "emit", "groups", "splits"],
 )
 def test_a_conversion_to_a_bucket_writes_the_bytes_of_one_to_the_disk(bucket, source, tmp_path, options, monkeypatch):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 50_000)
-    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", 3)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", 3)
     function = convert_splits if "splits" in options else convert
     function(source, tmp_path / "out", chosen(**options))
     function(source, f"{bucket.url}/some/out", chosen(**options))
@@ -224,7 +224,7 @@ def test_processes_write_with_the_options_of_the_store(bucket, source, expected,
 
 
 def test_spilled_rows_are_read_by_ranges_and_neighbours_by_one_request(bucket, source, fault_proxy, monkeypatch):
-    monkeypatch.setattr("wdsplit.scatter._LEAST_BYTES", 50_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
     convert(source, f"{bucket.url}/out", chosen(shuffle=True))
     reads = [e.request for e in fault_proxy.exchanges if e.request.method == "GET" and ".arrow" in e.request.path]
     runs = {request.path for request in reads}
@@ -314,8 +314,8 @@ def test_a_store_that_does_not_answer_any_more_is_not_waited_for_twice(
 CONVERT = f"""
 import sys
 import wdsplit.storage.s3_upload
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 
 if __name__ == "__main__":
     wdsplit.storage.s3_upload._PART_BYTES = {PART_BYTES}
@@ -517,7 +517,7 @@ def test_the_command_writes_to_a_bucket_and_tells_the_url_and_no_secret(bucket, 
 
 
 def test_inputs_of_the_output_are_refused(bucket, source, tmp_path):
-    from wdsplit.run import Run
+    from wdsplit.conversion.run import Run
 
     run = Run(open_storage(f"{bucket.url}/out"))
     with pytest.raises(InputError, match="inside the output"):

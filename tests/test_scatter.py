@@ -18,17 +18,17 @@ from tables import (
     write_files,
 )
 
-from wdsplit.converter import convert
-from wdsplit.cuts import SPILL_FOLDER, ScatterTask, SpillJob, cut_into_steps, read_cuts, write_cuts
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.shuffle.gather import SpilledRows
+from wdsplit.conversion.shuffle.merge import merge, remove_scattered
+from wdsplit.conversion.shuffle.runs import not_spilled, unspilled
+from wdsplit.conversion.shuffle.scatter import scatter, task_bytes
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, ScatterTask, SpillJob, cut_into_steps, read_cuts, write_cuts
 from wdsplit.errors import CorruptDataError, WdsplitError
-from wdsplit.gather import SpilledRows
-from wdsplit.merge import merge, remove_scattered
-from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.order.permutation import RowPermutation
-from wdsplit.planning import plan_conversion
-from wdsplit.scatter import scatter, task_bytes
 from wdsplit.shards.manifest import RUN_FOLDER
-from wdsplit.spilled import not_spilled, unspilled
 from wdsplit.storage.local import is_temporary
 from wdsplit.storage.opening import open_storage
 
@@ -127,7 +127,7 @@ def spilled(output, plan, held):
 @pytest.mark.parametrize("pad", ["repeat", "drop"])
 def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
     little_memory(monkeypatch)
-    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
     steps = spilled(output, plan, held)
@@ -165,14 +165,14 @@ def test_memory_is_shared_by_the_jobs():
 
 CONVERT = """
 import sys
-import wdsplit.cuts
-from wdsplit.converter import convert
-from wdsplit.options import ConvertOptions
-from wdsplit.options import PlanOptions
+import wdsplit.conversion.shuffle.steps
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
 
 if __name__ == "__main__":
     source, output, jobs, resume = sys.argv[1:]
-    wdsplit.cuts._MOST_PARTS = 3
+    wdsplit.conversion.shuffle.steps._MOST_PARTS = 3
     options = ConvertOptions(
         PlanOptions(shards=40, shuffle=True, seed=1), jobs=int(jobs), memory=2**20, resume=resume == "resume"
     )
@@ -300,7 +300,7 @@ def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatc
 @pytest.mark.parametrize("most", [256, 3])
 def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkeypatch, most):
     little_memory(monkeypatch)
-    monkeypatch.setattr("wdsplit.cuts._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
     output = str(tmp_path / "out")
     spilled(output, plan, 4096)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import input_file, table_of, write_files, write_table
 
-from wdsplit.counting import select_rows
+from wdsplit.conversion.counting import select_rows
+from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.errors import InputError
-from wdsplit.grouping import Groups
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.read import open_inputs, read_rows
 from wdsplit.tables.select import Picker, check_group_type, hash_groups, in_part, parts_of

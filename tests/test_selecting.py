@@ -34,13 +34,14 @@ from tables import (
 from wdsplit import InputError, OutputExistsError, PlanOptions
 from wdsplit.audit import AuditOptions, audit
 from wdsplit.cli import main
-from wdsplit.converter import convert, convert_splits
+from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.plan import make_plan
+from wdsplit.conversion.planning import plan_splits
+from wdsplit.conversion.task import keys_of
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.options import ConvertOptions
 from wdsplit.order.permutation import RowPermutation
-from wdsplit.plan import make_plan
-from wdsplit.planning import plan_splits
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, Field
 from wdsplit.storage.local import is_temporary
 from wdsplit.tables.formats import parquet
@@ -48,7 +49,6 @@ from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import Picker, in_part, parts_of
 from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key, unescape_key
-from wdsplit.task import keys_of
 from wdsplit.verify import verify
 
 NUM_ROWS = 240
@@ -826,14 +826,14 @@ def test_values_that_differ_by_a_nul_alone_are_groups_of_their_own(tmp_path):
 
 CONVERT = """
 import sys
-import wdsplit.cuts
-import wdsplit.scatter
-from wdsplit.converter import convert_splits
-from wdsplit.options import ConvertOptions, PlanOptions
+import wdsplit.conversion.shuffle.steps
+import wdsplit.conversion.shuffle.scatter
+from wdsplit.conversion.convert import convert_splits
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 
 if __name__ == "__main__":
     source, output, jobs, resume = sys.argv[1:]
-    wdsplit.scatter._LEAST_BYTES, wdsplit.cuts._MOST_PARTS = 20_000, 3
+    wdsplit.conversion.shuffle.scatter._LEAST_BYTES, wdsplit.conversion.shuffle.steps._MOST_PARTS = 20_000, 3
     options = ConvertOptions(
         PlanOptions(shards=9, group_by="label", shuffle=True), where="label != 77", splits={"train": 0.6, "val": 0.4},
         jobs=int(jobs), memory=2**20, resume=resume == "resume"

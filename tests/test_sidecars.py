@@ -23,9 +23,9 @@ from tables import files_below, real_samples, tar_samples, write_table
 from tars import SIZES, binary, payload
 
 from wdsplit.cli import cli
-from wdsplit.converter import convert
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import InputError, OutputExistsError, StorageError
-from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.shards import sidecar_files, sidecars
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.shards.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog

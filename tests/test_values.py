@@ -4,9 +4,9 @@ import pytest
 from tables import converted, real_samples, shard_files, write_table
 from written_formats import arrow_bytes
 
-from wdsplit.converter import convert
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.fields.json_values import decoded_parts, without_views
-from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.tables.read import open_inputs, read_rows
 
 MIB = 1024**2

@@ -59,8 +59,8 @@ def make_image(path: Path, num_rows: int) -> None:
 
 def wdsplit_jobs(jobs: int, **plan: Any) -> Callable[[str, str], None]:
     def run(source: str, output: str) -> None:
-        from wdsplit.converter import convert
-        from wdsplit.options import ConvertOptions, PlanOptions
+        from wdsplit.conversion.convert import convert
+        from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 
         convert(source, output, ConvertOptions(PlanOptions(shard_size=SHARD_BYTES, **plan), jobs=jobs))
 

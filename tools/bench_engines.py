@@ -26,10 +26,10 @@ import pyarrow as pa
 import ray
 from bench_convert import make_image, make_small
 
-from wdsplit.converter import convert
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.engines.ray import RayEngine
-from wdsplit.options import ConvertOptions, PlanOptions
 from wdsplit.sizes import parse_size
 
 CPUS = 2

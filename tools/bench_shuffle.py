@@ -22,16 +22,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsplit.cuts import write_cuts
+from wdsplit.conversion.passes import merge_pass, scatter_pass, write_pass
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.shuffle.merge import remove_scattered
+from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.steps import write_cuts
+from wdsplit.conversion.task import Job
 from wdsplit.engines.local import LocalEngine
-from wdsplit.merge import remove_scattered
-from wdsplit.options import ConvertOptions, PlanOptions
-from wdsplit.passes import merge_pass, scatter_pass, write_pass
-from wdsplit.plan import Plan
-from wdsplit.planning import plan_conversion
-from wdsplit.scatter import task_bytes
 from wdsplit.storage.opening import open_storage
-from wdsplit.task import Job
 
 FILE_ROWS = 1_000_000
 

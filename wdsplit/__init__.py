@@ -27,16 +27,16 @@ from wdsplit.errors import (
 )
 
 if TYPE_CHECKING:
-    from wdsplit.adopt import IndexOptions, index_tars
-    from wdsplit.converter import convert, convert_splits
+    from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
+    from wdsplit.conversion.convert import convert, convert_splits
+    from wdsplit.conversion.parts import commit_parts, convert_part, plan_parts
+    from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
     from wdsplit.engines.ray import RayEngine
     from wdsplit.loading.dataset import Dataset
     from wdsplit.loading.epoch_shard_list import EpochShardList
     from wdsplit.loading.loader import Loader
     from wdsplit.loading.mix import mix
     from wdsplit.loading.stages.images import resized
-    from wdsplit.options import ConvertOptions, PlanOptions
-    from wdsplit.partwise import commit_parts, convert_part, plan_parts
 
 __all__ = [
     "ConvertError",
@@ -74,20 +74,20 @@ __version__ = version("wdsplit")
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
-    "ConvertOptions": "wdsplit.options",
+    "ConvertOptions": "wdsplit.conversion.plan.options",
     "Dataset": "wdsplit.loading.dataset",
     "EpochShardList": "wdsplit.loading.epoch_shard_list",
-    "IndexOptions": "wdsplit.adopt",
+    "IndexOptions": "wdsplit.conversion.adopt_tars",
     "Loader": "wdsplit.loading.loader",
-    "PlanOptions": "wdsplit.options",
+    "PlanOptions": "wdsplit.conversion.plan.options",
     "RayEngine": "wdsplit.engines.ray",
-    "commit_parts": "wdsplit.partwise",
-    "convert": "wdsplit.converter",
-    "convert_part": "wdsplit.partwise",
-    "convert_splits": "wdsplit.converter",
-    "index_tars": "wdsplit.adopt",
+    "commit_parts": "wdsplit.conversion.parts",
+    "convert": "wdsplit.conversion.convert",
+    "convert_part": "wdsplit.conversion.parts",
+    "convert_splits": "wdsplit.conversion.convert",
+    "index_tars": "wdsplit.conversion.adopt_tars",
     "mix": "wdsplit.loading.mix",
-    "plan_parts": "wdsplit.partwise",
+    "plan_parts": "wdsplit.conversion.parts",
     "resized": "wdsplit.loading.stages.images",
 }
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from wdsplit.conversion.duplicate_keys import repeated
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.fields.keys import hash_keys
@@ -27,7 +28,6 @@ from wdsplit.shards.manifest import Manifest, Shard, checksum_of
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import is_pad_key
-from wdsplit.unique import repeated
 
 __all__ = ["Report", "verify"]
 

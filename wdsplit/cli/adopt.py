@@ -7,9 +7,9 @@ from typing import TextIO
 
 import click
 
-from wdsplit.adopt import IndexOptions, IndexProgress, index_tars
 from wdsplit.cli.options import engine_options, json_option, open_engine
 from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
+from wdsplit.conversion.adopt_tars import IndexOptions, IndexProgress, index_tars
 from wdsplit.shards.manifest import Manifest
 from wdsplit.urls import shown_url
 

@@ -11,8 +11,8 @@ from click.core import ParameterSource
 
 from wdsplit.cli.options import with_options
 from wdsplit.cli.terminal import byte_size, human_bytes
+from wdsplit.conversion.plan.options import PADS, ConvertOptions, PlanOptions
 from wdsplit.fields.encode import NULLS
-from wdsplit.options import PADS, ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sidecars import SIDECARS
 

@@ -13,11 +13,11 @@ from wdsplit.cli.conversion import conversion_options, dataset_text, given, plan
 from wdsplit.cli.options import engine_options, open_engine
 from wdsplit.cli.parts import run_part
 from wdsplit.cli.terminal import Bar, human_bytes, progress_bar, stderr
-from wdsplit.converter import Progress, convert, convert_splits
+from wdsplit.conversion.convert import Progress, convert, convert_splits
+from wdsplit.conversion.parts import PASSES, Pass
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.run import Run
 from wdsplit.errors import WdsplitError
-from wdsplit.partwise import PASSES, Pass
-from wdsplit.plan import Plan
-from wdsplit.run import Run
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
 

@@ -10,8 +10,8 @@ import click
 
 from wdsplit.cli.conversion import dataset_text
 from wdsplit.cli.terminal import human_bytes, progress_bar, stderr
+from wdsplit.conversion.parts import PartProgress, Pass, commit_parts, convert_part
 from wdsplit.engines.local import Engine
-from wdsplit.partwise import PartProgress, Pass, commit_parts, convert_part
 from wdsplit.urls import shown_url
 
 __all__ = ["commit_command", "run_part"]

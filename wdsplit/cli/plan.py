@@ -10,9 +10,9 @@ import click
 from wdsplit.cli.conversion import conversion_options, given, plan_options, run_options
 from wdsplit.cli.options import json_option
 from wdsplit.cli.terminal import echo_json, table
-from wdsplit.partwise import needed_passes, plan_parts
-from wdsplit.plan import Plan
-from wdsplit.planning import plan_splits
+from wdsplit.conversion.parts import needed_passes, plan_parts
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.planning import plan_splits
 
 __all__ = ["plan_command"]
 

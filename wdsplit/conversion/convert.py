@@ -19,27 +19,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.cuts import SPILL_FOLDER, read_cuts, write_cuts
+from wdsplit.conversion.duplicate_keys import check_unique_keys
+from wdsplit.conversion.passes import merge_pass, scatter_pass, write_pass
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.plan import Plan, default_window
+from wdsplit.conversion.planning import PathLike, input_paths, plan_files, refuse_splits
+from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.run import Run
+from wdsplit.conversion.shuffle.merge import remove_scattered
+from wdsplit.conversion.shuffle.runs import left_to_spill
+from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, read_cuts, write_cuts
+from wdsplit.conversion.task import Job
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
-from wdsplit.merge import remove_scattered
-from wdsplit.options import ConvertOptions
-from wdsplit.passes import merge_pass, scatter_pass, write_pass
-from wdsplit.plan import Plan, default_window
-from wdsplit.planning import PathLike, input_paths, plan_files, refuse_splits
-from wdsplit.published import Published
-from wdsplit.run import Run
-from wdsplit.scatter import task_bytes
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shard
 from wdsplit.shards.sidecar_files import write_sidecars
-from wdsplit.spilled import left_to_spill
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.table import joined
-from wdsplit.task import Job
-from wdsplit.unique import check_unique_keys
 from wdsplit.urls import shown_url
 
 __all__ = ["Prepared", "Progress", "commit", "convert", "convert_splits", "prepare"]

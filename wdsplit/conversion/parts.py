@@ -16,24 +16,24 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
-from wdsplit.converter import commit, prepare
-from wdsplit.cuts import write_cuts
+from wdsplit.conversion.convert import commit, prepare
+from wdsplit.conversion.part_share import PartProgress, Share, cuts_of
+from wdsplit.conversion.passes import PASSES, Pass
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, is_plan, parse_plan
+from wdsplit.conversion.planning import PathLike
+from wdsplit.conversion.record.notes import noted, some, unended_parts
+from wdsplit.conversion.run import Run
+from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.steps import write_cuts
+from wdsplit.conversion.task import Job
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
-from wdsplit.notes import noted, some, unended_parts
-from wdsplit.options import ConvertOptions
-from wdsplit.partshare import PartProgress, Share, cuts_of
-from wdsplit.passes import PASSES, Pass
-from wdsplit.plan import Plan
-from wdsplit.planfile import SavedPlan, dump_plan, is_plan, parse_plan
-from wdsplit.planning import PathLike
-from wdsplit.run import Run
-from wdsplit.scatter import task_bytes
 from wdsplit.shards.manifest import Manifest, shard_path
 from wdsplit.storage.local import Storage, local_path
 from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.tables.table import InputFile, Remote
-from wdsplit.task import Job
 from wdsplit.urls import shown_url
 
 __all__ = ["PASSES", "PartProgress", "Pass", "commit_parts", "convert_part", "needed_passes", "plan_parts"]

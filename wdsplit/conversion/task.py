@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from wdsplit.cuts import SpillJob
+from wdsplit.conversion.plan.plan import Plan, Span
+from wdsplit.conversion.record.notes import note_shard, own_note
+from wdsplit.conversion.shuffle.gather import SpilledRows
+from wdsplit.conversion.shuffle.steps import SpillJob
 from wdsplit.engines.local import ahead, end_if_told
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.keys import escape_keys, number_keys, number_width
-from wdsplit.gather import SpilledRows
-from wdsplit.notes import note_shard, own_note
-from wdsplit.plan import Plan, Span
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.shards.sidecar_files import write_shard_sidecars

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.task import keys_of
 from wdsplit.errors import InputError
 from wdsplit.fields.keys import hash_keys
-from wdsplit.plan import Plan
 from wdsplit.tables.read import Rows, read_rows
-from wdsplit.task import keys_of
 
 __all__ = ["check_unique_keys", "repeated"]
 

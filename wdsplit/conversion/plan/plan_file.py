@@ -20,10 +20,10 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from wdsplit.conversion.plan.grouping import GroupPlaces
+from wdsplit.conversion.plan.options import PlanOptions
+from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
-from wdsplit.grouping import GroupPlaces
-from wdsplit.options import PlanOptions
-from wdsplit.plan import Plan
 from wdsplit.shards.manifest import Field, checksum_of
 from wdsplit.tables.table import InputFile, Part, Remote, Selection, Table
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import orjson
 import xxhash
 
-from wdsplit.notes import own_note
-from wdsplit.plan import Plan
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.record.notes import own_note
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.local import Storage
 

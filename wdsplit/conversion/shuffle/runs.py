@@ -15,12 +15,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from wdsplit.cuts import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps
+from wdsplit.conversion.record.notes import read_note
+from wdsplit.conversion.shuffle.spill_file import BUCKETS, SpillFile, open_spill
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
-from wdsplit.notes import read_note
 from wdsplit.order.epoch import Int64
-from wdsplit.spill import BUCKETS, SpillFile, open_spill
 from wdsplit.storage.local import PendingFile, Storage
 
 __all__ = [

@@ -24,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from wdsplit.conversion.duplicate_keys import repeated
+from wdsplit.conversion.plan.plan import default_window, least_lanes, whole_lanes
+from wdsplit.conversion.run import Run
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.fields.keys import hash_keys
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
-from wdsplit.plan import default_window, least_lanes, whole_lanes
-from wdsplit.run import Run
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.storage.local import Storage, local_path
@@ -40,7 +41,6 @@ from wdsplit.tables.table import Remote
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.samples import TarSamples, group_samples
 from wdsplit.tar.scan import scan_tar
-from wdsplit.unique import repeated
 
 __all__ = ["IndexOptions", "IndexProgress", "index_tars"]
 

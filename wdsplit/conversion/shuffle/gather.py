@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.cuts import SPILL_FOLDER, read_steps
-from wdsplit.merge import region_runs
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.shuffle.merge import region_runs
+from wdsplit.conversion.shuffle.runs import NUMBER, PLACE, SpilledRun, buckets_between, damaged, opened_run, parts_of
+from wdsplit.conversion.shuffle.scatter import BATCH_BYTES
+from wdsplit.conversion.shuffle.spill_file import SpillFile
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, read_steps
 from wdsplit.order.epoch import Int64
-from wdsplit.plan import Plan
-from wdsplit.scatter import BATCH_BYTES
-from wdsplit.spill import SpillFile
-from wdsplit.spilled import NUMBER, PLACE, SpilledRun, buckets_between, damaged, opened_run, parts_of
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.engines.local import in_order
-from wdsplit.grouping import Groups
 from wdsplit.order.epoch import Int64
 from wdsplit.tables.read import file_batches, matching_groups
 from wdsplit.tables.select import Picker, hash_groups, in_part

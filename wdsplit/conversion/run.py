@@ -15,18 +15,18 @@ from typing import Any
 
 import orjson
 
-from wdsplit.cuts import SPILL_FOLDER
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.record.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
+from wdsplit.conversion.task import PLAN_NAME, holds_plan, refuse_taken
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
-from wdsplit.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
-from wdsplit.plan import Plan
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.shards.sidecar_files import shard_sidecars
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
 from wdsplit.storage.local import Storage, is_temporary
 from wdsplit.tar.index import INDEX_ENTRY_BYTES
-from wdsplit.task import PLAN_NAME, holds_plan, refuse_taken
 
 __all__ = ["Run"]
 

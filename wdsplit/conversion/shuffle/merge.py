@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from wdsplit.cuts import MergeTask, SpillJob, Steps
+from wdsplit.conversion.shuffle.runs import SpilledRun, SpilledRuns, buckets_between, listed_runs, opened_run, parts_of
+from wdsplit.conversion.shuffle.steps import MergeTask, SpillJob, Steps
 from wdsplit.engines.local import end_if_told
-from wdsplit.spilled import SpilledRun, SpilledRuns, buckets_between, listed_runs, opened_run, parts_of
 from wdsplit.storage.local import Storage
 from wdsplit.storage.opening import open_storage
 

@@ -18,9 +18,9 @@ import numpy as np
 import orjson
 import xxhash
 
+from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
+from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
-from wdsplit.grouping import GroupPlaces, Groups, place_groups
-from wdsplit.options import PlanOptions
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import FORMAT_VERSION, Field
 from wdsplit.tables.table import Table

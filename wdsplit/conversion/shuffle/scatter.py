@@ -13,12 +13,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.cuts import ROW_BYTES, ScatterTask, SpillJob
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.shuffle.runs import NUMBER, PLACE, SpilledRuns
+from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, SpillJob
 from wdsplit.engines.local import end_if_told
 from wdsplit.order.epoch import Int64
 from wdsplit.order.permutation import RowPermutation
-from wdsplit.plan import Plan
-from wdsplit.spilled import NUMBER, PLACE, SpilledRuns
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import hash_groups

@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from wdsplit.counting import select_rows
+from wdsplit.conversion.counting import select_rows
+from wdsplit.conversion.plan.grouping import Groups
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.errors import InputError
 from wdsplit.fields.infer import infer_fields, refuse_repeated
 from wdsplit.fields.keys import is_key_type
-from wdsplit.grouping import Groups
-from wdsplit.options import ConvertOptions
-from wdsplit.plan import Plan, make_plan
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import first_payloads, open_inputs

@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.record.published import Published
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError
-from wdsplit.plan import Plan
-from wdsplit.published import Published
 from wdsplit.shards.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.storage.local import Storage
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
-from wdsplit.cuts import MergeTask, ScatterTask, SpillJob, Steps
+from wdsplit.conversion.plan.plan import Span, task_spans
+from wdsplit.conversion.shuffle.merge import merge
+from wdsplit.conversion.shuffle.scatter import scatter, task_memory
+from wdsplit.conversion.shuffle.steps import MergeTask, ScatterTask, SpillJob, Steps
+from wdsplit.conversion.task import Job, describe_rows, describe_span, unless_taken, write_shards
 from wdsplit.engines.local import Engine
-from wdsplit.merge import merge
 from wdsplit.order.epoch import Int64
-from wdsplit.plan import Span, task_spans
-from wdsplit.scatter import scatter, task_memory
 from wdsplit.shards.manifest import Shard
-from wdsplit.task import Job, describe_rows, describe_span, unless_taken, write_shards
 
 __all__ = ["PASSES", "Pass", "TaskPass", "merge_pass", "scatter_pass", "write_pass"]
 

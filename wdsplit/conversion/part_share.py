@@ -8,18 +8,18 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from wdsplit.cuts import Cuts, ScatterTask, read_cuts
+from wdsplit.conversion.passes import Pass, merge_pass, scatter_pass, write_pass
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.record.notes import note_part, some, unended_parts
+from wdsplit.conversion.run import Run
+from wdsplit.conversion.shuffle.runs import not_spilled, unspilled
+from wdsplit.conversion.shuffle.steps import Cuts, ScatterTask, read_cuts
+from wdsplit.conversion.task import Job, refuse_taken
 from wdsplit.engines.local import Engine
 from wdsplit.errors import ConvertError
-from wdsplit.notes import note_part, some, unended_parts
-from wdsplit.passes import Pass, merge_pass, scatter_pass, write_pass
-from wdsplit.plan import Plan
-from wdsplit.run import Run
 from wdsplit.shards.manifest import Shard
-from wdsplit.spilled import not_spilled, unspilled
 from wdsplit.storage.local import Storage
 from wdsplit.tables.read import check_files
-from wdsplit.task import Job, refuse_taken
 
 __all__ = ["PartProgress", "Share", "cuts_of"]
 
