@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import wdsplit
+from wdsplit.checks.verify import verify
 from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import ConvertError, CorruptDataError, InputError, StorageError, UnansweredError
-from wdsplit.verify import verify
 
 
 def square(number):

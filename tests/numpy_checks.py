@@ -11,7 +11,7 @@ from made_datasets import all_deliveries, delivering, expected_batches, expected
 from PIL import Image
 
 import wdsplit
-from wdsplit.audit import AuditOptions, audit
+from wdsplit.checks.audit import AuditOptions, audit
 
 NUM_SAMPLES = 101
 THREADS = {"num_workers": 3, "workers": "thread"}

@@ -17,7 +17,8 @@ from tables import files_below, sample_offsets, session_processes, start_script,
 from tars import by_tarfile, gnu_tar
 
 import wdsplit
-from wdsplit.audit import AuditOptions, audit
+from wdsplit.checks.audit import AuditOptions, audit
+from wdsplit.checks.verify import verify
 from wdsplit.cli import main
 from wdsplit.conversion import adopt_tars
 from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
@@ -25,7 +26,6 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, O
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Field, index_path
 from wdsplit.storage.opening import open_storage
-from wdsplit.verify import verify
 
 COUNTS = (5, 1, 12)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from made_datasets import numbers_dataset
 
-import wdsplit.audit
+import wdsplit.checks.audit
 import wdsplit.loading.loader
-from wdsplit.audit import AuditOptions, audit
+from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.cli import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.loader import Loader
@@ -218,25 +218,25 @@ with_a_wrong_place = pytest.mark.parametrize("wrong", [repeating, hiding, unflag
 
 @with_broken_steps
 def test_steps_that_break_a_promise_are_found(numbers, monkeypatch, steps, expected):
-    monkeypatch.setattr(wdsplit.audit, "Steps", steps)
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", steps)
     assert expected <= set(broken(numbers))
 
 
 def test_steps_that_keep_the_other_promises_are_not_blamed_for_them(numbers, monkeypatch):
-    monkeypatch.setattr(wdsplit.audit, "Steps", StepsThatStartAnew)
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", StepsThatStartAnew)
     assert broken(numbers) == ["resume"]
-    monkeypatch.setattr(wdsplit.audit, "Steps", StepsInReverse)
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", StepsInReverse)
     assert broken(numbers) == ["same batches"]
 
 
 @pytest.mark.parametrize("steps", [RanksThatReadTheSame, StepsThatStopEarly], ids=lambda steps: steps.__name__)
 def test_steps_that_break_a_promise_are_found_with_a_dropped_tail(numbers, monkeypatch, steps):
-    monkeypatch.setattr(wdsplit.audit, "Steps", steps)
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", steps)
     assert broken(numbers, replace(TWO_RANKS, tail="drop"))
 
 
 def test_a_worker_that_is_left_out_is_found(numbers, monkeypatch):
-    monkeypatch.setattr(wdsplit.audit, "worker_of", nobodys_worker)
+    monkeypatch.setattr(wdsplit.checks.audit, "worker_of", nobodys_worker)
     assert broken(numbers) == ["same batches"]
 
 
@@ -356,7 +356,7 @@ def test_a_reader_that_gives_one_sample_the_key_of_another_is_found(numbers, mon
 
 @with_broken_steps
 def test_the_command_fails_and_says_which_promise_is_broken(numbers, monkeypatch, capsys, steps, expected):
-    monkeypatch.setattr(wdsplit.audit, "Steps", steps)
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", steps)
     with pytest.raises(SystemExit) as end:
         main(["audit", numbers, "--world-size", "2", "--workers", "2", "--batch-size", "5"])
     assert end.value.code == 1

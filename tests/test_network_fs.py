@@ -14,9 +14,9 @@ from tables import DEADLINE_S, converted, mixed_table, shard_files, start_proces
 from torchruns import delivered
 
 import wdsplit
+from wdsplit.checks.verify import verify
 from wdsplit.errors import DatasetNotFoundError
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, shard_path
-from wdsplit.verify import verify
 
 KINDS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
 BATCH = 10
@@ -150,19 +150,19 @@ def test_a_shard_that_vanishes_is_told_and_is_read_when_it_is_back(mounted, remo
 
 VERIFY = """
 import json, sys
-import wdsplit.verify
+import wdsplit.checks.verify
 
-opened = wdsplit.verify.open_shard
+opened = wdsplit.checks.verify.open_shard
 
 def open_and_wait(storage, shard):
     found = opened(storage, shard)
     print("begun", flush=True)
     input()
-    wdsplit.verify.open_shard = opened
+    wdsplit.checks.verify.open_shard = opened
     return found
 
-wdsplit.verify.open_shard = open_and_wait
-report = wdsplit.verify.verify(sys.argv[1])
+wdsplit.checks.verify.open_shard = open_and_wait
+report = wdsplit.checks.verify.verify(sys.argv[1])
 print(json.dumps([str(problem) for problem in report.problems]))
 """
 

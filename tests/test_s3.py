@@ -24,11 +24,11 @@ from tables import DEADLINE_S
 
 import wdsplit
 from wdsplit import s3client
+from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_client import S3Options
-from wdsplit.verify import verify
 
 FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 """Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""

@@ -32,7 +32,8 @@ from tables import (
 )
 
 from wdsplit import InputError, OutputExistsError, PlanOptions
-from wdsplit.audit import AuditOptions, audit
+from wdsplit.checks.audit import AuditOptions, audit
+from wdsplit.checks.verify import verify
 from wdsplit.cli import main
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions
@@ -49,7 +50,6 @@ from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import Picker, in_part, parts_of
 from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key, unescape_key
-from wdsplit.verify import verify
 
 NUM_ROWS = 240
 NUMBERS = range(NUM_ROWS)

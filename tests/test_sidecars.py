@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tables import files_below, real_samples, tar_samples, write_table
 from tars import SIZES, binary, payload
 
+from wdsplit.checks.verify import verify
 from wdsplit.cli import cli
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
@@ -31,7 +32,6 @@ from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.shards.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
 from wdsplit.tar.members import build_body, parse_members
 from wdsplit.tar.names import is_pad_key, split_name
-from wdsplit.verify import verify
 
 ALL = ("dali", "energon", "wids")
 NUM_ROWS = 45

@@ -10,7 +10,8 @@ from made_datasets import numbers_dataset, numbers_table, sized_dataset
 from tables import converted, write_table
 from tars import archive
 
-from wdsplit import verify as verify_module
+from wdsplit.checks import verify as verify_module
+from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
@@ -18,7 +19,6 @@ from wdsplit.storage.opening import open_storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import trailer_bytes
 from wdsplit.tar.names import pad_key
-from wdsplit.verify import verify
 
 SHARD = "000002.tar"
 """Of the 7 shards of `numbers`, the one that is damaged; it holds 15 samples and no pad."""

@@ -7,11 +7,11 @@ from typing import Any, TextIO
 
 import click
 
-from wdsplit.audit import AuditOptions, audit
+from wdsplit.checks.audit import AuditOptions, audit
+from wdsplit.checks.verify import verify
 from wdsplit.cli.options import batch_size_option, engine_options, json_option, open_engine, order_options
 from wdsplit.cli.terminal import FAILED, echo_json, human_bytes, progress_bar, stderr
 from wdsplit.urls import shown_url
-from wdsplit.verify import verify
 
 __all__ = ["audit_command", "verify_command"]
 
