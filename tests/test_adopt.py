@@ -19,7 +19,7 @@ from tars import by_tarfile, gnu_tar
 import wdsplit
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 from wdsplit.conversion import adopt_tars
 from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError, StorageError

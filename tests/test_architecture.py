@@ -11,120 +11,25 @@ import wdsplit
 
 ROOT = Path(wdsplit.__file__).parent
 
-LAYERS = {
-    "pure": {
-        "arrowtype",
-        "block",
-        "compare",
-        "decode",
-        "distribution",
-        "encode",
-        "errors",
-        "fields",
-        "grouping",
-        "index",
-        "keys",
-        "manifest",
-        "mixture",
-        "options",
-        "order",
-        "permute",
-        "plan",
-        "planfile",
-        "published",
-        "rules",
-        "sample",
-        "select",
-        "shardtable",
-        "sidecars",
-        "sizes",
-        "split",
-        "state",
-        "syntax",
-        "table",
-        "tar",
-        "tarheaders",
-        "tarsamples",
-        "tarscan",
-        "urls",
-        "values",
-        "where",
-        "window",
-    },
-    "edge": {
-        "cache",
-        "cachefolder",
-        "ahead",
-        "counting",
-        "cuts",
-        "emit",
-        "engine",
-        "filesystems",
-        "finding",
-        "formats",
-        "fsconnection",
-        "gather",
-        "inputs",
-        "locks",
-        "merge",
-        "mounts",
-        "notes",
-        "openshard",
-        "rayconnection",
-        "rayengine",
-        "rayerrors",
-        "rayworker",
-        "retry",
-        "s3",
-        "s3client",
-        "s3file",
-        "s3upload",
-        "scatter",
-        "shared",
-        "shards",
-        "spill",
-        "spilled",
-        "storage",
-        "stores",
-        "world",
-    },
-    "composition": {
-        "adopt",
-        "audit",
-        "collate",
-        "converter",
-        "counters",
-        "dataset",
-        "debug",
-        "decoders",
-        "images",
-        "iteration",
-        "loader",
-        "lookup",
-        "mixing",
-        "parts",
-        "partshare",
-        "partwise",
-        "passes",
-        "payloads",
-        "planning",
-        "processes",
-        "randomness",
-        "reader",
-        "run",
-        "running",
-        "segments",
-        "shardlist",
-        "source",
-        "stages",
-        "task",
-        "threads",
-        "unique",
-        "verify",
-    },
-    "adapters": {"", "__main__", "cli", "integrations"},
-}
-"""The layers, lowest first, by the first name below `wdsplit`; imports go up this list only (ARCHITECTURE.md)."""
+LAYERS = [
+    ["errors", "urls"],
+    ["sizes"],
+    ["order", "tar", "engines"],
+    ["storage"],
+    ["shards"],
+    ["fields", "loading.reading"],
+    ["conditions", "loading.stages", "loading.transport"],
+    ["tables", "loading"],
+    ["conversion.plan", "debug", "integrations"],
+    ["conversion.record"],
+    ["conversion.shuffle"],
+    ["conversion"],
+    ["", "checks"],
+    ["cli"],
+]
+"""Packages and modules at the root, lowest layer first: a module imports only what is in its own package or below."""
+
+PURE_PACKAGES = ["order", "tar", "fields", "conditions", "conversion.plan"]
 
 OUTSIDE_WORLD = {
     "asyncio",
@@ -164,19 +69,30 @@ def module_name(path):
 
 MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+PACKAGES = [name for name, path in MODULES.items() if path.name == "__init__.py"]
 
 every_module = pytest.mark.parametrize("name", MODULES)
-every_pure_module = pytest.mark.parametrize("name", [name for name in MODULES if name in LAYERS["pure"]])
+
+
+def is_pure(name):
+    """Tell whether a module may do no I/O: as its docstring says, or that of the package it is in."""
+    around = [name[:end] for end, letter in enumerate(f"{name}.") if letter == "."]
+    return any("Pure (no I/O)" in ast.get_docstring(TREES[each]) for each in around if each in TREES)
+
+
+every_pure_module = pytest.mark.parametrize("name", [name for name in MODULES if is_pure(name)])
+
+
+def package_of(name):
+    """Return the entry of LAYERS with the longest name that a module lies in."""
+    entries = [entry for layer in LAYERS for entry in layer if f"{name}.".startswith(f"{entry}." if entry else "")]
+    entry = max(entries, key=len)
+    assert entry or not name, f"wdsplit.{name} is in no layer: see LAYERS in {Path(__file__).name}"
+    return entry
 
 
 def layer_of(name):
-    top = name.split(".")[0]
-    for number, names in enumerate(LAYERS.values()):
-        if top in names:
-            return number
-    raise AssertionError(
-        f"wdsplit/{top} is in no layer: add it to LAYERS in {Path(__file__).name}, as low as it can stand"
-    )
+    return next(number for number, layer in enumerate(LAYERS) if package_of(name) in layer)
 
 
 def dotted_imports(name):
@@ -213,20 +129,39 @@ def modules_loaded_by(statement):
 
 
 @every_module
-def test_each_module_has_a_layer(name):
-    assert layer_of(name) in range(len(LAYERS))
+def test_a_module_imports_from_its_own_package_and_from_layers_below(name):
+    here = package_of(name)
+    wrong = {each for each in own_imports(name) if package_of(each) != here and layer_of(each) >= layer_of(name)}
+    assert not wrong, f"{name} imports {sorted(wrong)}, which is not below it"
 
 
-@every_module
-def test_a_module_imports_from_its_own_layer_and_below(name):
-    above = {other for other in own_imports(name) if layer_of(other) > layer_of(name)}
-    assert not above, f"{name} imports {above} from a layer above its own"
+@pytest.mark.parametrize(("half", "others"), [("loading", ["tables", "conversion"]), ("conversion", ["loading"])])
+def test_loading_and_conversion_meet_only_in_what_lies_below_both(half, others):
+    inside = [name for name in MODULES if f"{name}.".startswith(f"{half}.")]
+    assert inside
+    assert {each for name in inside for each in own_imports(name) if each.split(".")[0] in others} == set()
 
 
 def test_no_modules_import_each_other_in_a_circle():
     graph = {name: own_imports(name) for name in MODULES if name}
     order = list(graphlib.TopologicalSorter(graph).static_order())
-    assert order.index("errors") < order.index("order") < order.index("split")
+    assert order.index("errors") < order.index("order.epoch") < order.index("order.split")
+
+
+def test_the_root_holds_packages_and_few_modules():
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "errors.py", "urls.py", "sizes.py"}
+
+
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name not in ("", "debug")])
+def test_a_package_begins_with_a_docstring_and_nothing_else(name):
+    (docstring,) = TREES[name].body
+    assert len(ast.get_docstring(TREES[name]).splitlines()) >= 3
+    assert isinstance(docstring, ast.Expr)
+
+
+@pytest.mark.parametrize("name", PURE_PACKAGES)
+def test_packages_that_decide_are_pure(name):
+    assert is_pure(name)
 
 
 @every_pure_module
@@ -244,11 +179,6 @@ def test_a_pure_module_neither_opens_files_nor_prints(name):
     assert not called & {"open", "print", "input", "exec", "eval"}
 
 
-@every_pure_module
-def test_a_pure_module_says_so(name):
-    assert name == "errors" or "Pure (no I/O)" in ast.get_docstring(TREES[name])
-
-
 @every_module
 def test_a_module_has_a_docstring_that_opens_with_one_sentence(name):
     docstring = ast.get_docstring(TREES[name])
@@ -261,8 +191,8 @@ def in_order(name):
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.split(".")[-1].startswith("_")])
-def test_a_public_module_has_a_sorted_all_of_names_that_exist(name):
+@pytest.mark.parametrize("name", [name for name in MODULES if name in ("", "debug") or name not in PACKAGES])
+def test_a_module_has_a_sorted_all_of_names_that_exist(name):
     module = importlib.import_module(f"wdsplit.{name}".rstrip("."))
     assert list(module.__all__) == sorted(set(module.__all__), key=in_order)
     assert [each for each in module.__all__ if not hasattr(module, each)] == []

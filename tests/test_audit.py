@@ -10,7 +10,7 @@ from made_datasets import numbers_dataset
 import wdsplit.checks.audit
 import wdsplit.loading.loader
 from wdsplit.checks.audit import AuditOptions, audit
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.reader import SampleReader

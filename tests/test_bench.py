@@ -6,7 +6,7 @@ import sys
 import pytest
 from made_datasets import converted, images_table
 
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 
 TXT_BYTES = sum(len(f"row {row}") for row in range(96))
 CLS_BYTES = sum(len(str(row)) for row in range(96))
@@ -130,7 +130,7 @@ def test_it_needs_no_torch(whole_lanes):
     script = f"""
 import sys
 sys.modules["torch"] = None
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 main(["bench", {whole_lanes!r}, "--batch-size", "48", "--json"])
 """
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)

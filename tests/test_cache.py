@@ -21,7 +21,7 @@ from faults import Delay, Flip, Shorten
 from made_datasets import sized_dataset
 from tables import DEADLINE_S, wait_until
 
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.loading.reading import cache as cache_module
 from wdsplit.loading.reading import cache_folder

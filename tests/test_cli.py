@@ -30,7 +30,7 @@ from tables import (
 )
 
 import wdsplit
-from wdsplit.cli import cli, main
+from wdsplit.cli.main import cli, main
 from wdsplit.conversion import passes
 from wdsplit.conversion.plan.plan import Span
 from wdsplit.conversion.task import RUN_FOLDER

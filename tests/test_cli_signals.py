@@ -14,7 +14,7 @@ from made_datasets import numbers_table
 from tables import DEADLINE_S, session_processes, wait_until, write_table
 
 import wdsplit
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.storage.local import is_temporary

@@ -7,7 +7,7 @@ import click
 import pytest
 
 import wdsplit
-from wdsplit.cli import cli
+from wdsplit.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(wdsplit.__file__).parent

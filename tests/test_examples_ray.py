@@ -21,7 +21,7 @@ from s3server import free_port
 from tables import mixed_table, start_process, wait_until, write_files
 
 from wdsplit import ConvertOptions, PlanOptions, convert
-from wdsplit.cli import cli
+from wdsplit.cli.main import cli
 from wdsplit.sizes import parse_size
 
 pytestmark = pytest.mark.xdist_group("ray")

@@ -15,8 +15,9 @@ from written_formats import WRITERS, numbered_table, tar_bytes, write_as
 
 from wdsplit.conversion.convert import convert
 from wdsplit.errors import InputError, WdsplitError
-from wdsplit.tables.formats import arrow, format_named, text
+from wdsplit.tables.formats import arrow, text
 from wdsplit.tables.formats import common as formats_common
+from wdsplit.tables.formats.registry import format_named
 from wdsplit.tables.read import open_inputs, read_rows
 
 TABLE = numbered_table(60)

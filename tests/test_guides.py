@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from tables import start_process
 from test_docs import HOST, MACHINE_PATH, OPTIONS, PACKAGE_INDEX, ROOT, lines_that_match
 
-from wdsplit.cli import cli
+from wdsplit.cli.main import cli
 
 pytestmark = pytest.mark.xdist_group("guides")
 

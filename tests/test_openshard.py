@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tars import archives, by_tarfile
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading import open_shard
+from wdsplit.loading.reading import open_shard as open_shard_module
 from wdsplit.loading.reading.open_shard import Scratch, WindowPlace, open_shard, read_windows
 from wdsplit.shards.manifest import Shard
 from wdsplit.storage.local import LocalStorage
@@ -23,7 +23,7 @@ reading = pytest.mark.parametrize("is_large", [False, True], ids=["at once", "he
 
 def as_large(is_large):
     """Let samples be taken for large ones, whatever their size."""
-    return patch.object(open_shard, "_SMALL_SAMPLE_BYTES", 0 if is_large else 16_384)
+    return patch.object(open_shard_module, "_SMALL_SAMPLE_BYTES", 0 if is_large else 16_384)
 
 
 def open_tar(folder, data, name="a"):

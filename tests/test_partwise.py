@@ -15,7 +15,7 @@ import pytest
 from tables import DEADLINE_S, converted, files_below, mixed_table, wait_until, write_files, write_table
 
 import wdsplit
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.parts import PartProgress, commit_parts, convert_part, needed_passes, plan_parts
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions

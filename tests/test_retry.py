@@ -119,7 +119,7 @@ def test_a_long_wait_that_the_store_asks_for_is_told_while_it_lasts(bucket, faul
 
 SHOWN = """
 from wdsplit.storage import retry
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 
 retry._TOLD_AFTER_S = 0.2
 main(["inspect", "s3://bucket/x"])

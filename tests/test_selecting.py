@@ -34,7 +34,7 @@ from tables import (
 from wdsplit import InputError, OutputExistsError, PlanOptions
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import make_plan

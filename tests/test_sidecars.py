@@ -23,7 +23,7 @@ from tables import files_below, real_samples, tar_samples, write_table
 from tars import SIZES, binary, payload
 
 from wdsplit.checks.verify import verify
-from wdsplit.cli import cli
+from wdsplit.cli.main import cli
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import InputError, OutputExistsError, StorageError

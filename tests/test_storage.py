@@ -10,7 +10,8 @@ import pytest
 from tables import files_below, start_script, wait_until
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage.local import LocalStorage, NetworkFile, local_path
+from wdsplit.storage.local import LocalStorage, local_path
+from wdsplit.storage.network import NetworkFile
 from wdsplit.storage.opening import open_storage
 
 

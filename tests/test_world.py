@@ -111,7 +111,8 @@ def test_a_device_mesh_counts_as_a_group(gloo):
 
 
 def test_asking_for_the_rank_loads_no_torch():
-    script = "import sys, wdsplit.loading.world; print(wdsplit.loading.world.detect_rank(environ={}), 'torch' in sys.modules)"
+    ask = "from wdsplit.loading.world import detect_rank; print(detect_rank(environ={}), 'torch' in sys.modules)"
+    script = f"import sys; {ask}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.split()[-1] == "False", done.stderr
 

@@ -25,7 +25,7 @@ from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.reading.window import Window
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import is_pad_key
 

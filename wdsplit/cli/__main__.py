@@ -1,6 +1,6 @@
 """`python -m wdsplit.cli`."""
 
-from wdsplit.cli import main
+from wdsplit.cli.main import main
 
 __all__: list[str] = []
 

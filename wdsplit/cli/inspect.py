@@ -17,7 +17,7 @@ from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import readers_per_lane
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.names import RESERVED_FIELDS
 

@@ -33,7 +33,8 @@ from wdsplit.fields.keys import hash_keys
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
-from wdsplit.storage.local import Storage, local_path
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats.common import stat_of
 from wdsplit.tables.formats.opening import copied

@@ -36,7 +36,7 @@ from wdsplit.errors import InputError
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shard
 from wdsplit.shards.sidecar_files import write_sidecars
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.table import joined

@@ -18,7 +18,7 @@ from wdsplit.conversion.task import Job, refuse_taken
 from wdsplit.engines.local import Engine
 from wdsplit.errors import ConvertError
 from wdsplit.shards.manifest import Shard
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.tables.read import check_files
 
 __all__ = ["PartProgress", "Share", "cuts_of"]

@@ -31,7 +31,8 @@ from wdsplit.conversion.task import Job
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
 from wdsplit.shards.manifest import Manifest, shard_path
-from wdsplit.storage.local import Storage, local_path
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.urls import shown_url

@@ -25,7 +25,8 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
 from wdsplit.shards.sidecar_files import shard_sidecars
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
-from wdsplit.storage.local import Storage, is_temporary
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import is_temporary
 from wdsplit.tar.index import INDEX_ENTRY_BYTES
 
 __all__ = ["Run"]

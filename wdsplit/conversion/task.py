@@ -26,7 +26,7 @@ from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import RUN_FOLDER, Shard, shard_path
 from wdsplit.shards.sidecar_files import write_shard_sidecars
 from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tar.members import Body, build_body

@@ -28,7 +28,7 @@ from wdsplit.shards.manifest import (
     parse_manifest,
 )
 from wdsplit.shards.table import MAX_TABLE_BYTES
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
 

@@ -28,7 +28,8 @@ from wdsplit.shards.sidecars import (
     listed_shards,
     parse_catalog,
 )
-from wdsplit.storage.local import LocalStorage, Storage
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import LocalStorage
 
 __all__ = ["shard_sidecars", "write_shard_sidecars", "write_sidecars"]
 

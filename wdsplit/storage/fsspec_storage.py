@@ -25,7 +25,7 @@ from wdsplit.storage.fsspec_connection import (
     file_system_class,
     status_of,
 )
-from wdsplit.storage.local import PendingFile, refuse_too_large
+from wdsplit.storage.interface import PendingFile, refuse_too_large
 from wdsplit.storage.retry import RetryOptions
 from wdsplit.urls import joined_url, shown_url
 

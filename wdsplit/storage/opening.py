@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdsplit.storage.fsspec_storage import FsspecFile, FsspecStorage
-from wdsplit.storage.local import LocalStorage, Storage
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import LocalStorage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_client import S3Options
 from wdsplit.storage.s3_file import S3File

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.storage.local import refuse_too_large
+from wdsplit.storage.interface import refuse_too_large
 from wdsplit.storage.retry import Retries
 from wdsplit.storage.s3_client import NothingCameError, S3Client, error_code
 

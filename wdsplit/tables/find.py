@@ -18,9 +18,10 @@ import braceexpand
 from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.storage.fsspec_storage import IsFolderError
-from wdsplit.storage.local import Storage, local_path
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_object, open_storage
-from wdsplit.tables.formats import FOLDER_SUFFIXES, is_compressed
+from wdsplit.tables.formats.registry import FOLDER_SUFFIXES, is_compressed
 from wdsplit.urls import joined_url, shown_url
 
 __all__ = ["find_inputs"]

@@ -19,8 +19,8 @@ from wdsplit.fields.infer import class_names, needs_sniff
 from wdsplit.fields.json_values import decoded_parts, stored, without_views
 from wdsplit.order.epoch import Int64
 from wdsplit.storage.opening import is_remote
-from wdsplit.tables.formats import format_named, name_of_format
 from wdsplit.tables.formats.common import BATCH_BYTES, check_unchanged
+from wdsplit.tables.formats.registry import format_named, name_of_format
 from wdsplit.tables.select import Picker
 from wdsplit.tables.table import FileRange, InputFile, Remote, Table
 from wdsplit.urls import shown_url

@@ -17,7 +17,7 @@ from wdsplit.conversion.record.published import Published
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError
 from wdsplit.shards.manifest import RUN_FOLDER, Shard, shard_path
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 
 __all__ = [
     "DONE_FOLDER",

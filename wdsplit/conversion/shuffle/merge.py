@@ -12,7 +12,7 @@ import pyarrow as pa
 from wdsplit.conversion.shuffle.runs import SpilledRun, SpilledRuns, buckets_between, listed_runs, opened_run, parts_of
 from wdsplit.conversion.shuffle.steps import MergeTask, SpillJob, Steps
 from wdsplit.engines.local import end_if_told
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 
 __all__ = ["chunk_runs", "merge", "region_runs", "remove_scattered"]

@@ -21,7 +21,7 @@ from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, MergeTask, ScatterTas
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.order.epoch import Int64
-from wdsplit.storage.local import PendingFile, Storage
+from wdsplit.storage.interface import PendingFile, Storage
 
 __all__ = [
     "NUMBER",

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 
 from wdsplit.order.epoch import Int64
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 
 __all__ = ["BUCKETS", "SpillFile", "open_spill"]
 

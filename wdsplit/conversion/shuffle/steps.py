@@ -21,7 +21,7 @@ import xxhash
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.notes import own_note
 from wdsplit.shards.manifest import RUN_FOLDER
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 
 __all__ = [
     "ROW_BYTES",

@@ -27,7 +27,8 @@ from wdsplit.loading.reading.cache_folder import (
 )
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.shards.manifest import Shard, checksum_of, index_path
-from wdsplit.storage.local import LocalStorage, Storage, local_path
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, dump_index, parse_index
 
 __all__ = ["ShardCache"]

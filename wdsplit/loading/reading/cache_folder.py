@@ -22,7 +22,8 @@ from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError, WdsplitError
 from wdsplit.shards.manifest import index_path
-from wdsplit.storage.local import LocalFile, LocalStorage
+from wdsplit.storage.local import LocalStorage
+from wdsplit.storage.local_file import LocalFile
 
 __all__ = ["CacheFolder", "CacheUsage", "CachedFile", "Cleared", "NoRoomError", "PartialShard", "is_downloading"]
 

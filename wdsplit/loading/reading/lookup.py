@@ -16,7 +16,7 @@ from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.order.split import whole
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.tar.names import escape_key
 
 __all__ = ["find_sample"]

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from wdsplit.loading.reading.block import Block, Gathered
 from wdsplit.loading.reading.open_shard import OpenShard, Scratch, WindowPlace, read_windows
+from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, LazyShard, Wanted
 from wdsplit.loading.reading.window import Window
 from wdsplit.order.epoch import EpochOrder, Int64, groups, window_order, window_samples
 from wdsplit.shards.manifest import Manifest, Shard
-from wdsplit.storage.local import allow_open_files, keep_freed_memory
 
 __all__ = ["Planning", "SampleReader", "read_planned"]
 

@@ -23,7 +23,7 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.sizes import parse_size
-from wdsplit.storage.local import Storage
+from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.urls import shown_url
 

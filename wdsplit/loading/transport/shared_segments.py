@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsplit.errors import PipelineError
+from wdsplit.loading.reading.process_limits import keep_freed_memory
 from wdsplit.loading.reading.window import pieces
 from wdsplit.loading.transport.collate import Column, as_array, is_plain, num_bytes
-from wdsplit.storage.local import keep_freed_memory
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,108 @@
+"""The command line: `wdsplit COMMAND`.
+
+Only commands live here: they read arguments, call the library and show what it returns. Errors of ours end with a
+message and an exit code, never with a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from wdsplit.cli.adopt import index_command
+from wdsplit.cli.bench import bench_command
+from wdsplit.cli.cache import cache_command
+from wdsplit.cli.check import audit_command, verify_command
+from wdsplit.cli.convert import convert_command
+from wdsplit.cli.inspect import assign_command, inspect_command
+from wdsplit.cli.parts import commit_command
+from wdsplit.cli.plan import plan_command
+from wdsplit.cli.signals import sigterm_as_ctrl_c
+from wdsplit.cli.terminal import FAILED, INTERRUPTED, TERMINATED, UNUSABLE, stderr
+from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, TopologyError, WdsplitError
+
+__all__ = ["cli", "main"]
+
+_UNUSABLE = (DatasetNotFoundError, InputError, OutputExistsError, TopologyError)
+
+
+class _Commands(click.Group):
+    """Commands in the order in which they are used, not of the alphabet."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+_EPILOG = """\b
+Examples:
+  wdsplit convert raw/ data/train --world-size 8 --workers 4
+  wdsplit verify data/train
+  wdsplit COMMAND --help
+
+Exit codes: 0 done; 1 the work failed or a check found problems; 2 the command line, the input or the output cannot be
+used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.
+"""
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EPILOG,
+)
+@click.version_option(package_name="wdsplit", prog_name="wdsplit")
+@click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
+def cli(verbose: bool) -> None:
+    """Rewrite tables into balanced WebDataset shards, and check what training will read from them."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("wdsplit").setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+for _command in (
+    plan_command,
+    convert_command,
+    commit_command,
+    index_command,
+    inspect_command,
+    verify_command,
+    assign_command,
+    audit_command,
+    bench_command,
+    cache_command,
+):
+    cli.add_command(_command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    with sigterm_as_ctrl_c() as terminated:
+        code = _run(arguments, terminated)
+    if terminated and code != 0:
+        code = TERMINATED
+    sys.exit(code)
+
+
+def _run(arguments: list[str] | None, terminated: Sequence[int]) -> int:
+    """Run the command line; say what it raises, and return the exit code.
+
+    Args:
+        arguments: Those of the command line.
+        terminated: The SIGTERMs that have come so far.
+    """
+    try:
+        return int(cli.main(arguments, prog_name="wdsplit", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return UNUSABLE
+    except WdsplitError as error:
+        stderr(f"error: {error}")
+        return UNUSABLE if isinstance(error, _UNUSABLE) else FAILED
+    except (KeyboardInterrupt, click.Abort):
+        stderr("ended by SIGTERM" if terminated else "interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED

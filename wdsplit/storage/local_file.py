@@ -1,0 +1,151 @@
+"""Files of the local disk, open for reading; errors of the operating system become ours here."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
+
+__all__ = ["TRANSIENT_ERRNOS", "FileVersion", "LocalFile", "translate_errors"]
+
+TRANSIENT_ERRNOS = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+    | {errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED}
+)
+"""Errors of a network file system that may be gone a moment later."""
+
+
+class LocalFile:
+    """A file of the local disk or of a network file system, open for reading.
+
+    Attributes:
+        size: Its bytes.
+    """
+
+    is_remote = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translate_errors(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                status = os.fstat(fd)
+            except OSError:
+                os.close(fd)
+                raise
+            self._fd = fd
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(
+                "this is no file",
+                place=str(path),
+                expected="a regular file",
+                found=stat.filemode(status.st_mode),
+                remedy="copy the dataset again",
+                url=str(path),
+            )
+        self.size = status.st_size
+        self._version = FileVersion.of(status)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            with suppress(OSError):  # of a file system that is gone
+                os.close(self._fd)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on, however few the system gives at a time."""
+        try:
+            data = os.pread(self._fd, num_bytes, offset)
+        except OSError:
+            data = b""
+        return data if len(data) == num_bytes else self._all(offset, num_bytes, data)
+
+    def _all(self, offset: int, num_bytes: int, data: bytes) -> bytes:
+        """Return all bytes of which some were read."""
+        with translate_errors(self._path):
+            while len(data) < num_bytes:
+                more = os.pread(self._fd, num_bytes - len(data), offset + len(data))
+                if not more:
+                    raise self._too_short(offset + num_bytes, offset + len(data))
+                data += more
+        return data
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes from an offset on."""
+        with translate_errors(self._path):
+            filled = 0
+            while filled < len(buffer):
+                count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
+                if not count:
+                    raise self._too_short(offset + len(buffer), offset + filled)
+                filled += count
+
+    def _too_short(self, expected: int, found: int) -> CorruptDataError:
+        return CorruptDataError(
+            "a file has become shorter while it was read",
+            place=str(self._path),
+            expected=f"at least {expected} bytes",
+            found=f"{found} bytes",
+            remedy="the file was truncated: copy it again",
+            url=str(self._path),
+        )
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Let the system read ahead, where it takes such advice."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+
+    def map(self) -> mmap.mmap | bytes:
+        """Map the file into memory, read-only; an empty file cannot be mapped and comes as b''."""
+        with translate_errors(self._path):
+            return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
+
+
+class FileVersion(NamedTuple):
+    """What tells a file from another that has taken its place; the number of its inode may change with the mount."""
+
+    num_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileVersion:
+        """Return the version of the file with this status."""
+        return cls(status.st_size, status.st_mtime_ns)
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes} bytes, written {np.datetime64(self.modified_ns, 'ns')} UTC"
+
+
+@contextmanager
+def translate_errors(path: Path, writing: bool = False) -> Iterator[None]:
+    """Turn errors of the operating system into ours; with `writing`, a missing file is not a missing dataset."""
+    try:
+        yield
+    except (StorageError, DatasetNotFoundError):
+        raise
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not writing:
+            raise DatasetNotFoundError(
+                "there is no such file",
+                place=str(path),
+                remedy="check the path; a dataset may have been copied in part",
+                url=str(path),
+            ) from error
+        too_many = error.errno == errno.EMFILE
+        kind = UnansweredError if error.errno in TRANSIENT_ERRNOS else StorageError
+        raise kind(
+            f"the system refused: {error.strerror or error}",
+            place=str(path),
+            remedy="raise `ulimit -n`: each lane that is read holds a shard open, or use fewer lanes"
+            if too_many
+            else "check permissions, free space and the mount",
+            url=str(path),
+        ) from error

@@ -1,0 +1,126 @@
+"""The formats that input files may have, each a module with the same functions.
+
+A module of a format offers what `Format` says. Everything else, such as selecting rows, is common to all
+and lives in `inputs`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import pyarrow as pa
+
+from wdsplit.errors import InputError
+from wdsplit.tables.formats.opening import open_input
+from wdsplit.tables.table import InputFile, Remote
+
+__all__ = ["FOLDER_SUFFIXES", "Format", "format_named", "is_compressed", "name_of_format"]
+
+FOLDER_SUFFIXES = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".orc": "orc",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".tar": "tar",
+}
+"""What is looked for in a folder."""
+
+_SUFFIXES = {**FOLDER_SUFFIXES, ".pq": "parquet", ".json": "jsonl"}
+_COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".tgz")
+_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"ORC": "orc"}
+
+
+class Format(Protocol):
+    """What a module of a format offers."""
+
+    TYPED: bool
+    """Whether its files say the types of their columns, so that all must agree."""
+
+    WHAT: str
+    """What its files are called in a message, such as `parquet`."""
+
+    def open_file(self, path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
+        """Read what the plan needs of a file: its footer, or all of it once where there is none.
+
+        Args:
+            path: The file, or what to call it if it is remote.
+            remote: How it is read, if it is remote.
+
+        Raises:
+            pa.ArrowException, OSError, ValueError: It cannot be read; the caller names the file.
+        """
+
+    def common_schema(self, schemas: Mapping[str, pa.Schema]) -> pa.Schema:
+        """Return the columns of all files, given each file's path and columns; only where `TYPED` is false.
+
+        A column that a file lacks is null there. What `open_file` notes in the metadata of fields ends here.
+
+        Raises:
+            InputError: Two files cannot be brought together.
+        """
+
+    def read_batches(
+        self, file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Give the rows of some row groups in order, in batches of about 16 MiB that may span row groups.
+
+        Args:
+            file: The file.
+            groups: The row groups, rising.
+            columns: Names of the columns, in the order wanted, at least one.
+            schema: The columns of the whole input, which a file without types of its own is read by.
+
+        Raises:
+            InputError: The file has changed since it was opened.
+            pa.ArrowException, OSError, ValueError: It cannot be read; the caller names the file.
+        """
+
+    def matching_groups(self, file: InputFile, expression: Any) -> Sequence[int]:
+        """Return the row groups that may hold rows that meet a condition, rising; all, if the file does not tell."""
+
+
+def is_compressed(path: str) -> bool:
+    """Tell whether a name is that of a compressed table."""
+    lower = path.lower()
+    return lower.endswith((".tgz", *(f"{suffix}{more}" for suffix in _SUFFIXES for more in _COMPRESSED)))
+
+
+def format_named(name: str) -> Format:
+    """Return the module of a format, imported when it is first asked for."""
+    return cast(Format, importlib.import_module(f"wdsplit.tables.formats.{_MODULES[name]}"))
+
+
+_MODULES = {"parquet": "parquet", "arrow": "arrow", "orc": "orc", "csv": "csv", "jsonl": "jsonl", "tar": "tars"}
+
+
+def name_of_format(path: str, remote: Remote | None = None) -> str:
+    """Return the name of a file's format: by its suffix, else by its first bytes. The arguments are `open_file`'s.
+
+    Raises:
+        InputError: Neither tells.
+    """
+    lower = path.lower()
+    for suffix, name in _SUFFIXES.items():
+        if lower.endswith(suffix):
+            return name
+    compressed = lower.endswith(_COMPRESSED)
+    with open_input(path, remote) as file:
+        first = file.read(8)
+    for magic, name in _MAGIC.items():
+        if first.startswith(magic):
+            return name
+    raise InputError(
+        "the format of an input is not known",
+        place=path,
+        expected=f"a file that ends in one of {', '.join(_SUFFIXES)}",
+        found="a compressed file" if compressed else f"a file that begins with {first!r}",
+        remedy="decompress it first: rows are read from the middle of a file" if compressed else "rename the file",
+        url=path,
+    )
