@@ -2,21 +2,19 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
 from example_runs import SMALL, make_digits, run
 from faults import FaultProxy
-from hypothesis import HealthCheck, settings
 from made_datasets import numbers_dataset
+from paths import SUPPORT
 from s3server import S3Server
 from tables import end_started
-
 from wdsplit.tables.formats import text
 
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parent / "at_exit"), os.environ.get("PYTHONPATH")])
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SUPPORT / "at_exit"), os.environ.get("PYTHONPATH")]))
 
 # In the background of a shell Ctrl-C is ignored, by whatever is started too; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,13 +1,12 @@
 import ast
 import graphlib
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import wdsplit
+from loaded import modules_loaded_by
 
 ROOT = Path(wdsplit.__file__).parent
 
@@ -119,13 +118,6 @@ def own_imports(name):
         if f"{dotted}.".startswith("wdsplit.")
     }
     return {dotted if dotted in MODULES else dotted.rpartition(".")[0] for dotted in inner} - {name}
-
-
-def modules_loaded_by(statement):
-    script = f"import sys\n{statement}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
 
 
 @every_module

@@ -46,7 +46,7 @@ from s3_link import enter, limited, why_not
 from s3_peers import BUCKETS, READERS, WDSPLIT, make_shards
 from s3_tasks import Result, run_together
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+TESTS = Path(__file__).resolve().parent.parent / "tests" / "support"
 PARTS = ("get", "stream", "link", "ranks", "cache", "cost")
 SAMPLES, WORKERS, RANKS = 12_000, (0, 2), 2
 DELAY_S = 0.2

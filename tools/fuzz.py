@@ -1,9 +1,7 @@
 """Fuzz a parser of untrusted bytes with atheris (libFuzzer): manifest, index, members of a window, or a whole tar.
 
-What must hold stands in tests/fuzz_targets.py. Inputs that lead anywhere new are kept in the corpus; one that fails is
-written beside it and the run ends. Needs atheris (pip install atheris), which is not among the extras.
-
-Example: python tools/fuzz.py members corpus/members --seconds 900
+What must hold stands in tests/support/fuzz_targets.py. Inputs that lead anywhere new are kept in the corpus; one that
+fails is written beside it and the run ends. Needs atheris (pip install atheris), which is not among the extras.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+TESTS = Path(__file__).resolve().parent.parent / "tests" / "support"
 MAX_BYTES = 64 * 1024
 
 

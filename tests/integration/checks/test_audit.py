@@ -1,0 +1,364 @@
+import re
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wdsplit.checks.audit
+import wdsplit.loading.loader
+from made_datasets import numbers_dataset
+from wdsplit.checks.audit import AuditOptions, audit
+from wdsplit.cli.main import main
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.reading.reader import SampleReader
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.split import Steps, worker_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+PROMISES = ["equal steps", "same batches", "exactly once", "resume"]
+READ_PROMISES = ["same batches, read", "exactly once, read", "resume, read"]
+
+TWO_RANKS = AuditOptions(world_size=2, num_workers=2, batch_size=5)
+TWO_READING_RANKS = AuditOptions(world_size=2, batch_size=5, read=True)
+
+TOPOLOGIES = [(1, 0, 1), (1, 1, 101), (1, 3, 7), (2, 0, 6), (2, 2, 5), (3, 2, 4), (4, 1, 8), (5, 3, 3), (8, 4, 2)]
+"""World size, workers and batch size: those that divide 4 and 12 lanes, and those that do not."""
+
+
+def findings(path, options=TWO_RANKS):
+    return list(audit(path, options))
+
+
+def promises(found):
+    return [finding.promise for finding in found]
+
+
+def broken(path, options=TWO_RANKS):
+    """Return the promises that an audit finds broken."""
+    return promises(finding for finding in findings(path, options) if not finding.held)
+
+
+def numbers_in(text):
+    return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", text)]
+
+
+# All is well
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize(("world_size", "num_workers", "batch_size"), TOPOLOGIES)
+@pytest.mark.parametrize("dataset", ["numbers", "whole_lanes"])
+def test_all_promises_hold_for(request, dataset, world_size, num_workers, batch_size, tail, shuffle):
+    path = request.getfixturevalue(dataset)
+    options = AuditOptions(world_size, num_workers, batch_size, epochs=2, seed=3, shuffle=shuffle, tail=tail)
+    found = findings(path, options)
+    assert promises(found) == PROMISES * 2
+    assert [finding.epoch for finding in found] == [0] * 4 + [1] * 4
+    assert [finding for finding in found if not finding.held] == []
+
+
+@pytest.mark.parametrize(("world_size", "num_workers", "batch_size"), TOPOLOGIES)
+def test_an_uneven_tail_promises_that_each_sample_comes_once_and_no_more(numbers, world_size, num_workers, batch_size):
+    found = findings(numbers, AuditOptions(world_size, num_workers, batch_size, tail="uneven"))
+    assert [(finding.promise, finding.held) for finding in found] == [("exactly once", True)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("dataset", "tail", "shuffle"), [("numbers", "pad", True), ("whole_lanes", "drop", False)])
+def test_what_the_loaders_read_keeps_the_promises(request, dataset, tail, shuffle, num_workers):
+    options = AuditOptions(2, num_workers, 5, shuffle=shuffle, tail=tail, read=True)
+    found = findings(request.getfixturevalue(dataset), options)
+    assert promises(found) == PROMISES + READ_PROMISES
+    assert [finding for finding in found if not finding.held] == []
+
+
+def test_what_the_loaders_read_with_an_uneven_tail_is_each_sample_once(numbers):
+    found = findings(numbers, AuditOptions(3, 0, 4, tail="uneven", read=True))
+    assert promises(found) == ["exactly once", "exactly once, read"]
+    assert all(finding.held for finding in found)
+
+
+def test_the_evidence_has_the_right_figures(numbers):
+    evidence = {finding.promise: finding.evidence for finding in findings(numbers, TWO_READING_RANKS)}
+    assert numbers_in(evidence["equal steps"]) == [11]
+    assert numbers_in(evidence["same batches"])[0] == 110
+    assert numbers_in(evidence["exactly once"]) == [101, 101, 0, 0, 9]
+    assert evidence["resume"].startswith("stopped after 1, 5, 10 steps, resumed on 3 ranks")
+    assert numbers_in(evidence["same batches, read"])[0] == 110
+    assert numbers_in(evidence["exactly once, read"]) == [101, 101, 9]
+    assert evidence["resume, read"].startswith("stopped after 5 of 11 steps, resumed on 3 ranks")
+
+
+def test_the_evidence_of_a_dropped_tail_says_how_many_samples_are_left_out(numbers):
+    found = findings(numbers, replace(TWO_RANKS, tail="drop"))
+    evidence = {finding.promise: finding.evidence for finding in found}
+    assert "1 left out; 0 pads" in evidence["exactly once"]
+
+
+def test_a_dataset_of_one_step_can_be_audited(tmp_path):
+    path = numbers_dataset(tmp_path, 3, shards=2)
+    assert broken(path, AuditOptions(2, 0, 64, read=True)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"world_size": 0}, {"num_workers": -1}, {"batch_size": 0}, {"epochs": 0}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_options_that_cannot_be_are_refused_by_name(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        AuditOptions(**wrong)
+
+
+def test_a_dataset_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(DatasetNotFoundError):
+        findings(str(tmp_path / "nowhere"))
+
+
+def test_a_shard_that_is_damaged_is_an_error_when_it_is_read(tmp_path):
+    path = numbers_dataset(tmp_path, 20, shards=2)
+    (Path(path) / "000001.tar").write_bytes(b"")
+    assert broken(path) == []
+    with pytest.raises(CorruptDataError, match=r"000001\.tar"):
+        findings(path, TWO_READING_RANKS)
+
+
+# The audit can fail: orders and splits that break a promise
+
+
+class RanksThatReadTheSame(Steps):
+    """Rank 1 takes the positions of rank 0."""
+
+    def __iter__(self):
+        return iter(Steps(self.order, replace(self.world, rank=0), self.batch_size, self.start))
+
+
+class RanksWithUnequalSteps(Steps):
+    """Rank 1 has one step more."""
+
+    def __len__(self):
+        return super().__len__() + (self.world.rank == 1)
+
+
+class StepsThatStopEarly(Steps):
+    """The last step of every rank is missing."""
+
+    def __len__(self):
+        return max(0, super().__len__() - 1)
+
+
+class StepsThatStartAnew(Steps):
+    """Whatever was consumed is read again after a resume."""
+
+    def __init__(self, order, world, batch_size, start=0):
+        super().__init__(order, world, batch_size)
+
+
+class StepsThatSkip(Steps):
+    """The first positions after a resume are lost."""
+
+    def __init__(self, order, world, batch_size, start=0):
+        super().__init__(order, world, batch_size, start + batch_size if start else 0)
+
+
+class StepsInReverse(Steps):
+    """A rank's batches hold the right positions in another order when there are several ranks."""
+
+    def __iter__(self):
+        for step in super().__iter__():
+            yield replace(step, positions=step.positions[::-1]) if self.world.world_size > 1 else step
+
+
+def nobodys_worker(positions, world_size, num_workers):
+    """Name a worker that there is not in the place of worker 1."""
+    owner = worker_of(positions, world_size, num_workers)
+    return np.where(owner == 1, num_workers, owner)
+
+
+def repeating(order, located, positions):
+    """Give position 1 the sample of position 0."""
+    first = order.original(np.zeros(1, np.int64))
+    swapped = positions == 1
+    return replace(
+        located,
+        shard=np.where(swapped, first.shard, located.shard),
+        sample=np.where(swapped, first.sample, located.sample),
+    )
+
+
+def hiding(order, located, positions):
+    """Call a sample a pad that is none."""
+    return replace(located, pad=located.pad | (positions == 1))
+
+
+def unflagged(order, located, positions):
+    """Call no pad a pad."""
+    return replace(located, pad=np.zeros_like(located.pad))
+
+
+BROKEN_STEPS = {
+    RanksThatReadTheSame: {"same batches", "exactly once", "resume"},
+    RanksWithUnequalSteps: {"equal steps"},
+    StepsThatStopEarly: {"exactly once", "resume"},
+    StepsThatStartAnew: {"resume"},
+    StepsThatSkip: {"resume"},
+    StepsInReverse: {"same batches"},
+}
+
+with_broken_steps = pytest.mark.parametrize(
+    ("steps", "expected"), [pytest.param(*case, id=case[0].__name__) for case in BROKEN_STEPS.items()]
+)
+with_a_wrong_place = pytest.mark.parametrize("wrong", [repeating, hiding, unflagged], ids=lambda wrong: wrong.__name__)
+
+
+@with_broken_steps
+def test_steps_that_break_a_promise_are_found(numbers, monkeypatch, steps, expected):
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", steps)
+    assert expected <= set(broken(numbers))
+
+
+def test_steps_that_keep_the_other_promises_are_not_blamed_for_them(numbers, monkeypatch):
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", StepsThatStartAnew)
+    assert broken(numbers) == ["resume"]
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", StepsInReverse)
+    assert broken(numbers) == ["same batches"]
+
+
+@pytest.mark.parametrize("steps", [RanksThatReadTheSame, StepsThatStopEarly], ids=lambda steps: steps.__name__)
+def test_steps_that_break_a_promise_are_found_with_a_dropped_tail(numbers, monkeypatch, steps):
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", steps)
+    assert broken(numbers, replace(TWO_RANKS, tail="drop"))
+
+
+def test_a_worker_that_is_left_out_is_found(numbers, monkeypatch):
+    monkeypatch.setattr(wdsplit.checks.audit, "worker_of", nobodys_worker)
+    assert broken(numbers) == ["same batches"]
+
+
+@with_a_wrong_place
+def test_an_order_that_does_not_give_each_sample_once_is_found(numbers, monkeypatch, wrong):
+    locate = EpochOrder.locate
+    monkeypatch.setattr(EpochOrder, "original", locate, raising=False)
+    monkeypatch.setattr(EpochOrder, "locate", lambda order, at: wrong(order, locate(order, at), at))
+    assert broken(numbers) == ["exactly once"]
+    if wrong is repeating:
+        assert broken(numbers, replace(TWO_RANKS, tail="uneven")) == ["exactly once"]
+        assert broken(numbers, replace(TWO_RANKS, tail="drop")) == ["exactly once"]
+
+
+# The audit can fail: loaders and readers that break a promise
+
+
+class LoaderThatRenames(Loader):
+    """Rank 1 of several gives a sample another's name."""
+
+    def __iter__(self):
+        for positions, pads, keys in super().__iter__():
+            yield positions, pads, ["another", *keys[1:]] if self.dataset.world().rank else keys
+
+
+class LoaderThatSwaps(Loader):
+    """With several ranks, two samples of each batch change places."""
+
+    def __iter__(self):
+        for positions, pads, keys in super().__iter__():
+            several = self.dataset.world().world_size > 1
+            yield positions, pads, [keys[1], keys[0], *keys[2:]] if several else keys
+
+
+class LoaderThatHidesPads(Loader):
+    """No pad is flagged."""
+
+    def __iter__(self):
+        for positions, pads, keys in super().__iter__():
+            yield positions, pads & False, keys
+
+
+class LoaderThatStopsEarly(Loader):
+    """The last batch of several ranks is missing."""
+
+    def __iter__(self):
+        missing = int(self.dataset.world().world_size > 1)
+        return islice(super().__iter__(), len(self) - missing)
+
+
+class LoaderThatRepeats(Loader):
+    """With several ranks, the first batch comes twice."""
+
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            if number == 0 and self.dataset.world().world_size > 1:
+                yield batch
+            yield batch
+
+
+class LoaderThatForgets(Loader):
+    """The state that it saves is not loaded."""
+
+    def load_state_dict(self, state_dict):
+        pass
+
+
+class LoaderThatRunsAhead(Loader):
+    """Its state counts a batch that was not delivered."""
+
+    def state_dict(self):
+        state = super().state_dict()
+        ahead = self.batch_size * self.dataset.world().world_size
+        return {**state, "position": state["position"] + ahead}
+
+    def load_state_dict(self, state_dict):
+        ahead = self.batch_size
+        super().load_state_dict({**state_dict, "position": state_dict["position"] + ahead})
+
+
+BROKEN_LOADERS = {
+    LoaderThatRenames: {"same batches, read"},
+    LoaderThatSwaps: {"same batches, read"},
+    LoaderThatHidesPads: {"exactly once, read"},
+    LoaderThatStopsEarly: {"same batches, read", "exactly once, read"},
+    LoaderThatRepeats: {"exactly once, read"},
+    LoaderThatForgets: {"resume, read"},
+    LoaderThatRunsAhead: {"resume, read"},
+}
+
+
+@pytest.mark.parametrize(
+    ("loader", "expected"), [pytest.param(*case, id=case[0].__name__) for case in BROKEN_LOADERS.items()]
+)
+def test_a_loader_that_breaks_a_promise_is_found(numbers, monkeypatch, loader, expected):
+    monkeypatch.setattr(wdsplit.loading.loader, "Loader", loader)
+    found = set(broken(numbers, TWO_READING_RANKS))
+    assert expected <= found
+    assert found <= set(READ_PROMISES)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_reader_that_gives_one_sample_the_key_of_another_is_found(numbers, monkeypatch, num_workers):
+    carry_out = SampleReader.carry_out
+
+    def misread(reader, plan):
+        block = carry_out(reader, plan)
+        block.keys[0] = block.keys[-1]
+        return block
+
+    monkeypatch.setattr(SampleReader, "carry_out", misread)
+    assert "exactly once, read" in broken(numbers, replace(TWO_READING_RANKS, num_workers=num_workers))
+
+
+# What the command says
+
+
+@with_broken_steps
+def test_the_command_fails_and_says_which_promise_is_broken(numbers, monkeypatch, capsys, steps, expected):
+    monkeypatch.setattr(wdsplit.checks.audit, "Steps", steps)
+    with pytest.raises(SystemExit) as end:
+        main(["audit", numbers, "--world-size", "2", "--workers", "2", "--batch-size", "5"])
+    assert end.value.code == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert expected <= {promise for promise in PROMISES for line in lines if f"{promise} " in line and "BROKEN" in line}

@@ -1,0 +1,459 @@
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from made_datasets import numbers_dataset, numbers_table, sized_dataset
+from tables import converted, write_table
+from tars import archive
+from wdsplit.checks import verify as verify_module
+from wdsplit.checks.verify import verify
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, Shards, checksum_of, dump_manifest, index_path
+from wdsplit.storage.opening import open_storage
+from wdsplit.tar.index import dump_index
+from wdsplit.tar.members import trailer_bytes
+from wdsplit.tar.names import pad_key
+
+SHARD = "000002.tar"
+"""Of the 7 shards of `numbers`, the one that is damaged; it holds 15 samples and no pad."""
+
+CHANGED = "a shard was changed"
+BAD_HEADER = "a tar header is damaged"
+NO_END = "a shard has no right end"
+OTHER_SIZE = "a shard has another size than the manifest says"
+NO_FILE = "there is no such file"
+BAD_LENGTH = "an index has a wrong length"
+BAD_OFFSETS = "an index holds offsets that cannot be"
+TWO_SAMPLES = "members of two samples stand where the index has one"
+PADS = "the pads of a shard are not those of the manifest"
+UNKNOWN = "a sample has a field that the manifest does not know"
+TWICE = "a key stands twice"
+
+every_engine = pytest.mark.parametrize("jobs", [1, 2])
+
+
+@pytest.fixture
+def dataset(numbers, tmp_path):
+    """Return a copy of `numbers` that may be damaged."""
+    return Path(shutil.copytree(numbers, tmp_path / "copy"))
+
+
+# What is wrong with a dataset, as (shard, cause)
+
+
+def problems_of(folder, jobs=1):
+    return [(Path(problem.url).name, problem.cause) for problem in verify(str(folder), jobs).problems]
+
+
+def causes_in(folder, shard=SHARD):
+    """Return the causes of all problems, which must be of one shard: each message names it, and says what to do."""
+    problems = verify(str(folder)).problems
+    assert problems
+    assert all(f"/{shard}" in problem.place and problem.remedy for problem in problems)
+    return [problem.cause for problem in problems]
+
+
+# Damage
+
+
+def offsets_of(folder, shard=SHARD):
+    return np.fromfile(folder / index_path(shard), "<u8").astype(np.int64)
+
+
+def flip(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def change(path, edit):
+    path.write_bytes(edit(path.read_bytes()))
+
+
+def shift_index(folder, entry, blocks):
+    offsets = offsets_of(folder)
+    offsets[entry] += blocks * 512
+    (folder / index_path(SHARD)).write_bytes(dump_index(offsets))
+
+
+def remove(folder):
+    (folder / SHARD).unlink()
+
+
+def empty(folder):
+    (folder / SHARD).write_bytes(b"")
+
+
+def truncate(folder):
+    change(folder / SHARD, lambda data: data[:-512])
+
+
+def lengthen(folder):
+    change(folder / SHARD, lambda data: data + bytes(10_240))
+
+
+def replace_by_another_shard(folder):
+    shutil.copyfile(folder / "000003.tar", folder / SHARD)
+
+
+def flip_payload(folder):
+    flip(folder / SHARD, 512)
+
+
+def flip_padding(folder):
+    flip(folder / SHARD, 1023)
+
+
+def flip_name(folder):
+    flip(folder / SHARD, 0)
+
+
+def flip_last_header(folder):
+    flip(folder / SHARD, int(offsets_of(folder)[-2]) + 130)
+
+
+def flip_end(folder):
+    flip(folder / SHARD, int(offsets_of(folder)[-1]))
+
+
+def flip_last_byte(folder):
+    flip(folder / SHARD, -1)
+
+
+def remove_index(folder):
+    (folder / index_path(SHARD)).unlink()
+
+
+def shorten_index(folder):
+    change(folder / index_path(SHARD), lambda data: data[:-8])
+
+
+def cut_index_inside_an_entry(folder):
+    change(folder / index_path(SHARD), lambda data: data[:-3])
+
+
+def lengthen_index(folder):
+    change(folder / index_path(SHARD), lambda data: data + data[-8:])
+
+
+def shift_all_of_index(folder):
+    shift_index(folder, slice(None), 1)
+
+
+def shift_one_sample(folder):
+    shift_index(folder, 3, 2)
+
+
+def shift_end_of_index(folder):
+    shift_index(folder, -1, 1)
+
+
+def swap_index(folder):
+    change(folder / index_path(SHARD), lambda data: data[8:16] + data[:8] + data[16:])
+
+
+DAMAGES = {
+    remove: [NO_FILE],
+    empty: [OTHER_SIZE],
+    truncate: [OTHER_SIZE],
+    lengthen: [OTHER_SIZE],
+    replace_by_another_shard: [CHANGED, PADS],
+    flip_payload: [CHANGED],
+    flip_padding: [CHANGED],
+    flip_name: [CHANGED, BAD_HEADER],
+    flip_last_header: [CHANGED, BAD_HEADER],
+    flip_end: [CHANGED, NO_END],
+    flip_last_byte: [CHANGED, NO_END],
+    remove_index: [NO_FILE],
+    shorten_index: [BAD_LENGTH],
+    cut_index_inside_an_entry: [BAD_LENGTH],
+    lengthen_index: [BAD_LENGTH],
+    shift_all_of_index: [BAD_OFFSETS],
+    shift_one_sample: [TWO_SAMPLES],
+    shift_end_of_index: [BAD_HEADER],
+    swap_index: [BAD_OFFSETS],
+}
+
+
+# Shards that are what the manifest says, but hold what they must not
+
+
+def recorded(folder, shard, data, offsets, num_pads=0):
+    """Put a tar and its index in the place of a shard, and write a manifest that says so."""
+    storage = open_storage(str(folder))
+    manifest = read_manifest(storage)
+    rows = [manifest.shards[number] for number in range(len(manifest.shards))]
+    place = [row.path for row in rows].index(shard)
+    checksum = checksum_of(xxhash.xxh3_128(data))
+    rows[place] = replace(
+        rows[place], num_samples=len(offsets) - 1, num_pads=num_pads, num_bytes=len(data), checksum=checksum
+    )
+    header, table = dump_manifest(replace(manifest, shards=Shards.of(rows)))
+    for name, content in (
+        (shard, data),
+        (index_path(shard), dump_index(np.asarray(offsets))),
+        (SHARDS_NAME, table),
+        (HEADER_NAME, header),
+    ):
+        (folder / name).write_bytes(content)
+
+
+def tar_of(keys, **fields):
+    return archive(keys, fields or {"cls": [b"1"] * len(keys), "txt": [b"one"] * len(keys)})
+
+
+def recorded_tar(folder, made, num_pads=0, shard=SHARD):
+    recorded(folder, shard, made.data, made.offsets, num_pads)
+
+
+def recorded_members(folder, names, members_in_samples):
+    """Put a tar of these members in the place of the shard, with an index that counts so many to each sample."""
+    keys, fields = zip(*(name.split(".") for name in names), strict=True)
+    bodies = [tar_of([key], **{field: [b"x"]}) for key, field in zip(keys, fields, strict=True)]
+    ends = np.cumsum([int(body.offsets[-1]) for body in bodies])
+    data = b"".join(body.data[: int(body.offsets[-1])] for body in bodies)
+    offsets = [0, *ends[np.cumsum(members_in_samples) - 1].tolist()]
+    recorded(folder, SHARD, data + bytes(trailer_bytes(len(data))), offsets)
+
+
+def with_a_sample_cut(folder):
+    """Leave out the last block of a sample's payload, as if two tars had been joined at a wrong place."""
+    made = tar_of(["a", "b", "c"], cls=[b"1"] * 3, txt=[b"x" * 600] * 3)
+    cut = int(made.offsets[2]) - 512
+    offsets = np.where(made.offsets > cut, made.offsets - 512, made.offsets)
+    body = made.data[:cut] + made.data[cut + 512 : int(made.offsets[-1])]
+    recorded(folder, SHARD, body + bytes(trailer_bytes(len(body))), offsets)
+
+
+def with_two_samples_interleaved(folder):
+    recorded_members(folder, ["a.cls", "b.cls", "a.txt", "b.txt"], [2, 2])
+
+
+def with_two_samples_under_one_entry(folder):
+    recorded_members(folder, ["a.cls", "a.txt", "b.cls", "b.txt", "c.cls"], [4, 1])
+
+
+def with_one_sample_under_two_entries(folder):
+    recorded_members(folder, ["a.cls", "b.cls", "b.txt"], [1, 1, 1])
+
+
+def with_a_field_that_stands_twice_in_a_sample(folder):
+    recorded_members(folder, ["a.cls", "a.cls"], [2])
+
+
+def with_a_field_that_stands_twice_in_one_of_the_samples(folder):
+    recorded_members(folder, ["a.cls", "b.cls", "b.cls"], [1, 2])
+
+
+def with_pads_in_front(folder):
+    recorded_tar(folder, tar_of([pad_key(2, 0), "a", "b"]), num_pads=1)
+
+
+def with_a_pad_too_many(folder):
+    recorded_tar(folder, tar_of(["a", "b", pad_key(2, 0)]), num_pads=0)
+
+
+def with_a_pad_that_is_none(folder):
+    recorded_tar(folder, tar_of(["a", "b", "c"]), num_pads=1)
+
+
+def with_a_key_twice(folder):
+    recorded_tar(folder, tar_of(["a", "b", "a"]))
+
+
+def with_a_key_of_another_shard(folder):
+    recorded_tar(folder, tar_of(["a", "00000000"]))
+
+
+def with_an_unknown_field(folder):
+    recorded_tar(folder, tar_of(["a", "b"], cls=[b"1", b"2"], jpg=[b"x", b"y"]))
+
+
+def with_an_unknown_field_in_one_sample(folder):
+    recorded_tar(folder, tar_of(["a", "b"], cls=[b"1", b"2"], jpg=[None, b"y"]))
+
+
+def with_bytes_after_its_end(folder):
+    made = tar_of(["a", "b"])
+    recorded(folder, SHARD, made.data + made.data, made.offsets)
+
+
+WRONG_SHARDS = {
+    with_a_sample_cut: BAD_HEADER,
+    with_two_samples_interleaved: TWO_SAMPLES,
+    with_two_samples_under_one_entry: TWO_SAMPLES,
+    with_one_sample_under_two_entries: TWICE,
+    with_pads_in_front: PADS,
+    with_a_pad_too_many: PADS,
+    with_a_pad_that_is_none: PADS,
+    with_a_key_twice: TWICE,
+    with_a_key_of_another_shard: TWICE,
+    with_an_unknown_field: UNKNOWN,
+    with_an_unknown_field_in_one_sample: UNKNOWN,
+    with_bytes_after_its_end: NO_END,
+}
+
+
+def name_of(function):
+    return function.__name__
+
+
+def cases(table):
+    return [pytest.param(damage, found, id=name_of(damage)) for damage, found in table.items()]
+
+
+@every_engine
+def test_a_healthy_dataset_has_no_problems(numbers, jobs):
+    report = verify(numbers, jobs)
+    assert report.problems == ()
+    assert report.manifest == read_manifest(open_storage(numbers))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shards": 1}, {"shards": 5, "pad": "drop"}, {"shards": 5, "pad": "none"}, {"samples_per_shard": 1}],
+    ids=str,
+)
+def test_a_dataset_is_healthy_however_its_shards_were_made_equal(tmp_path, options):
+    assert problems_of(numbers_dataset(tmp_path, 23, **options)) == []
+
+
+def test_shards_of_no_samples_are_healthy(tmp_path):
+    assert problems_of(sized_dataset(tmp_path, [3, 0, 5, 0], lanes=2, window=2)) == []
+
+
+def test_samples_that_lack_a_field_are_healthy_if_nulls_were_left_out(tmp_path):
+    table = numbers_table(4).append_column("json", pa.array([{"x": 1}, None, None, {"x": 2}]))
+    converted(write_table(tmp_path / "in.parquet", table), tmp_path / "out", null="omit", shards=2)
+    assert problems_of(tmp_path / "out") == []
+
+
+def test_keys_that_differ_only_in_their_letters_case_are_two_keys(tmp_path):
+    table = pa.table({"name": ["a", "A", "ab", "aB", "Ab", "AB"], "cls": range(6)})
+    converted(write_table(tmp_path / "in.parquet", table), tmp_path / "out", key="name", shards=2)
+    assert problems_of(tmp_path / "out") == []
+
+
+def test_a_shard_larger_than_what_is_checked_at_once_is_checked_to_its_end(tmp_path):
+    dataset = Path(numbers_dataset(tmp_path, 5000, shards=1))
+    assert problems_of(dataset) == []
+    flip(dataset / "000000.tar", int(offsets_of(dataset, "000000.tar")[4999]))
+    assert causes_in(dataset, "000000.tar") == [CHANGED, BAD_HEADER]
+
+
+@pytest.mark.parametrize(("damage", "causes"), cases(DAMAGES))
+def test_damage_is_reported_with_the_shard_that_has_it(dataset, damage, causes):
+    damage(dataset)
+    assert causes_in(dataset) == causes
+
+
+@pytest.mark.parametrize("damage", [flip_payload, remove, remove_index, shorten_index, shift_all_of_index], ids=name_of)
+def test_a_problem_carries_the_url_of_the_file_that_is_damaged(dataset, damage):
+    damage(dataset)
+    urls = {problem.url for problem in verify(str(dataset)).problems}
+    assert urls <= {f"{dataset}/{SHARD}", f"{dataset}/{index_path(SHARD)}"}
+
+
+@pytest.mark.parametrize(("damage", "cause"), cases(WRONG_SHARDS))
+def test_a_wrong_shard_is_reported_though_its_checksum_is_right(dataset, damage, cause):
+    damage(dataset)
+    assert causes_in(dataset) == [cause]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [with_a_field_that_stands_twice_in_a_sample, with_a_field_that_stands_twice_in_one_of_the_samples],
+    ids=name_of,
+)
+def test_a_field_that_stands_twice_in_a_sample_is_reported(dataset, damage):
+    damage(dataset)
+    assert len(causes_in(dataset)) == 1
+
+
+@pytest.mark.parametrize("place", [0, 100, 130, 150, 156, 257, 345, 511])
+@pytest.mark.parametrize("sample", [0, 7, 14])
+def test_a_bit_that_was_flipped_in_a_header_is_reported_whatever_it_says(dataset, sample, place):
+    flip(dataset / SHARD, int(offsets_of(dataset)[sample]) + place)
+    assert CHANGED in causes_in(dataset)
+
+
+@every_engine
+def test_the_damage_of_several_shards_is_reported_in_their_order(dataset, jobs):
+    (dataset / "000005.tar").unlink()
+    flip(dataset / "000006.tar", 512)
+    truncate(dataset)
+    flip(dataset / "000000.tar", -1)
+    assert problems_of(dataset, jobs) == [
+        ("000000.tar", CHANGED),
+        ("000000.tar", NO_END),
+        ("000002.tar", OTHER_SIZE),
+        ("000005.tar", NO_FILE),
+        ("000006.tar", CHANGED),
+    ]
+
+
+def test_each_key_that_stands_twice_is_named_with_both_its_shards(dataset):
+    recorded_tar(dataset, tar_of(["00000000", "b", "b", "00000100"]))
+    problems = verify(str(dataset)).problems
+    assert [(problem.key, problem.cause) for problem in problems] == [
+        ("00000000", TWICE),
+        ("b", TWICE),
+        ("00000100", TWICE),
+    ]
+    assert "000000.tar" in problems[0].found
+    assert all(isinstance(problem, CorruptDataError) for problem in problems)
+    assert {problems[2].url.rpartition("/")[2], problems[2].found.rpartition("/")[2]} == {SHARD, "000006.tar"}
+
+
+def test_progress_counts_the_shards_that_were_checked(numbers):
+    seen = []
+    verify(numbers, 1, lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 7) for done in range(1, 8)]
+
+
+def test_a_dataset_that_is_not_there_is_an_error_and_no_report(tmp_path):
+    with pytest.raises(DatasetNotFoundError):
+        verify(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", [HEADER_NAME, SHARDS_NAME])
+def test_a_dataset_whose_manifest_is_damaged_is_an_error_and_no_report(dataset, name):
+    flip(dataset / name, 20)
+    with pytest.raises(WdsplitError, match=name):
+        verify(str(dataset))
+
+
+def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
+    (dataset / "000099.tar").write_bytes((dataset / SHARD).read_bytes())
+    assert [(problem.cause, problem.url) for problem in verify(str(dataset)).problems] == [
+        ("a tar stands beside the shards that the manifest does not list", f"{dataset}/000099.tar")
+    ]
+
+
+@pytest.mark.parametrize("damage", [remove, truncate, remove_index, flip_name], ids=name_of)
+def test_a_shard_that_is_damaged_between_the_first_look_and_the_second_is_reported(dataset, damage):
+    """The second is for the keys that may stand twice; those of the other shards are still told."""
+    recorded_tar(dataset, tar_of(["a", "b", "a"]))
+    recorded_tar(dataset, tar_of(["c", "c"]), shard="000004.tar")
+    report = verify(str(dataset), progress=lambda done, total: damage(dataset) if done == total else None)
+    assert [Path(problem.url).name.partition(".")[0] for problem in report.problems] == ["000002", "000004"]
+    assert report.problems[0].cause != TWICE and report.problems[1].cause == TWICE
+
+
+def test_a_shard_that_shrinks_after_its_checksum_was_taken_is_reported(dataset, monkeypatch):
+    taken = verify_module._checksum
+
+    def checksum(shard, listed):
+        found = taken(shard, listed)
+        if listed.path == SHARD:
+            truncate(dataset)
+        return found
+
+    monkeypatch.setattr(verify_module, "_checksum", checksum)
+    assert problems_of(dataset) == [(SHARD, "a file has become shorter while it was read")]

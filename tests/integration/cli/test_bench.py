@@ -1,0 +1,138 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from made_datasets import converted, images_table
+from wdsplit.cli.main import main
+
+TXT_BYTES = sum(len(f"row {row}") for row in range(96))
+CLS_BYTES = sum(len(str(row)) for row in range(96))
+
+
+@pytest.fixture
+def bench(capsys):
+    """Return a function that runs `wdsplit bench` in this process; it must succeed."""
+
+    def bench(dataset, *options):
+        with pytest.raises(SystemExit) as end:
+            main(["bench", dataset, *map(str, options)])
+        out, err = capsys.readouterr()
+        assert (end.value.code or 0, err) == (0, "")
+        return json.loads(out) if "--json" in options else out
+
+    return bench
+
+
+@pytest.fixture
+def refused(capsys):
+    """Return a function that runs `wdsplit bench`, which must fail with a code; returns its message."""
+
+    def refused(code, dataset, *options):
+        with pytest.raises(SystemExit) as end:
+            main(["bench", dataset, *map(str, options)])
+        out, err = capsys.readouterr()
+        assert (end.value.code, out) == (code, "")
+        return err
+
+    return refused
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return converted(tmp_path_factory.mktemp("images"), images_table(20), lanes=4, window=5)
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", 2), ("--workers", 2, "--worker-kind", "thread")], ids=str)
+def test_an_epoch_is_read_whole_and_counted(bench, whole_lanes, workers):
+    found = bench(whole_lanes, "--batch-size", 32, "--json", *workers)
+    assert (found["dataset"], found["batches"], found["samples"]) == (whole_lanes, 3, 96)
+    assert found["num_bytes"] == TXT_BYTES + CLS_BYTES
+    assert found["windows_read"] >= 48
+    assert found["read_amplification"] == pytest.approx(found["windows_read"] / 48)
+    assert 0 < found["first_batch_s"] < found["seconds"]
+    assert found["samples_per_s"] == pytest.approx(96 / found["seconds"])
+    assert found["bytes_per_s"] == pytest.approx(found["num_bytes"] / found["seconds"])
+    assert found["peak_bytes"] > 10_000_000
+
+
+def test_the_part_of_one_rank_can_be_read_alone(bench, refused, whole_lanes):
+    found = bench(whole_lanes, "--world-size", 2, "--rank", 1, "--batch-size", 16, "--json")
+    assert (found["batches"], found["samples"]) == (3, 48)
+    assert "rank" in refused(2, whole_lanes, "--world-size", 2, "--rank", 2)
+
+
+def test_a_window_that_one_reader_has_alone_is_read_once(bench, whole_lanes):
+    found = bench(whole_lanes, "--batch-size", 96, "--json")
+    assert (found["windows_read"], found["read_amplification"]) == (48, 1.0)
+
+
+def test_windows_that_other_ranks_read_too_count_for_this_one(bench, numbers):
+    found = bench(numbers, "--world-size", 3, "--batch-size", 34, "--json")
+    assert found["samples"] == 34
+    assert found["windows_read"] <= 28
+    assert found["read_amplification"] > 2
+
+
+def test_epochs_follow_one_another(bench, whole_lanes):
+    found = bench(whole_lanes, "--epochs", 3, "--batch-size", 96, "--json")
+    assert (found["batches"], found["samples"], found["windows_read"]) == (3, 288, 144)
+    assert found["num_bytes"] == 3 * (TXT_BYTES + CLS_BYTES)
+
+
+def test_reading_can_be_stopped_after_some_time(bench, whole_lanes):
+    found = bench(whole_lanes, "--epochs", 100_000, "--seconds", 0.2, "--batch-size", 48, "--json")
+    assert 0.2 <= found["seconds"] < 60
+    assert 0 < found["batches"] < 200_000
+    assert found["samples"] == 48 * found["batches"]
+
+
+def test_only_the_fields_that_are_named_are_read(bench, refused, whole_lanes):
+    assert bench(whole_lanes, "--batch-size", 32, "--fields", "txt", "--json")["num_bytes"] == TXT_BYTES
+    assert (
+        bench(whole_lanes, "--batch-size", 32, "--fields", "txt, cls", "--json")["num_bytes"] == TXT_BYTES + CLS_BYTES
+    )
+    assert "no such field" in refused(2, whole_lanes, "--fields", "jpg")
+
+
+def test_images_are_decoded_as_asked_for(bench, refused, images):
+    assert bench(images, "--resize", 4, "--fields", "png,cls", "--batch-size", 5, "--json")["samples"] == 20
+    assert bench(images, "--decode", "rgb8", "--batch-size", 5, "--json")["samples"] == 20
+    assert "no such decoder" in refused(2, images, "--decode", "rgb9")
+
+
+def test_a_training_that_takes_its_time_waits_less(bench, whole_lanes):
+    hungry = bench(whole_lanes, "--batch-size", 12, "--json")
+    slow = bench(whole_lanes, "--batch-size", 12, "--step-ms", 30, "--json")
+    assert slow["seconds"] >= 7 * 0.03
+    assert slow["wait_share"] < hungry["wait_share"] <= 1
+
+
+def test_the_result_can_be_read_by_people(bench, whole_lanes):
+    lines = bench(whole_lanes, "--batch-size", 32).splitlines()
+    assert re.fullmatch(rf"{whole_lanes}: 3 batches, 96 samples, \d+ B in \d+\.\d\d s", lines[0])
+    assert re.fullmatch(r"[\d,]+ samples/s, [\d.]+ [kM]?B/s; first batch after \d+\.\d\d s", lines[1])
+    assert re.fullmatch(r"windows: \d+ read, \d+ times at hand; each was read 1\.\d\d times on average", lines[2])
+    assert re.fullmatch(r"waited for batches \d+% of the time", lines[3])
+    assert re.match(r"memory at most: \d+\.\d [MG]B", lines[4])
+
+
+def test_an_epoch_without_batches_is_said_to_be_one(capsys, whole_lanes):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", whole_lanes, "--tail", "drop", "--batch-size", "1000"])
+    assert end.value.code == 0
+    assert "no batches" in capsys.readouterr().out
+
+
+def test_it_needs_no_torch(whole_lanes):
+    script = f"""
+import sys
+sys.modules["torch"] = None
+from wdsplit.cli.main import main
+main(["bench", {whole_lanes!r}, "--batch-size", "48", "--json"])
+"""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(ended.stdout)["samples"] == 96

@@ -1,0 +1,974 @@
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pytest
+
+import wdsplit
+from made_datasets import numbers_table
+from tables import (
+    DEADLINE_S,
+    all_samples,
+    files_below,
+    labels,
+    mixed_table,
+    real_samples,
+    session_processes,
+    shard_files,
+    wait_until,
+    write_table,
+)
+from wdsplit.cli.main import cli, main
+from wdsplit.conversion import passes
+from wdsplit.conversion.plan.plan import Span
+from wdsplit.conversion.task import RUN_FOLDER
+from wdsplit.errors import StorageError
+from wdsplit.shards.manifest import HEADER_NAME
+from wdsplit.tar.names import unescape_key
+
+COMMANDS = sorted(cli.commands)
+PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
+
+every_command = pytest.mark.parametrize("command", COMMANDS)
+every_reader = pytest.mark.parametrize("command", ["inspect", "verify", "assign", "audit", "bench"])
+
+
+# Running the command line
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys):
+    """Return a function that runs the command line in this process."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        return Ended(end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def done(run):
+    """Return a function that runs the command line in this process; it must succeed without a word of complaint."""
+
+    def done(*arguments):
+        ended = run(*arguments)
+        assert (ended.code, ended.err) == (0, "")
+        return ended
+
+    return done
+
+
+@pytest.fixture
+def refused(run):
+    """Return a function that runs the command line, which must fail; returns its message."""
+
+    def refused(code, *arguments):
+        ended = run(*arguments)
+        assert (ended.code, ended.out) == (code, "")
+        return ended.err
+
+    return refused
+
+
+def run_program(*arguments, stdout=subprocess.PIPE):
+    """Run the command line in a process of its own."""
+    command = [*PROGRAM, *map(str, arguments)]
+    ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def assert_says(message, *parts):
+    """Check that an error names all these parts and a remedy, and is no traceback."""
+    assert message.startswith("error: ")
+    assert [part for part in parts if str(part) not in message] == []
+    assert "\n  remedy: " in message
+    assert "Traceback" not in message
+
+
+# Tables and datasets
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Return a parquet file of 23 numbered rows."""
+    return write_table(tmp_path / "raw" / "numbers.parquet", numbers_table(23))
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "data" / "train"
+
+
+@pytest.fixture
+def dataset(numbers, tmp_path):
+    """Return a copy of `numbers` that may be damaged."""
+    return Path(shutil.copytree(numbers, tmp_path / "copy"))
+
+
+def flip_payload(shard):
+    data = bytearray(shard.read_bytes())
+    data[512] ^= 1
+    shard.write_bytes(data)
+
+
+# Help and version
+
+
+@every_command
+def test_the_help_of_a_command_shows_an_example_of_it(done, command):
+    out = done(command, "--help").out
+    assert re.search(rf"Examples?:\s+wdsplit {command} ", out)
+    assert out == done(command, "-h").out
+
+
+@every_command
+def test_the_example_of_a_command_is_one_that_it_takes(command):
+    examples = re.findall(rf"wdsplit {command} (.*)", cli.commands[command].epilog)
+    assert examples
+    for example in examples:
+        arguments = [argument.strip("'") for argument in example.split()]
+        cli.commands[command].make_context(command, arguments)
+
+
+def test_the_help_lists_all_commands_and_explains_the_exit_codes(done):
+    out = done("--help").out
+    listed = re.findall(r"^  (\w+)  +(.*)", out[out.index("Commands:") :], re.MULTILINE)
+    assert {name for name, _ in listed} == set(COMMANDS)
+    assert [name for name, _ in listed][:3] == ["plan", "convert", "commit"], "in the order of their use"
+    assert all(text.endswith(".") and not text.endswith("...") for _, text in listed)
+    assert "Exit codes:" in out and "wdsplit convert raw/" in out
+
+
+def test_the_version_is_printed(done):
+    assert done("--version").out == f"wdsplit, version {wdsplit.__version__}\n"
+
+
+def test_the_installed_program_is_this_command_line():
+    program = Path(sys.executable).parent / "wdsplit"
+    ended = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stdout) == (0, f"wdsplit, version {wdsplit.__version__}\n")
+
+
+# Convert
+
+
+def test_convert_writes_a_dataset_and_says_what_is_in_it(done, table, output):
+    out = done("convert", table, output, "--shards", 4, "--jobs", 1).out
+    first, fields, took = out.splitlines()
+    num_bytes = sum(path.stat().st_size for path in output.glob("*.tar"))
+    assert first == f"{output}: 4 shards, 23 samples, 1 pads, {num_bytes / 1000:.1f} kB"
+    assert fields == "fields: cls (from cls), txt (from txt)"
+    assert re.fullmatch(r"took \d+\.\d s \([\d,]+ samples/s, [\d.]+ [kM]?B/s\)", took)
+    assert labels(output) == list(range(23))
+
+
+def test_convert_does_what_its_options_say(done, table, output):
+    done(
+        *("convert", table, output, "--world-size", 2, "--workers", 3, "--samples-per-shard", 2, "--pad", "drop"),
+        *("--map", "cls=cls", "--map", "caption.txt=txt", "--lanes", 6, "--window", 5, "--jobs", 1),
+    )
+    found = done("inspect", output, "--json").json
+    assert (found["lanes"], found["window"], found["pads"]) == (6, 5, 0)
+    assert found["shards"] % 6 == 0
+    assert [(field["name"], field["column"]) for field in found["fields"]] == [("cls", "cls"), ("caption.txt", "txt")]
+
+
+def test_convert_writes_the_names_of_classes_if_asked_to(done, run, tmp_path, output):
+    features = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
+    schema = pa.schema([("label", pa.int64())], {"huggingface": json.dumps(features)})
+    path = write_table(tmp_path / "raw" / "a.parquet", pa.table({"label": [1, 0, 1]}, schema))
+    done("convert", path, output, "--class-names", "--shards", 1, "--jobs", 1)
+    assert [fields["cls.txt"] for _, fields in all_samples(output)] == [b"dog", b"cat", b"dog"]
+    plan = done("plan", path, "--class-names", "--json").json
+    assert [field["name"] for field in plan["fields"]] == ["cls", "cls.txt"]
+    assert run("plan", write_table(tmp_path / "b.parquet", {"label": [1]}), "--class-names").code == 2
+
+
+def test_convert_says_how_many_rows_it_left_out(done, table, output):
+    out = done("convert", table, output, "--shards", 4, "--pad", "drop", "--jobs", 1).out
+    assert "left out: the last 3 rows" in out
+    assert labels(output) == list(range(20))
+
+
+def test_convert_takes_files_folders_globs_and_braces(done, tmp_path, table):
+    shutil.copyfile(table, tmp_path / "raw" / "b.parquet")
+    inputs = [tmp_path / "raw", tmp_path / "raw" / "*.parquet", tmp_path / "raw" / "{b,numbers}.parquet"]
+    hashes = {done("plan", pattern, "--json").json["plan"] for pattern in inputs}
+    assert len(hashes) == 1
+    assert done("plan", table, tmp_path / "raw" / "b.parquet", "--json").json["rows"] == 46
+
+
+def test_a_size_of_shards_may_have_a_unit(done, table):
+    shards = [done("plan", table, "--shard-size", size, "--json").json["shards"] for size in ("40kB", "40000", "4 KiB")]
+    assert shards[0] == shards[1] < shards[2]
+
+
+def test_plan_says_what_convert_then_does(done, table, output):
+    options = ("--shards", 4, "--workers", 2)
+    plan = done("plan", table, *options, "--json").json
+    assert (plan["rows"], plan["inputs"], plan["shards"], plan["samples_per_shard"]) == (23, 1, 4, 6)
+    assert (plan["pads"], plan["dropped"], plan["key"]) == (1, 0, None)
+    done("convert", table, output, *options, "--jobs", 1)
+    found = done("inspect", output, "--json").json
+    assert [found[name] for name in ("shards", "samples", "pads", "lanes", "fields")] == [
+        plan[name] for name in ("shards", "rows", "pads", "lanes", "fields")
+    ]
+    assert found["provenance"]["plan"] == plan["plan"]
+
+
+def test_plan_writes_nothing_and_can_be_read_by_people(done, table, tmp_path):
+    before = files_below(tmp_path)
+    out = done("plan", table, "--shards", 4, "--key", "txt").out
+    assert "23 rows in 1 files -> 4 shards of 6 samples" in out
+    assert "pads 1, rows left out 0" in out
+    assert "keys from column 'txt'" in out
+    assert re.search(r"^cls +cls +int64 +integer$", out, re.M)
+    assert files_below(tmp_path) == before
+
+
+# What is there already
+
+
+def test_an_output_that_exists_is_left_alone_unless_it_may_be_overwritten(done, refused, table, output):
+    done("convert", table, output, "--shards", 4, "--jobs", 1)
+    before = shard_files(output)
+    message = refused(2, "convert", table, output, "--shards", 2, "--jobs", 1)
+    assert_says(message, "finished dataset already", output, "--overwrite")
+    assert shard_files(output) == before
+    done("convert", table, output, "--shards", 2, "--jobs", 1, "--overwrite")
+    assert sorted(shard_files(output)) == ["000000.tar", "000000.tar.idx", "000001.tar", "000001.tar.idx"]
+    assert labels(output) == list(range(23))
+
+
+@pytest.mark.parametrize("option", [(), ("--overwrite",), ("--resume",)], ids=lambda option: "".join(option) or "plain")
+def test_files_that_are_none_of_ours_are_left_alone(refused, table, output, option):
+    write_table(output / "precious.bin", numbers_table(1))
+    assert_says(refused(2, "convert", table, output, "--jobs", 1, *option), output, "precious.bin")
+    assert files_below(output) == ["precious.bin"]
+
+
+@pytest.fixture
+def unfinished(done, refused, tmp_path, output, monkeypatch):
+    """Return the arguments of a conversion that has failed after 3 of 8 shards."""
+    table = write_table(tmp_path / "raw" / "numbers.parquet", numbers_table(40), rows_per_group=1)
+    arguments = ("convert", table, output, "--shards", 8, "--jobs", 1)
+    real, ran = passes.write_shards, []
+
+    def failing(job, task):
+        if len(ran) == 3:
+            raise StorageError("the disk is full", place="shard 3", remedy="make room", url=str(output))
+        ran.append(task)
+        return real(job, task)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(passes, "task_spans", lambda plan, jobs, shards, rows: [Span(n, n + 1) for n in shards])
+        patched.setattr(passes, "write_shards", failing)
+        assert_says(refused(1, *arguments), "the disk is full", "make room")
+    assert len(list(output.glob("*.tar"))) == 3
+    return arguments
+
+
+def test_an_unfinished_run_is_no_dataset_and_is_continued_with_resume(done, run, refused, unfinished, output):
+    assert_says(refused(2, "inspect", output), HEADER_NAME)
+    assert_says(refused(2, *unfinished), "unfinished run", output, "--resume")
+    out = done(*unfinished, "--resume").out
+    assert "8 shards, 40 samples" in out
+    assert "resumed: 3 shards were there already" in out
+    assert "samples/s" not in out
+    assert labels(output) == list(range(40))
+    assert RUN_FOLDER not in os.listdir(output)
+    assert run("verify", output, "--jobs", 1).code == 0
+
+
+def test_an_unfinished_run_is_replaced_with_overwrite(done, unfinished, output):
+    assert "resumed" not in done(*unfinished, "--overwrite").out
+    assert labels(output) == list(range(40))
+
+
+def test_an_unfinished_run_is_not_continued_by_another_plan(refused, unfinished):
+    changed = ["10" if argument == 8 else argument for argument in unfinished]
+    assert_says(refused(2, *changed, "--resume"), "another plan", "--overwrite")
+
+
+def test_there_must_be_something_to_resume(refused, table, output):
+    assert_says(refused(2, "convert", table, output, "--resume"), "no unfinished run to resume", output)
+
+
+def test_overwriting_and_resuming_contradict_each_other(refused, table, output):
+    assert_says(refused(2, "convert", table, output, "--resume", "--overwrite"), "contradict each other")
+
+
+# Inspect and assign
+
+
+def test_inspect_says_what_is_in_a_dataset(done, numbers):
+    found = done("inspect", numbers, "--samples", 2, "--json").json
+    assert (found["samples"], found["pads"], found["shards"]) == (101, 4, 7)
+    assert (found["lanes"], found["window"]) == (4, 4)
+    assert found["bytes"] == sum(path.stat().st_size for path in Path(numbers).glob("*.tar"))
+    assert [field["name"] for field in found["fields"]] == ["cls", "txt"]
+    assert [(sample["__key__"], sample["cls"], sample["txt"]) for sample in found["first_samples"]] == [
+        ("00000000", "0", "row 0"),
+        ("00000001", "1", "row 1"),
+    ]
+    assert found["provenance"]["versions"]["wdsplit"] == wdsplit.__version__
+
+
+def test_inspect_can_be_read_by_people(done, numbers):
+    out = done("inspect", numbers, "--samples", 1).out
+    assert "101 samples and 4 pads in 7 shards" in out
+    assert re.search(r"^cls +cls +int64 +integer$", out, re.M)
+    assert "00000000  (" in out
+    assert "  txt: row 0\n" in out
+    assert "00000001" not in out
+
+
+def test_inspect_shows_no_pad_as_a_sample(done, numbers):
+    shown = done("inspect", numbers, "--samples", 1000, "--json").json["first_samples"]
+    assert [int(sample["cls"]) for sample in shown] == list(range(101))
+
+
+def test_inspect_shows_the_fields_of_a_sample_in_their_order_and_bytes_by_their_number(done, tmp_path, output):
+    done("convert", write_table(tmp_path / "mixed.parquet", mixed_table(5)), output, "--jobs", 1)
+    out = done("inspect", output, "--samples", 3).out
+    last = out.rpartition("\n\n")[2]
+    assert re.findall(r"^  (\w+): ", last, re.M) == ["jpg", "txt", "cls", "npy", "json"]
+    assert "  jpg: 77 bytes\n" in last
+    assert "  txt: caption 2 é\n" in last
+
+
+@pytest.mark.parametrize("choice", [("--key", "00000099"), ("--index", 99), ("--index", -2)], ids=str)
+def test_inspect_shows_one_sample_by_its_key_or_number(done, numbers, choice):
+    out = done("inspect", numbers, *choice).out
+    assert out == f"00000099  ({numbers}/000006.tar)\n  cls: 99\n  txt: row 99\n"
+    found = done("inspect", numbers, *choice, "--json").json
+    assert (found["__key__"], found["__position__"], found["txt"]) == ("00000099", "99", "row 99")
+
+
+@pytest.mark.parametrize(
+    ("choice", "part"),
+    [(("--key", "99"), "no sample has this key"), (("--index", 101), "a number from -101 to 100")],
+    ids=str,
+)
+def test_inspect_refuses_a_sample_that_is_not_there(refused, numbers, choice, part):
+    assert_says(refused(2, "inspect", numbers, *choice), part, numbers, choice[1])
+
+
+def test_a_key_and_a_number_contradict_each_other(refused, numbers):
+    assert "contradict each other" in refused(2, "inspect", numbers, "--key", "00000099", "--index", 99)
+
+
+def test_assign_gives_whole_lanes_to_readers_where_they_divide(done, whole_lanes):
+    found = done("assign", whole_lanes, "--world-size", 4, "--workers", 3, "--no-shuffle", "--json").json
+    assert (found["lanes"], found["readers_per_lane"], found["recut"]) == (12, 1, False)
+    assert (found["read_amplification"], found["pads"], found["advice"]) == (1.0, 0, None)
+    assert found["readers"] == [
+        {"rank": rank, "worker": worker, "samples": 8, "shards": [rank + 4 * worker, rank + 4 * worker + 12]}
+        for rank in range(4)
+        for worker in range(3)
+    ]
+
+
+def test_assign_leaves_no_sample_and_no_shard_out_where_lanes_do_not_divide(done, numbers):
+    found = done("assign", numbers, "--world-size", 3, "--workers", 2, "--epoch", 1, "--seed", 7, "--json").json
+    assert (found["lanes"], found["readers_per_lane"], found["recut"]) == (4, 3, True)
+    assert sum(reader["samples"] for reader in found["readers"]) == 102
+    assert 2.5 < found["read_amplification"] < 3
+    assert found["pads"] == 1
+    assert "4 lanes, so 3 readers share each lane" in found["advice"]
+    assert {shard for reader in found["readers"] for shard in reader["shards"]} == set(range(7))
+
+
+@pytest.mark.parametrize(("tail", "samples"), [("pad", 102), ("drop", 99), ("uneven", 101)])
+def test_assign_counts_the_samples_of_each_tail(done, numbers, tail, samples):
+    found = done("assign", numbers, "--world-size", 3, "--tail", tail, "--json").json
+    assert sum(reader["samples"] for reader in found["readers"]) == samples
+
+
+def test_assign_can_be_read_by_people(done, whole_lanes, numbers):
+    out = done("assign", whole_lanes, "--lanes", 1, "--no-shuffle").out
+    assert re.search(r"^0 +0 +96 +0, 1, .*, 11, \.\.\. \(24 in all\)$", out, re.M)
+    assert out.endswith("\n1 lanes, 0 pads; each window is read 1.00 times on average\n")
+    out = done("assign", numbers, "--world-size", 3, "--batch-size", 8).out
+    assert "\n4 lanes, 19 pads; each window is read 2." in out
+    assert "cut at equal counts" in out
+    assert "each lane has one reader with lanes=3 or lanes=6 or 2 ranks or 4 ranks (" in out
+
+
+def test_assign_depends_on_seed_and_epoch_and_on_nothing_else(done, whole_lanes):
+    def shards(*options):
+        return done("assign", whole_lanes, *options, "--json").json["readers"][0]["shards"]
+
+    assert shards() == shards()
+    assert len({tuple(shards(*options)) for options in [(), ("--seed", 1), ("--epoch", 1), ("--no-shuffle",)]}) == 4
+
+
+# Verify and audit
+
+
+def test_verify_says_that_all_is_well(done, numbers):
+    assert f"{numbers}: all is well: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
+    found = done("verify", numbers, "--jobs", 1, "--json").json
+    assert found == {"dataset": numbers, "shards": 7, "problems": []}
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [(flip_payload, "a shard was changed"), (lambda shard: os.truncate(shard, 1000), "another size")],
+    ids=["flipped", "truncated"],
+)
+def test_verify_fails_and_names_the_shard_that_is_damaged(run, dataset, damage, cause):
+    damage(dataset / "000004.tar")
+    ended = run("verify", dataset, "--jobs", 1)
+    assert ended.code == 1
+    assert "1 problems in 7 shards" in ended.out
+    assert re.match(rf"problem: .*{cause}", ended.err)
+    assert f"place: {dataset}/000004.tar" in ended.err
+    assert "remedy: " in ended.err
+    ended = run("verify", dataset, "--jobs", 1, "--json")
+    (problem,) = ended.json["problems"]
+    assert (ended.code, ended.err) == (1, "")
+    assert list(problem) == ["cause", "place", "expected", "found", "remedy"]
+    assert problem["place"] == f"{dataset}/000004.tar"
+
+
+def test_inspect_names_the_shard_that_is_truncated(refused, dataset):
+    os.truncate(dataset / "000000.tar", 1000)
+    assert_says(refused(1, "inspect", dataset), "another size", f"{dataset}/000000.tar", "1000 bytes")
+
+
+def test_inspect_says_what_it_can_of_a_dataset_whose_shards_are_gone(done, dataset):
+    (dataset / "000000.tar").unlink()
+    assert done("inspect", dataset, "--samples", 0, "--json").json["samples"] == 101
+
+
+def test_index_makes_a_dataset_of_tars_and_convert_does_not_overwrite_them(done, refused, table, numbers, tmp_path):
+    (tmp_path / "tars").mkdir()
+    for tar in sorted(Path(numbers).glob("*.tar")):
+        shutil.copy(tar, tmp_path / "tars")
+    done("index", tmp_path / "tars", "--jobs", 1)
+    done("verify", tmp_path / "tars")
+    summary = json.loads(done("inspect", tmp_path / "tars", "--json").out)
+    assert summary["samples"] == json.loads(done("inspect", numbers, "--json").out)["samples"]
+    message = refused(2, "convert", table, tmp_path / "tars", "--overwrite")
+    assert_says(message, "did not write, but indexed", "would be lost")
+    done("verify", tmp_path / "tars")
+
+
+def test_audit_says_for_each_epoch_that_the_promises_are_held(done, numbers):
+    out = done("audit", numbers, "--world-size", 2, "--workers", 2, "--batch-size", 5, "--epochs", 2).out
+    lines = out.splitlines()
+    promises = ["equal steps", "same batches", "exactly once", "resume"]
+    assert [line.split("  ")[1].strip() for line in lines] == promises * 2
+    assert all("  held  " in line for line in lines)
+    assert [line.split("  ")[0] for line in lines] == ["epoch 0"] * 4 + ["epoch 1"] * 4
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_audit_can_run_the_loaders_and_prints_its_findings_as_json(done, numbers):
+    options = ("--world-size", 2, "--workers", 1, "--batch-size", 5, "--no-shuffle", "--seed", 2)
+    found = done("audit", numbers, *options, "--read", "--json").json
+    assert [sorted(finding) for finding in found] == [["epoch", "evidence", "held", "promise"]] * 7
+    assert all(finding["held"] is True for finding in found)
+    assert {finding["epoch"] for finding in found} == {0}
+
+
+# Input that cannot be used
+
+
+def rows_of(values, kind=None):
+    return pa.table({"name": pa.array(values, kind), "cls": range(len(values))})
+
+
+BAD_TABLES = {
+    "no rows": (numbers_table(3).slice(3), [], ["no rows", "check the input"]),
+    "no rows of bytes": (pa.table({"jpg": pa.array([], pa.binary())}), [], ["no rows"]),
+    "a mapped column that is missing": (numbers_table(3), ["--map", "jpg=image"], ["'image'", "cls, txt", "--map"]),
+    "a key column that is missing": (numbers_table(3), ["--key", "id"], ["'id'", "cls, txt"]),
+    "a key that stands twice": (
+        rows_of(["a", "b", "a"]),
+        ["--key", "name"],
+        ["a key stands twice", "row 2", "row 0", "'a'", "--key"],
+    ),
+    "a key that is null": (rows_of(["a", None, "c"]), ["--key", "name"], ["a key is null", "row 1", "'name'", "--key"]),
+    "a key that is empty": (rows_of(["a", "", "c"]), ["--key", "name"], ["a key is empty", "row 1"]),
+    "a key that is too long": (
+        rows_of(["a" * 300]),
+        ["--key", "name"],
+        ["a key is too long", "row 0", "255 bet"],
+    ),
+    "keys that are no keys": (rows_of([0.5, 1.5]), ["--key", "name"], ["'name' cannot hold keys", "double", "--key"]),
+    "a value that is null": (rows_of(["a", None, "c"]), [], ["a value is null", "row 1", "'name'", "--null omit"]),
+    "rows without a value": (
+        pa.table({"txt": ["a", None]}),
+        ["--null", "omit"],
+        ["every value of a row is null", "row 1", "--null empty"],
+    ),
+    "a type that no field can carry": (
+        pa.table({"nothing": pa.nulls(2), "label": [1, 2]}),
+        [],
+        ["'nothing'", "null", "--map"],
+    ),
+    "a field that is no name": (numbers_table(3), ["--map", "CLS=cls"], ["'CLS'", "lower-case", "--map"]),
+    "shards that are no multiple": (
+        numbers_table(9),
+        ["--shards", "5", "--world-size", "2"],
+        ["not a multiple of world_size x workers", "4 or 6", "--shards"],
+    ),
+    "more shards than rows": (
+        numbers_table(3),
+        ["--shards", "4", "--pad", "none"],
+        ["more shards than rows", "--pad repeat"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "options", "parts"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_table_that_cannot_be_converted_is_refused_with_place_and_remedy(run, tmp_path, output, rows, options, parts):
+    path = write_table(tmp_path / "raw" / "bad.parquet", rows)
+    ended = run("convert", path, output, "--jobs", 1, *options)
+    assert (ended.code, ended.out) == (2, "")
+    in_rows = [path] if any(part.startswith("row ") for part in parts) else []
+    assert_says(ended.err, *parts, *in_rows)
+    assert not (output / HEADER_NAME).exists()
+
+
+def test_a_key_that_stands_twice_is_found_before_anything_is_written(refused, tmp_path, output):
+    path = write_table(tmp_path / "in.parquet", rows_of([*map(str, range(500)), "7"]), rows_per_group=50)
+    assert_says(refused(2, "convert", path, output, "--key", "name"), "'7'", f"{path}, row 500", f"{path}, row 7")
+    assert not output.exists()
+
+
+def test_sizes_that_contradict_each_other_are_refused(refused, table, output):
+    message = refused(2, "convert", table, output, "--shards", 2, "--shard-size", "1MB")
+    assert "shards and shard_size contradict each other: give one" in message
+
+
+@pytest.mark.parametrize("null", ["omit", "empty"])
+def test_nulls_are_written_as_was_asked_for(done, tmp_path, output, null):
+    path = write_table(tmp_path / "in.parquet", rows_of(["a", None, "c"]))
+    done("convert", path, output, "--null", null, "--shards", 1, "--jobs", 1)
+    expected = {"omit": {"cls": b"1"}, "empty": {"txt": b"", "cls": b"1"}}[null]
+    assert real_samples(output)[1][1] == expected
+    done("verify", output, "--jobs", 1)
+
+
+def garbage(folder):
+    (folder / "bad.parquet").write_bytes(b"no parquet at all " * 100)
+
+
+def nothing(folder):
+    (folder / "bad.parquet").write_bytes(b"")
+
+
+def truncated(folder):
+    path = write_table(folder / "bad.parquet", numbers_table(1000))
+    os.truncate(path, os.path.getsize(path) // 2)
+
+
+@pytest.mark.parametrize("make", [garbage, nothing, truncated], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("command", ["convert", "plan"])
+def test_a_file_that_is_no_parquet_is_named(refused, tmp_path, output, make, command):
+    write_table(tmp_path / "raw" / "good.parquet", numbers_table(3))
+    make(tmp_path / "raw")
+    arguments = [tmp_path / "raw", *([output] if command == "convert" else [])]
+    assert_says(refused(2, command, *arguments), "cannot be read as parquet", tmp_path / "raw" / "bad.parquet")
+    assert not output.exists()
+
+
+def test_a_file_whose_data_is_damaged_under_a_good_footer_is_named(run, tmp_path, output):
+    table = numbers_table(1000)
+    path = Path(write_table(tmp_path / "bad.parquet", table))
+    data = bytearray(path.read_bytes())
+    data[4:400] = b"\xff" * 396
+    path.write_bytes(data)
+    ended = run("convert", path, output, "--jobs", 1)
+    assert ended.code != 0
+    assert_says(ended.err, path)
+    assert not (output / HEADER_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("folder", ["no such input", "a folder with files that end in one of .parquet, .arrow"]),
+        ("nowhere.parquet", ["no such input", "nowhere.parquet"]),
+        ("*.arrow", ["no such input", "*.arrow"]),
+        ("nope://bucket/train", ["no such file system", "nope://bucket/train"]),
+    ],
+)
+def test_an_input_that_names_nothing_is_refused(refused, tmp_path, output, argument, parts):
+    (tmp_path / "folder").mkdir()
+    path = argument if "://" in argument else tmp_path / argument
+    assert_says(refused(2, "convert", path, output), *parts)
+    assert not output.exists()
+
+
+def test_tables_that_differ_in_their_columns_are_refused_with_both_types(refused, tmp_path, output):
+    write_table(tmp_path / "raw" / "a.parquet", {"cls": [1]})
+    write_table(tmp_path / "raw" / "b.parquet", {"cls": ["one"]})
+    message = refused(2, "convert", tmp_path / "raw", output)
+    assert_says(message, "a.parquet", "b.parquet", "int64", "string")
+
+
+def test_an_input_that_is_named_twice_is_refused(refused, table, output):
+    assert_says(refused(2, "convert", table, table, output), "named twice", table)
+
+
+def test_an_output_around_the_input_is_refused(refused, table):
+    assert_says(refused(2, "convert", table, Path(table).parent, "--overwrite"), table)
+    assert Path(table).exists()
+
+
+def a_file(tmp_path):
+    (tmp_path / "taken").write_bytes(b"")
+    return tmp_path / "taken"
+
+
+def below_a_file(tmp_path):
+    return a_file(tmp_path) / "train"
+
+
+def named_too_long(tmp_path):
+    return tmp_path / ("x" * 300)
+
+
+def sealed(tmp_path):
+    (tmp_path / "sealed").mkdir(mode=0o500)
+    return tmp_path / "sealed" / "train"
+
+
+UNWRITABLE = [below_a_file, named_too_long, *([sealed] if os.geteuid() else [])]
+"""Nothing is sealed for root."""
+
+
+@pytest.mark.parametrize("place", UNWRITABLE, ids=lambda place: place.__name__)
+def test_an_output_that_cannot_be_written_is_named(run, table, tmp_path, place):
+    output = place(tmp_path)
+    ended = run("convert", table, output, "--jobs", 1)
+    assert (ended.code, ended.out) == (1, "")
+    assert_says(ended.err, "the system refused", output, "check permissions")
+
+
+def test_an_output_that_is_a_file_is_refused_as_forgotten(refused, table, tmp_path):
+    output = a_file(tmp_path)
+    data = output.read_bytes()
+    assert_says(refused(2, "convert", table, output), "the output is a file", output, "INPUT... OUTPUT")
+    assert output.read_bytes() == data
+
+
+# Keys of all kinds
+
+ODD_KEYS = ["a.b", "dir/img.01.png", "dir/sub/2", "with space", "größe", "日本", "/abs", "up/../down", "a//b"]
+ODD_KEYS += ["_x41", "__x__/y", "_pad_/000000-000000", "a\nb", "A", "a"]
+
+
+def test_any_key_is_written_so_that_tarfile_reads_it_and_it_can_be_given_back(done, tmp_path, output):
+    path = write_table(tmp_path / "in.parquet", rows_of(ODD_KEYS))
+    done("convert", path, output, "--key", "name", "--map", "cls=cls", "--map", "txt=name", "--shards", 1, "--jobs", 1)
+    done("verify", output, "--jobs", 1)
+    with tarfile.open(output / "000000.tar") as tar:
+        names = tar.getnames()
+    assert all(re.fullmatch(r"[A-Za-z0-9_/-]+\.(cls|txt)", name) for name in names)
+    assert [unescape_key(key) for key, _ in all_samples(output)] == ODD_KEYS
+    assert [fields["txt"].decode() for _, fields in all_samples(output)] == ODD_KEYS
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_any_key_is_written_so_that_webdataset_reads_it(done, tmp_path, output):
+    import webdataset
+
+    path = write_table(tmp_path / "in.parquet", rows_of(ODD_KEYS))
+    done("convert", path, output, "--key", "name", "--shards", 1, "--jobs", 1)
+    samples = list(webdataset.WebDataset(str(output / "000000.tar"), shardshuffle=False))
+    assert [unescape_key(sample["__key__"]) for sample in samples] == ODD_KEYS
+    assert [int(sample["cls"]) for sample in samples] == list(range(len(ODD_KEYS)))
+
+
+# Datasets that cannot be used
+
+
+@every_reader
+def test_a_dataset_that_does_not_exist_is_refused(refused, tmp_path, command):
+    assert_says(refused(2, command, tmp_path / "nowhere"), tmp_path / "nowhere", "check the path")
+
+
+@every_reader
+def test_a_dataset_of_another_version_is_refused(refused, dataset, command):
+    header = json.loads((dataset / HEADER_NAME).read_text())
+    (dataset / HEADER_NAME).write_text(json.dumps({**header, "wdsplit": 99}))
+    assert_says(refused(2, command, dataset), "another format version", dataset, "99")
+
+
+@every_reader
+def test_a_dataset_whose_manifest_is_damaged_is_refused(refused, dataset, command):
+    os.truncate(dataset / HEADER_NAME, 100)
+    assert_says(refused(1, command, dataset), HEADER_NAME, dataset)
+
+
+# The command line itself
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["convert"], "Missing argument"),
+        (["cache"], "Missing argument"),
+        (["convert", "IN"], "Missing argument"),
+        (["commit"], "Missing argument"),
+        (["convert", "--plan", "P"], "--plan and --part go together"),
+        (["convert", "--part", "0/2"], "--plan and --part go together"),
+        (["convert", "--pass", "write"], "--plan and --part go together"),
+        (["convert", "IN", "OUT", "--plan", "P", "--part", "0/2"], "INPUT..., OUTPUT: not with --plan"),
+        (["convert", "--plan", "P", "--part", "0/2", "--seed", "0", "--resume"], "--seed, --resume: not with --plan"),
+        (["convert", "--plan", "P", "--part", "0/2", "--engine", "local"], "--engine: not with --plan"),
+        (["convert", "--plan", "P", "--part", "0-2"], "'0-2' is not of the form I/N"),
+        (["convert", "--plan", "P", "--part", "0/2", "--pass", "third"], "'scatter', 'merge', 'write'"),
+        (["plan", "IN", "-o", "P"], "--into and -o go together"),
+        (["plan", "IN", "--into", "OUT"], "--into and -o go together"),
+        (["plan", "IN", "--overwrite", "--memory", "1GiB"], "--memory, --overwrite: only with -o"),
+        (["no-such-command"], "No such command"),
+        (["inspect", "IN", "--no-such-option"], "No such option"),
+        (["convert", "IN", "OUT", "--jobs", "0"], "--jobs"),
+        (["convert", "IN", "OUT", "--world-size", "zero"], "--world-size"),
+        (["convert", "IN", "OUT", "--pad", "some"], "'repeat', 'drop', 'none'"),
+        (["convert", "IN", "OUT", "--map", "image"], "'image' is not of the form EXT=COLUMN"),
+        (["convert", "IN", "OUT", "--map", "=image"], "is not of the form EXT=COLUMN"),
+        (["convert", "IN", "OUT", "--map", "jpg="], "is not of the form EXT=COLUMN"),
+        (["convert", "IN", "OUT", "--map", "jpg=a", "--map", "jpg=b"], "'jpg=b' is given twice"),
+        (["convert", "IN", "OUT", "--shard-size", "big"], "'big' is no size"),
+        (["convert", "IN", "OUT", "--shard-size", "12 parsecs"], "256MB or 1GiB"),
+        (["convert", "IN", "OUT", "--shard-size", "-1MB"], "is no size"),
+        (["plan", "IN", "--shard-size", ""], "is no size"),
+        (["audit", "IN", "--batch-size", "0"], "--batch-size"),
+        (["audit", "IN", "--tail", "long"], "--tail"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_line_that_is_wrong_is_refused_with_what_is_wrong(refused, arguments, part):
+    message = refused(2, *arguments)
+    assert part in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("size", ["0", "0MB", "0.1B"])
+def test_a_shard_of_no_bytes_is_refused(refused, table, output, size):
+    message = refused(2, "convert", table, output, "--shard-size", size)
+    assert "--shard-size" in message and "is no size" in message
+
+
+@pytest.mark.parametrize("option", ["--lanes", "--window"])
+def test_a_number_that_no_manifest_can_hold_is_refused_before_anything_is_written(refused, table, output, option):
+    message = refused(2, "convert", table, output, "--jobs", 1, option, 10**30)
+    assert option.strip("-") in message
+    assert not output.exists()
+
+
+def test_a_program_without_arguments_shows_its_help(run):
+    ended = run()
+    assert ended.code == 2
+    assert "Usage: wdsplit" in ended.out + ended.err
+
+
+# The program as a process of its own
+
+
+def test_the_program_ends_with_a_message_and_no_traceback(tmp_path):
+    path = write_table(tmp_path / "in.parquet", rows_of(["a", "b", "a"]))
+    ended = run_program("convert", path, tmp_path / "out", "--key", "name")
+    assert (ended.code, ended.out) == (2, "")
+    assert_says(ended.err, "a key stands twice", path)
+
+
+def test_an_error_in_a_worker_process_ends_with_a_message_and_no_traceback(tmp_path):
+    table = numbers_table(40).append_column("json", pa.array([{"x": 1}] * 30 + [None] + [{"x": 1}] * 9))
+    path = write_table(tmp_path / "in.parquet", table, rows_per_group=5)
+    ended = run_program("convert", path, tmp_path / "out", "--shards", 8, "--jobs", 2)
+    assert (ended.code, ended.out) == (2, "")
+    assert_says(ended.err, "a value is null", path, "row 30")
+
+
+def test_the_program_is_quiet_on_standard_error_unless_it_is_a_terminal(table, output):
+    ended = run_program("convert", table, output, "--jobs", 2)
+    assert (ended.code, ended.err) == (0, "")
+    assert "\x1b" not in ended.out
+    assert ended.out.startswith(f"{output}: ")
+
+
+def test_verbose_says_on_standard_error_what_is_decided(table, output):
+    ended = run_program("-v", "convert", table, output, "--map", "cls=cls", "--jobs", 1)
+    assert (ended.code, ended.err) == (0, "wdsplit.conversion.planning: columns that are not written: txt\n")
+    assert ended.out.startswith(f"{output}: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("inspect",), ("audit", "--epochs", 3), ("assign", "--world-size", 500)], ids=lambda found: found[0]
+)
+def test_a_reader_of_the_output_that_has_gone_is_no_error_worth_a_traceback(numbers, arguments):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command, *options = arguments
+    ended = run_program(command, numbers, *options, stdout=write_end)
+    os.close(write_end)
+    assert ended.err == ""
+    assert ended.code in (0, 1)
+
+
+def test_head_can_be_put_behind_the_program(numbers):
+    pipe = f'"{sys.executable}" -m wdsplit.cli assign "{numbers}" --world-size 2000 | head -1'
+    ended = subprocess.run(pipe, shell=True, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.split() == ["rank", "worker", "samples", "shards"]
+
+
+def read_terminal(master, process):
+    """Return all that a process writes to a pseudo-terminal until it ends."""
+    written, deadline = b"", time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        readable, _, _ = select.select([master], [], [], 0 if ended else 0.1)
+        if readable:
+            try:
+                written += os.read(master, 65_536)
+            except OSError:
+                break
+        elif ended:
+            break
+    return written.decode()
+
+
+def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path, output):
+    table = write_table(tmp_path / "in.parquet", numbers_table(2000), rows_per_group=500)
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, "convert", table, str(output), "--shards", "4", "--jobs", "1"],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+    )
+    os.close(slave)
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", read_terminal(master, process))
+    os.close(master)
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert re.search(r"converting .*4/4 +[\d,]+ samples/s, [\d.]+ [kM]?B/s", shown)
+    assert out.startswith(f"{output}: 4 shards, 2,000 samples")
+    assert "converting" not in out
+
+
+# Ctrl-C
+
+
+@pytest.fixture
+def long_conversion(tmp_path, output):
+    """Start a conversion of 400 shards by two processes, in a session of its own as a terminal would."""
+    rows = numbers_table(400).append_column("json", pa.array([{"x": 1}] * 400))  # jobs that write JSON are processes
+    table = write_table(tmp_path / "in.parquet", rows, rows_per_group=1)
+    arguments = ["convert", table, str(output), "--shards", "400", "--jobs", "2"]
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    yield process, arguments
+    for left in session_processes(process.pid):
+        os.kill(left, signal.SIGKILL)
+    process.communicate(timeout=DEADLINE_S)
+
+
+def press_ctrl_c(process):
+    """Send what a terminal sends to all its processes; return how the program ends."""
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    wait_until(lambda: not session_processes(process.pid), "all processes have ended")
+    return Ended(process.returncode, out, err)
+
+
+def test_ctrl_c_ends_with_a_hint_how_to_continue_and_resume_does(done, output, long_conversion):
+    process, arguments = long_conversion
+    published = output / RUN_FOLDER / "shards"
+    wait_until(lambda: published.is_dir() and len(os.listdir(published)) >= 10, "10 shards are published")
+    ended = press_ctrl_c(process)
+    assert (ended.code, ended.out) == (130, "")
+    hint, said = ended.err.split("\n\n")
+    assert re.fullmatch(r"\d+ shards are published; continue with the same command and --resume", hint)
+    assert said == "interrupted\n"
+    assert not (output / HEADER_NAME).exists()
+    resumed = done(*arguments[:-1], 1, "--resume").out
+    already = int(re.search(r"resumed: (\d+) shards were there already", resumed)[1])
+    assert int(hint.split()[0]) <= already < 400
+    assert already >= 10
+    assert labels(output) == list(range(400))
+
+
+def test_ctrl_c_while_the_processes_start_is_no_traceback(long_conversion):
+    process, _ = long_conversion
+    wait_until(lambda: len(session_processes(process.pid)) >= 3, "a worker process has been started")
+    ended = press_ctrl_c(process)
+    assert (ended.code, ended.out) == (130, "")
+    assert "Traceback" not in ended.err
+    assert ended.err.splitlines()[-1] == "interrupted"
+
+
+def test_ctrl_c_in_a_check_ends_with_its_code(run, numbers, monkeypatch):
+    def interrupted(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wdsplit.cli.check.verify", interrupted)
+    ended = run("verify", numbers)
+    assert (ended.code, ended.out, ended.err) == (130, "", "\ninterrupted\n")
+
+
+def test_progress_is_logged_as_json_lines_and_so_is_how_it_ended(done, refused, tmp_path, output):
+    table, log = write_table(tmp_path / "in.parquet", numbers_table(40)), tmp_path / "log.jsonl"
+    done("convert", table, output, "--shards", 4, "--jobs", 1, "--shuffle", "--log", log)
+    done("verify", output, "--jobs", 1, "--log", log)
+    refused(2, "convert", table, output, "--log", log)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    ends = [line for line in lines if line["event"] != "progress"]
+    assert [(line["event"], line.get("what"), line.get("done")) for line in ends] == [
+        ("done", "writing", 4),
+        ("done", "verifying", 4),
+        ("failed", None, None),
+    ]
+    assert lines[0]["event"] == "progress"
+    assert (ends[0]["total"], ends[0]["samples"], ends[0]["left_s"]) == (4, 40, 0.0)
+    assert "the output is a finished dataset already" in ends[2]["error"]
+    assert all(line["time"].endswith("+00:00") and line["elapsed_s"] >= 0 for line in lines)
+
+
+def test_every_command_is_tested_here():
+    text = Path(__file__).read_text()
+    assert [command for command in COMMANDS if f'"{command}"' not in text] == []
+    assert all(isinstance(cli.commands[command], click.Command) for command in COMMANDS)

@@ -1,0 +1,161 @@
+"""SIGTERM, by which batch systems, Kubernetes and systemd end programs: a command ends as by Ctrl-C, with code 143."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pytest
+
+import wdsplit
+from engine_checks import contents
+from made_datasets import numbers_table
+from tables import DEADLINE_S, session_processes, wait_until, write_table
+from wdsplit.cli.main import main
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.shards.manifest import HEADER_NAME
+from wdsplit.storage.local import is_temporary
+
+PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
+SHARDS = 300
+HINT = r"(\d+ shards are published|what is published is kept); continue with the same command and --resume"
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_table(tmp_path / "in.parquet", numbers_table(SHARDS), rows_per_group=1)
+
+
+@pytest.fixture
+def json_table(tmp_path):
+    """Return a table whose jobs are processes, because they write JSON."""
+    rows = numbers_table(SHARDS).append_column("json", pa.array([{"x": 1}] * SHARDS))
+    return write_table(tmp_path / "json.parquet", rows, rows_per_group=1)
+
+
+@pytest.fixture
+def begin():
+    """Return what starts a command in a session of its own; none of its processes outlives the test."""
+    begun = []
+
+    def start(*command):
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        for left in session_processes(process.pid):
+            os.kill(left, signal.SIGKILL)
+        process.communicate(timeout=DEADLINE_S)
+
+
+def conversion(table, output):
+    return ["convert", table, output, "--shards", SHARDS, "--jobs", 2]
+
+
+def wait_for_shards(process, output):
+    def are_there():
+        assert process.poll() is None, process.communicate()
+        return len(list(output.glob("*.tar"))) >= 10
+
+    wait_until(are_there, "10 shards are published")
+
+
+def ended(process):
+    """Wait for the end of all processes of a program; return its exit code and what it has said."""
+    out, err = process.communicate(timeout=DEADLINE_S)
+    wait_until(lambda: not session_processes(process.pid), "all processes have ended")
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(("kind", "kill"), [("table", os.kill), ("json_table", os.kill), ("json_table", os.killpg)])
+def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, begin, tmp_path, kind, kill):
+    """By threads and by processes; whether the command alone is told, or all of its processes, as by systemd."""
+    table, output = request.getfixturevalue(kind), tmp_path / "out"
+    process = begin(*PROGRAM, *conversion(table, output))
+    wait_for_shards(process, output)
+    kill(process.pid, signal.SIGTERM)
+    code, out, err = ended(process)
+    assert (code, out) == (143, "")
+    assert re.fullmatch(rf"{HINT}\n\nended by SIGTERM\n", err)
+    assert not (output / HEADER_NAME).exists()
+    assert not [path for path in output.rglob("*") if is_temporary(path.name)]
+    resumed = begin(*PROGRAM, *conversion(table, output), "--resume")
+    assert ended(resumed)[0] == 0
+    wdsplit.convert(table, tmp_path / "undisturbed", ConvertOptions(PlanOptions(shards=SHARDS)))
+    assert contents(output) == contents(tmp_path / "undisturbed")
+
+
+def test_a_command_that_ignores_ctrl_c_ends_too(begin, table, tmp_path):
+    """Shells start what runs in their background so."""
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    process = begin(*background, *PROGRAM, *conversion(table, tmp_path / "out"))
+    wait_for_shards(process, tmp_path / "out")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    assert process.poll() is None
+    process.terminate()
+    assert ended(process)[0] == 143
+
+
+def test_a_program_that_was_told_to_ignore_sigterm_does(begin, table, tmp_path):
+    process = begin("sh", "-c", 'trap "" TERM; exec "$@"', "sh", *PROGRAM, *conversion(table, tmp_path / "out"))
+    wait_for_shards(process, tmp_path / "out")
+    process.terminate()
+    assert ended(process)[0] == 0
+    assert (tmp_path / "out" / HEADER_NAME).exists()
+
+
+def test_a_part_is_written_by_the_same_command_once_more(begin, table, tmp_path):
+    plan, output = tmp_path / "train.plan", tmp_path / "out"
+    assert ended(begin(*PROGRAM, "plan", table, "--into", output, "-o", plan, "--shards", SHARDS))[0] == 0
+    part = [*PROGRAM, "convert", "--plan", plan, "--part", "0/1", "--jobs", 2]
+    process = begin(*part)
+    wait_for_shards(process, output)
+    process.terminate()
+    code, _, err = ended(process)
+    assert code == 143
+    assert err == "what is published is kept; continue with the same command\n\nended by SIGTERM\n"
+    assert ended(begin(*part))[0] == 0
+    assert ended(begin(*PROGRAM, "commit", plan))[0] == 0
+
+
+def test_workers_of_a_loader_end_with_the_command(begin, numbers):
+    process = begin(*PROGRAM, "bench", numbers, "--workers", 2, "--seconds", 600, "--epochs", 10**6)
+    wait_until(lambda: len(session_processes(process.pid)) >= 3, "the workers are there")
+    time.sleep(0.5)
+    process.terminate()
+    code, _, err = ended(process)
+    assert (code, err.splitlines()[-1]) == (143, "ended by SIGTERM")
+
+
+def test_a_check_ends_with_its_code_and_handlers_are_what_they_were(numbers, monkeypatch, capsys):
+    def terminated(*arguments, **keywords):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(DEADLINE_S)
+
+    monkeypatch.setattr("wdsplit.cli.check.verify", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as code:
+        main(["verify", str(numbers)])
+    assert (code.value.code, capsys.readouterr().err) == (143, "\nended by SIGTERM\n")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_library_leaves_signals_alone(tmp_path):
+    table = write_table(tmp_path / "in.parquet", numbers_table(40))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    seen = []
+
+    def look(plan, progress):
+        seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
+
+    wdsplit.convert(table, tmp_path / "out", ConvertOptions(PlanOptions(shards=4), jobs=2), look)
+    assert seen and all(handlers == before for handlers in seen)

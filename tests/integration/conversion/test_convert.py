@@ -1,0 +1,947 @@
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from tables import (
+    DEADLINE_S,
+    all_samples,
+    converted,
+    files_below,
+    labels,
+    mixed_table,
+    options,
+    real_samples,
+    sample_offsets,
+    session_processes,
+    shard_files,
+    start_script,
+    tar_samples,
+    wait_until,
+    write_files,
+    write_table,
+)
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.plan import Span
+from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.run import Run
+from wdsplit.conversion.task import RUN_FOLDER, Job, write_shards
+from wdsplit.errors import (
+    ConvertError,
+    DatasetNotFoundError,
+    InputError,
+    OutputExistsError,
+    StorageError,
+)
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
+from wdsplit.storage.opening import open_storage
+from wdsplit.tables.formats import parquet
+from wdsplit.tar.names import is_pad_key, unescape_key
+
+NUM_ROWS = 103
+TABLE = mixed_table(NUM_ROWS)
+
+
+@pytest.fixture(scope="module")
+def table_path(tmp_path_factory):
+    return write_table(tmp_path_factory.mktemp("input") / "table.parquet", TABLE, 17)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(table_path, tmp_path_factory):
+    """Return the folder of a conversion with 8 shards that one process made without a stop."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "out"
+    converted(table_path, folder, shards=8)
+    return folder
+
+
+def numbers(path, num_rows):
+    """Write a table whose column `label` numbers its rows."""
+    label, text = (
+        pa.array(range(num_rows), pa.int64()),
+        pa.array([f"row {row}" for row in range(num_rows)], pa.string()),
+    )
+    return write_table(path, {"label": label, "text": text})
+
+
+def is_finished(folder):
+    try:
+        read_manifest(open_storage(str(folder)))
+    except DatasetNotFoundError:
+        return False
+    return True
+
+
+def assert_whole(folder):
+    """Check that a finished dataset is what its manifest says, to the last byte, and that nothing else is there."""
+    manifest = read_manifest(open_storage(str(folder)))
+    names = ["shards.parquet", "wdsplit.json"]
+    for number in range(len(manifest.shards)):
+        shard = manifest.shards[number]
+        data = (folder / shard.path).read_bytes()
+        samples = tar_samples(folder / shard.path)
+        pads = [is_pad_key(key) for key, _ in samples]
+        assert shard.checksum == f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}"
+        assert (shard.num_bytes, shard.num_samples, shard.num_pads) == (len(data), len(samples), sum(pads))
+        assert pads == sorted(pads)
+        assert np.fromfile(folder / f"{shard.path}.idx", "<u8").tolist() == sample_offsets(folder / shard.path)
+        names += [shard.path, f"{shard.path}.idx"]
+    assert files_below(folder) == sorted(names)
+    keys = [key for key, _ in all_samples(folder)]
+    assert len(set(keys)) == len(keys)
+    return manifest
+
+
+# What is written
+
+
+def test_the_tars_hold_the_values_of_the_table(undisturbed):
+    manifest = assert_whole(undisturbed)
+    assert manifest.num_samples == NUM_ROWS
+    assert [field.name for field in manifest.fields] == ["jpg", "txt", "cls", "npy", "json"]
+    rows = TABLE.to_pylist()
+    for number, ((key, fields), row) in enumerate(zip(real_samples(undisturbed), rows, strict=True)):
+        assert key == f"{number:08d}"
+        assert list(fields) == ["jpg", "txt", "cls", "npy", "json"]
+        assert fields["jpg"] == row["image"]
+        assert fields["txt"].decode() == row["caption"]
+        assert int(fields["cls"]) == row["label"]
+        assert json.loads(fields["json"]) == row["meta"]
+        assert np.frombuffer(fields["npy"][128:] if row["vector"] else b"", "<f4").tolist() == row["vector"]
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_any_number_of_jobs_writes_the_same_bytes(table_path, undisturbed, tmp_path, jobs):
+    converted(table_path, tmp_path / "out", shards=8, jobs=jobs)
+    assert shard_files(tmp_path / "out") == shard_files(undisturbed)
+    assert files_below(tmp_path / "out") == files_below(undisturbed)
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 3000, 20_000])
+def test_any_batches_write_the_same_bytes(table_path, undisturbed, tmp_path, monkeypatch, batch_bytes):
+    monkeypatch.setattr(parquet, "BATCH_BYTES", batch_bytes)
+    converted(table_path, tmp_path / "out", shards=8)
+    assert shard_files(tmp_path / "out") == shard_files(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("rows_per_file", "rows_per_group"), [([103], None), ([103], 1), ([13, 0, 40], 7), ([1], None), ([0, 60, 0], 60)]
+)
+def test_any_files_and_row_groups_write_the_same_bytes(undisturbed, tmp_path, rows_per_file, rows_per_group):
+    paths = write_files(tmp_path / "in", TABLE, rows_per_file, rows_per_group)
+    converted(paths, tmp_path / "out", shards=8)
+    assert shard_files(tmp_path / "out") == shard_files(undisturbed)
+
+
+def test_the_manifest_that_is_returned_is_the_one_that_is_read(table_path, tmp_path):
+    manifest = converted(table_path, tmp_path / "out", shards=4, window=33, lanes=2)
+    assert read_manifest(open_storage(str(tmp_path / "out"))) == manifest
+    assert (manifest.window, manifest.lanes, manifest.pad) == (33, 2, "repeat")
+
+
+def test_the_manifest_tells_where_the_dataset_came_from(table_path, tmp_path):
+    chosen = options(key="label", shards=10, pad="drop", null="omit", jobs=1)
+    provenance = convert([table_path], str(tmp_path / "out"), chosen).provenance
+    size = os.path.getsize(table_path)
+    assert provenance["inputs"] == [{"path": table_path, "num_bytes": size, "num_rows": NUM_ROWS}]
+    assert provenance["plan"] == plan_conversion([table_path], chosen).hash
+    assert (provenance["num_dropped"], provenance["key"]) == (3, "label")
+    assert (provenance["options"]["pad"], provenance["options"]["shards"]) == ("drop", 10)
+    assert set(provenance["versions"]) == {"wdsplit", "pyarrow", "numpy", "python"}
+
+
+def test_the_manifest_does_not_depend_on_the_number_of_jobs(table_path, undisturbed, tmp_path):
+    converted(table_path, tmp_path / "out", shards=8, jobs=2)
+    for name in ("wdsplit.json", "shards.parquet"):
+        assert (tmp_path / "out" / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+def test_a_dataset_can_be_moved_as_it_is(table_path, tmp_path):
+    converted(table_path, tmp_path / "out", shards=2)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert_whole(tmp_path / "moved")
+
+
+def test_folders_globs_and_braces_are_converted_in_the_order_of_their_files(tmp_path):
+    write_files(tmp_path / "in", pa.table({"label": range(30)}), [10])
+    for number, argument in enumerate(["in", "in/*.parquet", "in/part-0000{0..2}.parquet"]):
+        converted(f"{tmp_path}/{argument}", tmp_path / str(number), shards=2)
+        assert labels(tmp_path / str(number)) == list(range(30))
+    converted(f"{tmp_path}/in/part-0000{{2,0}}.parquet", tmp_path / "two", shards=2)
+    assert labels(tmp_path / "two") == [*range(20, 30), *range(10)]
+
+
+def test_hugging_face_images_become_jpg_members(tmp_path):
+    images = [{"bytes": b"\xff\xd8\xff" + bytes([row]), "path": f"{row}.jpg"} for row in range(5)]
+    table = pa.table({"image": images, "label": range(5)})
+    converted(write_table(tmp_path / "a.parquet", table), tmp_path / "out", shards=1)
+    assert [fields["jpg"] for _, fields in all_samples(tmp_path / "out")] == [image["bytes"] for image in images]
+
+
+def test_a_mapping_chooses_names_and_columns(table_path, tmp_path):
+    converted(table_path, tmp_path / "out", shards=1, mapping={"label.cls": "label", "jpg": "image"})
+    for number, (_, fields) in enumerate(all_samples(tmp_path / "out")):
+        assert list(fields) == ["label.cls", "jpg"]
+        assert int(fields["label.cls"]) == number
+
+
+# Shards, pads and what is dropped
+
+
+def test_23_samples_at_10_a_shard_give_equal_shards_and_none_is_short(tmp_path):
+    manifest = converted(numbers(tmp_path / "a.parquet", 23), tmp_path / "out", samples_per_shard=10)
+    assert_whole(tmp_path / "out")
+    assert manifest.shards.column("num_samples").tolist() == [8, 8, 8]
+    assert labels(tmp_path / "out") == list(range(23))
+
+
+@pytest.mark.parametrize(("rows", "shards"), [(23, 3), (10, 4), (7, 7), (103, 10), (1, 1)])
+def test_padded_shards_are_equal_and_end_with_their_own_first_sample(tmp_path, rows, shards):
+    converted(numbers(tmp_path / "a.parquet", rows), tmp_path / "out", shards=shards)
+    manifest = assert_whole(tmp_path / "out")
+    assert set(manifest.shards.column("num_samples").tolist()) == {-(-rows // shards)}
+    assert manifest.num_pads == -rows % shards
+    assert labels(tmp_path / "out") == list(range(rows))
+    for path in sorted((tmp_path / "out").glob("*.tar")):
+        (_, first), *_, (last_key, last) = tar_samples(path) * 2
+        if is_pad_key(last_key):
+            assert last == first
+
+
+def test_fewer_rows_than_shards_are_repeated_so_that_every_shard_has_one_sample(tmp_path):
+    converted(numbers(tmp_path / "a.parquet", 3), tmp_path / "out", shards=8)
+    manifest = assert_whole(tmp_path / "out")
+    assert manifest.shards.column("num_samples").tolist() == [1] * 8
+    assert manifest.num_pads == 5
+    assert labels(tmp_path / "out") == [0, 1, 2]
+    assert {int(fields["cls"]) for _, fields in all_samples(tmp_path / "out")} == {0, 1, 2}
+
+
+def test_one_row_makes_a_dataset_with_the_default_options(tmp_path):
+    manifest = converted(numbers(tmp_path / "a.parquet", 1), tmp_path / "out")
+    assert_whole(tmp_path / "out")
+    assert (manifest.num_samples, len(manifest.shards), manifest.num_pads) == (1, 16, 15)
+
+
+def test_the_shards_are_a_multiple_of_ranks_and_workers(tmp_path):
+    manifest = converted(numbers(tmp_path / "a.parquet", 100), tmp_path / "out", world_size=3, workers=5)
+    assert len(manifest.shards) % 15 == 0
+    assert labels(tmp_path / "out") == list(range(100))
+
+
+def test_dropping_leaves_out_the_end_of_the_table_and_says_so(tmp_path):
+    manifest = converted(numbers(tmp_path / "a.parquet", 23), tmp_path / "out", shards=4, pad="drop")
+    assert_whole(tmp_path / "out")
+    assert manifest.shards.column("num_samples").tolist() == [5] * 4
+    assert manifest.num_pads == 0
+    assert manifest.provenance["num_dropped"] == 3
+    assert labels(tmp_path / "out") == list(range(20))
+
+
+def test_without_pads_shards_differ_by_one_sample_and_nothing_is_repeated(tmp_path):
+    manifest = converted(numbers(tmp_path / "a.parquet", 23), tmp_path / "out", shards=4, pad="none")
+    assert_whole(tmp_path / "out")
+    assert manifest.shards.column("num_samples").tolist() == [6, 6, 6, 5]
+    assert [int(fields["cls"]) for _, fields in all_samples(tmp_path / "out")] == list(range(23))
+
+
+@pytest.mark.parametrize("pad", ["drop", "none"])
+def test_more_shards_than_rows_without_pads_are_refused_and_nothing_is_written(tmp_path, pad):
+    path = numbers(tmp_path / "a.parquet", 3)
+    with pytest.raises(InputError, match="more shards than rows"):
+        converted(path, tmp_path / "out", shards=4, pad=pad)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("num_files", [1, 3])
+def test_a_table_without_rows_is_refused_and_nothing_is_written(tmp_path, num_files):
+    paths = [numbers(tmp_path / f"{number}.parquet", 0) for number in range(num_files)]
+    with pytest.raises(InputError, match="no rows"):
+        converted(paths, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_input_at_all_is_refused(tmp_path):
+    with pytest.raises(InputError):
+        convert([], str(tmp_path / "out"))
+
+
+# Keys
+
+
+KEYS = ["img.1", "img.2", "a/b.c", "train/é ü", "日本", "/root", "../up", "a//b", "_x2E", "plain-1", "__pad__/x", "a\n"]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_the_originals_of_all_keys_can_be_told_whatever_they_hold(tmp_path, kind):
+    table = pa.table({"name": pa.array(KEYS).cast(kind), "label": range(len(KEYS))})
+    converted(write_table(tmp_path / "a.parquet", table), tmp_path / "out", shards=5, key="name")
+    assert_whole(tmp_path / "out")
+    assert [unescape_key(key) for key, _ in real_samples(tmp_path / "out")] == KEYS
+    assert labels(tmp_path / "out") == list(range(len(KEYS)))
+    assert all("." not in key and key.isascii() for key, _ in all_samples(tmp_path / "out"))
+
+
+def test_integers_can_be_keys(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"id": [7, -1, 2**62], "text": ["a", "b", "c"]})
+    converted(path, tmp_path / "out", shards=1, key="id")
+    assert [key for key, _ in all_samples(tmp_path / "out")] == ["7", "-1", str(2**62)]
+
+
+def test_the_key_column_can_be_a_field_too(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"id": ["x.1", "x.2"]})
+    converted(path, tmp_path / "out", shards=1, key="id", mapping={"txt": "id"})
+    assert all_samples(tmp_path / "out") == [("x_x2E1", {"txt": b"x.1"}), ("x_x2E2", {"txt": b"x.2"})]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_key_that_stands_twice_is_refused_with_both_places_before_anything_is_written(tmp_path, jobs):
+    table = pa.table({"name": [f"k{row}" for row in range(50)] + ["k7", "z"], "label": range(52)})
+    paths = write_files(tmp_path / "in", table, [20])
+    with pytest.raises(InputError, match="a key stands twice") as caught:
+        converted(paths, tmp_path / "out", shards=4, key="name", jobs=jobs)
+    assert caught.value.place == f"{paths[2]}, row 10"
+    assert f"{paths[0]}, row 7" in caught.value.found
+    assert caught.value.key == "k7"
+    assert not (tmp_path / "out").exists()
+    converted(paths, tmp_path / "out", shards=4, jobs=jobs)
+    assert_whole(tmp_path / "out")
+
+
+def test_keys_that_only_differ_by_what_is_escaped_are_not_taken_for_one(tmp_path):
+    names = ["a.b", "a_x2Eb", "a_b", "a/b", "a", "a/", "A.b"]
+    path = write_table(tmp_path / "a.parquet", {"name": names, "label": range(7)})
+    converted(path, tmp_path / "out", shards=2, key="name")
+    assert [unescape_key(key) for key, _ in real_samples(tmp_path / "out")] == names
+
+
+@pytest.mark.parametrize(("bad", "cause"), [(None, "null"), ("", "empty"), ("x" * 256, "too long")])
+def test_a_key_that_cannot_be_is_refused_by_file_row_and_column_before_anything_is_written(tmp_path, bad, cause):
+    table = pa.table({"name": [*"abcdefghij", bad], "label": range(11)})
+    paths = write_files(tmp_path / "in", table, [8])
+    with pytest.raises(InputError, match=f"key is {cause}") as caught:
+        converted(paths, tmp_path / "out", shards=2, key="name")
+    assert caught.value.place == f"{paths[1]}, row 2, column 'name'"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_that_is_too_long_only_with_its_field_is_refused_and_nothing_blocks_a_second_try(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"name": ["a", "x" * 253], "label": [1, 2]})
+    with pytest.raises(InputError, match="too long") as caught:
+        converted(path, tmp_path / "out", shards=2, key="name")
+    assert "x" * 253 in str(caught.value)
+    converted(path, tmp_path / "out", shards=2, overwrite=True)
+    assert_whole(tmp_path / "out")
+
+
+def test_a_column_that_cannot_hold_keys_is_refused(table_path, tmp_path):
+    with pytest.raises(InputError, match="'vector' cannot hold keys"):
+        converted(table_path, tmp_path / "out", key="vector")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_key_and_missing_mapped_columns_are_named_together(table_path, tmp_path):
+    with pytest.raises(InputError) as caught:
+        converted(table_path, tmp_path / "out", key="id", mapping={"cls": "klass", "jpg": "image"})
+    assert "'id'" in caught.value.found
+    assert "'klass'" in caught.value.found
+    assert not (tmp_path / "out").exists()
+
+
+# Nulls and columns that peers lose
+
+
+def test_none_in_cls_is_an_error_and_never_the_text_none(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"cls": [1, None, 3], "txt": ["a", "b", "c"]})
+    with pytest.raises(InputError, match="a value is null") as caught:
+        converted(path, tmp_path / "out", shards=1)
+    assert caught.value.place == f"{path}, row 1, column 'cls'"
+    converted(path, tmp_path / "omit", shards=1, null="omit")
+    assert [fields.get("cls") for _, fields in all_samples(tmp_path / "omit")] == [b"1", None, b"3"]
+    converted(path, tmp_path / "empty", shards=1, null="empty")
+    assert [fields.get("cls") for _, fields in all_samples(tmp_path / "empty")] == [b"1", b"", b"3"]
+    assert_whole(tmp_path / "omit")
+
+
+def test_columns_that_begin_with_an_underscore_do_not_vanish(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"_id": [1, 2], "__index_level_0__": [3, 4], "_text": ["a", "b"]})
+    converted(path, tmp_path / "out", shards=1)
+    assert [len(fields) for _, fields in all_samples(tmp_path / "out")] == [3, 3]
+    assert [set(fields.values()) for _, fields in all_samples(tmp_path / "out")] == [
+        {b"1", b"3", b"a"},
+        {b"2", b"4", b"b"},
+    ]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_row_that_fails_fails_the_run_and_is_named(tmp_path, jobs):
+    table = pa.table({"vector": pa.array([[1.0, 2.0]] * 90 + [[1.0, None]] + [[1.0]] * 9, pa.list_(pa.float32()))})
+    paths = write_files(tmp_path / "in", table, [25])
+    with pytest.raises(InputError, match="holds a null") as caught:
+        converted(paths, tmp_path / "out", shards=10, jobs=jobs)
+    assert caught.value.place == f"{paths[3]}, row 15, column 'vector'"
+    assert not is_finished(tmp_path / "out")
+
+
+def test_a_type_without_an_encoding_is_refused_before_anything_is_written(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"nothing": pa.nulls(1), "label": [1]})
+    with pytest.raises(InputError, match="columns cannot be used") as caught:
+        converted(path, tmp_path / "out")
+    assert "column 'nothing' has the type null" in caught.value.found
+    assert not (tmp_path / "out").exists()
+
+
+# An output that exists
+
+
+def test_running_twice_does_not_append_a_second_set(table_path, tmp_path):
+    converted(table_path, tmp_path / "out", shards=4)
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in files_below(tmp_path / "out")}
+    with pytest.raises(OutputExistsError, match="finished dataset") as caught:
+        converted(table_path, tmp_path / "out", shards=8)
+    assert "--overwrite" in caught.value.remedy
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in files_below(tmp_path / "out")} == before
+
+
+def test_overwriting_replaces_a_dataset_and_leaves_nothing_of_it(table_path, tmp_path):
+    converted(table_path, tmp_path / "out", shards=12)
+    converted(table_path, tmp_path / "out", shards=3, overwrite=True)
+    assert len(assert_whole(tmp_path / "out").shards) == 3
+
+
+@pytest.mark.parametrize("bad", ["missing.parquet", "garbage.parquet", "double.parquet"])
+def test_overwriting_keeps_the_old_dataset_until_the_new_one_can_be_planned(table_path, tmp_path, bad):
+    converted(table_path, tmp_path / "out", shards=3)
+    before = shard_files(tmp_path / "out")
+    (tmp_path / "garbage.parquet").write_bytes(b"garbage")
+    write_table(tmp_path / "double.parquet", {"name": ["a", "a"], "label": [1, 2]})
+    with pytest.raises(InputError):
+        converted(f"{tmp_path}/{bad}", tmp_path / "out", overwrite=True, key="name")
+    assert_whole(tmp_path / "out")
+    assert shard_files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "000000.tar", "000000.tar.gz", "train/000000.tar", "data.parquet"])
+def test_a_folder_with_other_files_is_refused(table_path, tmp_path, name):
+    foreign = tmp_path / "out" / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    with pytest.raises(OutputExistsError, match="not empty"):
+        converted(table_path, tmp_path / "out")
+    assert files_below(tmp_path / "out") == [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "000000.tar.gz", "train/000000.tar", "data.parquet", "a.tar", ".git/config"]
+)
+@pytest.mark.parametrize("beside", ["nothing", "a dataset"])
+def test_overwriting_never_removes_files_of_others(table_path, tmp_path, name, beside):
+    if beside == "a dataset":
+        converted(table_path, tmp_path / "out", shards=2)
+    foreign = tmp_path / "out" / name
+    foreign.parent.mkdir(parents=True, exist_ok=True)
+    foreign.write_text("mine")
+    before = files_below(tmp_path / "out")
+    with pytest.raises(OutputExistsError, match="did not write") as caught:
+        converted(table_path, tmp_path / "out", overwrite=True)
+    assert name.split("/")[0] in caught.value.found
+    assert foreign.read_text() == "mine"
+    assert set(before) <= set(files_below(tmp_path / "out"))
+
+
+def test_refusing_to_overwrite_leaves_nothing_of_ours_among_the_files_of_others(table_path, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").touch()
+    with pytest.raises(OutputExistsError, match="did not write"):
+        converted(table_path, tmp_path / "out", overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["000000.tar", "7.tar/precious.txt", ".mine.tmp"])
+def test_overwriting_does_not_take_a_folder_without_a_dataset_for_its_own_by_the_names_of_its_files(
+    table_path, tmp_path, name
+):
+    foreign = tmp_path / "out" / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    with pytest.raises(OutputExistsError):
+        converted(table_path, tmp_path / "out", overwrite=True)
+    assert foreign.read_text() == "mine"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_input_inside_the_output_is_refused(tmp_path, overwrite):
+    path = numbers(tmp_path / "out" / "a.parquet", 10)
+    for output in (tmp_path / "out", tmp_path):
+        with pytest.raises(InputError, match="inside the output"):
+            converted(path, output, overwrite=overwrite)
+    assert pq.read_table(path).num_rows == 10
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_output_that_cannot_be_written_is_refused_by_name(table_path, tmp_path, jobs):
+    (tmp_path / "file").write_text("a file")
+    for output in (tmp_path / "file" / "out", Path("/proc/nope")):
+        with pytest.raises(StorageError) as caught:
+            converted(table_path, output, jobs=jobs)
+        assert str(output) in caught.value.place
+        assert caught.value.remedy
+    assert (tmp_path / "file").read_text() == "a file"
+
+
+def test_remote_outputs_are_refused(table_path):
+    with pytest.raises(InputError, match="gs:// can only be read"):
+        converted(table_path, "gs://bucket/out")
+
+
+# Runs that do not end well
+
+
+def assert_only_whole_shards(folder, undisturbed):
+    """Check that every tar under a final name is whole, has its index and is what an undisturbed run writes."""
+    expected = shard_files(undisturbed)
+    for path in Path(folder).glob("*.tar"):
+        assert path.read_bytes() == expected[path.name]
+        assert Path(f"{path}.idx").read_bytes() == expected[f"{path.name}.idx"]
+    assert not (Path(folder) / "wdsplit.json").exists()
+
+
+@pytest.fixture(scope="module")
+def broken_path(tmp_path_factory):
+    """Return a table whose row 80 is null, so that shards before it can be written and its own cannot."""
+    captions = [None if row == 80 else f"caption {row}" for row in range(NUM_ROWS)]
+    return write_table(tmp_path_factory.mktemp("broken") / "broken.parquet", {"txt": captions}, 10)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_leaves_no_short_tar_no_manifest_and_nothing_temporary(broken_path, tmp_path, jobs):
+    with pytest.raises(InputError, match="a value is null"):
+        converted(broken_path, tmp_path / "out", shards=20, jobs=jobs)
+    converted(broken_path, tmp_path / "fine", shards=20, null="empty")
+    assert_only_whole_shards(tmp_path / "out", tmp_path / "fine")
+    assert not [name for name in files_below(tmp_path / "out") if name.endswith(".tmp")]
+    assert not (tmp_path / "out" / "000015.tar").exists()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_in_the_first_row_leaves_nothing_that_blocks_a_second_try(tmp_path, jobs):
+    path = write_table(tmp_path / "a.parquet", {"label": pa.array([None] * 20, pa.int64()), "text": ["a"] * 20})
+    with pytest.raises(InputError, match="a value is null"):
+        converted(path, tmp_path / "out", shards=4, jobs=jobs)
+    assert files_below(tmp_path / "out") == []
+    converted(path, tmp_path / "out", shards=4, jobs=jobs, null="omit")
+    assert_whole(tmp_path / "out")
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+def interrupt_after(table_path, folder, num_shards, **changes):
+    """Convert to 8 shards, but stop as soon as some of them are published."""
+
+    def stop(plan, progress):
+        if progress.shards >= num_shards:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        convert([table_path], str(folder), options(shards=8, **changes), stop)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("num_shards", [1, 5, 8])
+def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(table_path, undisturbed, tmp_path, jobs, num_shards):
+    interrupt_after(table_path, tmp_path / "out", num_shards, jobs=jobs)
+    assert_only_whole_shards(tmp_path / "out", undisturbed)
+    assert not is_finished(tmp_path / "out")
+    published = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
+    seen = []
+    convert(
+        [table_path], str(tmp_path / "out"), options(shards=8, resume=True), lambda _, progress: seen.append(progress)
+    )
+    assert_whole(tmp_path / "out")
+    assert shard_files(tmp_path / "out") == shard_files(undisturbed)
+    assert seen[0].shards == seen[0].skipped == seen[-1].skipped >= num_shards
+    kept = [name for name, time in published.items() if (tmp_path / "out" / name).stat().st_mtime_ns == time]
+    assert len(kept) >= seen[0].skipped
+
+
+def test_a_run_that_stopped_before_its_first_shard_leaves_nothing(table_path, tmp_path):
+    interrupt_after(table_path, tmp_path / "out", 0)
+    assert files_below(tmp_path / "out") == []
+    converted(table_path, tmp_path / "out", shards=8)
+
+
+def test_an_unfinished_run_is_not_written_over_without_being_asked(table_path, undisturbed, tmp_path):
+    interrupt_after(table_path, tmp_path / "out", 3)
+    before = files_below(tmp_path / "out")
+    with pytest.raises(OutputExistsError, match="unfinished run") as caught:
+        converted(table_path, tmp_path / "out", shards=8)
+    assert "--resume" in caught.value.remedy
+    assert "--overwrite" in caught.value.remedy
+    assert files_below(tmp_path / "out") == before
+    converted(table_path, tmp_path / "out", shards=3, overwrite=True)
+    assert len(assert_whole(tmp_path / "out").shards) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"shards": 9}, {"shards": 8, "pad": "none"}, {"shards": 8, "null": "omit"}, {"shards": 8, "key": "label"}],
+)
+def test_a_run_is_not_resumed_with_options_that_give_other_bytes(table_path, tmp_path, changes):
+    interrupt_after(table_path, tmp_path / "out", 3)
+    before = files_below(tmp_path / "out")
+    with pytest.raises(OutputExistsError, match="another plan") as caught:
+        converted(table_path, tmp_path / "out", resume=True, **changes)
+    assert caught.value.expected != caught.value.found
+    assert files_below(tmp_path / "out") == before
+
+
+def test_a_run_is_not_resumed_with_another_input(table_path, tmp_path):
+    interrupt_after(table_path, tmp_path / "out", 3)
+    other = write_table(tmp_path / "table.parquet", mixed_table(NUM_ROWS, first=1), 17)
+    with pytest.raises(OutputExistsError, match="another plan"):
+        converted(other, tmp_path / "out", resume=True, shards=8)
+
+
+def test_a_run_is_resumed_when_its_inputs_were_moved(table_path, undisturbed, tmp_path):
+    interrupt_after(table_path, tmp_path / "out", 3)
+    moved = tmp_path / "moved" / "table.parquet"
+    moved.parent.mkdir()
+    shutil.copy2(table_path, moved)
+    converted(str(moved), tmp_path / "out", resume=True, shards=8)
+    assert shard_files(tmp_path / "out") == shard_files(undisturbed)
+
+
+@pytest.mark.parametrize("damage", ["tar gone", "index gone", "tar cut", "note gone"])
+def test_a_shard_that_was_damaged_since_is_written_again(table_path, undisturbed, tmp_path, damage):
+    out = tmp_path / "out"
+    interrupt_after(table_path, out, 4)
+    {
+        "tar gone": lambda: (out / "000001.tar").unlink(),
+        "index gone": lambda: (out / "000001.tar.idx").unlink(),
+        "tar cut": lambda: os.truncate(out / "000001.tar", 512),
+        "note gone": lambda: next(out.glob(".wdsplit-run/shards/*1.json")).unlink(),
+    }[damage]()
+    converted(table_path, out, resume=True, shards=8)
+    assert_whole(out)
+    assert shard_files(out) == shard_files(undisturbed)
+
+
+def test_there_must_be_something_to_resume(table_path, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for output in (tmp_path / "none", tmp_path / "empty"):
+        with pytest.raises(OutputExistsError, match="no unfinished run"):
+            converted(table_path, output, resume=True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_resuming_what_is_finished_leaves_it_as_it_is_if_the_plan_is_the_same(table_path, tmp_path):
+    out = tmp_path / "out"
+    manifest = converted(table_path, out, shards=2)
+    before = {path: path.stat().st_mtime_ns for path in sorted(out.iterdir())}
+    (out / RUN_FOLDER).mkdir()
+    assert converted(table_path, out, shards=2, resume=True) == manifest
+    assert {path: path.stat().st_mtime_ns for path in sorted(out.iterdir())} == before
+    with pytest.raises(OutputExistsError, match="another plan"):
+        converted(table_path, out, shards=4, resume=True)
+    assert_whole(out)
+
+
+def test_an_overwrite_that_was_killed_before_it_wrote_anything_can_be_repeated(table_path, tmp_path):
+    out = tmp_path / "out"
+    plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=4)))
+    for names in ([], [HEADER_NAME], [HEADER_NAME, SHARDS_NAME, "000000.tar"]):
+        converted(table_path, out, shards=2, overwrite=True)
+        (out / RUN_FOLDER).mkdir()
+        (out / RUN_FOLDER / "plan.json").write_bytes(orjson.dumps(plan.summary()))
+        for name in names:
+            (out / name).unlink()
+        converted(table_path, out, shards=4, overwrite=True)
+        assert_whole(out)
+        assert not (out / RUN_FOLDER).exists()
+
+
+@pytest.mark.parametrize("damaged", ["plan.json", "shards/000000.json"])
+def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
+    out = tmp_path / "out"
+    plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=2)))
+    Run(open_storage(str(out))).start(plan)
+    write_shards(Job(str(out), plan, 2**20), Span(0, 1))
+    (out / RUN_FOLDER / damaged).write_bytes(b"")
+    if damaged == "plan.json":
+        with pytest.raises(OutputExistsError, match="another plan"):
+            converted(table_path, out, shards=2, resume=True)
+    else:
+        assert converted(table_path, out, shards=2, resume=True).num_samples == plan.num_rows
+        assert_whole(out)
+
+
+def test_resuming_and_overwriting_contradict_each_other():
+    with pytest.raises(InputError, match="contradict"):
+        ConvertOptions(overwrite=True, resume=True)
+    with pytest.raises(InputError, match="jobs"):
+        ConvertOptions(jobs=0)
+
+
+@pytest.mark.parametrize("left", ["000000.tar", "000000.tar.idx"])
+def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second_try(table_path, tmp_path, left):
+    """An error may come between a tar, its index and the note of it; what is left must be resumable or harmless."""
+    out = tmp_path / "out"
+
+    def break_in(plan, progress):
+        """Put a folder in the way of what is published next."""
+        (out / {"000000.tar.idx": "000000.tar", "000000.tar": ".wdsplit-run/shards/000000.json"}[left]).mkdir(
+            parents=True
+        )
+
+    with pytest.raises(StorageError):
+        convert([table_path], str(out), options(shards=8), break_in)
+    assert (out / left).is_file()
+    (out / "000000.tar").is_dir() and (out / "000000.tar").rmdir()
+    for folder in out.glob(".wdsplit-run/shards/000000.json"):
+        folder.rmdir()
+    try:
+        converted(table_path, out, shards=8)
+    except OutputExistsError as error:
+        assert "--resume" in error.remedy
+        converted(table_path, out, shards=8, resume=True)
+    assert_whole(out)
+
+
+# Progress
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_progress_never_goes_back_and_ends_complete(table_path, tmp_path, jobs):
+    seen = []
+    manifest = convert(
+        [table_path],
+        str(tmp_path / "out"),
+        options(shards=8, jobs=jobs),
+        lambda plan, progress: seen.append((plan.num_shards, progress)),
+    )
+    steps = [(progress.shards, progress.samples, progress.num_bytes) for _, progress in seen]
+    assert steps == sorted(steps)
+    assert steps[0] == (0, 0, 0)
+    assert steps[-1] == (8, manifest.num_samples + manifest.num_pads, manifest.num_bytes)
+    assert {num_shards for num_shards, _ in seen} == {8}
+    assert {progress.skipped for _, progress in seen} == {0}
+
+
+# Runs that are killed, in processes of their own
+
+CONVERT = """
+import sys
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
+def main():
+    source, output, jobs, resume = sys.argv[1:5]
+    def progress(plan, progress):
+        print(f"{progress.shards:<10000}", flush=True)
+    options = ConvertOptions(PlanOptions(shards=100), jobs=int(jobs), resume=resume == "resume")
+    convert([source], output, options, progress)
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def long_path(tmp_path_factory):
+    return write_table(tmp_path_factory.mktemp("long") / "table.parquet", mixed_table(1000), 10)
+
+
+@pytest.fixture(scope="module")
+def long_undisturbed(long_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("long") / "out"
+    converted(long_path, folder, shards=100)
+    return folder
+
+
+def lines_until(script, num_shards):
+    """Read a script's progress until it has published some shards, or ends.
+
+    It cannot get far ahead: its lines are so long that a pipe holds no more than six.
+    """
+    for line in script.stdout:
+        if int(line) >= num_shards:
+            return
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_is_killed_again_and_again_leaves_only_whole_shards_and_ends_with_the_same_bytes(
+    long_path, long_undisturbed, tmp_path, jobs
+):
+    chance = random.Random(jobs)
+    out = tmp_path / "out"
+    for attempt in range(3):
+        started = (out / ".wdsplit-run" / "plan.json").exists()
+        script = start_script(CONVERT, long_path, out, jobs, "resume" if started else "new")
+        lines_until(script, (attempt + 1) * 20 + chance.randrange(15))
+        script.kill()
+        script.communicate()
+        wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
+        assert_only_whole_shards(out, long_undisturbed)
+    with pytest.raises(OutputExistsError, match="unfinished run"):
+        converted(long_path, out, shards=100)
+    converted(long_path, out, shards=100, resume=True)
+    assert_whole(out)
+    assert shard_files(out) == shard_files(long_undisturbed)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_leaves_no_manifest_nothing_temporary_and_no_process_and_can_be_resumed(
+    long_path, long_undisturbed, tmp_path, jobs
+):
+    out = tmp_path / "out"
+    script = start_script(CONVERT, long_path, out, jobs, "new")
+    lines_until(script, 30)
+    os.killpg(script.pid, signal.SIGINT)
+    _, errors = script.communicate()
+    assert script.returncode != 0
+    assert errors.splitlines().count("KeyboardInterrupt") == 1
+    wait_until(lambda: not session_processes(script.pid), "no process is left")
+    assert_only_whole_shards(out, long_undisturbed)
+    assert not [name for name in files_below(out) if name.endswith(".tmp")]
+    converted(long_path, out, shards=100, resume=True)
+    assert shard_files(out) == shard_files(long_undisturbed)
+
+
+def test_ctrl_c_at_the_very_beginning_leaves_nothing_that_blocks_a_second_try(long_path, long_undisturbed, tmp_path):
+    out = tmp_path / "out"
+    script = start_script(CONVERT, long_path, out, 2, "new")
+    lines_until(script, 0)
+    os.killpg(script.pid, signal.SIGINT)
+    script.communicate()
+    assert script.returncode != 0
+    wait_until(lambda: not session_processes(script.pid), "no process is left")
+    assert_only_whole_shards(out, long_undisturbed)
+    converted(long_path, out, shards=100, resume=(out / ".wdsplit-run").exists())
+    assert_whole(out)
+    assert shard_files(out) == shard_files(long_undisturbed)
+
+
+KILLS_ITS_WORKER = """
+import os, signal, sys
+from pathlib import Path
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
+killed = []
+def kill_a_worker(plan, progress):
+    if progress.shards and not killed:
+        for task in Path(f"/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+                    os.kill(int(child), signal.SIGKILL)
+                    killed.append(child)
+if __name__ == "__main__":
+    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=100), jobs=2), kill_a_worker)
+"""
+
+
+def test_a_worker_that_is_killed_fails_the_run_which_can_be_resumed(long_path, long_undisturbed, tmp_path):
+    out = tmp_path / "out"
+    script = start_script(KILLS_ITS_WORKER, long_path, out)
+    _, errors = script.communicate()
+    assert script.returncode != 0
+    assert f"{ConvertError.__name__}: a worker process died" in errors
+    wait_until(lambda: not session_processes(script.pid), "no process is left")
+    assert_only_whole_shards(out, long_undisturbed)
+    converted(long_path, out, shards=100, resume=True)
+    assert shard_files(out) == shard_files(long_undisturbed)
+
+
+NO_GUARD = """
+import sys
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
+convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=8), jobs=2, overwrite=sys.argv[3] == "overwrite"))
+print("Finished!")
+"""
+
+
+@pytest.mark.parametrize("overwrite", ["no", "overwrite"])
+def test_a_script_without_a_main_guard_does_not_claim_success(table_path, tmp_path, overwrite):
+    (tmp_path / "script.py").write_text(NO_GUARD)
+    command = [sys.executable, tmp_path / "script.py", table_path, tmp_path / "out", overwrite]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert run.returncode != 0
+    assert "Finished!" not in run.stdout
+    assert "__main__" in run.stderr
+    assert not is_finished(tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+FULL_DISK = """
+import resource, signal, sys
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.errors import StorageError
+from wdsplit.conversion.plan.options import PlanOptions
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000))
+try:
+    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=2)))
+except StorageError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+def test_a_disk_that_takes_no_more_fails_the_run_by_name_and_leaves_nothing(table_path, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", FULL_DISK, table_path, str(tmp_path / "out")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (3, "")
+    assert str(tmp_path / "out" / "000000.tar") in run.stdout
+    assert "File too large" in run.stdout
+    assert files_below(tmp_path / "out") == []
+
+
+def test_two_runs_at_once_into_one_output_do_not_mix(table_path, undisturbed, tmp_path):
+    refused = []
+
+    def try_another_run(plan, progress):
+        for changes in ({"resume": True, "shards": 8}, {"overwrite": True, "shards": 7}):
+            with pytest.raises(StorageError, match="another process") as caught:
+                converted(table_path, tmp_path / "out", **changes)
+            refused.append(caught.value.place)
+
+    convert([table_path], str(tmp_path / "out"), options(shards=8), try_another_run)
+    assert set(refused) == {str(tmp_path / "out")}
+    assert_whole(tmp_path / "out")
+    assert shard_files(tmp_path / "out") == shard_files(undisturbed)
+
+
+def test_paths_may_be_path_objects(table_path, tmp_path):
+    manifest = convert(Path(table_path), tmp_path / "one", ConvertOptions(PlanOptions(shards=2)))
+    assert convert([Path(table_path)], str(tmp_path / "several"), ConvertOptions(PlanOptions(shards=2))) == manifest
+
+
+def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp_path):
+    path, out = tmp_path / "in.parquet", tmp_path / "out"
+    path.write_bytes(Path(table_path).read_bytes())
+    os.utime(path, ns=(1, 1))
+    plan = plan_conversion(path, ConvertOptions(PlanOptions(shards=2)))
+    Run(open_storage(str(out))).start(plan)
+    write_shards(Job(str(out), plan, 2**20), Span(0, 1))
+    os.utime(path, ns=(2, 2))
+    with pytest.raises(OutputExistsError, match="was written since"):
+        converted(str(path), out, shards=2, resume=True)
+    os.utime(path, ns=(1, 1))
+    assert converted(str(path), out, shards=2, resume=True).num_samples == NUM_ROWS

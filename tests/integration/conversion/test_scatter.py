@@ -1,0 +1,311 @@
+import os
+import signal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tables import (
+    converted,
+    labels,
+    little_memory,
+    mixed_table,
+    real_samples,
+    session_processes,
+    shard_files,
+    start_script,
+    tar_samples,
+    wait_until,
+    write_files,
+)
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.shuffle.gather import SpilledRows
+from wdsplit.conversion.shuffle.merge import merge, remove_scattered
+from wdsplit.conversion.shuffle.runs import not_spilled, unspilled
+from wdsplit.conversion.shuffle.scatter import scatter, task_bytes
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, ScatterTask, SpillJob, cut_into_steps, read_cuts, write_cuts
+from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.order.permutation import RowPermutation
+from wdsplit.shards.manifest import RUN_FOLDER
+from wdsplit.storage.local import is_temporary
+from wdsplit.storage.opening import open_storage
+
+NUM_ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Return uneven files of small row groups, an empty file among them."""
+    return write_files(tmp_path_factory.mktemp("input"), mixed_table(NUM_ROWS), [150, 0, 20, 7, 90], 30)
+
+
+@pytest.fixture(scope="module")
+def shuffled(inputs, tmp_path_factory):
+    """Return the folder of a shuffled conversion that one process made with memory enough for all."""
+    folder = tmp_path_factory.mktemp("shuffled") / "out"
+    converted(inputs, folder, shards=8, shuffle=True, seed=5)
+    return folder
+
+
+def test_samples_stand_where_the_permutation_puts_their_rows(inputs, shuffled):
+    found = [int(fields["cls"]) for _, fields in real_samples(shuffled)]
+    places = RowPermutation(NUM_ROWS, 5).positions(np.arange(NUM_ROWS))
+    assert found == np.argsort(places).tolist()
+
+
+def test_a_sample_keeps_the_key_and_the_fields_that_it_has_unshuffled(inputs, shuffled, tmp_path):
+    converted(inputs, tmp_path / "out", shards=8)
+    assert sorted(real_samples(shuffled)) == sorted(real_samples(tmp_path / "out"))
+
+
+def test_bytes_depend_on_the_seed_and_on_nothing_else(inputs, shuffled, tmp_path, monkeypatch):
+    converted(inputs, tmp_path / "jobs", shards=8, shuffle=True, seed=5, jobs=3)
+    assert shard_files(tmp_path / "jobs") == shard_files(shuffled)
+    little_memory(monkeypatch)
+    converted(inputs, tmp_path / "memory", shards=8, shuffle=True, seed=5)
+    assert shard_files(tmp_path / "memory") == shard_files(shuffled)
+    converted(inputs, tmp_path / "seed", shards=8, shuffle=True, seed=6)
+    assert shard_files(tmp_path / "seed") != shard_files(shuffled)
+    assert sorted(labels(tmp_path / "seed")) == sorted(labels(shuffled))
+
+
+def test_nothing_is_left_of_the_spilled_rows(shuffled):
+    assert not (shuffled / RUN_FOLDER).exists()
+
+
+@pytest.mark.parametrize("pad", ["repeat", "drop", "none"])
+def test_pads_and_rows_left_out_are_those_of_the_shuffled_table(tmp_path, inputs, pad):
+    manifest = converted(inputs, tmp_path / "out", shards=7, shuffle=True, pad=pad)
+    sizes = [len(tar_samples(tmp_path / "out" / manifest.shards[shard].path)) for shard in range(7)]
+    order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS))).tolist()
+    expected = order[: NUM_ROWS - NUM_ROWS % 7] if pad == "drop" else order
+    assert [int(fields["cls"]) for _, fields in real_samples(tmp_path / "out")] == expected
+    assert max(sizes) - min(sizes) == (pad == "none")
+    for shard in range(7) if pad == "repeat" else ():
+        samples = tar_samples(tmp_path / "out" / manifest.shards[shard].path)
+        if manifest.shards[shard].num_pads:
+            assert samples[-1][1] == samples[0][1]
+
+
+def test_a_row_that_cannot_be_encoded_is_named_by_its_place_in_the_input(tmp_path):
+    table = pa.table({"label": [*range(50), None, *range(50)]})
+    paths = write_files(tmp_path / "in", table, [40])
+    with pytest.raises(ValueError, match="a value is null") as caught:
+        converted(paths, tmp_path / "out", shards=4, shuffle=True)
+    assert caught.value.place == f"{paths[1]}, row 10, column 'label'"
+
+
+def test_shards_are_random_samples_of_a_table_that_is_sorted_by_class(tmp_path):
+    """Chi-square of 16 shards x 10 classes: 135 degrees of freedom, standard deviation 16; five of them are allowed."""
+    table = pa.table({"label": np.repeat(np.arange(10), 2000)})
+    paths = write_files(tmp_path / "in", table, [7001, 2999, 10_000], 1000)
+    manifest = converted(paths, tmp_path / "out", shards=16, shuffle=True, seed=1)
+    counts = np.zeros((16, 10))
+    for shard in range(16):
+        for _, fields in tar_samples(tmp_path / "out" / manifest.shards[shard].path):
+            counts[shard, int(fields["cls"])] += 1
+    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0) / counts.sum()
+    assert abs(((counts - expected) ** 2 / expected).sum() - 135) < 5 * 16.5
+
+
+def spilled(output, plan, held):
+    """Scatter a table, and merge it where that is a step; return what the tasks agreed on."""
+    storage = open_storage(output)
+    cuts = write_cuts(storage, plan, held)
+    job = SpillJob(output, plan, cuts.steps, held)
+    assert sum(scatter(job, task) for task in cuts.tasks) == plan.num_rows
+    merged = [merge(job, task) for task in cuts.steps.merge_tasks()]
+    if cuts.steps.merges:
+        assert sum(merged) == plan.num_samples
+        remove_scattered(storage, cuts.steps)
+    return cuts.steps
+
+
+@pytest.mark.parametrize("most", [256, 3, 1])
+@pytest.mark.parametrize("pad", ["repeat", "drop"])
+def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
+    little_memory(monkeypatch)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
+    output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
+    steps = spilled(output, plan, held)
+    assert steps.num_tasks > 3
+    assert (steps.num_chunks > 1 and steps.num_regions > 1) == steps.merges == (most < 256)
+    order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS)))
+    rows = SpilledRows(output, plan, held)
+    last = plan.num_samples
+    for first, stop in [(0, last), (0, 1), (last - 1, last), (17, 211), (100, 100)]:
+        parts = list(rows.read(first, stop))
+        numbers = np.concatenate([np.zeros(0, np.int64), *(part.numbers for part in parts)])
+        assert numbers.tolist() == order[first:stop].tolist()
+        found = [value for part in parts for value in part.columns["label"].to_pylist()]
+        assert found == numbers.tolist()
+
+
+def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
+    little_memory(monkeypatch)
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
+    storage = open_storage(str(tmp_path))
+    cuts = write_cuts(storage, plan, 4096)
+    job = SpillJob(str(tmp_path), plan, cuts.steps, 4096)
+    for task in cuts.tasks[:2]:
+        scatter(job, task)
+    assert read_cuts(storage, plan) == cuts
+    assert not_spilled(storage, cuts.steps, cuts.tasks) == unspilled(storage, cuts.steps, cuts.tasks) == cuts.tasks[2:]
+    note = next((tmp_path / SPILL_FOLDER).glob(f"*{cuts.tasks[0].name}.json"))
+    note.write_bytes(note.read_bytes()[:-1])
+    assert unspilled(storage, cuts.steps, cuts.tasks) == [cuts.tasks[0], *cuts.tasks[2:]]
+
+
+def test_memory_is_shared_by_the_jobs():
+    assert task_bytes(2**30, 1) > task_bytes(2**30, 2) > task_bytes(2**30, 3) >= task_bytes(2**20, 64) > 0
+
+
+CONVERT = """
+import sys
+import wdsplit.conversion.shuffle.steps
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.options import PlanOptions
+
+if __name__ == "__main__":
+    source, output, jobs, resume = sys.argv[1:]
+    wdsplit.conversion.shuffle.steps._MOST_PARTS = 3
+    options = ConvertOptions(
+        PlanOptions(shards=40, shuffle=True, seed=1), jobs=int(jobs), memory=2**20, resume=resume == "resume"
+    )
+    convert(source, output, options, lambda plan, progress: print(progress, flush=True))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_shuffle_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path, jobs, monkeypatch):
+    paths = write_files(tmp_path / "in", mixed_table(4000), [900, 1], 100)
+    converted(paths, tmp_path / "undisturbed", shards=40, shuffle=True, seed=1)
+    folder, out = tmp_path / "in", tmp_path / "out"
+    for lines in (0, 1, 2, 5, 15, 30):
+        started = (out / RUN_FOLDER / "plan.json").exists()
+        script = start_script(CONVERT, folder, out, jobs, "resume" if started else "new")
+        for _ in range(lines):
+            script.stdout.readline()
+        os.killpg(script.pid, signal.SIGKILL)
+        script.communicate()
+        wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
+        whole = shard_files(tmp_path / "undisturbed")
+        found = shard_files(out) if out.exists() else {}
+        assert all(found[name] == whole[name] for name in found if not is_temporary(name))
+        if (out / "wdsplit.json").exists():
+            break
+    started = out.exists() and any(out.iterdir())
+    converted(str(folder), out, shards=40, shuffle=True, seed=1, resume=started)
+    assert shard_files(out) == shard_files(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("num_tasks", [1, 256, 257, 259, 10_000, 1_000_000])
+def test_no_task_of_any_pass_opens_more_than_about_the_root_of_all_runs(num_tasks):
+    steps = cut_into_steps("prefix", num_rows=10**10, num_tasks=num_tasks, bucket_rows=2500)
+    assert steps.merges == (num_tasks > 256)
+    most = np.sqrt(num_tasks) + 1 if steps.merges else 256
+    chunks = [steps.scattered(chunk) for chunk in range(steps.num_chunks)]
+    assert max(map(len, chunks)) <= most, "runs that a task opens that merges"
+    assert len(steps.merged(0)) <= most, "runs that a task opens that writes"
+    names = [name for chunk in chunks for name in chunk]
+    assert names == [ScatterTask(number, 0, 0).name for number in range(num_tasks)]
+    merged = [task.name for task in steps.merge_tasks()]
+    by_region = [name for region in range(steps.num_regions) for name in steps.merged(region)]
+    assert sorted(merged) == (sorted(by_region) if steps.merges else [])
+    assert steps.num_regions * steps.region_rows >= 10**10 > (steps.num_regions - 1) * steps.region_rows
+
+
+class Stop(Exception):  # noqa: N818 (it is no error)
+    """Stops a conversion."""
+
+
+@pytest.mark.parametrize("when", ["merging", "writing"])
+def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inputs, tmp_path, monkeypatch, when):
+    converted(inputs, tmp_path / "whole", shards=8, shuffle=True)
+    little_memory(monkeypatch)
+    chosen, seen = PlanOptions(shards=8, shuffle=True), []
+
+    def stop(plan, progress):
+        seen.append(progress)
+        if progress.merged if when == "merging" else progress.scattered is None and progress.shards:
+            raise Stop
+
+    with pytest.raises(Stop):
+        convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
+    first = [path.name for path in (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow") if "region" not in path.name]
+    assert bool(first) == (when == "merging"), "what is merged goes before shards are written"
+    begun = seen[-1].merged or NUM_ROWS
+    seen.clear()
+    convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1, resume=True), lambda _, now: seen.append(now))
+    shuffling = [progress for progress in seen if progress.scattered is not None]
+    assert {progress.scattered for progress in shuffling} == {NUM_ROWS}, "it begins with what is there"
+    merged = [progress.merged for progress in shuffling if progress.merged is not None]
+    assert merged == sorted(merged) and merged[0] == begun and merged[-1] == NUM_ROWS
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
+
+
+def scattered(inputs, output, merged):
+    """Scatter a table with little memory, and merge it if that is wanted; return the job and its cuts."""
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    cuts = write_cuts(open_storage(str(output)), plan, 4096)
+    job = SpillJob(str(output), plan, cuts.steps, 4096)
+    for task in cuts.tasks:
+        scatter(job, task)
+    for task in cuts.steps.merge_tasks() if merged else ():
+        merge(job, task)
+    return job, cuts
+
+
+def read_on(job, cuts, merged):
+    """Do what follows upon scattering, or upon merging."""
+    if merged:
+        list(SpilledRows(job.output, job.plan, 4096).read(0, job.plan.num_rows))
+    for task in () if merged else cuts.steps.merge_tasks():
+        merge(job, task)
+
+
+@pytest.mark.parametrize("lost", ["00000001-*.arrow", "00000001.json", "region-*.arrow", "region-000000-000001.json"])
+def test_rows_that_were_spilled_and_are_lost_are_missed(inputs, tmp_path, monkeypatch, lost):
+    little_memory(monkeypatch)
+    merged = lost.startswith("region")
+    job, cuts = scattered(inputs, tmp_path / "out", merged)
+    names = list((tmp_path / "out" / SPILL_FOLDER).glob(f"*-{lost}"))
+    assert names
+    for name in names:
+        name.unlink()
+    with pytest.raises(WdsplitError) as caught:
+        read_on(job, cuts, merged)
+    assert SPILL_FOLDER in caught.value.place
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatch, merged):
+    little_memory(monkeypatch)
+    job, cuts = scattered(inputs, tmp_path / "out", merged)
+    spilled = (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow")
+    path = max((path for path in spilled if ("region" in path.name) == merged), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    first = data.index(b"\xff\xff\xff\xff", 8 + int.from_bytes(data[12:16], "little"))
+    data[first : first + 400] = bytes(400)
+    path.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="a spill file is damaged") as caught:
+        read_on(job, cuts, merged)
+    assert caught.value.place == str(path)
+
+
+@pytest.mark.parametrize("most", [256, 3])
+def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkeypatch, most):
+    little_memory(monkeypatch)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
+    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    output = str(tmp_path / "out")
+    spilled(output, plan, 4096)
+    before = set(os.listdir("/proc/self/fd"))
+    rows = SpilledRows(output, plan, 4096)
+    for part in rows.read(0, plan.num_rows):
+        held = [os.path.realpath(f"/proc/self/fd/{number}") for number in set(os.listdir("/proc/self/fd")) - before]
+        assert len(part) and not [path for path in held if path.endswith(".arrow")]

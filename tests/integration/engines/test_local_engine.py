@@ -1,0 +1,209 @@
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tables import session_processes, start_script, wait_until
+from wdsplit.engines.local import LocalEngine, ahead, end_if_told
+from wdsplit.errors import ConvertError, InputError
+
+
+def children():
+    """Return the living children of this process that work on tasks."""
+    return [
+        pid
+        for pid in session_processes(os.getsid(0))
+        if parent_of(pid) == os.getpid() and b"spawn_main" in command_of(pid)
+    ]
+
+
+def parent_of(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def square(number):
+    return number * number, os.getpid()
+
+
+def fail_at_3(number):
+    if number == 3:
+        raise InputError("a value is null", place=f"row {number}", found="None", key="k", offset=7)
+    return number
+
+
+def raise_plain(number):
+    raise RuntimeError(f"task {number}")
+
+
+def killed_at_2(number):
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def fail_while_others_work(number):
+    if number == 0:
+        raise InputError("the first error")
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("num_tasks", [0, 1, 20])
+def test_every_task_has_its_result_once_for_any_number_of_jobs(jobs, num_tasks):
+    results = list(LocalEngine(jobs).run(square, range(num_tasks)))
+    assert sorted(result for result, _ in results) == [number * number for number in range(num_tasks)]
+    in_this_process = {pid == os.getpid() for _, pid in results}
+    assert in_this_process <= {jobs == 1 or num_tasks <= 1}
+    assert children() == []
+
+
+def test_one_job_gives_results_in_order_as_they_are_ready():
+    started = []
+    results = LocalEngine(1).run(lambda number: started.append(number) or number, range(3))
+    assert (next(results), started) == (0, [0])
+    assert (next(results), started) == (1, [0, 1])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_first_error_ends_the_run_as_it_is_and_leaves_no_process(jobs):
+    with pytest.raises(InputError) as caught:
+        list(LocalEngine(jobs).run(fail_at_3, range(10_000)))
+    assert str(caught.value) == "a value is null\n  place: row 3\n  found: None"
+    assert (caught.value.key, caught.value.offset) == ("k", 7)
+    assert children() == []
+
+
+def test_an_error_does_not_wait_for_tasks_that_are_still_at_work():
+    with pytest.raises(InputError, match="the first error"):
+        list(LocalEngine(2).run(fail_while_others_work, range(4)))
+    assert children() == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_any_other_error_of_a_task_ends_the_run_too(jobs):
+    with pytest.raises(RuntimeError, match="task 0"):
+        list(LocalEngine(jobs).run(raise_plain, [0, 0]))
+
+
+def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process():
+    with pytest.raises(ConvertError, match="a worker process died") as caught:
+        list(LocalEngine(2).run(killed_at_2, range(100)))
+    assert "memory" in caught.value.remedy
+    assert "--resume" in caught.value.remedy
+    assert "__main__" in caught.value.remedy
+    assert children() == []
+
+
+def test_who_stops_taking_results_leaves_no_process():
+    results = LocalEngine(2).run(square, range(1000))
+    next(results)
+    results.close()
+    assert children() == []
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_engine import announce
+from wdsplit.engines.local import LocalEngine, ahead, end_if_told
+if __name__ == "__main__":
+    for _ in LocalEngine(2).run(announce, [(sys.argv[2], True), (sys.argv[2], False)]):
+        print("one is idle", flush=True)
+"""
+
+
+def announce(task):
+    """Leave a note, wait for the other worker's, then return or work on."""
+    folder, returns = task
+    Path(folder, str(os.getpid())).touch()
+    wait_until(lambda: len(list(Path(folder).iterdir())) == 2, "two workers at work")
+    if not returns:
+        time.sleep(600)
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Start a driver with a worker at work and an idle one, and see that all of its processes are gone at the end."""
+    script = start_script(DRIVER, Path(__file__).parent, tmp_path)
+    assert script.stdout.readline() == "one is idle\n", script.communicate()
+    assert {int(path.name) for path in tmp_path.iterdir()} < set(session_processes(script.pid))
+    yield script
+    wait_until(lambda: not session_processes(script.pid), "no process of the driver is left")
+
+
+def test_workers_end_when_their_driver_is_killed(driver):
+    driver.kill()
+    driver.communicate()
+
+
+def test_ctrl_c_ends_the_driver_and_its_workers_and_is_reported_once(driver):
+    os.killpg(driver.pid, signal.SIGINT)
+    _, errors = driver.communicate()
+    assert driver.returncode != 0
+    assert errors.count("KeyboardInterrupt") == 1
+
+
+def test_threads_give_every_result_once_and_start_no_process():
+    results = list(LocalEngine(2).run(square, range(20), threads=True))
+    assert sorted(results) == [(number * number, os.getpid()) for number in range(20)]
+
+
+def test_an_error_in_one_thread_ends_the_tasks_of_the_others():
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(number):
+        if number == 0:
+            begun.wait()
+            raise InputError("the first error")
+        begun.set()
+        try:
+            while True:
+                end_if_told()
+                time.sleep(0.001)
+        finally:
+            ended.set()
+
+    with pytest.raises(InputError, match="the first error"):
+        list(LocalEngine(2).run(work, range(4), threads=True))
+    assert ended.is_set()
+
+
+def test_many_jobs_are_processes_even_if_they_may_be_threads():
+    results = list(LocalEngine(5).run(square, range(20), threads=True))
+    assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_what_is_made_ahead_comes_in_order_with_its_error_and_is_given_up_when_nobody_wants_it():
+    made = []
+
+    def items():
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    assert list(ahead(items())) == list(range(100))
+    made.clear()
+    taken = ahead(items())
+    assert [next(taken), next(taken)] == [0, 1]
+    taken.close()
+    assert len(made) <= 4
+
+    def failing():
+        yield 1
+        raise InputError("no more")
+
+    with pytest.raises(InputError, match="no more"):
+        list(ahead(failing()))

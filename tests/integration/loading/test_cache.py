@@ -1,0 +1,629 @@
+"""Shards on a node's own disk: downloaded once, whole, never too many, never removed while they are in use."""
+
+import itertools
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import xxhash
+
+from cache_worker import bytes_in
+from faults import Delay, Flip, Shorten
+from made_datasets import sized_dataset
+from paths import SUPPORT
+from tables import DEADLINE_S, wait_until
+from wdsplit.cli.main import main
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.loading.reading import cache as cache_module
+from wdsplit.loading.reading import cache_folder
+from wdsplit.loading.reading.cache import ShardCache
+from wdsplit.loading.reading.cache_folder import CachedFile
+from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Shard, checksum_of
+from wdsplit.storage.opening import open_storage
+
+WORKER = SUPPORT / "cache_worker.py"
+NUM_SHARDS, SAMPLES = 6, 25
+READ_BYTES = 8192
+
+
+class Origin:
+    """A dataset to be cached.
+
+    Attributes:
+        storage: Where it is.
+        shards: Its shards, all of one size.
+        entry_bytes: What each takes in a cache.
+    """
+
+    def __init__(self, url):
+        self.url = str(url)
+        self.storage = open_storage(self.url)
+        table = read_manifest(self.storage).shards
+        self.shards = [table[number] for number in range(len(table))]
+        self.entry_bytes = self.shards[0].num_bytes + 8 * (self.shards[0].num_samples + 1)
+
+    def path(self, cache, number):
+        """Return where a cache keeps a shard."""
+        digest = self.shards[number].checksum.removeprefix("xxh3_128:")
+        return Path(cache.path) / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.tar"
+
+    def open(self, cache, number, *is_wanted):
+        return cache.open(self.storage, self.shards[number], *is_wanted)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return sized_dataset(tmp_path_factory.mktemp("origin") / "train", [SAMPLES] * NUM_SHARDS, lanes=2, window=4)
+
+
+@pytest.fixture
+def origin(dataset, monkeypatch):
+    """Return a dataset on the disk, which is read by small ranges."""
+    monkeypatch.setattr(cache_module, "_READ_BYTES", READ_BYTES)
+    return Origin(dataset)
+
+
+@pytest.fixture
+def remote(dataset, bucket, fault_proxy, monkeypatch):
+    """Return the same dataset in a bucket behind the fault proxy."""
+    monkeypatch.setattr(cache_module, "_READ_BYTES", READ_BYTES)
+    shutil.copytree(dataset, bucket.folder / "train")
+    return Origin(f"{bucket.url}/train")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "Größe 1" / "кэш"
+
+
+@pytest.fixture
+def start():
+    """Return a function that starts a process of cache_worker.py, ready to work; it is ended with the test."""
+    started = []
+
+    def start(mode, origin, folder, max_bytes, **job):
+        job |= {"url": origin.url, "folder": str(folder), "max_bytes": max_bytes, "read_bytes": READ_BYTES}
+        command = [sys.executable, WORKER, mode, json.dumps(job)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def begin(*processes):
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def result(process):
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def bytes_of(opened):
+    return opened.file.read(0, opened.file.size)
+
+
+def is_right(opened, shard):
+    return checksum_of(xxhash.xxh3_128(bytes_of(opened))) == shard.checksum
+
+
+def files_in(folder):
+    return sorted(path.name for path in Path(folder).glob("*/*"))
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "wdsplit.loading.reading.cache"]
+
+
+# Opening
+
+
+def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin, folder):
+    cache = pickle.loads(pickle.dumps(ShardCache(folder)))
+    assert not folder.exists()
+    plain = open_shard(origin.storage, origin.shards[2])
+    for _ in range(2):
+        opened = origin.open(cache, 2)
+        assert isinstance(opened.file, CachedFile) and not opened.file.is_remote
+        assert opened.file.path == origin.path(cache, 2)
+        assert (opened.url, opened.offsets.tolist()) == (plain.url, plain.offsets.tolist())
+        assert bytes_of(opened) == bytes_of(plain)
+        window, expected = (each.window(3, 7) for each in (opened, plain))
+        assert (window.keys, list(window.fields)) == (expected.keys, list(expected.fields))
+    name = origin.path(cache, 2).name
+    assert files_in(folder) == [name, f"{name}.idx"]
+
+
+def test_a_shard_that_is_here_needs_no_origin(origin, folder, tmp_path):
+    cache = ShardCache(folder)
+    origin.open(cache, 0)
+    elsewhere = open_storage(str(tmp_path / "gone"))
+    assert is_right(cache.open(elsewhere, origin.shards[0]), origin.shards[0])
+    with pytest.raises(DatasetNotFoundError):
+        cache.open(elsewhere, origin.shards[1])
+    assert len(files_in(folder)) == 2
+
+
+def test_each_range_is_asked_for_once_by_processes_that_all_want_it(remote, fault_proxy, folder, start):
+    fault_proxy.plan = lambda request: Delay(0.02) if request.path.partition("?")[0].endswith(".tar") else None
+    order = list(range(NUM_SHARDS))
+    worker = start("together", remote, folder, None, orders=[order[n:] + order[:n] for n in (0, 0, 1, 3)], threads=2)
+    begin(worker)
+    assert result(worker) == [[NUM_SHARDS, 0]] * 4
+    asked = Counter(
+        (exchange.request.path.partition("?")[0], exchange.request.range)
+        for exchange in fault_proxy.exchanges
+        if ".tar" in exchange.request.path
+    )
+    ranges = -(-remote.shards[0].num_bytes // READ_BYTES)
+    assert set(asked.values()) == {1}
+    assert len(asked) == NUM_SHARDS * (ranges + 1)
+
+
+def test_shards_of_one_name_in_two_folders_are_two(origin, folder, tmp_path):
+    other = Origin(sized_dataset(tmp_path / "other" / "train", [SAMPLES + 1, SAMPLES], lanes=1, window=4))
+    cache = ShardCache(folder)
+    assert origin.shards[0].path == other.shards[0].path
+    for _ in range(2):
+        assert is_right(origin.open(cache, 0), origin.shards[0])
+        assert is_right(other.open(cache, 0), other.shards[0])
+
+
+def test_copies_of_a_dataset_share_their_shards(origin, folder, tmp_path):
+    copy = Origin(shutil.copytree(origin.url, tmp_path / "copy"))
+    cache = ShardCache(folder)
+    origin.open(cache, 0)
+    (tmp_path / "copy" / "000000.tar").unlink()
+    opened = copy.open(cache, 0)
+    assert is_right(opened, origin.shards[0])
+    assert opened.url == f"{copy.url}/000000.tar"
+
+
+def test_a_shard_without_a_known_checksum_is_not_cached(origin, folder, caplog):
+    cache, known = ShardCache(folder), origin.shards[0]
+    for checksum in ("", "md5:00", f"xxh3_128:{'../' * 10}aa", known.checksum.upper(), f"{known.checksum}\n"):
+        assert cache.open(origin.storage, Shard(known.path, 1, 0, known.num_bytes, checksum)) is None
+    assert len(warnings_in(caplog)) == 1
+    assert not folder.exists()
+
+
+def test_who_does_not_want_it_any_more_neither_downloads_nor_waits(origin, folder, start):
+    cache = ShardCache(folder)
+    assert origin.open(cache, 0, lambda: False) is None
+    answers = iter([True, True, False])
+    assert origin.open(cache, 0, lambda: next(answers)) is None
+    assert files_in(folder) == []
+    entered, leave = threading.Event(), threading.Event()
+
+    def waiting():
+        entered.set()
+        return leave.wait(DEADLINE_S)
+
+    first = iter([True])
+    thread = threading.Thread(target=origin.open, args=(cache, 0, lambda: next(first, False) or waiting()))
+    thread.start()
+    assert entered.wait(DEADLINE_S)
+    answers = iter([True, True, True, False])
+    assert origin.open(cache, 0, lambda: next(answers)) is None
+    assert next(answers, "all asked") == "all asked"
+    leave.set()
+    thread.join()
+    assert is_right(origin.open(cache, 0, iter([True]).__next__), origin.shards[0])
+
+
+# What is damaged
+
+
+def test_a_shard_that_was_damaged_on_its_way_is_downloaded_again(remote, folder, fault_proxy, caplog):
+    flipped = []
+
+    def plan(request):
+        if request.range and request.range[0] == READ_BYTES and not flipped:
+            flipped.append(request)
+            return Flip(17)
+        return None
+
+    fault_proxy.plan = plan
+    assert is_right(remote.open(ShardCache(folder), 0), remote.shards[0])
+    assert flipped
+    assert ["again" in text for text in warnings_in(caplog)] == [True]
+
+
+def test_a_truncated_answer_is_not_taken_for_a_shard(remote, folder, fault_proxy):
+    shortened = []
+
+    def plan(request):
+        if request.range and request.range[0] == READ_BYTES and len(shortened) < 2:
+            shortened.append(request)
+            return Shorten(1000)
+        return None
+
+    fault_proxy.plan = plan
+    assert is_right(remote.open(ShardCache(folder), 0), remote.shards[0])
+    assert shortened
+
+
+def test_a_shard_that_is_damaged_for_good_is_an_error_and_nothing_is_kept(remote, folder, fault_proxy):
+    cache = ShardCache(folder)
+    fault_proxy.plan = lambda request: Flip(17) if request.range and request.range[0] == READ_BYTES else None
+    with pytest.raises(CorruptDataError, match="a shard was changed") as caught:
+        remote.open(cache, 0)
+    assert caught.value.url == f"{remote.url}/000000.tar"
+    assert caught.value.expected == remote.shards[0].checksum
+    assert files_in(folder) == []
+    fault_proxy.plan = lambda request: None
+    assert is_right(remote.open(cache, 0), remote.shards[0])
+
+
+def test_a_dataset_that_was_truncated_or_lost_an_index_is_an_error_and_nothing_is_kept(origin, folder, tmp_path):
+    copy, cache = Origin(shutil.copytree(origin.url, tmp_path / "copy")), ShardCache(folder)
+    os.truncate(tmp_path / "copy" / "000000.tar", 1024)
+    with pytest.raises(CorruptDataError, match="another size"):
+        copy.open(cache, 0)
+    (tmp_path / "copy" / "000001.tar.idx").unlink()
+    with pytest.raises(DatasetNotFoundError):
+        copy.open(cache, 1)
+    assert files_in(folder) == []
+
+
+@pytest.mark.parametrize("added", ["", ".idx"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "other"])
+def test_an_entry_that_is_damaged_on_the_disk_is_downloaded_again(origin, folder, caplog, added, damage):
+    cache = ShardCache(folder)
+    origin.open(cache, 0)
+    path = Path(f"{origin.path(cache, 0)}{added}")
+    if damage == "gone":
+        path.unlink()
+    elif damage == "other":
+        path.write_bytes(bytes(path.stat().st_size))
+    else:
+        os.truncate(path, path.stat().st_size + (512 if damage == "longer" else -1))
+    opened = origin.open(cache, 0)
+    if added == "" and damage == "other":
+        cache.discard(opened)  # what only a reader sees
+        opened = origin.open(cache, 0)
+    assert is_right(opened, origin.shards[0])
+    assert len(files_in(folder)) == 2
+    told = warnings_in(caplog)
+    assert len(told) == (0 if added == "" and damage in ("gone", "other") else 1)
+    assert all("damaged" in text and str(origin.path(cache, 0)) in text for text in told)
+
+
+def test_discarding_removes_what_is_open_and_nothing_that_came_after(origin, folder):
+    cache = ShardCache(folder)
+    damaged = origin.open(cache, 0)
+    cache.discard(damaged)
+    assert files_in(folder) == []
+    assert is_right(damaged, origin.shards[0])
+    fresh = origin.open(cache, 0)
+    cache.discard(damaged)
+    assert len(files_in(folder)) == 2
+    assert fresh.file.is_current
+    cache.discard(open_shard(origin.storage, origin.shards[0]))
+    assert origin.storage.size(origin.shards[0].path) == origin.shards[0].num_bytes
+
+
+# Room
+
+
+def test_what_was_not_used_for_longest_is_evicted(origin, folder, monkeypatch):
+    times = itertools.count(10**9)
+    monkeypatch.setattr(cache_folder, "time", SimpleNamespace(time_ns=lambda: next(times)))
+    cache, chance, used = ShardCache(folder, 3 * origin.entry_bytes), random.Random(1), []
+    for _ in range(60):
+        number = chance.randrange(NUM_SHARDS)
+        used = [*(each for each in used if each != number), number][-3:]
+        origin.open(cache, number)
+        assert [each for each in range(NUM_SHARDS) if origin.path(cache, each).exists()] == sorted(used)
+    assert bytes_in(folder) == 3 * origin.entry_bytes
+    for number in used[:2]:
+        os.utime(origin.path(cache, number), ns=(5, 5))
+    origin.open(cache, next(number for number in range(NUM_SHARDS) if number not in used))
+    first = min(used[:2], key=lambda number: origin.path(cache, number))
+    assert [number for number in used if not origin.path(cache, number).exists()] == [first]
+
+
+def test_what_another_process_has_open_is_not_evicted(origin, folder, start, caplog):
+    cache = ShardCache(folder, 2 * origin.entry_bytes)
+    holder = start("hold", origin, folder, None, order=[0, 1])
+    begin(holder)
+    assert holder.stdout.readline() == '"held"\n'
+    assert [origin.open(cache, number) for number in (2, 3, 2)] == [None] * 3
+    assert [cache.usage().num_in_use, cache.usage().num_shards] == [2, 2]
+    assert ["in use" in text for text in warnings_in(caplog)] == [True]
+    holder.stdin.write("\n")
+    assert result(holder) == [True, True]
+    assert is_right(origin.open(cache, 2), origin.shards[2])
+    assert not origin.path(cache, 0).exists()
+
+
+def test_what_this_process_has_open_is_kept_until_nobody_refers_to_it(origin, folder):
+    cache = ShardCache(folder, origin.entry_bytes)
+    opened = origin.open(cache, 0)
+    assert origin.open(cache, 1) is None
+    again = origin.open(cache, 0)
+    del opened
+    assert origin.open(cache, 1) is None
+    del again
+    assert origin.open(cache, 1) is not None
+
+
+def test_a_cache_smaller_than_a_shard_is_left_alone_with_one_warning(origin, folder, caplog):
+    cache = ShardCache(folder, origin.entry_bytes - 1)
+    assert [origin.open(cache, number) for number in (0, 1, 0)] == [None] * 3
+    assert origin.open(ShardCache(folder, 1), 0) is None
+    assert len(warnings_in(caplog)) == 1
+    assert "cache_size" in warnings_in(caplog)[0]
+    assert not folder.exists()
+    assert origin.open(ShardCache(folder, origin.entry_bytes), 0) is not None
+
+
+def test_two_jobs_of_different_sizes_share_a_cache_and_never_exceed_the_larger(origin, folder, start):
+    small, large = 2 * origin.entry_bytes, 4 * origin.entry_bytes
+    order = list(range(NUM_SHARDS))
+    workers = [
+        start("read", origin, folder, size, order=order, rounds=12, threads=2, seed=seed, measured=True)
+        for seed, size in enumerate([small, large])
+    ]
+    begin(*workers)
+    found = [result(worker) for worker in workers]
+    assert [sum(each[:2]) for each in found] == [12 * NUM_SHARDS] * 2
+    assert min(cached for cached, _, _ in found) > 0
+    assert 2 * origin.entry_bytes < max(most for _, _, most in found) <= large
+    cache = ShardCache(folder, small)
+    missing = next(number for number in order if not origin.path(cache, number).exists())
+    assert origin.open(cache, missing) is not None
+    assert bytes_in(folder) <= small
+    assert not [name for name in files_in(folder) if name.endswith(".part")]
+
+
+def test_threads_that_reserve_at_once_do_not_exceed_the_size(origin, folder):
+    cache = ShardCache(folder, 3 * origin.entry_bytes - 1)
+    together, found, most = threading.Barrier(NUM_SHARDS), [], []
+
+    def slowly():
+        most.append(bytes_in(folder))
+        time.sleep(0.05)
+        return True
+
+    def work(number):
+        together.wait()
+        found.append(origin.open(cache, number, slowly))
+        most.append(bytes_in(folder))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(NUM_SHARDS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) - found.count(None) == 2
+    assert max(most) == 2 * origin.entry_bytes
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return a folder on a disk of its own of 200 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a disk of its own takes the right to mount: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_tenth_of_the_disk_is_left_free_where_no_size_is_given(origin, small_disk):
+    cache = ShardCache(small_disk / "cache")
+    for number in range(NUM_SHARDS):
+        assert is_right(origin.open(cache, number), origin.shards[number])
+        disk = os.statvfs(small_disk)
+        assert disk.f_bavail >= disk.f_blocks // 10
+    assert 2 <= cache.usage().num_shards < NUM_SHARDS
+
+
+def test_a_disk_that_fills_up_gives_back_what_was_written_and_warns_once(origin, small_disk, caplog):
+    cache = ShardCache(small_disk / "cache", 10**9)
+    answers = []
+
+    def fill_the_disk():
+        answers.append(True)
+        if len(answers) == 3:
+            with open(small_disk / "other", "wb", buffering=0) as other:
+                while True:
+                    try:
+                        other.write(bytes(4096))
+                    except OSError:
+                        break
+        return True
+
+    assert origin.open(cache, 0, fill_the_disk) is None
+    assert len(answers) > 2
+    assert files_in(cache.path) == []
+    (small_disk / "more").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+    assert origin.open(cache, 1) is None
+    assert ["disk is full" in text for text in warnings_in(caplog)] == [True]
+    (small_disk / "other").unlink()
+    assert is_right(origin.open(cache, 1), origin.shards[1])
+
+
+# Processes that are killed, and that fork
+
+
+def test_killed_at_any_moment_it_leaves_nothing_that_is_not_right_or_not_cleared_away(origin, folder, start):
+    """Killed before each of the calls that others can see, while it evicts two shards and downloads a third."""
+    worker = start("kills", origin, folder, 2 * origin.entry_bytes)
+    begin(worker)
+    moments, parts = result(worker)
+    assert moments > 20
+    assert parts > 5
+
+
+def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, fault_proxy, folder, start):
+    fault_proxy.plan = lambda request: Delay(60) if request.range and request.range[0] == 2 * READ_BYTES else None
+    first, second, third = (start("read", remote, folder, None, order=[0]) for _ in range(3))
+    begin(first)
+    wait_until(lambda: len([e for e in fault_proxy.exchanges if e.request.range]) > 2, "the download is under way")
+    begin(second, third)
+    time.sleep(0.3)
+    assert [second.poll(), third.poll()] == [None, None]
+    assert ShardCache(folder).usage().num_downloads == 1
+    fault_proxy.plan = lambda request: None
+    first.kill()
+    assert [result(second), result(third)] == [[1, 0], [1, 0]]
+    assert len(files_in(folder)) == 2
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(origin, folder, start):
+    worker = start("forks", origin, folder, None)
+    begin(worker)
+    assert result(worker) == [2, 0, 0, 1]
+
+
+# Whose files they are
+
+
+def test_a_folder_with_other_files_is_no_cache_and_stays_as_it_is(origin, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="other files") as caught:
+        origin.open(ShardCache(tmp_path / "mine"), 0)
+    assert "thesis.tex" in caught.value.found
+    assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("inside", ["train", "train/cache", "train/deep/cache", "link/cache"])
+def test_a_cache_in_its_dataset_is_refused(origin, tmp_path, inside):
+    copy = Origin(shutil.copytree(origin.url, tmp_path / "train"))
+    (tmp_path / "link").symlink_to("train")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="inside the dataset"):
+        copy.open(ShardCache(tmp_path / inside), 0)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_remote_folder_is_no_cache():
+    with pytest.raises(InputError):
+        ShardCache("s3://bucket/cache")
+
+
+def test_only_files_of_its_own_names_are_ever_removed(origin, folder):
+    cache = ShardCache(folder, origin.entry_bytes)
+    origin.open(cache, 0)
+    digest = "0" * 32
+    strangers = ["00/notes.txt", f"00/{digest}.tar", f"00/{digest}-10.tar.gz", f"11/{digest}-10.tar", "00/x-1.tar.part"]
+    leftovers = [f"00/{digest}-10.tar.part", f"00/{digest}-11.tar.idx", f"00/{digest}-12.tar.idx.part"]
+    for name in [*strangers, *leftovers, "README"]:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    assert cache.usage().num_leftovers == len(leftovers)
+    origin.open(cache, 1)
+    assert [name for name in leftovers if (folder / name).exists()] == []
+    cache.clear()
+    assert [name for name in [*strangers, "README"] if not (folder / name).exists()] == []
+    assert len(files_in(folder)) == len(strangers)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(origin, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="refused") as caught:
+        origin.open(ShardCache(tmp_path / "file" / "cache"), 0)
+    assert str(tmp_path / "file") in caught.value.place
+
+
+# The command
+
+
+@pytest.fixture
+def run(capsys):
+    """Return a function that runs `wdsplit cache`, and returns its code, output and errors."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main(["cache", *map(str, arguments)])
+        return end.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_shows_what_is_in_a_cache(origin, folder, run):
+    cache = ShardCache(folder)
+    held = [origin.open(cache, number) for number in (0, 1, 2)][1:]
+    os.utime(origin.path(cache, 0), (0, 0))
+    os.utime(origin.path(cache, 2), (2**31, 2**31))
+    part = origin.path(cache, 3).with_suffix(".tar.part")
+    part.parent.mkdir(exist_ok=True)
+    part.write_bytes(bytes(100))
+    code, out, err = run(folder, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "cache": str(folder),
+        "shards": 3,
+        "bytes": 3 * origin.entry_bytes + 100,
+        "in_use": len(held),
+        "downloads": 0,
+        "leftovers": 1,
+        "first_used": "1970-01-01T00:00:00Z",
+        "last_used": "2038-01-19T03:14:08Z",
+    }
+    code, out, _ = run(folder)
+    assert code == 0
+    for part in ("3 shards", "in use 2", "left unfinished 1", "1970-01-01", "2038-01-19"):
+        assert part in out
+
+
+def test_the_command_clears_a_cache_of_what_is_not_in_use(origin, folder, run, start):
+    cache = ShardCache(folder)
+    for number in (0, 1, 2):
+        origin.open(cache, number)
+    holder = start("hold", origin, folder, None, order=[1])
+    begin(holder)
+    assert holder.stdout.readline() == '"held"\n'
+    code, out, err = run(folder, "--clear")
+    assert (code, err) == (0, "")
+    assert "removed 2 shards" in out and "kept 1 " in out
+    assert [number for number in range(3) if origin.path(cache, number).exists()] == [1]
+    holder.stdin.write("\n")
+    assert result(holder) == [True]
+    code, out, _ = run(folder, "--clear", "--json")
+    expected = {"num_removed": 1, "removed_bytes": origin.entry_bytes, "num_kept": 0, "kept_bytes": 0}
+    assert (code, json.loads(out)) == (0, {"cache": str(folder), **expected})
+    assert files_in(folder) == []
+    code, out, _ = run(folder)
+    assert (code, "0 shards" in out) == (0, True)
+    assert origin.open(cache, 0) is not None
+
+
+@pytest.mark.parametrize("arguments", [[], ["--clear"]])
+def test_the_command_refuses_a_folder_that_is_no_cache(origin, tmp_path, run, arguments):
+    copy = tmp_path / "train"
+    shutil.copytree(origin.url, copy)
+    for place in (copy, tmp_path / "nowhere"):
+        code, out, err = run(place, *arguments)
+        assert (code, out) == (2, "")
+        assert "this is no cache" in err and str(place) in err
+    assert sorted(os.listdir(copy)) == sorted(os.listdir(origin.url))
+    assert not (tmp_path / "nowhere").exists()
+
+
+# Sizes

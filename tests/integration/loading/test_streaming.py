@@ -1,0 +1,276 @@
+"""Epochs that are streamed from a bucket: what is fetched, when, and what a cache keeps of it."""
+
+import gc
+import multiprocessing
+import shutil
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import wdsplit
+from faults import Delay, Flip, Hold
+from made_datasets import converted
+from tables import DEADLINE_S, wait_until
+from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.loading.reading import cache as cache_module
+from wdsplit.loading.reading import read_ahead, source
+
+NUM_ROWS, PAYLOAD_BYTES = 240, 3000
+
+
+@pytest.fixture(scope="session")
+def payloads(tmp_path_factory):
+    """Return a dataset of 240 samples of 3,000 bytes in 8 shards, 2 of each lane, 3 windows each."""
+    table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
+    return converted(tmp_path_factory.mktemp("streamed"), table, shards=8, lanes=4, window=10)
+
+
+@pytest.fixture
+def remote(bucket, payloads):
+    """Return the URL of the dataset in a bucket."""
+    shutil.copytree(payloads, bucket.folder / "train")
+    return f"{bucket.url}/train"
+
+
+@pytest.fixture
+def cache_dir(tmp_path):
+    return tmp_path / "cache"
+
+
+def samples_of(dataset):
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
+
+
+def fetched(proxy, ending):
+    """Return the requests for objects of a kind, and how many bytes of them came."""
+    found = [exchange for exchange in proxy.exchanges if exchange.request.path.endswith(ending)]
+    return len(found), sum(exchange.bytes_sent for exchange in found)
+
+
+def fetched_ranges(proxy, name):
+    found = [exchange.request for exchange in proxy.exchanges if exchange.request.path.endswith(f"/{name}")]
+    return [request.range for request in found]
+
+
+# What is fetched
+
+
+def test_the_first_sample_waits_for_three_requests_one_after_another(remote, fault_proxy):
+    """Header and table, then the indexes of the first shards, then their windows: nothing is asked for its size."""
+    next(iter(wdsplit.Dataset(remote)))
+    assert {exchange.request.method for exchange in fault_proxy.exchanges} == {"GET"}
+    first = [exchange.request.path.rpartition("/")[2] for exchange in fault_proxy.exchanges[:2]]
+    assert sorted(first) == ["shards.parquet", "wdsplit.json"]
+    assert fetched(fault_proxy, ".idx")[0] <= 8
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_fetches_each_byte_once(remote, fault_proxy, payloads, num_workers):
+    loader = wdsplit.Loader(wdsplit.Dataset(remote).to_tuple("__key__"), 16, num_workers=num_workers)
+    keys = [key for (batch,) in loader for key in batch]
+    assert len(set(keys)) == NUM_ROWS
+    num_requests, num_bytes = fetched(fault_proxy, ".tar")
+    samples = sum(len(Path(path).read_bytes().rstrip(b"\0")) for path in Path(payloads).glob("*.tar"))
+    assert num_bytes <= 1.02 * samples
+    assert num_requests <= 8 * 3
+    indexes = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".idx")]
+    assert len(indexes) == 8, [(exchange.request.path, exchange.status, exchange.bytes_sent) for exchange in indexes]
+
+
+def test_windows_that_follow_each_other_are_one_request(remote, fault_proxy):
+    samples_of(wdsplit.Dataset(remote, shuffle=False))
+    first_windows, rest, next_shards = 4, 4, 4
+    assert fetched(fault_proxy, ".tar")[0] == first_windows + rest + next_shards
+
+
+def test_no_more_is_fetched_than_may_be_ahead(remote, fault_proxy):
+    """With no bytes to read ahead, no window is fetched before it is needed."""
+    samples = iter(wdsplit.Loader(wdsplit.Dataset(remote, read_ahead_bytes=1), 1))
+    next(samples)
+    assert fetched(fault_proxy, ".tar")[0] <= 2
+    for _ in samples:
+        pass
+    assert 8 * 2 < fetched(fault_proxy, ".tar")[0] <= 8 * 3
+
+
+def test_an_iteration_that_is_left_leaves_no_threads(remote):
+    before = set(threading.enumerate())
+    samples = iter(wdsplit.Dataset(remote))
+    next(samples)
+    threads = set(threading.enumerate()) - before
+    assert threads
+    del samples
+    gc.collect()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_resumed_epoch_fetches_only_what_is_left(remote, fault_proxy):
+    loader = wdsplit.Loader(wdsplit.Dataset(remote).to_tuple("__key__"), 16)
+    batches = iter(loader)
+    begun = [next(batches) for _ in range(10)]
+    state = loader.state_dict()
+    rest = list(batches)
+    before = fetched(fault_proxy, ".tar")[1]
+    resumed = wdsplit.Loader(wdsplit.Dataset(remote).to_tuple("__key__"), 16)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    assert len(begun) + len(rest) == 15
+    assert 0 < fetched(fault_proxy, ".tar")[1] - before < 0.4 * before
+
+
+def test_mixtures_are_streamed_too(remote, payloads, bucket):
+    shutil.copytree(payloads, bucket.folder / "other")
+    shares = {remote: 0.5, f"{bucket.url}/other": 0.5}
+    local = {payloads: 0.5, f"{bucket.folder}/other": 0.5}
+    for epoch in range(2):
+        mixed, expected = wdsplit.mix(shares), wdsplit.mix(local)
+        mixed.set_epoch(epoch)
+        expected.set_epoch(epoch)
+        found = [sample["__key__"] for sample in mixed]
+        assert found == [sample["__key__"] for sample in expected]
+
+
+@pytest.mark.parametrize("name", ["read_ahead_bytes", "connections"])
+def test_numbers_that_cannot_be_are_refused(remote, name):
+    with pytest.raises(InputError, match=name):
+        wdsplit.Dataset(remote, **{name: 0})
+
+
+def test_a_shard_that_is_not_there_is_told_when_it_is_needed(remote, bucket):
+    (bucket.folder / "train" / "000003.tar").unlink()
+    with pytest.raises(DatasetNotFoundError) as caught:
+        samples_of(wdsplit.Dataset(remote))
+    assert "000003.tar" in caught.value.place
+
+
+# With a cache
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+def test_later_epochs_come_from_the_cache(remote, fault_proxy, payloads, cache_dir, options):
+    dataset = wdsplit.Dataset(remote, cache_dir=cache_dir, cache_size="1GB").to_tuple("__key__", "bin")
+    expected = wdsplit.Dataset(payloads).to_tuple("__key__", "bin")
+    loader, local = wdsplit.Loader(dataset, 16, **options), wdsplit.Loader(expected, 16)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        local.set_epoch(epoch)
+        assert list(loader) == list(local)
+    assert fetched(fault_proxy, ".tar")[0] == 8
+    assert fetched(fault_proxy, ".idx")[0] == 8
+
+
+def read_rank(url, cache_dir, rank, results):
+    dataset = wdsplit.Dataset(url, cache_dir=cache_dir, rank=rank, world_size=2, lanes=1)
+    results.put([sample["__key__"] for sample in dataset])
+
+
+def test_ranks_that_share_each_shard_download_it_once(remote, fault_proxy, cache_dir):
+    """With one lane both ranks read every shard, window by window in turn."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    ranks = [context.Process(target=read_rank, args=(remote, cache_dir, rank, results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    keys = [key for _ in ranks for key in results.get(timeout=DEADLINE_S)]
+    for rank in ranks:
+        rank.join(DEADLINE_S)
+    assert len(keys) == len(set(keys)) == NUM_ROWS
+    assert fetched(fault_proxy, ".tar")[0] == 8
+
+
+def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, cache_dir, monkeypatch):
+    monkeypatch.setattr(cache_module, "_READ_BYTES", 8192)
+    monkeypatch.setattr(source, "_LEAST_AT_ONCE", 40)
+    later = {f"{number:06d}.tar" for number in range(4, 8)}
+
+    def asked():
+        return {exchange.request.path.rpartition("/")[2] for exchange in fault_proxy.exchanges} & later
+
+    fault_proxy.plan = lambda request: Delay(4) if request.path.rpartition("/")[2] in later else None
+    samples = iter(wdsplit.Dataset(remote, shuffle=False, cache_dir=cache_dir))
+    before = threading.enumerate()
+    next(samples)
+    wait_until(lambda: asked() == later, "the next shards are being downloaded")
+    del samples
+    gc.collect()
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert threads
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(list(cache_dir.glob("*/*.tar"))) == 4
+    assert list(cache_dir.glob("*/*.part")) == []
+    assert all(len(fetched_ranges(fault_proxy, name)) <= 4 for name in later)
+
+
+def test_what_is_damaged_in_the_cache_is_downloaded_again(remote, fault_proxy, payloads, cache_dir):
+    samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir))
+    damaged = sorted(cache_dir.glob("*/*.tar"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[150] ^= 1
+    damaged.write_bytes(data)
+    assert samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
+    assert fetched(fault_proxy, ".tar")[0] == 8 + 1
+    assert damaged.read_bytes() != bytes(data)
+
+
+def test_a_payload_that_was_damaged_on_its_way_never_gets_into_the_cache(remote, fault_proxy, payloads, cache_dir):
+    """A stream takes no sum of payloads; a download does."""
+    flipped = []
+
+    def plan(request):
+        if request.path.endswith(".tar") and not flipped:
+            flipped.append(request)
+            return Flip(2000)
+        return None
+
+    fault_proxy.plan = plan
+    assert samples_of(wdsplit.Dataset(remote, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
+    assert flipped
+
+
+@pytest.mark.parametrize("cache_size", [1000, 250_000])
+def test_what_has_no_room_in_the_cache_is_streamed(remote, payloads, cache_dir, cache_size, caplog):
+    """The first cache is smaller than a shard, the second than those that are in use at a time."""
+    dataset = wdsplit.Dataset(remote, cache_dir=cache_dir, cache_size=cache_size)
+    assert samples_of(dataset) == samples_of(wdsplit.Dataset(payloads))
+    told = [record.getMessage() for record in caplog.records if "stream" in record.getMessage()]
+    assert len(told) == 1
+    assert sum(path.stat().st_size for path in cache_dir.rglob("*.tar")) <= cache_size
+
+
+def test_a_local_dataset_may_have_a_cache_too(payloads, cache_dir):
+    """As of a network file system."""
+    assert samples_of(wdsplit.Dataset(payloads, cache_dir=cache_dir)) == samples_of(wdsplit.Dataset(payloads))
+    assert len(list(cache_dir.glob("*/*.tar"))) == 8
+
+
+def test_a_size_without_a_cache_is_refused(remote):
+    with pytest.raises(InputError, match="cache_size"):
+        wdsplit.Dataset(remote, cache_size="1GB")
+
+
+def test_the_next_shards_are_downloaded_while_one_is(bucket, fault_proxy, tmp_path, cache_dir, monkeypatch):
+    """A thread that finds a shard being downloaded goes on to the next one, though there is more of the first."""
+    monkeypatch.setattr(read_ahead, "_REQUEST_BYTES", 10_000)
+    table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
+    shutil.copytree(converted(tmp_path / "made", table, shards=6, lanes=1, window=2), bucket.folder / "long")
+    asked, all_are_asked = [], threading.Event()
+
+    def plan(request):
+        if not request.path.endswith(".tar"):
+            return None
+        asked.append(request)
+        if len(asked) == 6:
+            all_are_asked.set()
+        return Hold(all_are_asked)
+
+    fault_proxy.plan = plan
+    times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
+    dataset = wdsplit.Dataset(f"{bucket.url}/long", cache_dir=cache_dir, connections=8, storage_options=times)
+    assert sum(1 for _ in dataset) == NUM_ROWS
+    assert len(asked) == 6

@@ -1,0 +1,398 @@
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import traceback
+
+import pytest
+
+import wdsplit
+from faults import (
+    Cut,
+    Delay,
+    Flip,
+    IgnoreRange,
+    SeededPlan,
+    Shorten,
+    Stall,
+    Truncate,
+    expired_token,
+    internal_error,
+    slow_down,
+)
+from s3server import free_port
+from tables import DEADLINE_S
+from wdsplit.checks.verify import verify
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.storage import s3_client
+from wdsplit.storage.opening import open_storage
+from wdsplit.storage.s3 import S3Storage
+from wdsplit.storage.s3_client import S3Options
+
+FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
+"""Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
+
+
+@pytest.fixture
+def remote(bucket, numbers):
+    """Return the URL of a dataset in a bucket; the same lies on the disk."""
+    shutil.copytree(numbers, bucket.folder / "train set" / "größe")
+    return f"{bucket.url}/train set/größe"
+
+
+def samples_of(dataset):
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
+
+
+def of(url, **options):
+    return S3Storage(url, S3Options.of(FAST | options))
+
+
+# Reading
+
+
+def test_a_dataset_in_a_bucket_is_the_one_on_the_disk(remote, numbers):
+    dataset, local = wdsplit.Dataset(remote, seed=3), wdsplit.Dataset(numbers, seed=3)
+    assert samples_of(dataset) == samples_of(local)
+    assert next(iter(dataset))["__url__"].startswith(f"{remote}/0")
+    assert dataset.source.fingerprint == local.source.fingerprint
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+def test_workers_of_all_kinds_read_from_a_bucket(remote, numbers, options):
+    """A client that was used before a process forks is not used after."""
+    dataset = wdsplit.Dataset(remote).to_tuple("__key__", "__position__")
+    next(iter(dataset))
+    batches = [keys for keys, _ in wdsplit.Loader(dataset, 7, **options)]
+    expected = wdsplit.Dataset(numbers).to_tuple("__key__", "__position__")
+    assert batches == [keys for keys, _ in wdsplit.Loader(expected, 7)]
+
+
+def test_samples_are_found_in_a_bucket_by_key_and_number(remote, numbers):
+    local = wdsplit.Dataset(numbers).sample(5)
+    for wanted in (5, local["__key__"]):
+        found = wdsplit.Dataset(remote).sample(wanted)
+        assert {**found, "__url__": local["__url__"]} == local
+
+
+def test_names_and_sizes_are_those_of_the_folder(remote, bucket, numbers):
+    storage, local = open_storage(remote), open_storage(numbers)
+    assert storage.list() == local.list()
+    assert open_storage(bucket.url).list() == ["train set"]
+    assert storage.size("000000.tar") == local.size("000000.tar")
+    assert storage.size("none.tar") is None
+    assert storage.what_is_there() == local.what_is_there()
+    assert storage.read("000000.tar") == local.read("000000.tar")
+
+
+def test_what_a_bucket_lacks_is_told_by_its_url(bucket):
+    with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
+        wdsplit.Dataset(f"{bucket.url}/nothing")
+    assert caught.value.place == f"{bucket.url}/nothing"
+    with pytest.raises(DatasetNotFoundError):
+        wdsplit.Dataset("s3://no-such-bucket/x")
+
+
+# Faults
+
+
+FAULTS = {
+    "cut": Cut(3000),
+    "cut at once": Cut(0),
+    "truncated": Truncate(3000),
+    "shorter than it should be": Shorten(3000),
+    "nothing at all": Shorten(0),
+    "stalled": Stall(3000),
+    "slow down": slow_down(),
+    "slow down, try later": slow_down(retry_after=1),
+    "internal error": internal_error(),
+    "expired": expired_token(),
+}
+
+
+def once_a_range(fault):
+    """Apply a fault to the first request of each range; only to two if each takes as long as the client waits."""
+    seen, most = set(), 2 if isinstance(fault, Stall) else 1000
+
+    def plan(request):
+        if request.method != "GET" or request.range is None or (request.path, request.range) in seen:
+            return None
+        if len(seen) == most:
+            return None
+        seen.add((request.path, request.range))
+        return fault if request.num_bytes > 4000 else None
+
+    return plan
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_read_goes_on_where_it_stopped(remote, numbers, fault_proxy, fault, monkeypatch):
+    monkeypatch.setattr("wdsplit.storage.s3_file._READ_AT_ONCE", 1000)
+    expected = open_storage(numbers).read("000000.tar")
+    file = of(remote, timeout_s=2 if isinstance(fault, Stall) else 30).open("000000.tar")
+    fault_proxy.plan = once_a_range(fault)
+    assert file.read(1000, len(expected) - 1000) == expected[1000:]
+    ranges = [exchange.request.range for exchange in fault_proxy.exchanges if exchange.request.range]
+    assert len(ranges) > 1
+    after = getattr(fault, "after", 0)
+    if type(fault) in (Truncate, Shorten, Stall):
+        assert ranges[1] == (1000 + after, len(expected) - 1)
+
+
+def test_a_store_that_ignores_ranges_is_read_all_the_same(remote, numbers, fault_proxy, s3_server):
+    expected = open_storage(numbers).read("000000.tar")
+    fault_proxy.plan = lambda request: IgnoreRange(s3_server.folder) if request.range else None
+    assert of(remote).open("000000.tar").read(1000, 2000) == expected[1000:3000]
+
+
+def test_an_epoch_survives_faults_of_all_kinds(remote, numbers, fault_proxy):
+    slow = ("stalled", "slow down, try later")
+    makers = [lambda chance, size, fault=fault: fault for name, fault in FAULTS.items() if name not in slow]
+    plan = fault_proxy.plan = SeededPlan(1, 0.5, makers)
+    dataset, local = wdsplit.Dataset(remote, storage_options=FAST), wdsplit.Dataset(numbers)
+    for epoch in range(8):
+        dataset.set_epoch(epoch)
+        local.set_epoch(epoch)
+        assert samples_of(dataset) == samples_of(local)
+    assert plan.num_given > 3 * len(makers)
+
+
+def test_a_header_that_was_damaged_on_its_way_is_read_again(remote, numbers, fault_proxy):
+    flipped = []
+
+    def plan(request):
+        if request.range and ".tar" in request.path and ".idx" not in request.path and not flipped:
+            flipped.append(request)
+            return Flip(150)
+        return None
+
+    fault_proxy.plan = plan
+    assert samples_of(wdsplit.Dataset(remote)) == samples_of(wdsplit.Dataset(numbers))
+    assert flipped
+
+
+def test_a_shard_that_is_damaged_for_good_is_told_with_its_bytes(remote, bucket):
+    tar = bucket.folder / "train set" / "größe" / "000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[150] ^= 1
+    tar.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="damaged") as caught:
+        samples_of(wdsplit.Dataset(remote, shuffle=False))
+    assert caught.value.url == f"{remote}/000000.tar"
+    assert "bytes 0 to " in str(caught.value)
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_told(remote, bucket):
+    file = of(remote).open("000000.tar")
+    file.read(0, 512)
+    (bucket.folder / "train set" / "größe" / "000000.tar").write_bytes(bytes(file.size))
+    with pytest.raises(CorruptDataError, match="replaced"):
+        file.read(0, 512)
+
+
+def test_a_server_that_was_killed_and_comes_back_is_waited_for(remote, numbers, s3_server):
+    samples = iter(wdsplit.Dataset(remote, storage_options=FAST))
+    begun = [next(samples)]
+    s3_server.stop()
+    s3_server.start()
+    found = [{k: v for k, v in sample.items() if k != "__url__"} for sample in [*begun, *samples]]
+    assert found == samples_of(wdsplit.Dataset(numbers))
+
+
+def test_what_never_works_is_given_up_at_the_deadline(remote, fault_proxy):
+    file = of(remote, deadline_s=0.5).open("000000.tar")
+    fault_proxy.plan = lambda request: slow_down()
+    with pytest.raises(StorageError, match="does not answer") as caught:
+        file.read(0, 100)
+    assert "SlowDown" in caught.value.found
+    assert "bytes 0 to 99" in caught.value.place
+
+
+def test_nobody_there_is_given_up_at_the_deadline():
+    options = FAST | {
+        "deadline_s": 0.5,
+        "endpoint_url": f"http://127.0.0.1:{free_port()}",
+        "key": "k" * 20,
+        "secret": "s" * 40,
+    }
+    with pytest.raises(StorageError, match="does not answer"):
+        wdsplit.Dataset("s3://bucket/x", storage_options=options)
+
+
+# Verifying and inspecting
+
+
+def test_verifying_fetches_each_shard_once(remote, fault_proxy):
+    assert verify(remote, jobs=2).problems == ()
+    tars = [exchange.request.path for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
+    assert len(tars) == len(set(tars)) == 7
+
+
+def test_what_was_damaged_on_its_way_is_no_problem_of_the_dataset(remote, bucket, fault_proxy):
+    flipped = []
+
+    def plan(request):
+        if request.path.endswith("3.tar") and not flipped:
+            flipped.append(request)
+            return Flip(600)
+        return None
+
+    fault_proxy.plan = plan
+    assert verify(remote).problems == ()
+    assert flipped
+    tar = bucket.folder / "train set" / "größe" / "000003.tar"
+    data = bytearray(tar.read_bytes())
+    data[600] ^= 1
+    tar.write_bytes(data)
+    assert [problem.url for problem in verify(remote).problems] == [f"{remote}/000003.tar"]
+
+
+def test_inspecting_reads_no_shard_but_the_first_samples_of_one(remote, fault_proxy):
+    command = [sys.executable, "-m", "wdsplit.cli", "inspect", remote]
+    shown = subprocess.run([*command, "--samples", "0"], capture_output=True, text=True, check=True).stdout
+    assert "101 samples" in shown
+    assert [exchange for exchange in fault_proxy.exchanges if ".tar" in exchange.request.path] == []
+    subprocess.run(command, capture_output=True, check=True)
+    tars = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
+    assert [exchange.request.range for exchange in tars] == [(0, 3 * 2048 - 1)]
+
+
+# Credentials
+
+
+def test_credentials_are_never_told(remote, fault_proxy):
+    secret = {"key": "AKIDTHATNOBODYMAYSEE", "secret": "secret-that-nobody-may-see-of-40-letters", "region": "eu-x"}
+    options = S3Options.of(secret)
+    assert "NOBODY" not in repr(options).upper() and "eu-x" in repr(options)
+    with pytest.raises(StorageError) as caught:
+        wdsplit.Dataset(remote, storage_options=FAST | secret)
+    assert "check the credentials" in caught.value.remedy
+    assert "NOBODY" not in str(caught.value).upper()
+
+
+def shown(caught):
+    return "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
+
+
+@pytest.mark.parametrize("of_environment", [False, True])
+def test_an_endpoint_that_holds_credentials_is_refused_and_they_are_not_told(s3_server, monkeypatch, of_environment):
+    endpoint = s3_server.endpoint.replace("://", "://user:secret-of-a-user@")
+    if of_environment:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    options = {} if of_environment else {"endpoint_url": endpoint}
+    with pytest.raises(InputError, match="endpoint") as caught:
+        of("s3://bucket/x", **options).list()
+    assert caught.value.place == s3_server.endpoint
+    assert "secret-of-a-user" not in shown(caught) + repr(S3Options.of(options))
+
+
+def test_a_token_that_cannot_be_sent_is_told_at_once_and_not_what_it_is(remote, fault_proxy):
+    storage = of(remote, key="k" * 20, secret="s" * 40, token="secret-token\nof two lines", deadline_s=300)
+    for action in (storage.list, lambda: storage.read("wdsplit.json")):
+        with pytest.raises(StorageError, match="refuses") as caught:
+            action()
+        assert "line break" in caught.value.remedy
+        assert "secret-token" not in shown(caught)
+
+
+def test_the_environment_may_change_while_it_is_read(monkeypatch):
+    changing = [f"AWS_OF_THE_TESTS_{number}" for number in range(50)]
+    ended = threading.Event()
+
+    def change():
+        while not ended.is_set():
+            for name in changing:
+                os.environ[name] = "x"
+            for name in changing:
+                del os.environ[name]
+
+    monkeypatch.setenv("AWS_REGION", "eu-x")
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(2000):
+            assert ("AWS_REGION", "eu-x") in s3_client._environment()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, caplog):
+    num_threads = 48
+    file = of(remote).open("000000.tar", open_storage(remote).size("000000.tar"))
+    together = threading.Barrier(num_threads)
+
+    def read():
+        for _ in range(3):
+            together.wait(DEADLINE_S)
+            file.read(0, 10)
+
+    fault_proxy.plan = lambda request: Delay(0.3)
+    before = {exchange.request.connection for exchange in fault_proxy.exchanges}
+    threads = [threading.Thread(target=read) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    used = {exchange.request.connection for exchange in fault_proxy.exchanges}
+    assert len(used - before) <= num_threads
+    assert "pool is full" not in caplog.text
+
+
+def test_expired_credentials_are_told_soon(remote, fault_proxy):
+    file = of(remote).open("000000.tar")
+    fault_proxy.plan = lambda request: expired_token()
+    with pytest.raises(StorageError) as caught:
+        file.read(0, 100)
+    assert "renew" in caught.value.remedy
+    assert len(fault_proxy.exchanges) == 4
+
+
+def test_options_are_those_of_s3fs_and_others_are_refused_by_name():
+    options = S3Options.of({"anon": True, "client_kwargs": {"region_name": "eu-x", "endpoint_url": "http://x"}})
+    assert (options.anon, options.region, options.endpoint_url) == (True, "eu-x", "http://x")
+    assert S3Options.of({"deadline_s": 7}).retries.deadline_s == 7
+    with pytest.raises(InputError, match="storage option") as caught:
+        S3Options.of({"anonymous": True})
+    assert "anonymous" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "found"),
+    [
+        ({"anon": "yes"}, "anon: True or False", "anon: str"),
+        ({"path_style": "virtual"}, "path_style: True or False", "path_style: str"),
+        ({"requester_pays": None}, "requester_pays: True or False", "requester_pays: NoneType"),
+        ({"key": 3.25, "secret": b"3.25"}, "key: a text, secret: a text", "key: float, secret: bytes"),
+        ({"token": ["3.25"]}, "token: a text", "token: list"),
+        ({"endpoint_url": {"3.25": 1}}, "endpoint_url: a text", "endpoint_url: dict"),
+        ({"client_kwargs": {"region_name": 3.25}}, "region: a text", "region: float"),
+        ({"client_kwargs": "region_name=3.25"}, "a dict", "str"),
+        ({"client_kwargs": None}, "a dict", "NoneType"),
+        ("key=3.25", "a dict", "str"),
+        ([("key", "3.25")], "a dict", "list"),
+        ({3: 4, "5": 6}, "anon", "3, 5"),
+    ],
+    ids=str,
+)
+def test_options_of_a_wrong_type_are_refused_by_name_and_their_values_are_not_told(options, expected, found):
+    with pytest.raises(InputError) as caught:
+        open_storage("s3://bucket/x", options)
+    assert caught.value.expected.startswith(expected)
+    assert caught.value.found == found
+    assert "3.25" not in str(caught.value)
+
+
+def test_what_is_known_of_the_store_is_read_once_for_all_clients(s3_server, monkeypatch):
+    """Botocore's description of S3 takes a quarter of a second to read: each worker process would pay for it."""
+    from botocore.loaders import JSONFileLoader
+
+    read, load_file = [], JSONFileLoader.load_file
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda self, path: read.append(path) or load_file(self, path))
+    s3_client._model_loader.cache_clear()
+    s3_client._clients.of(S3Options(region="us-east-1", profile=None))
+    assert any("s3" in path for path in read)
+    read.clear()
+    s3_client._clients.of(S3Options(region="us-west-2"))
+    assert read == []

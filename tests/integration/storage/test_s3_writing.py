@@ -1,0 +1,526 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+
+from faults import CutUpload, Delay, ErrorAnswer, LoseAnswer, Stall, expired_token, internal_error, slow_down
+from s3server import KEY_ID, SECRET
+from tables import mixed_table, session_processes, start_script, wait_until, write_files, write_table
+from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.task import Job
+from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
+from wdsplit.storage.opening import open_storage
+from wdsplit.storage.s3 import S3Storage
+from wdsplit.storage.s3_client import S3Client, S3Options
+
+FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
+"""Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
+PART_BYTES = 20_000
+SHARDS = 6
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr("wdsplit.storage.s3_upload._PART_BYTES", PART_BYTES)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Return a folder of tables without JSON, so that jobs are threads."""
+    table = mixed_table(600).select(["image", "caption", "label"])
+    folder = tmp_path_factory.mktemp("source")
+    write_files(folder, table, [250, 1, 99], 50)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(source, tmp_path_factory):
+    """Return what a conversion to the disk writes."""
+    output = tmp_path_factory.mktemp("expected") / "out"
+    convert(source, output, chosen())
+    return files_of(output)
+
+
+def chosen(jobs=1, emit=(), splits=None, overwrite=False, resume=False, **plan):
+    return ConvertOptions(
+        PlanOptions(**{"shards": SHARDS, **plan}),
+        jobs=jobs,
+        emit=emit,
+        splits=splits or {},
+        overwrite=overwrite,
+        resume=resume,
+        memory=1,
+    )
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def of(url, **options):
+    return S3Storage(url, S3Options.of(FAST | options))
+
+
+def uploads_of(bucket):
+    """Return the keys of the uploads that are under way; the server knows no list where there never was one."""
+    try:
+        answer = S3Client(bucket.name, S3Options()).ask("list_multipart_uploads", bucket.url)
+    except StorageError as error:
+        assert error.found == "NoSuchUpload"
+        return []
+    return [upload["Key"] for upload in answer.get("Uploads", ())]
+
+
+# Objects
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 7 * PART_BYTES, 9 * PART_BYTES + 5])
+def test_what_is_written_is_read_and_small_objects_take_one_request(bucket, fault_proxy, size):
+    data = np.random.default_rng(size).bytes(size)
+    with of(bucket.url).publish("sub/a") as file:
+        for first in range(0, size, 13_001):
+            file.write([memoryview(data)[first : first + 5000], data[first + 5000 : first + 13_001], b""])
+        assert files_of(bucket.folder).get("sub/a") is None
+    assert (bucket.folder / "sub/a").read_bytes() == data
+    parts = -(-size // PART_BYTES)
+    assert len(fault_proxy.exchanges) == (1 if parts <= 1 else parts + 2)
+    assert uploads_of(bucket) == []
+
+
+def test_pieces_may_change_once_they_are_written(bucket):
+    piece = bytearray(b"a" * 30_000)
+    with of(bucket.url).publish("a") as file:
+        file.write([memoryview(piece)])
+        piece[:] = bytes(30_000)
+    assert (bucket.folder / "a").read_bytes() == b"a" * 30_000
+
+
+def test_parts_grow_so_that_there_are_never_too_many(bucket, fault_proxy, monkeypatch):
+    monkeypatch.setattr("wdsplit.storage.s3_upload._PARTS_OF_A_SIZE", 2)
+    data = np.random.default_rng(0).bytes(13 * PART_BYTES)
+    with of(bucket.url).publish("a") as file:
+        file.write([data])
+    sizes = {e.request.path: e.bytes_received for e in fault_proxy.exchanges if "partNumber" in e.request.path}
+    assert sorted(sizes.values()) == [size * PART_BYTES for size in (1, 1, 2, 2, 3, 4)]
+    assert (bucket.folder / "a").read_bytes() == data
+
+
+def test_who_writes_faster_than_parts_are_sent_waits(bucket, fault_proxy):
+    begun = []
+
+    def plan(request):
+        if "partNumber" not in request.path:
+            return None
+        begun.append(request)
+        return Delay(0.1)
+
+    fault_proxy.plan = plan
+    with of(bucket.url).publish("a") as file:
+        for written in range(1, 13):
+            file.write([bytes(PART_BYTES)])
+            assert written - sum(e.status is not None for e in fault_proxy.exchanges) <= 5
+    assert len(begun) == 12
+
+
+@pytest.mark.parametrize("size", [100, 5 * PART_BYTES + 1])
+def test_what_is_not_finished_leaves_nothing(bucket, size):
+    with pytest.raises(KeyboardInterrupt), of(bucket.url).publish("a") as file:
+        file.write([bytes(size)])
+        raise KeyboardInterrupt
+    assert files_of(bucket.folder) == {}
+    assert uploads_of(bucket) == []
+
+
+def test_a_part_that_cannot_be_sent_ends_the_upload_at_the_deadline(bucket, fault_proxy):
+    fault_proxy.plan = lambda request: slow_down() if "partNumber=2" in request.path else None
+    with (
+        pytest.raises(StorageError, match="does not answer") as caught,
+        of(bucket.url, deadline_s=0.5).publish("a") as f,
+    ):
+        f.write([bytes(10 * PART_BYTES)])
+    assert caught.value.place == f"{bucket.url}/a, part 2"
+    fault_proxy.plan = lambda request: None
+    assert uploads_of(bucket) == []
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_folders_and_objects_are_removed_by_few_requests_or_one_by_one(bucket, fault_proxy, monkeypatch, refused):
+    monkeypatch.setattr("wdsplit.storage.s3._REMOVED_AT_ONCE", 3)
+    storage, stay = of(f"{bucket.url}/x"), {"x/a.idx", "x/folderish", "xy"}
+    gone = {"x/a", *(f"x/folder/{i}/é" for i in range(7))}
+    for key in stay | gone:
+        with of(bucket.url).publish(key) as file:
+            file.write([b"1"])
+    if refused:
+        answer = ErrorAnswer("501 Not Implemented", "NotImplemented", "no")
+        fault_proxy.plan = lambda request: answer if "?delete" in request.path else None
+    before = len(fault_proxy.exchanges)
+    storage.remove("a", "folder", "not there")
+    assert set(files_of(bucket.folder)) == stay
+    assert len(fault_proxy.exchanges) - before == (3 + 8 + 2 if refused else 3 + 2)
+    assert storage.sizes() == {"a.idx": 1, "folderish": 1}
+
+
+def test_a_store_that_does_not_list_uploads_is_written_to_all_the_same(bucket, fault_proxy):
+    answer = ErrorAnswer("501 Not Implemented", "NotImplemented", "no")
+    fault_proxy.plan = lambda request: answer if "uploads" in request.path and request.method == "GET" else None
+    of(bucket.url).remove_temporary()
+    of(bucket.url).remove("a")
+    assert [exchange.status for exchange in fault_proxy.exchanges if exchange.fault] == [501, 501]
+
+
+# Converting
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"jobs": 1},
+        {"jobs": 2},
+        {"jobs": 2, "shuffle": True},
+        {"jobs": 2, "emit": ("dali", "energon", "wids")},
+        {"group_by": "label", "emit": ("energon",), "pad": "none"},
+        {"splits": {"train": 0.8, "val": 0.2}, "shuffle": True},
+    ],
+    ids=["one job", "two jobs", "shuffle", "emit", "groups", "splits"],
+)
+def test_a_conversion_to_a_bucket_writes_the_bytes_of_one_to_the_disk(bucket, source, tmp_path, options, monkeypatch):
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", 3)
+    function = convert_splits if "splits" in options else convert
+    function(source, tmp_path / "out", chosen(**options))
+    function(source, f"{bucket.url}/some/out", chosen(**options))
+    assert files_of(bucket.folder / "some/out") == files_of(tmp_path / "out")
+    assert uploads_of(bucket) == []
+
+
+def test_a_bucket_is_converted_into_a_bucket(bucket, source, expected):
+    shutil.copytree(source, bucket.folder / "raw")
+    convert(f"{bucket.url}/raw", f"{bucket.url}/out", chosen(jobs=2))
+    found = files_of(bucket.folder / "out")
+    assert found.keys() == expected.keys()
+    assert all(found[name] == expected[name] for name in found if name != HEADER_NAME)
+    with pytest.raises(InputError, match="inside the output"):
+        convert(f"{bucket.url}/raw", bucket.url, chosen(overwrite=True))
+
+
+def test_processes_write_with_the_options_of_the_store(bucket, source, expected, s3_server, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    options = {"key": KEY_ID, "secret": SECRET, "endpoint_url": s3_server.endpoint}
+    convert(source, f"{bucket.url}/out", chosen(jobs=5, shuffle=True), storage_options=options)
+    convert(source, f"{bucket.url}/out", chosen(overwrite=True), storage_options=options)
+    assert files_of(bucket.folder / "out") == expected
+    assert SECRET not in repr(Job("s3://b/o", None, 1, (), options))
+
+
+def test_spilled_rows_are_read_by_ranges_and_neighbours_by_one_request(bucket, source, fault_proxy, monkeypatch):
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
+    convert(source, f"{bucket.url}/out", chosen(shuffle=True))
+    reads = [e.request for e in fault_proxy.exchanges if e.request.method == "GET" and ".arrow" in e.request.path]
+    runs = {request.path for request in reads}
+    assert len(runs) > 5 and all(request.range for request in reads)
+    stretches_of_a_shard = 4
+    assert len(reads) <= len(runs) * SHARDS * (1 + stretches_of_a_shard)
+
+
+FAULTS = {
+    "cut at once": CutUpload(0),
+    "cut": CutUpload(50),
+    "answer lost": LoseAnswer(),
+    "slow down": slow_down(),
+    "internal error": internal_error(),
+}
+SLOW_FAULTS = {
+    "slow down, try later": slow_down(retry_after=1),
+    "stalled": Stall(0),
+    "late": Delay(3),
+    "expired": expired_token(),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS.values(), *SLOW_FAULTS.values()], ids=[*FAULTS, *SLOW_FAULTS])
+def test_a_conversion_survives_faults_of_all_kinds(bucket, source, expected, fault_proxy, fault):
+    seen, lock = set(), threading.Lock()
+
+    def is_chosen(request):
+        return "000002.tar?" in request.path and ("partNumber=2" in request.path or request.method == "POST")
+
+    def plan(request):
+        what = (request.method, request.path.partition("uploadId")[0])
+        with lock:
+            if what in seen or (fault in SLOW_FAULTS.values() and not is_chosen(request)):
+                return None
+            seen.add(what)
+        return fault
+
+    fault_proxy.plan = plan
+    times = FAST | ({"timeout_s": 2} if isinstance(fault, Stall | Delay) else {})
+    convert(source, f"{bucket.url}/out", chosen(jobs=2), storage_options=times)
+    fault_proxy.plan = lambda request: None
+    assert len(seen) >= 3
+    assert files_of(bucket.folder / "out") == expected
+    assert uploads_of(bucket) == []
+
+
+def test_a_server_that_forgets_uploads_ends_the_run_which_can_be_resumed(
+    bucket, source, expected, s3_server, fault_proxy
+):
+    def plan(request):
+        if "000003.tar" in request.path and "partNumber=2&" in request.path and not stopped:
+            stopped.append(request)
+            s3_server.stop()
+            s3_server.start()
+
+    stopped = []
+    fault_proxy.plan = plan
+    with pytest.raises(StorageError, match="forgotten") as caught:
+        convert(source, f"{bucket.url}/out", chosen(), storage_options=FAST)
+    assert "--resume" in caught.value.remedy
+    found = {name: data for name, data in files_of(bucket.folder / "out").items() if not name.startswith(RUN_FOLDER)}
+    complete = {name: data for name, data in found.items() if ".rclone_temp" not in name}
+    assert complete.items() <= expected.items() and HEADER_NAME not in complete
+    convert(source, f"{bucket.url}/out", chosen(resume=True), storage_options=FAST)
+    found = files_of(bucket.folder / "out")
+    assert {name: data for name, data in found.items() if ".rclone_temp" not in name} == expected
+
+
+def test_a_store_that_does_not_answer_any_more_is_not_waited_for_twice(
+    bucket, source, expected, s3_server, fault_proxy
+):
+    def plan(request):
+        if "000003.tar" in request.path:
+            s3_server.stop()
+
+    fault_proxy.plan = plan
+    with pytest.raises(StorageError, match="does not answer"):
+        convert(source, f"{bucket.url}/out", chosen(), storage_options=FAST | {"deadline_s": 1})
+    fault_proxy.plan = lambda request: None
+    s3_server.start()
+    convert(source, f"{bucket.url}/out", chosen(resume=True), storage_options=FAST)
+    found = files_of(bucket.folder / "out")
+    assert {name: data for name, data in found.items() if ".rclone_temp" not in name} == expected
+
+
+CONVERT = f"""
+import sys
+import wdsplit.storage.s3_upload
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+
+if __name__ == "__main__":
+    wdsplit.storage.s3_upload._PART_BYTES = {PART_BYTES}
+    source, output, jobs = sys.argv[1:]
+    convert(source, output, ConvertOptions(PlanOptions(shards={SHARDS}), jobs=int(jobs)))
+"""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["plan.json", "000000.tar?uploads", "partNumber=3", "000002.tar?uploadId", "shards/000003", "shards.parquet"],
+)
+def test_a_converter_that_is_killed_leaves_no_lock_and_no_half_object_and_is_resumed(
+    bucket, source, expected, fault_proxy, moment
+):
+    scripts = []
+
+    def plan(request):
+        if moment in request.path and request.method in ("PUT", "POST") and scripts:
+            os.killpg(scripts.pop().pid, signal.SIGKILL)
+
+    fault_proxy.plan = plan
+    script = start_script(CONVERT, source, f"{bucket.url}/out", 1 + len(moment) % 2)
+    scripts.append(script)
+    script.communicate()
+    assert script.returncode == -signal.SIGKILL
+    wait_until(lambda: not session_processes(script.pid), "no process is left")
+    found = files_of(bucket.folder / "out")
+    assert all(data == expected[name] for name, data in found.items() if name.endswith((".tar", ".idx")))
+    assert HEADER_NAME not in found
+    convert(source, f"{bucket.url}/out", chosen(resume=f"{RUN_FOLDER}/plan.json" in found))
+    found = files_of(bucket.folder / "out")
+    assert {name: data for name, data in found.items() if ".rclone_temp" not in name} == expected
+    assert uploads_of(bucket) == []
+
+
+def test_a_value_that_cannot_be_written_leaves_no_part_of_a_shard(bucket, tmp_path):
+    values = [bytes(PART_BYTES)] * 20 + [None]
+    for number, shards in enumerate((1, 3)):
+        path = write_table(tmp_path / f"{number}.parquet", {"x": pa.array(values, pa.binary())}, 1)
+        with pytest.raises(InputError, match="null"):
+            convert(path, f"{bucket.url}/{number}", chosen(shards=shards))
+    found = files_of(bucket.folder)
+    assert uploads_of(bucket) == []
+    assert [name for name in found if name.startswith("0/") and ".rclone_temp" not in name] == []
+    assert [name for name in found if name.endswith(".tar")] == ["1/000000.tar", "1/000001.tar"]
+
+
+def test_overwriting_replaces_all_and_only_what_is_ours(bucket, source, expected):
+    out = f"{bucket.url}/out"
+    convert(source, out, chosen(shards=9, emit=("dali", "energon", "wids")))
+    with pytest.raises(OutputExistsError, match="finished dataset"):
+        convert(source, out, chosen())
+    convert(source, out, chosen(overwrite=True))
+    assert files_of(bucket.folder / "out") == expected
+    (bucket.folder / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputExistsError, match="did not write"):
+        convert(source, out, chosen(overwrite=True))
+    assert files_of(bucket.folder / "out") == expected | {"notes.txt": b"mine"}
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+def stopped_before_its_end(source, out, shards):
+    def progress(plan, so_far):
+        if so_far.shards >= shards // 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        convert(source, out, chosen(shards=shards), progress)
+
+
+def test_what_is_there_is_listed_once_when_a_run_is_resumed(bucket, source, fault_proxy):
+    asked = {}
+    for shards in (5, 25):
+        out = f"{bucket.url}/{shards}"
+        stopped_before_its_end(source, out, shards)
+        done = len(list((bucket.folder / str(shards) / RUN_FOLDER / "shards").iterdir()))
+        before = len(fault_proxy.exchanges)
+        manifest = convert(source, out, chosen(shards=shards, resume=True))
+        assert len(manifest.shards) == shards
+        requests = [exchange.request for exchange in fault_proxy.exchanges[before:]]
+        notes = [
+            request for request in requests if f"{RUN_FOLDER}/shards/0" in request.path and request.method == "GET"
+        ]
+        assert len(notes) == done >= shards // 2
+        written = [r for r in requests if r.method == "PUT" or ".tar?up" in r.path or "plan.json" in r.path]
+        asked[shards] = len(requests) - len(notes) - len(written)
+    assert asked[5] == asked[25] < 40
+
+
+def test_a_shard_that_was_lost_or_is_of_another_size_is_written_again(bucket, source, expected):
+    out = f"{bucket.url}/out"
+    stopped_before_its_end(source, out, SHARDS)
+    (bucket.folder / "out/000001.tar").write_bytes(b"short")
+    (bucket.folder / "out/000002.tar.idx").unlink()
+    convert(source, out, chosen(resume=True))
+    assert files_of(bucket.folder / "out") == expected
+
+
+def test_the_manifest_is_not_written_when_the_store_has_lost_a_shard(bucket, source, expected):
+    out = f"{bucket.url}/out"
+
+    def lose(plan, progress):
+        if progress.shards == SHARDS:
+            (bucket.folder / "out/000001.tar").unlink()
+
+    with pytest.raises(StorageError, match="lost a file") as caught:
+        convert(source, out, chosen(), lose)
+    assert caught.value.url == f"{out}/000001.tar"
+    assert HEADER_NAME not in files_of(bucket.folder / "out")
+    convert(source, out, chosen(resume=True))
+    assert files_of(bucket.folder / "out") == expected
+
+
+# Several at once
+
+HOLDS_LOCK = """
+import sys, time
+from wdsplit.storage.opening import open_storage
+with open_storage(sys.argv[1]).lock(".wdsplit-run/lock"):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_two_runs_of_a_machine_exclude_each_other_and_a_killed_one_holds_nothing(bucket, source, expected):
+    out = f"{bucket.url}/out"
+    script = start_script(HOLDS_LOCK, out)
+    assert script.stdout.readline() == "locked\n"
+    with pytest.raises(StorageError, match="another process") as caught:
+        convert(source, out, chosen())
+    assert out in caught.value.place
+    convert(source, f"{out}2", chosen())
+    script.kill()
+    script.communicate()
+    convert(source, out, chosen())
+    assert files_of(bucket.folder / "out") == expected
+
+
+@pytest.mark.parametrize("when", [1, SHARDS])
+def test_a_run_whose_output_another_machine_has_begun_anew_stops_and_leaves_it_alone(bucket, source, when):
+    note = orjson.dumps({"plan": "another"})
+    run, client = bucket.folder / "out" / RUN_FOLDER, S3Client(bucket.name, S3Options())
+
+    def take_over(plan, progress):
+        if progress.shards == when:
+            (run / "plan.json").write_bytes(note)
+            client.ask("create_multipart_upload", "", Key="out/000005.tar")
+
+    with pytest.raises(ConvertError, match="another run") as caught:
+        convert(source, f"{bucket.url}/out", chosen(), take_over)
+    assert caught.value.place == f"{bucket.url}/out"
+    found = files_of(bucket.folder / "out")
+    assert found[f"{RUN_FOLDER}/plan.json"] == note
+    assert uploads_of(bucket) == ["out/000005.tar"]
+    assert sorted(name for name in found if name.endswith(".tar")) == [f"{i:06d}.tar" for i in range(when)]
+    assert HEADER_NAME not in found
+
+
+# What is refused, and what is told
+
+
+def test_outputs_that_cannot_be_are_refused_before_anything_is_written(bucket, source):
+    (bucket.folder / "file").write_bytes(b"x")
+    with pytest.raises(InputError, match="is a file"):
+        convert(source, f"{bucket.url}/file", chosen())
+    with pytest.raises(DatasetNotFoundError, match="no such bucket"):
+        convert(source, "s3://no-such-bucket/out", chosen())
+    with pytest.raises(InputError, match="holds credentials") as caught:
+        convert(source, "s3://KEYTHATNOBODYSEES:secret@bucket/out", chosen())
+    assert "NOBODY" not in str(caught.value)
+    assert files_of(bucket.folder) == {"file": b"x"}
+
+
+def run_command(*arguments, **environ):
+    command = [sys.executable, "-W", "ignore", "-m", "wdsplit.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ})
+
+
+def test_the_command_writes_to_a_bucket_and_tells_the_url_and_no_secret(bucket, source, expected):
+    out = f"{bucket.url}/out"
+    ended = run_command("convert", source, out, "--shards", str(SHARDS), "--jobs", "2")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"{out}: {SHARDS} shards" in ended.stdout
+    assert files_of(bucket.folder / "out") == expected
+    again = run_command("convert", source, out, "--shards", str(SHARDS))
+    assert again.returncode == 2 and out in again.stderr
+    verified = run_command("verify", out)
+    assert verified.returncode == 0, verified.stderr
+    refused = run_command("convert", source, f"{out}2", AWS_SECRET_ACCESS_KEY="SECRETTHATNOBODYSEES")
+    assert refused.returncode == 1 and "check the credentials" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    told = "".join(each.stdout + each.stderr for each in (ended, again, verified, refused)).encode()
+    for data in (told, *files_of(bucket.folder).values()):
+        assert KEY_ID.encode() not in data and SECRET.encode() not in data and b"NOBODYSEES" not in data
+
+
+def test_inputs_of_the_output_are_refused(bucket, source, tmp_path):
+    from wdsplit.conversion.run import Run
+
+    run = Run(open_storage(f"{bucket.url}/out"))
+    with pytest.raises(InputError, match="inside the output"):
+        run.refuse_inputs_inside([f"{bucket.url}/out/raw/a.parquet"])
+    run.refuse_inputs_inside([f"{bucket.url}/out2/a.parquet", "/out/a.parquet", f"{bucket.url}/a.parquet"])
+    Run(open_storage(str(tmp_path))).refuse_inputs_inside([f"s3://{tmp_path}/a.parquet"])

@@ -1,0 +1,67 @@
+"""The training examples, run by torchrun: on which data, with which arguments, and what they have told."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from paths import EXAMPLES, SUPPORT
+from torchruns import torchrun
+from wdsplit import ConvertOptions, PlanOptions, convert
+
+SMALL = ("--size=8", "--epochs=2", "--batch-size=32")
+STEPS = 23
+"""Steps of an epoch: 1,442 digits on two ranks."""
+NUM_TEST = 355
+STOPPED_AFTER = 10
+
+
+@dataclass(frozen=True)
+class Told:
+    """What an example has printed.
+
+    Attributes:
+        output: All of it.
+        losses: The loss of each epoch.
+        accuracies: The held-out accuracy after each epoch.
+        counts: Over how many images, where that is told.
+        parameters: The hash of the parameters at the end.
+    """
+
+    output: str
+    losses: list[float]
+    accuracies: list[float]
+    counts: list[int]
+    parameters: str
+
+
+def told(output):
+    counts = [
+        int(count.replace(",", "")) for count in re.findall(r"held-out accuracy \S+ \([\d,]+ of ([\d,]+)\)", output)
+    ]
+    return Told(
+        output,
+        [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)", output, re.M)],
+        [float(accuracy) for accuracy in re.findall(r"held-out accuracy ([\d.]+)", output)],
+        counts,
+        (re.findall(r"^parameters (\w{32})$", output, re.M) or [""])[-1],
+    )
+
+
+def run(script, *arguments, out, ranks=2):
+    """Run an example; return what it has told."""
+    scripts = script if isinstance(script, tuple) else (script,)
+    first, *rest = (path if (path := SUPPORT / name).exists() else EXAMPLES / name for name in scripts)
+    ended = torchrun(ranks, first, *rest, *arguments, out=out)
+    assert ended.returncode == 0, ended.output
+    return told(ended.output)
+
+
+def make_digits(folder):
+    """Make the datasets of digits to train on and to test with; return their paths."""
+    command = [sys.executable, str(EXAMPLES / "make_digits.py"), str(folder / "tables")]
+    subprocess.run(command, check=True, capture_output=True)
+    for name in ("train", "test"):
+        options = ConvertOptions(PlanOptions(world_size=2, workers=2, shuffle=name == "train"))
+        convert([str(folder / "tables" / f"{name}-*.parquet")], str(folder / name), options)
+    return str(folder / "train"), str(folder / "test")

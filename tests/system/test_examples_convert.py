@@ -1,0 +1,137 @@
+"""The examples that convert on a cluster without Ray: the SLURM script with an `sbatch` that runs what is submitted.
+
+The manifest for Kubernetes is read as YAML, and its command is run with the environment of each pod.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from paths import EXAMPLES
+from tables import DEADLINE_S, mixed_table, write_files
+from wdsplit import ConvertOptions, PlanOptions, convert, plan_parts
+
+SCRIPT = EXAMPLES / "slurm" / "convert_array.sh"
+MANIFEST = EXAMPLES / "kubernetes" / "convert-indexed-job.yaml"
+
+SBATCH = """#!/bin/bash
+# Run a job at once, but only if those that it depends on have ended well; its number is that of the line in the log.
+array=(none) after="" wrapped=""
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+        --array=*) array=(${ARRAY:-$(seq ${1#--array=0-} -1 0)}) ;;
+        --dependency=afterok:*) after=${1#--dependency=afterok:} ;;
+        --wrap=*) wrapped=${1#--wrap=} ;;
+    esac
+    shift
+done
+echo "${wrapped:-$*}" >> "$SBATCH_LOG"
+job=$(wc -l < "$SBATCH_LOG")
+echo "$job"
+[ -z "$after" ] || [ -e "$SBATCH_LOG.$after" ] || exit 0
+for task in "${array[@]}"; do
+    if [ "$task" = none ]; then
+        bash -c "$wrapped" >> "$SBATCH_LOG.out" 2>&1 || exit 0
+    else
+        SLURM_ARRAY_TASK_COUNT=${#array[@]} SLURM_ARRAY_TASK_ID=$task bash "$@" >> "$SBATCH_LOG.out" 2>&1 || exit 0
+    fi
+done
+touch "$SBATCH_LOG.$job"
+"""
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def raw(tmp_path):
+    write_files(tmp_path / "raw", mixed_table(60), [20], 10)
+    return tmp_path / "raw"
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch):
+    """Return a function that runs the script where there is an `sbatch`; returns what the jobs have said."""
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "sbatch").write_text(SBATCH)
+    (tmp_path / "programs" / "sbatch").chmod(0o755)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}{os.pathsep}{PATH}")
+    monkeypatch.setenv("SBATCH_LOG", str(tmp_path / "log"))
+
+    def submit(*arguments):
+        command = [str(SCRIPT), *map(str, arguments)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout, (tmp_path / "log.out").read_text()
+
+    return submit
+
+
+def test_slurm_converts_in_an_array_of_parts_and_commits_when_all_have_ended(submit, raw, tmp_path):
+    convert(raw, tmp_path / "one", chosen(shuffle=True))
+    _, said = submit(tmp_path / "my plan", 2, raw, "--into", tmp_path / "out", "--shards", 4, "--shuffle")
+    assert [line.partition(":")[0] for line in said.splitlines()[:6]] == ["part 1/2", "part 0/2"] * 3
+    assert f"{tmp_path}/my plan: 4 shards, 60 samples" in said
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+
+
+def test_parts_that_failed_keep_slurm_from_committing_and_are_made_up_for(submit, raw, tmp_path, monkeypatch):
+    convert(raw, tmp_path / "one", chosen())
+    arguments = (tmp_path / "plan", 3, raw, "--into", tmp_path / "out", "--shards", 4)
+    monkeypatch.setenv("ARRAY", "0 2")
+    _, said = submit(*arguments)
+    assert "part 2/3" in said and "part 1/3" not in said
+    assert "not all shards are there" in said and "parts that have not ended: 1/3" in said
+    assert not (tmp_path / "out" / "wdsplit.json").exists()
+    monkeypatch.delenv("ARRAY")
+    told, _ = submit(*arguments)
+    assert f"goes on with {tmp_path}/plan" in told
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+
+
+def test_a_pass_of_slurm_that_failed_is_followed_by_no_other(submit, raw, tmp_path, monkeypatch):
+    monkeypatch.setenv("ARRAY", "5")
+    _, said = submit(tmp_path / "plan", 2, raw, "--into", tmp_path / "out", "--shards", 4)
+    assert said.count("there is no part 5/2") == 1
+    assert len((tmp_path / "log").read_text().splitlines()) == 4
+
+
+def chosen(**plan):
+    return ConvertOptions(PlanOptions(shards=4, **plan))
+
+
+def test_the_slurm_script_says_what_it_needs_before_its_first_command():
+    lines = SCRIPT.read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    options = [line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH ")]
+    assert {"--requeue", "--open-mode=append", "--ntasks=1"} <= set(options)
+    assert not any(line.startswith("#SBATCH") for line in lines[first:])
+
+
+def test_the_pods_of_the_indexed_job_write_all_parts(raw, tmp_path):
+    convert(raw, tmp_path / "one", chosen())
+    plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen())
+    (job,) = yaml.safe_load_all(MANIFEST.read_text())
+    assert (job["apiVersion"], job["kind"], job["spec"]["completionMode"]) == ("batch/v1", "Job", "Indexed")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] in ("OnFailure", "Never")
+    (container,) = pod["containers"]
+    *shell, script = container["command"]
+    assert shell == ["bash", "-euc"]
+    script = script.replace("s3://datasets/train.plan", str(tmp_path / "plan"))
+    completions = job["spec"]["completions"]
+    assert f"/{completions}" in script and job["spec"]["parallelism"] <= completions
+    for index in (0, 7, completions - 1):
+        environ = {"PATH": PATH, "JOB_COMPLETION_INDEX": str(index)}
+        ended = subprocess.run([*shell, script], env=environ, capture_output=True, text=True)
+        assert ended.stdout.startswith(f"part {index}/{completions}: "), ended.stderr
+    notes = sorted(path.name for path in (tmp_path / "out" / ".wdsplit-run" / "parts").iterdir())
+    assert notes == [f"0-of-{completions}.json", f"{completions - 1}-of-{completions}.json", f"7-of-{completions}.json"]

@@ -1,0 +1,537 @@
+"""The S3 server and the proxy that the tests of S3 stand on, seen by a real client."""
+
+import gc
+import http.client
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import botocore.session
+import pytest
+from botocore.config import Config
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    EndpointConnectionError,
+    IncompleteReadError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
+
+from faults import (
+    Cut,
+    CutUpload,
+    Delay,
+    ErrorAnswer,
+    EveryOther,
+    FaultProxy,
+    Flip,
+    IgnoreRange,
+    LoseAnswer,
+    SeededPlan,
+    Shorten,
+    Stall,
+    Throttle,
+    Truncate,
+    expired_token,
+    internal_error,
+    reading_faults,
+    slow_down,
+)
+from paths import SUPPORT
+from s3server import HOST, KEY_ID, SECRET, S3Server, ServerError
+from tables import start_process, wait_until
+
+WHOLE = random.Random(5).randbytes(1_000_003)
+FIRST, LAST = 100_000, 899_999
+PART = WHOLE[FIRST : LAST + 1]
+READ_TIMEOUT_S, PATIENCE_S = 2, 100
+"""How long a client waits to whom nothing will come; and one to whom something will."""
+RANGE_STATUS = 200
+"""What rclone answers where S3 would answer 206; its Content-Range is right."""
+
+
+@pytest.fixture
+def connect(s3_server):
+    """Return a function that makes a client that tries once; the environment says where the server is."""
+    clients = []
+
+    def connect(timeout_s=PATIENCE_S, **options):
+        config = Config(retries={"total_max_attempts": 1}, read_timeout=timeout_s, max_pool_connections=16)
+        clients.append(botocore.session.Session().create_client("s3", config=config, **options))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def through(fault_proxy, connect):
+    """Return a client of the proxy."""
+    return connect()
+
+
+@pytest.fixture
+def direct(s3_server, connect):
+    """Return a client of the server."""
+    return connect(endpoint_url=s3_server.endpoint)
+
+
+@pytest.fixture
+def whole(bucket):
+    """Return where the object is, as arguments of requests."""
+    (bucket.folder / "a b").mkdir()
+    (bucket.folder / "a b" / "whole.bin").write_bytes(WHOLE)
+    return {"Bucket": bucket.name, "Key": "a b/whole.bin"}
+
+
+def get_part(client, whole):
+    return client.get_object(**whole, Range=f"bytes={FIRST}-{LAST}")["Body"].read()
+
+
+def code_of(error):
+    response = error.value.response
+    return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
+
+
+def files_of(folder):
+    """Return the names of the files; the server begins those of uploads that go on with a dot."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+# The server
+
+
+def test_the_server_takes_signed_requests_only(direct, connect, bucket, s3_server):
+    direct.put_object(Bucket=bucket.name, Key="x/y.bin", Body=WHOLE)
+    assert (bucket.folder / "x" / "y.bin").read_bytes() == WHOLE
+    assert direct.get_object(Bucket=bucket.name, Key="x/y.bin")["Body"].read() == WHOLE
+    stranger = connect(endpoint_url=s3_server.endpoint, aws_access_key_id=KEY_ID, aws_secret_access_key=SECRET[::-1])
+    with pytest.raises(ClientError) as refused:
+        stranger.get_object(Bucket=bucket.name, Key="x/y.bin")
+    assert code_of(refused) == (403, "SignatureDoesNotMatch")
+
+
+def test_what_is_written_to_the_folder_is_listed_and_read_at_once(direct, bucket):
+    for number in range(3):
+        listed = direct.list_objects_v2(Bucket=bucket.name)
+        assert [found["Key"] for found in listed.get("Contents", [])] == files_of(bucket.folder)
+        (bucket.folder / f"{number}.txt").write_text(str(number))
+        assert direct.get_object(Bucket=bucket.name, Key=f"{number}.txt")["Body"].read() == str(number).encode()
+    (bucket.folder / "0.txt").write_text("changed")
+    assert direct.get_object(Bucket=bucket.name, Key="0.txt")["Body"].read() == b"changed"
+
+
+@pytest.mark.parametrize("ending", ["complete", "abort"])
+def test_a_multipart_upload_appears_whole_or_not_at_all(direct, bucket, ending):
+    where = {"Bucket": bucket.name, "Key": "parts.bin"}
+    upload = direct.create_multipart_upload(**where)["UploadId"]
+    pieces = [WHOLE * 6, WHOLE]
+    parts = []
+    for number, piece in enumerate(pieces, start=1):
+        done = direct.upload_part(**where, UploadId=upload, PartNumber=number, Body=piece)
+        parts.append({"PartNumber": number, "ETag": done["ETag"]})
+        assert all(name.startswith(".rclone_temp_") for name in files_of(bucket.folder))
+        assert "Contents" not in direct.list_objects_v2(Bucket=bucket.name)
+    if ending == "complete":
+        direct.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
+        assert direct.get_object(**where)["Body"].read() == b"".join(pieces)
+        assert files_of(bucket.folder) == ["parts.bin"]
+    else:
+        direct.abort_multipart_upload(**where, UploadId=upload)
+        assert files_of(bucket.folder) == []
+
+
+def test_the_server_is_killed_and_comes_back_at_the_same_port(direct, whole, s3_server):
+    before = s3_server.pid
+    assert get_part(direct, whole) == PART
+    s3_server.stop()
+    with pytest.raises((EndpointConnectionError, ConnectionClosedError)):
+        get_part(direct, whole)
+    s3_server.start()
+    assert s3_server.pid != before
+    assert get_part(direct, whole) == PART
+    s3_server.start()
+    assert get_part(direct, whole) == PART
+
+
+def test_the_server_ends_with_the_process_that_started_it(tmp_path):
+    script = (
+        "import sys, time, pathlib\nfrom s3server import S3Server\n"
+        "server = S3Server(pathlib.Path(sys.argv[1]))\nserver.start()\n"
+        "print(server.port, flush=True)\ntime.sleep(600)"
+    )
+    (tmp_path / "buckets").mkdir()
+    command = [sys.executable, "-c", script, str(tmp_path / "buckets")]
+    tests = start_process(command, cwd=SUPPORT)
+    port = int(tests.stdout.readline())
+    assert listens(port)
+    tests.kill()
+    wait_until(lambda: not listens(port), "the server has ended")
+
+
+def listens(port):
+    try:
+        socket.create_connection((HOST, port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    server = S3Server(tmp_path / "buckets")
+    with socket.create_server((HOST, server.port)), pytest.raises(ServerError, match="address already in use"):
+        server.start()
+    assert server.pid is None
+
+
+# The proxy without faults
+
+
+def test_the_proxy_passes_requests_unchanged(through, direct, whole, bucket, fault_proxy):
+    assert get_part(through, whole) == PART
+    assert through.get_object(**whole)["Body"].read() == WHOLE
+    assert through.get_object(**whole, Range="bytes=-10")["Body"].read() == WHOLE[-10:]
+    assert through.get_object(**whole, Range="bytes=1000000-")["Body"].read() == WHOLE[-3:]
+    assert through.head_object(**whole)["ContentLength"] == len(WHOLE)
+    through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
+    assert (bucket.folder / "put.bin").read_bytes() == WHOLE
+    through.delete_object(Bucket=bucket.name, Key="put.bin")
+    listings = [client.list_objects_v2(Bucket=bucket.name)["Contents"] for client in (through, direct)]
+    assert listings[0] == listings[1]
+    path = f"/{bucket.name}/a%20b/whole.bin"
+    seen = [
+        (exchange.request.method, exchange.request.path, exchange.request.range, exchange.status, exchange.bytes_sent)
+        for exchange in fault_proxy.exchanges
+    ]
+    assert seen[:5] == [
+        ("GET", path, (FIRST, LAST), RANGE_STATUS, len(PART)),
+        ("GET", path, None, 200, len(WHOLE)),
+        ("GET", path, (-10, None), RANGE_STATUS, 10),
+        ("GET", path, (1000000, None), RANGE_STATUS, 3),
+        ("HEAD", path, None, 200, 0),
+    ]
+    put = fault_proxy.exchanges[5]
+    assert (put.request.method, put.status, put.request.path) == ("PUT", 200, f"/{bucket.name}/put.bin")
+    assert put.bytes_received >= len(WHOLE)
+    assert [exchange.request.number for exchange in fault_proxy.exchanges] == list(range(8))
+    assert {exchange.request.connection for exchange in fault_proxy.exchanges} == {0}
+
+
+def test_the_proxy_gives_ranges_the_status_that_s3_gives(s3_server, connect, whole):
+    with FaultProxy(s3_server.port, as_s3=True) as proxy:
+        client = connect(endpoint_url=proxy.endpoint)
+        assert get_part(client, whole) == PART
+        assert client.get_object(**whole)["Body"].read() == WHOLE
+        proxy.plan = lambda request: IgnoreRange(s3_server.folder)
+        assert get_part(client, whole) == WHOLE
+        with pytest.raises(ClientError) as refused:
+            client.get_object(**whole, Range="bytes=2000000-2000001")
+    assert code_of(refused) == (416, "InvalidRange")
+    assert [exchange.status for exchange in proxy.exchanges] == [206, 200, 200, 416]
+
+
+def test_requests_about_buckets_of_tests_that_are_over_are_refused_and_not_counted(s3_server, connect, bucket, whole):
+    gone = s3_server.make_bucket()
+    s3_server.remove_bucket(gone)
+    with FaultProxy(s3_server.port, lambda request: internal_error(), ignored=s3_server.removed) as proxy:
+        client = connect(endpoint_url=proxy.endpoint)
+        for ask in (client.list_objects_v2, client.head_bucket, client.create_bucket):
+            with pytest.raises(ClientError) as refused:
+                ask(Bucket=gone.name)
+            assert code_of(refused)[0] == 404
+        with pytest.raises(ClientError) as refused:
+            client.put_object(Bucket=gone.name, Key="x", Body=WHOLE)
+        assert code_of(refused) == (404, "NoSuchBucket")
+        assert proxy.exchanges == []
+        proxy.plan = lambda request: None
+        assert get_part(client, whole) == PART
+        assert [exchange.request.number for exchange in proxy.exchanges] == [0]
+
+
+def test_a_refusal_passes_and_the_connection_goes_on(through, whole, fault_proxy):
+    with pytest.raises(ClientError) as refused:
+        through.get_object(Bucket=whole["Bucket"], Key="absent")
+    assert code_of(refused) == (404, "NoSuchKey")
+    assert get_part(through, whole) == PART
+    assert [exchange.request.connection for exchange in fault_proxy.exchanges] == [0, 0]
+
+
+def test_a_listing_longer_than_a_buffer_passes(through, direct, bucket):
+    for number in range(700):
+        (bucket.folder / f"{number:04d}").write_bytes(b"")
+    listings = [client.list_objects_v2(Bucket=bucket.name)["Contents"] for client in (through, direct)]
+    assert len(listings[0]) == 700
+    assert listings[0] == listings[1]
+
+
+def test_many_connections_at_once_keep_their_answers_apart(through, whole, bucket, fault_proxy):
+    chance = random.Random(7)
+    starts = [chance.randrange(len(WHOLE) - 50_000) for _ in range(200)]
+
+    def read(number):
+        start = starts[number]
+        if number % 10 == 0:
+            through.put_object(Bucket=bucket.name, Key=f"{number}.bin", Body=WHOLE[start:])
+        body = through.get_object(**whole, Range=f"bytes={start}-{start + 49_999}")["Body"].read()
+        return body == WHOLE[start : start + 50_000]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(read, range(200)))
+    for number in range(0, 200, 10):
+        assert (bucket.folder / f"{number}.bin").read_bytes() == WHOLE[starts[number] :]
+    assert len({exchange.request.connection for exchange in fault_proxy.exchanges}) <= 16
+    gets = [exchange for exchange in fault_proxy.exchanges if exchange.request.method == "GET"]
+    assert sum(exchange.bytes_sent for exchange in gets) == 200 * 50_000
+
+
+def test_through_the_proxy_a_killed_server_breaks_off_and_a_new_one_answers(through, whole, s3_server, fault_proxy):
+    assert get_part(through, whole) == PART
+    s3_server.stop()
+    with pytest.raises((EndpointConnectionError, ConnectionClosedError)):
+        get_part(through, whole)
+    s3_server.start()
+    assert get_part(through, whole) == PART
+    assert [exchange.status for exchange in fault_proxy.exchanges] == [RANGE_STATUS, None, RANGE_STATUS]
+
+
+# Faults
+
+
+def only_first(fault):
+    return lambda request: fault if request.number == 0 else None
+
+
+def body_and_error(answer):
+    """Return what of a body arrives, and the class of the error that ends it."""
+    body = bytearray()
+    try:
+        while piece := answer["Body"].read(1000):
+            body += piece
+    except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError) as error:
+        return bytes(body), type(error)
+    return bytes(body), None
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Cut(0), ResponseStreamingError),
+        (Cut(500_000), ResponseStreamingError),
+        (Truncate(0), IncompleteReadError),
+        (Truncate(500_000), IncompleteReadError),
+        (Truncate(len(PART) - 1), IncompleteReadError),
+        (Stall(0), ReadTimeoutError),
+        (Stall(500_000), ReadTimeoutError),
+    ],
+    ids=str,
+)
+def test_a_body_that_breaks_off(through, connect, whole, fault_proxy, fault, error):
+    fault_proxy.plan = only_first(fault)
+    client = connect(READ_TIMEOUT_S) if isinstance(fault, Stall) else through
+    answer = client.get_object(**whole, Range=f"bytes={FIRST}-{LAST}")
+    assert answer["ContentLength"] == len(PART)
+    body, found = body_and_error(answer)
+    assert found is error
+    assert PART.startswith(body)
+    assert len(body) <= fault.after
+    if not isinstance(fault, Cut):
+        assert len(body) > fault.after - 1000
+    assert get_part(client, whole) == PART
+    first, second = fault_proxy.exchanges
+    assert (first.fault, first.bytes_sent, second.fault) == (fault, fault.after, None)
+    assert second.request.connection == 1
+
+
+@pytest.mark.parametrize("after", [0, 500_000, len(PART) - 1])
+def test_a_body_that_is_shorter_than_asked_for_and_says_so(through, whole, fault_proxy, after):
+    fault_proxy.plan = only_first(Shorten(after))
+    answer = through.get_object(**whole, Range=f"bytes={FIRST}-{LAST}")
+    assert answer["ContentLength"] == after
+    assert body_and_error(answer) == (PART[:after], None)
+    assert get_part(through, whole) == PART
+    assert [exchange.request.connection for exchange in fault_proxy.exchanges] == [0, 0]
+
+
+@pytest.mark.parametrize("at", [0, 262_144, len(PART) - 1])
+def test_a_flipped_byte(through, whole, fault_proxy, at):
+    fault_proxy.plan = only_first(Flip(at))
+    body = get_part(through, whole)
+    assert [index for index in range(len(PART)) if body[index] != PART[index]] == [at]
+    assert get_part(through, whole) == PART
+
+
+def test_a_range_that_is_ignored(through, whole, fault_proxy, s3_server):
+    fault_proxy.plan = only_first(IgnoreRange(s3_server.folder))
+    ranged = {**whole, "Range": f"bytes={FIRST}-{LAST}"}
+    answer = through.get_object(**ranged)
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+    assert "ContentRange" not in answer
+    assert answer["Body"].read() == WHOLE
+    answer = through.get_object(**ranged)
+    assert answer["ContentRange"] == f"bytes {FIRST}-{LAST}/{len(WHOLE)}"
+    assert answer["Body"].read() == PART
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "retry_after"),
+    [
+        (slow_down(), (503, "SlowDown"), None),
+        (slow_down(retry_after=7), (503, "SlowDown"), "7"),
+        (internal_error(), (500, "InternalError"), None),
+        (expired_token(), (403, "ExpiredToken"), None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
+def test_an_error_that_the_server_never_sees(through, whole, bucket, fault_proxy, method, fault, status, retry_after):
+    fault_proxy.plan = only_first(fault)
+    with pytest.raises(ClientError) as refused:
+        if method == "GET":
+            get_part(through, whole)
+        elif method == "HEAD":
+            through.head_object(**whole)
+        else:
+            through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
+    assert code_of(refused) == (status if method != "HEAD" else (status[0], str(status[0])))
+    headers = refused.value.response["ResponseMetadata"]["HTTPHeaders"]
+    assert headers.get("retry-after") == retry_after
+    assert files_of(bucket.folder) == ["whole.bin"]
+    assert get_part(through, whole) == PART
+    assert [exchange.request.connection for exchange in fault_proxy.exchanges] == [0, 0]
+    assert [exchange.status for exchange in fault_proxy.exchanges] == [status[0], RANGE_STATUS]
+
+
+def test_an_answer_that_comes_late(through, connect, whole, fault_proxy):
+    fault_proxy.plan = only_first(Delay(0.5))
+    began = time.monotonic()
+    assert get_part(through, whole) == PART
+    assert time.monotonic() - began >= 0.5
+    fault_proxy.plan = lambda request: Delay(READ_TIMEOUT_S + 60)
+    with pytest.raises(ReadTimeoutError):
+        get_part(connect(READ_TIMEOUT_S), whole)
+
+
+def test_a_body_that_comes_slowly(through, whole, fault_proxy):
+    fault_proxy.plan = lambda request: Throttle(1_000_000)
+    began = time.monotonic()
+    assert get_part(through, whole) == PART
+    assert time.monotonic() - began >= len(PART) / 1_000_000
+
+
+def test_an_answer_that_is_lost_after_the_server_has_acted(through, bucket, fault_proxy):
+    fault_proxy.plan = only_first(LoseAnswer())
+    with pytest.raises(ConnectionClosedError):
+        through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
+    assert (bucket.folder / "put.bin").read_bytes() == WHOLE
+    assert fault_proxy.exchanges[0].status is None
+
+
+def test_an_upload_that_is_cut_leaves_nothing(through, direct, bucket, fault_proxy):
+    fault_proxy.plan = only_first(CutUpload(500_000))
+    with pytest.raises(ConnectionClosedError):
+        through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
+    assert fault_proxy.exchanges[0].bytes_received == 500_000
+    assert "Contents" not in direct.list_objects_v2(Bucket=bucket.name)
+    through.put_object(Bucket=bucket.name, Key="put.bin", Body=WHOLE)
+    assert (bucket.folder / "put.bin").read_bytes() == WHOLE
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_cut_reaches_the_client_though_a_forked_process_has_the_socket_too(s3_server, whole, fault_proxy):
+    fault_proxy.plan = lambda request: Truncate(10) if request.number == 1 else None
+    connection = http.client.HTTPConnection(HOST, fault_proxy.port, timeout=PATIENCE_S)
+    connection.request("GET", f"/{whole['Bucket']}")
+    assert connection.getresponse().read()
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        connection.request("GET", f"/{whole['Bucket']}")
+        with pytest.raises(http.client.IncompleteRead):
+            connection.getresponse().read()
+    finally:
+        connection.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_every_other_range_has_a_fault_of_all_kinds_in_turn(through, whole, fault_proxy):
+    plan = fault_proxy.plan = EveryOther([Shorten(10), Shorten(20)], 500)
+    found = []
+    for num_bytes in (500, 499, 500, 500, 499, 501, 600):
+        through.head_object(**whole)
+        found.append(len(through.get_object(**whole, Range=f"bytes=0-{num_bytes - 1}")["Body"].read()))
+    assert found == [10, 499, 500, 20, 499, 501, 10]
+    assert plan.num_given == 3
+
+
+def test_a_seeded_plan_gives_every_kind_of_fault_to_the_same_requests(through, connect, whole, s3_server, fault_proxy):
+    client = connect(READ_TIMEOUT_S)
+    makers = reading_faults(s3_server.folder)
+    plans = [SeededPlan(3, 0.5, makers, most=2 * len(makers)) for _ in range(2)]
+    fault_proxy.plan = plans[0]
+    through.head_object(**whole)
+    while plans[0].num_given < 2 * len(makers) or fault_proxy.exchanges[-1].fault is not None:
+        start = len(fault_proxy.exchanges)
+        try:
+            body_and_error(client.get_object(**whole, Range=f"bytes={start}-{start + 9_999}"))
+        except (ClientError, ConnectionClosedError):
+            continue
+    faults = [exchange.fault for exchange in fault_proxy.exchanges]
+    assert faults[0] is None
+    assert len([fault for fault in faults if fault]) == 2 * len(makers) < len(faults)
+    kinds = Counter(type(fault) for fault in faults if fault)
+    assert kinds.pop(ErrorAnswer) == 2 * 4
+    assert kinds == dict.fromkeys(kinds, 2)
+    assert [plans[1](exchange.request) for exchange in fault_proxy.exchanges] == faults
+
+
+# Its end
+
+
+def test_it_leaves_no_thread_and_no_socket(s3_server, whole):
+    before = threads_and_sockets()
+    stalled = []
+    with FaultProxy(s3_server.port, lambda request: Stall(0)) as proxy:
+        for _ in range(5):
+            stalled.append(socket.create_connection((HOST, proxy.port)))
+            stalled[-1].sendall(f"GET /{whole['Bucket']} HTTP/1.1\r\nHost: {HOST}:{proxy.port}\r\n\r\n".encode())
+        idle = socket.create_connection((HOST, proxy.port))
+        wait_until(lambda: [bool(exchange.status) for exchange in proxy.exchanges] == [True] * 5, "all are stalled")
+        assert [thread.name for thread in threading.enumerate() if thread not in before] == ["fault proxy"]
+    for client in [*stalled, idle]:
+        client.settimeout(PATIENCE_S)
+        while client.recv(2**16):
+            pass
+        client.close()
+    assert not threads_and_sockets() - before
+
+
+def threads_and_sockets():
+    """Return those of this process; what earlier tests left may go meanwhile."""
+    gc.collect()
+    descriptors = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(descriptor) for descriptor in descriptors if os.path.islink(descriptor)]
+    kinds = ("socket:", "anon_inode:[eventpoll]")
+    return Counter(threading.enumerate()) + Counter(target for target in targets if target.startswith(kinds))
+
+
+def test_an_error_in_a_plan_is_raised_at_the_end(s3_server):
+    def broken(request):
+        raise ValueError("no such request")
+
+    with pytest.raises(ValueError, match="no such request"), FaultProxy(s3_server.port, broken) as proxy:
+        connection = http.client.HTTPConnection(HOST, proxy.port, timeout=PATIENCE_S)
+        with pytest.raises(http.client.RemoteDisconnected):
+            connection.request("GET", "/")
+            connection.getresponse()
+        connection.close()

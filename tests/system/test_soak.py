@@ -1,0 +1,162 @@
+"""Two ranks of a real job stream an epoch through a thousand faults, a fault that never ends, and a dead server."""
+
+import json
+import random
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from faults import Cut, Flip, SeededPlan, expired_token, internal_error, reading_faults, slow_down
+from made_datasets import expected_batches, real_rows, sized_dataset
+from nodes import Job, Node, Running, run
+from s3server import KEY_ID, SECRET
+from tables import wait_until
+from torchruns import delivered
+from wdsplit.shards.manifest import shard_path
+
+NUM_FAULTS = 1000
+NUM_EXPIRED = 10
+WINDOW = 4
+COUNTS = [200] * 28
+"""Enough lanes, a shard each, that few windows which are read together lie side by side, where one request gets all."""
+GLOBAL_BATCH = 100
+NUM_STEPS = sum(COUNTS) // GLOBAL_BATCH
+FAILING_STEP = 30
+READ_AHEAD_BYTES = 65_536
+"""So few that not all is read before it is wanted, and that few requests are for more than a window."""
+SAMPLE_BYTES, HEADER_BYTES = 1024, 512
+FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 1, "deadline_s": 300}
+"""Times that do not keep the tests waiting. A machine that does much else needs longer than a stall should last."""
+DEADLINE_S = 8
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """Return a dataset on the disk."""
+    return sized_dataset(tmp_path_factory.mktemp("local"), COUNTS, lanes=len(COUNTS), window=WINDOW)
+
+
+@pytest.fixture
+def remote(local, bucket):
+    """Return the same dataset in a bucket."""
+    shutil.copytree(local, bucket.folder / "train")
+    return f"{bucket.url}/train"
+
+
+@pytest.fixture(scope="module")
+def expected(local):
+    """Return the global batches of an epoch as one reader of the disk is given them."""
+    batches = expected_batches(local, NUM_STEPS, GLOBAL_BATCH)
+    assert real_rows(delivered(batches)) == list(range(sum(COUNTS)))
+    return batches
+
+
+def job_of(remote, **options):
+    return Job(remote, GLOBAL_BATCH, options=options | {"storage_options": FAST | options.get("storage_options", {})})
+
+
+class Soak(SeededPlan):
+    """Gives most ranges a fault, of all kinds in turn.
+
+    A byte that has the other bits is noticed in a header, not in a payload, and asked for once more only; so it is a
+    header's, and no window has two. Looking for credentials again takes a tenth of a second, so few have expired.
+    """
+
+    def __init__(self, seed, folder):
+        super().__init__(seed, 0.6, reading_faults(folder))
+        self._flipped = set()
+
+    def __call__(self, request):
+        fault = super().__call__(request)
+        if fault == expired_token() and self.num_given > NUM_EXPIRED * len(self._makers):
+            return internal_error()
+        return self._in_header(request, fault) if isinstance(fault, Flip) else fault
+
+    def _in_header(self, request, fault):
+        first, last = request.range
+        window = request.path, (first + fault.at) // (SAMPLE_BYTES * WINDOW)
+        begin = first + fault.at - (first + fault.at) % SAMPLE_BYTES
+        at = begin + random.Random(request.number).randrange(HEADER_BYTES) - first
+        if window in self._flipped or not 0 <= at <= last - first:
+            return Cut(0)
+        self._flipped.add(window)
+        return replace(fault, at=at)
+
+
+def test_two_ranks_get_the_right_samples_in_the_right_order_through_a_thousand_faults(
+    remote, expected, fault_proxy, s3_server, tmp_path
+):
+    plan = fault_proxy.plan = Soak(1, s3_server.folder)
+    done = run(tmp_path / "job", job_of(remote, read_ahead_bytes=8 * READ_AHEAD_BYTES, connections=8), [Node(2)])
+    assert done.returncodes == [0], done.output
+    assert done.batches() == expected
+    assert plan.num_given >= NUM_FAULTS
+    kinds = Counter(type(exchange.fault).__name__ for exchange in fault_proxy.exchanges)
+    assert all(kinds[type(maker(random.Random(0), 1000)).__name__] > 10 for maker in reading_faults(s3_server.folder))
+
+
+def test_a_fault_that_never_ends_ends_the_job_with_one_clear_error(remote, expected, fault_proxy, tmp_path):
+    """One rank is told, by its worker; the other does not wait for it. What was committed is right."""
+
+    shard, sample = divmod(expected[FAILING_STEP][0][1], COUNTS[0])
+    tar, byte = shard_path(shard), sample * SAMPLE_BYTES
+
+    def plan(request):
+        is_read = request.range and f"/{tar}?" in f"{request.path}?" and request.range[0] <= byte <= request.range[1]
+        return slow_down() if is_read else None
+
+    fault_proxy.plan = plan
+    job = replace(
+        job_of(remote, storage_options={"deadline_s": DEADLINE_S}, read_ahead_bytes=READ_AHEAD_BYTES), num_workers=1
+    )
+    done = run(tmp_path / "job", job, [Node(2)])
+    assert 0 not in done.returncodes
+    assert done.output.count("wdsplit.errors.UnansweredError") == 1
+    assert done.output.count("the store does not answer as it should") == 1
+    assert f"place: {remote}/{tar}" in done.output and "SlowDown" in done.output
+    assert done.duration_s < 300, "nobody waits for a rank that has ended, as gloo would for half an hour"
+    num_steps = done.state["position"] // GLOBAL_BATCH
+    assert 0 < num_steps <= FAILING_STEP
+    assert done.batches(num_steps) == expected[:num_steps]
+
+
+def test_a_server_that_is_killed_and_comes_back_is_waited_for_by_all_ranks(
+    remote, expected, fault_proxy, s3_server, tmp_path
+):
+    with Running(tmp_path / "job", job_of(remote, read_ahead_bytes=READ_AHEAD_BYTES), [Node(2)]) as job:
+        wait_until(lambda: min(job.steps(0), job.steps(1)) >= 3, "both ranks have begun")
+        s3_server.stop()
+        before = len(fault_proxy.exchanges)
+        wait_until(lambda: len(fault_proxy.exchanges) > before + 10, "the ranks ask again")
+        refused = [exchange.status for exchange in fault_proxy.exchanges[before:]]
+        s3_server.start()
+        done = job.wait()
+    assert set(refused) == {None}
+    assert done.returncodes == [0], done.output
+    assert done.batches() == expected
+
+
+# Credentials
+
+
+def test_a_job_tells_no_credentials_whatever_it_logs(remote, bucket, fault_proxy, tmp_path, monkeypatch):
+    """Whoever asks for botocore's own debug log is shown signatures by it; the secret is in nobody's log."""
+    token = "fake+session+token+that+nobody+may+see"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    secrets = {"key": KEY_ID, "secret": SECRET, "token": token}
+    fault_proxy.plan = SeededPlan(2, 0.2, [lambda chance, num_bytes: Cut(0)])
+    for level in ("WARNING", "DEBUG"):
+        job = replace(job_of(remote, storage_options=secrets), num_workers=1, log_level=level)
+        done = run(tmp_path / level, job, [Node(2)])
+        assert done.returncodes == [0], done.output
+        kept = [json.dumps(done.state), *(path.read_text() for path in (bucket.folder / "train").glob("wdsplit.json"))]
+        own = [line for line in done.output.splitlines() if line.split()[1:2] and "wdsplit" in line.split()[1]]
+        told = [text for rank in done.ranks for text in rank["told"]]
+        for text in [*kept, *own, *told, *([] if level == "DEBUG" else [done.output])]:
+            assert not any(value in text for value in secrets.values()), text[:1000]
+        assert SECRET not in done.output
+        assert ("botocore" in done.output) == (level == "DEBUG")
+        assert bool(own) == (level == "DEBUG")

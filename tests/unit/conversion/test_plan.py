@@ -1,0 +1,320 @@
+import dataclasses
+import pickle
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tables import input_file, table_of
+from wdsplit.conversion.plan.options import PADS, PlanOptions
+from wdsplit.conversion.plan.plan import MIN_LANES, Span, default_window, make_plan, task_spans
+from wdsplit.errors import InputError
+from wdsplit.shards.manifest import Field
+
+FIELDS = (Field("cls", "label", "integer", "int64"),)
+
+pads = st.sampled_from(PADS)
+
+
+def plan_of(num_rows, num_groups=1, key=None, fields=FIELDS, **options):
+    return make_plan(table_of(input_file(num_rows, num_groups)), fields, key, PlanOptions(**options))
+
+
+@st.composite
+def plans(draw):
+    """Draw a plan in which no option contradicts another."""
+    num_rows = draw(st.integers(1, 3000))
+    world_size, workers = draw(st.integers(1, 5)), draw(st.integers(0, 4))
+    readers = world_size * max(1, workers)
+    pad = draw(pads)
+    assume(pad == "repeat" or readers <= num_rows)
+    sizing = draw(st.sampled_from(["shards", "samples_per_shard", "shard_size", None]))
+    value = None
+    if sizing == "shards":
+        value = readers * draw(st.integers(1, 40 if pad == "repeat" else max(1, min(40, num_rows // readers))))
+    elif sizing is not None:
+        value = draw(st.integers(1, 5000))
+    chosen = {sizing: value} if sizing else {}
+    options = PlanOptions(world_size=world_size, workers=workers, pad=pad, **chosen)
+    cuts = sorted(draw(st.lists(st.integers(0, num_rows), max_size=4)))
+    counts = [stop - first for first, stop in zip([0, *cuts], [*cuts, num_rows], strict=True)]
+    groups = draw(st.integers(1, 5))
+    return make_plan(
+        table_of(*(input_file(count, groups, f"{i}.parquet") for i, count in enumerate(counts))), FIELDS, None, options
+    )
+
+
+def sizes_of(plan):
+    """Return the samples of each shard, pads included."""
+    return [plan.rows(shard)[1] - plan.rows(shard)[0] + plan.num_pads_of(shard) for shard in range(plan.num_shards)]
+
+
+@given(plans())
+def test_every_row_goes_to_exactly_one_shard_and_what_is_dropped_is_the_end(plan):
+    bounds = [plan.rows(shard) for shard in range(plan.num_shards)]
+    rows = [row for first, stop in bounds for row in range(first, stop)]
+    assert rows == list(range(plan.num_samples))
+    assert plan.num_samples + plan.num_dropped == plan.num_rows
+    assert plan.summary()["dropped"] == plan.num_dropped
+    if plan.options.pad != "drop":
+        assert plan.num_dropped == 0
+
+
+@given(plans())
+def test_what_is_dropped_is_less_than_a_sample_of_each_shard(plan):
+    assert 0 <= plan.num_dropped < plan.num_shards
+
+
+@given(plans())
+def test_the_shards_are_balanced_and_equal_unless_they_may_differ(plan):
+    sizes = sizes_of(plan)
+    assert max(sizes) - min(sizes) <= (1 if plan.options.pad == "none" else 0)
+    assert min(sizes) >= 1
+
+
+@given(plans())
+def test_the_pads_are_counted_and_repeat_rows_that_are_written(plan):
+    ranges = [pads for shard in range(plan.num_shards) for pads in plan.pads(shard)]
+    repeated = [row for first, stop in ranges for row in range(first, stop)]
+    assert len(repeated) == plan.num_pads == plan.summary()["pads"]
+    assert all(0 <= row < plan.num_rows for row in repeated)
+    if plan.options.pad != "repeat":
+        assert not repeated
+
+
+@given(plans())
+def test_a_shard_repeats_its_own_first_row(plan):
+    for shard in range(plan.num_shards):
+        first, stop = plan.rows(shard)
+        assert len(plan.pads(shard)) == plan.num_pads_of(shard) <= 1
+        for begin, end in plan.pads(shard):
+            assert end == begin + 1
+            assert begin == first if first < stop else begin in range(plan.num_rows)
+
+
+@given(plans())
+def test_the_number_of_shards_is_a_multiple_of_the_readers(plan):
+    assert plan.num_shards % plan.options.readers == 0
+    assert plan.options.readers == plan.options.world_size * max(1, plan.options.workers)
+
+
+@given(st.integers(1, 5000), st.integers(1, 6), st.integers(1, 40), pads)
+def test_lanes_that_are_given_are_kept_and_leave_the_shards_a_multiple_of_the_readers(rows, world_size, lanes, pad):
+    assume(pad == "repeat" or world_size <= rows)
+    plan = plan_of(rows, world_size=world_size, lanes=lanes, pad=pad)
+    assert plan.lanes == lanes
+    assert plan.num_shards % world_size == 0
+
+
+@given(st.integers(1, 3000), st.integers(1, 500), st.integers(1, 8), pads)
+def test_samples_per_shard_is_kept_to_unless_pads_are_forbidden_and_the_readers_need_fewer_shards(
+    rows, most, world_size, pad
+):
+    assume(pad == "repeat" or world_size <= rows)
+    plan = plan_of(rows, samples_per_shard=most, world_size=world_size, pad=pad)
+    if pad == "repeat" or plan.num_shards * most >= rows:
+        assert max(sizes_of(plan)) <= most
+
+
+@given(st.integers(1, 10**9), st.integers(1, 300), st.integers(0, 8))
+def test_by_default_the_lanes_are_whole_shards_and_at_least_16(data_bytes, world_size, workers):
+    plan = make_plan(
+        table_of(input_file(10**6, data_bytes=data_bytes)),
+        FIELDS,
+        None,
+        PlanOptions(world_size=world_size, workers=workers),
+    )
+    assert plan.lanes >= MIN_LANES
+    assert plan.num_shards % plan.lanes == 0
+    assert plan.lanes % plan.options.readers == 0
+
+
+@pytest.mark.parametrize(
+    ("shards", "world_size", "lanes"), [(96, 32, 32), (8, 1, 8), (48, 1, 16), (20, 1, 20), (100, 4, 20), (24, 8, 24)]
+)
+def test_for_a_given_number_of_shards_the_lanes_divide_it_where_they_can(shards, world_size, lanes):
+    assert plan_of(10_000, shards=shards, world_size=world_size).lanes == lanes
+
+
+def test_23_samples_at_10_a_shard_make_equal_shards_and_none_is_short():
+    plan = plan_of(23, samples_per_shard=10)
+    assert (plan.num_shards, sizes_of(plan), plan.num_pads) == (3, [8, 8, 8], 1)
+
+
+def test_6_shards_cannot_be_asked_for_on_4_ranks_and_the_error_suggests_numbers_that_can():
+    with pytest.raises(InputError) as caught:
+        plan_of(100, shards=6, world_size=4)
+    assert "4 or 8" in caught.value.expected
+    assert caught.value.found == "6"
+    assert "--world-size" in caught.value.remedy
+
+
+def test_too_few_shards_for_the_readers_are_refused_with_the_smallest_number_that_will_do():
+    with pytest.raises(InputError, match="not a multiple") as caught:
+        plan_of(100, shards=3, world_size=2, workers=4)
+    assert caught.value.expected == "a multiple of 8, such as 8"
+
+
+@pytest.mark.parametrize("pad", ["drop", "none"])
+@pytest.mark.parametrize("options", [{"shards": 12}, {"world_size": 12}, {"world_size": 3, "workers": 4}])
+def test_more_shards_than_rows_are_refused_where_no_pads_may_fill_them(pad, options):
+    with pytest.raises(InputError, match=f"more shards than rows.*--pad {pad}") as caught:
+        plan_of(11, pad=pad, **options)
+    assert "11" in caught.value.expected
+    assert "12" in caught.value.found
+    assert "--pad repeat" in caught.value.remedy
+
+
+@pytest.mark.parametrize("pad", ["drop", "none"])
+def test_where_no_pads_may_fill_them_a_small_table_gets_as_many_shards_as_it_can_fill(pad):
+    plan = plan_of(11, pad=pad, world_size=2)
+    assert plan.num_shards == plan.lanes == 10
+
+
+def test_more_shards_than_rows_are_filled_with_pads():
+    plan = plan_of(3, shards=8)
+    assert sizes_of(plan) == [1] * 8
+    assert plan.num_pads == 5
+
+
+def test_a_table_without_rows_is_refused_by_name():
+    with pytest.raises(InputError, match="no rows") as caught:
+        make_plan(table_of(*(input_file(0, path=f"{i}.parquet") for i in range(5))), FIELDS, None, PlanOptions())
+    assert caught.value.place == "0.parquet, 1.parquet, 2.parquet, ..."
+
+
+def test_all_contradictions_of_the_options_are_reported_together():
+    with pytest.raises(InputError) as caught:
+        PlanOptions(world_size=0, workers=-1, shards=0, samples_per_shard=5, lanes=0, window=-3, pad="x", null="y")
+    for text in (
+        "world_size = 0",
+        "workers = -1",
+        "shards = 0",
+        "lanes = 0",
+        "window = -3",
+        "shards and samples_per_shard contradict",
+        "pad = 'x'",
+        "null = 'y'",
+        "repeat, drop, none",
+        "error, omit, empty",
+    ):
+        assert text in caught.value.found
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"shards": 4, "shard_size": 10},
+        {"samples_per_shard": 4, "shard_size": 10},
+        {"shards": 1, "samples_per_shard": 4, "shard_size": 10},
+    ],
+)
+def test_two_sizings_contradict_each_other(chosen):
+    with pytest.raises(InputError) as caught:
+        PlanOptions(**chosen)
+    assert all(name in caught.value.found for name in chosen)
+
+
+BASE = plan_of(100, 4, shards=4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        plan_of(101, 4, shards=4),
+        plan_of(100, 5, shards=4),
+        plan_of(100, 4, shards=5),
+        plan_of(100, 4, shards=4, key="name"),
+        plan_of(100, 4, shards=4, pad="none"),
+        plan_of(100, 4, shards=4, null="omit"),
+        plan_of(100, 4, shards=4, lanes=2),
+        plan_of(100, 4, shards=4, window=7),
+        plan_of(100, 4, shards=4, shuffle=True),
+        plan_of(100, 4, shards=4, fields=(Field("cls", "other", "integer", "int64"),)),
+        plan_of(100, 4, shards=4, fields=(Field("txt", "label", "integer", "int64"),)),
+        make_plan(table_of(input_file(100, 4, footer="01")), FIELDS, None, PlanOptions(shards=4)),
+        make_plan(table_of(input_file(100, 4, path="other.parquet")), FIELDS, None, PlanOptions(shards=4)),
+    ],
+)
+def test_the_hash_changes_with_what_decides_the_bytes(other):
+    assert other.hash != BASE.hash
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        plan_of(100, 4, shards=4),
+        plan_of(100, 4, samples_per_shard=25),
+        plan_of(100, 4, shards=4, world_size=2, workers=2),
+        make_plan(table_of(input_file(100, 4, path="/elsewhere/part.parquet")), FIELDS, None, PlanOptions(shards=4)),
+    ],
+)
+def test_the_hash_does_not_change_with_how_the_plan_was_asked_for_or_where_the_files_lie(other):
+    assert other.hash == BASE.hash
+
+
+def test_the_hash_depends_on_the_order_of_the_files():
+    files = [input_file(10, path="a.parquet"), input_file(10, path="b.parquet")]
+    one, other = (make_plan(table_of(*order), FIELDS, None, PlanOptions(shards=2)) for order in (files, files[::-1]))
+    assert one.hash != other.hash
+
+
+def test_a_plan_goes_to_another_process_as_it_is():
+    copy = pickle.loads(pickle.dumps(BASE))
+    assert copy == BASE
+    assert copy.hash == BASE.hash
+
+
+def test_the_summary_says_what_was_decided():
+    summary = plan_of(10, shards=4, key="name").summary()
+    wanted = {"inputs": 1, "rows": 10, "shards": 4, "samples_per_shard": 3, "pads": 2, "dropped": 0, "key": "name"}
+    assert {name: summary[name] for name in wanted} == wanted
+    assert summary["fields"] == [dataclasses.asdict(field) for field in FIELDS]
+
+
+@given(plans(), st.integers(1, 9), st.data())
+def test_tasks_cover_each_shard_that_is_left_exactly_once_for_any_number_of_jobs(plan, jobs, data):
+    left = sorted(data.draw(st.sets(st.integers(0, plan.num_shards - 1))))
+    spans = task_spans(plan, jobs, left)
+    assert [shard for span in spans for shard in range(span.first, span.stop)] == left
+
+
+@given(plans(), st.integers(1, 9))
+def test_every_job_has_something_to_do_while_there_are_shards_enough(plan, jobs):
+    spans = task_spans(plan, jobs, range(plan.num_shards))
+    assert len(spans) >= min(jobs, plan.num_shards) / 2
+    assert max(span.stop - span.first for span in spans) <= -(-plan.num_shards // jobs)
+
+
+def test_shards_that_are_smaller_than_row_groups_share_a_task_so_that_little_is_read_twice():
+    assert list(task_spans(plan_of(1000, 1, shards=100), 4, range(100))) == [Span(n, n + 25) for n in range(0, 100, 25)]
+    assert list(task_spans(plan_of(1000, 1000, shards=4), 4, range(4))) == [Span(n, n + 1) for n in range(4)]
+
+
+def test_a_million_shards_of_100_000_files_can_be_planned_and_cut_into_tasks():
+    plan = make_plan(table_of(*[input_file(100, 10)] * 100_000), FIELDS, None, PlanOptions(shards=1_000_000))
+    assert plan.rows(999_999) == (9_999_990, 10_000_000)
+    assert plan.num_pads == 0
+    spans = task_spans(plan, 64, range(999_000, 1_000_000))
+    assert (spans[0].first, spans[-1].stop) == (999_000, 1_000_000)
+
+
+def test_every_shard_of_100_000_can_be_asked_for_its_rows():
+    plan = make_plan(table_of(*[input_file(1000)] * 101), FIELDS, None, PlanOptions(shards=100_000))
+    assert sum(plan.num_pads_of(shard) for shard in range(plan.num_shards)) == plan.num_pads == 99_000
+
+
+@given(st.integers(0, 2**60), st.integers(1, 2**40))
+def test_a_window_has_16_to_1024_samples_and_about_8_mib_in_between(num_bytes, num_samples):
+    window = default_window(num_bytes, num_samples)
+    assert 16 <= window <= 1024
+    if 16 < window < 1024:
+        assert window * (num_bytes // num_samples) <= 8 * 1024**2 < (window + 1) * (num_bytes // num_samples)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_samples", "window"),
+    [(0, 0, 1024), (10**6, 10**3, 1024), (100 * 2**20, 800, 64), (2**40, 10, 16)],
+)
+def test_the_default_window_by_the_size_of_samples(num_bytes, num_samples, window):
+    assert default_window(num_bytes, num_samples) == window

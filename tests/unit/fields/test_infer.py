@@ -1,0 +1,124 @@
+import json
+
+import pyarrow as pa
+import pytest
+
+from tables import all_samples, converted, write_table
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.errors import InputError
+from wdsplit.fields.decode import decode_field
+from wdsplit.fields.encode import encode_batch
+from wdsplit.fields.infer import class_names, infer_fields
+from wdsplit.shards.manifest import Field
+from wdsplit.tables.read import open_inputs
+
+NAMES = ("cat", "dög", "a b")
+
+
+def where(row):
+    return f"row {row}"
+
+
+def schema_of(kind=None, names=NAMES, **more):
+    features = {"label": {"_type": "ClassLabel", "names": list(names)}, **more}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.schema([("label", kind or pa.int64()), ("text", pa.string())], metadata)
+
+
+def table_of(labels, **more):
+    return pa.table({"label": labels, "text": ["x"] * len(labels)}, schema_of(**more))
+
+
+def encode(labels, null="error", kind=None):
+    fields = infer_fields(schema_of(kind), {}, None, {}, with_class_names=True)
+    columns = {"label": labels, "text": pa.array(["x"] * len(labels))}
+    return encode_batch(columns, fields, null, where)["cls.txt"].to_pylist()
+
+
+def test_a_column_of_classes_gets_a_second_field_with_their_names():
+    fields = infer_fields(schema_of(), {}, None, {}, with_class_names=True)
+    assert fields == (
+        Field("cls", "label", "integer", "int64"),
+        Field("cls.txt", "label", "class", "int64", NAMES),
+        Field("txt", "text", "text", "string"),
+    )
+    assert len(infer_fields(schema_of(), {}, None, {})) == 2
+
+
+def test_a_mapping_decides_which_names_are_written_too():
+    fields = infer_fields(schema_of(), {"y.cls": "label"}, None, {}, with_class_names=True)
+    assert [field.name for field in fields] == ["y.cls", "y.cls.txt"]
+
+
+def test_class_names_are_refused_where_there_are_none_or_labels_are_no_integers():
+    with pytest.raises(InputError, match="columns cannot be used") as caught:
+        infer_fields(schema_of(), {"txt": "text"}, None, {}, with_class_names=True)
+    assert "--class-names" in caught.value.found
+    with pytest.raises(InputError) as caught:
+        infer_fields(schema_of(pa.float32()), {}, None, {}, with_class_names=True)
+    assert "'label'" in caught.value.found
+
+
+def test_a_field_that_has_the_name_of_the_class_names_already_is_refused():
+    with pytest.raises(InputError) as caught:
+        infer_fields(schema_of(), {"cls": "label", "cls.txt": "text"}, None, {}, with_class_names=True)
+    assert "'cls.txt' would be written 2 times" in caught.value.found
+
+
+@pytest.mark.parametrize("metadata", [b"", b"{", b"[]", b'{"info": 3}', b'{"info": {"features": [1]}}', b"\xff"])
+def test_metadata_that_is_damaged_says_nothing(metadata):
+    schema = pa.schema([("label", pa.int64())], {b"huggingface": metadata})
+    assert class_names(schema) == {}
+    assert [field.name for field in infer_fields(schema, {}, None, {})] == ["cls"]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.dictionary(pa.int8(), pa.int64())], ids=str)
+def test_labels_become_names(kind):
+    labels = pa.array([0, 2, 1], pa.int64())
+    labels = labels.dictionary_encode() if pa.types.is_dictionary(kind) else labels.cast(kind)
+    assert encode(labels, kind=kind) == [NAMES[i].encode() for i in (0, 2, 1)]
+
+
+@pytest.mark.parametrize("label", [3, -2, 2**62])
+def test_a_label_without_a_class_is_an_error_by_its_row(label):
+    with pytest.raises(InputError, match="number of no class") as caught:
+        encode(pa.array([0, label]), "omit")
+    assert caught.value.place == "row 1, column 'label'"
+    assert str(label) in caught.value.found
+
+
+@pytest.mark.parametrize("missing", [None, -1])
+def test_no_label_has_no_name_and_null_says_what_becomes_of_it(missing):
+    labels = pa.array([0, missing], pa.int64())
+    assert encode(labels, "omit") == [b"cat", None]
+    assert encode(labels, "empty") == [b"cat", b""]
+    with pytest.raises(InputError) as caught:
+        encode(labels)
+    assert caught.value.place == "row 1, column 'label'"
+
+
+def test_a_label_of_minus_1_is_said_to_have_no_class_name():
+    with pytest.raises(InputError, match="no class name"):
+        encode(pa.array([0, -1]))
+
+
+def test_class_names_go_from_a_table_into_a_dataset_and_its_manifest(tmp_path):
+    inputs = write_table(tmp_path / "in.parquet", table_of([0, 2, 1, 0]))
+    manifest = convert(inputs, str(tmp_path / "out"), ConvertOptions(PlanOptions(shards=1), class_names=True))
+    field = manifest.fields[1]
+    assert (field.name, field.names) == ("cls.txt", NAMES)
+    payloads = [fields["cls.txt"] for _, fields in all_samples(tmp_path / "out")]
+    assert decode_field(payloads, field).to_pylist() == ["cat", "a b", "dög", "cat"]
+    plain = converted(inputs, tmp_path / "plain", shards=1)
+    assert plain.provenance["plan"] != manifest.provenance["plan"]
+
+
+def test_inputs_whose_classes_have_other_names_are_refused(tmp_path):
+    paths = [
+        write_table(tmp_path / "a.parquet", table_of([0])),
+        write_table(tmp_path / "b.parquet", table_of([0], names=("dög", "cat", "a b"))),
+    ]
+    with pytest.raises(InputError) as caught:
+        open_inputs(paths)
+    assert "classes of column 'label'" in caught.value.found

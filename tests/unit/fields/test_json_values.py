@@ -1,0 +1,93 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tables import converted, real_samples, shard_files, write_table
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.fields.json_values import decoded_parts, without_views
+from wdsplit.tables.read import open_inputs, read_rows
+from written_formats import arrow_bytes
+
+MIB = 1024**2
+
+
+def test_a_dictionary_of_long_values_is_decoded_in_parts_of_bounded_size():
+    words = ["a" * 1000, "b", "c" * 3000]
+    column = pa.array([words[i % 3] for i in range(100)] + [None]).dictionary_encode()
+    other = pa.array(range(101))
+    parts = list(decoded_parts([column, other], 5000))
+    assert all(sum(len(value or "") for value in part[0].to_pylist()) <= 5000 for part in parts)
+    assert len(parts) > 20
+    assert [value for part in parts for value in part[0].to_pylist()] == column.to_pylist()
+    assert [value for part in parts for value in part[1].to_pylist()] == other.to_pylist()
+
+
+def test_a_value_that_is_larger_than_a_part_is_a_part_of_its_own():
+    column = pa.array(["a" * 100] * 3 + [""]).dictionary_encode()
+    assert [len(part[0]) for part in decoded_parts([column], 10)] == [1, 1, 1, 1]
+
+
+def test_columns_without_dictionaries_are_one_part_and_not_copied():
+    column = pa.array(range(1000))
+    (part,) = decoded_parts([column], 1)
+    assert part[0] is not None
+    assert part[0].buffers()[1].address == column.buffers()[1].address
+
+
+def test_a_dictionary_that_is_small_on_disk_never_fills_the_memory(tmp_path):
+    value = "x" * MIB
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(4000, np.int8)), [value])
+    path = write_table(tmp_path / "in.parquet", {"text": column})
+    table = open_inputs([path])
+    before = pa.total_allocated_bytes()
+    rows = 0
+    for batch in read_rows(table, 0, 4000, ["text"]):
+        assert pa.total_allocated_bytes() - before < 100 * MIB
+        assert batch.numbers.tolist() == list(range(rows, rows + len(batch)))
+        rows += len(batch)
+        if rows > 40:
+            break
+
+
+def test_dictionaries_that_differ_from_one_row_group_to_the_next_can_be_shuffled(tmp_path):
+    values = [f"word {i // 2}" for i in range(50)]
+    inputs = write_table(tmp_path / "in.parquet", {"text": pa.array(values).dictionary_encode()}, 7)
+    converted(inputs, tmp_path / "out", shards=2, shuffle=True)
+    assert sorted(fields["txt"].decode() for _, fields in real_samples(tmp_path / "out")) == sorted(values)
+
+
+def test_views_are_replaced_wherever_arrow_can_replace_them():
+    kind = pa.struct([("a", pa.list_(pa.string_view())), ("m", pa.map_(pa.string_view(), pa.binary_view()))])
+    column = pa.array([{"a": ["x", None], "m": [("k", b"v")]}, None], kind)
+    found = without_views(column)
+    assert "_view" not in str(found.type)
+    assert found.to_pylist() == column.to_pylist()
+    assert without_views(found) is found
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [
+        ({}, {}),
+        ({}, {"key": "text", "limit": 20}),
+        ({}, {"where": "text != 'text 7' and n < 30"}),
+        ({"shuffle": True}, {"where": "text in ('text 3', 'text 30') or text is None or n > 9"}),
+        ({"group_by": "text"}, {}),
+        ({"group_by": "text", "shuffle": True}, {"where": "n > 3", "key": "last"}),
+    ],
+    ids=str,
+)
+def test_views_give_the_shards_that_plain_columns_give(tmp_path, plan, changes):
+    numbers, texts, data = list(range(40)), [f"text {n}" for n in range(40)], [b"\0x%d" % n for n in range(40)]
+    nested = [{"a": [text, None], "m": [("k", item)]} for text, item in zip(texts, data, strict=True)]
+    shards = {}
+    for name, text, binary in (("plain", pa.string(), pa.binary()), ("view", pa.string_view(), pa.binary_view())):
+        kind = pa.struct([("a", pa.list_(text)), ("m", pa.map_(text, binary))])
+        arrays = {"n": pa.array(numbers), "text": pa.array(texts, text), "data": pa.array(data, binary)}
+        table = pa.table({**arrays, "nested": pa.array(nested, kind), "last": pa.array(texts, text)})
+        path = tmp_path / f"{name}.arrow"
+        path.write_bytes(arrow_bytes(table, pa.ipc.new_file, rows=15))
+        convert(str(path), tmp_path / name, ConvertOptions(PlanOptions(shards=2, **plan), **changes))
+        shards[name] = shard_files(tmp_path / name)
+    assert shards["view"] == shards["plain"]

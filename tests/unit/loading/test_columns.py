@@ -1,0 +1,136 @@
+"""Both ways through the stages, by columns and sample by sample, told apart by nothing but their speed."""
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from made_datasets import converted
+from wdsplit.errors import PipelineError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.stages.columns import Rename, ToTuple, wanted_fields
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+FIELDS = ["txt", "dat", "cls"]
+NAMES = [*FIELDS, "__key__", "__url__", "__position__", "__pad__", "none", "a", "b"]
+
+
+@pytest.fixture(scope="session")
+def ragged(tmp_path_factory):
+    """Return a dataset of 31 samples: all have txt, some of them empty; dat and cls are missing here and there."""
+    rows = range(31)
+    table = pa.table(
+        {
+            "txt": ["ä" * (row % 4) for row in rows],
+            "dat": pa.array([None if row in (3, 20) else bytes(row) for row in rows], pa.binary()),
+            "cls": [None if row > 25 else row for row in rows],
+        }
+    )
+    mapping = {"txt": "txt", "dat": "dat", "cls": "cls"}
+    return converted(tmp_path_factory.mktemp("ragged"), table, mapping=mapping, shards=3, null="omit", lanes=2)
+
+
+def unchanged(sample):
+    return sample
+
+
+def outcome(dataset, num_workers=0, workers="process"):
+    """Return the batches up to an error, and the error's type."""
+    batches, error = [], None
+    try:
+        for batch in Loader(dataset, 4, num_workers=num_workers, workers=workers):
+            batches.append(comparable(batch))
+    except (ValueError, RuntimeError, AssertionError) as raised:
+        error = type(raised)
+    return batches, error
+
+
+def comparable(value):
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.tolist()
+    if isinstance(value, dict):
+        return [(name, comparable(column)) for name, column in value.items()]
+    return tuple(map(comparable, value)) if isinstance(value, tuple) else value
+
+
+def staged(path, stages):
+    dataset = Dataset(path, rank=0, world_size=1)
+    for stage in stages:
+        dataset = dataset.rename(**stage) if isinstance(stage, dict) else dataset.to_tuple(*stage)
+    return dataset
+
+
+renames = st.dictionaries(st.sampled_from(["a", "b", "txt", "dat", "__key__"]), st.sampled_from(NAMES), max_size=3)
+tuples = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4)
+
+
+@given(st.lists(renames, max_size=3), tuples | st.none())
+def test_columns_give_the_batches_and_errors_that_samples_one_by_one_give(ragged, renames, names):
+    stages = [*renames, *([] if names is None else [names])]
+    dataset = staged(ragged, stages)
+    assert dataset.column_stages() is not None
+    assert dataset.map(unchanged).column_stages() is None
+    assert outcome(dataset) == outcome(dataset.map(unchanged))
+
+
+STAGES = {
+    "all": [],
+    "two of them": [["txt", "__position__"]],
+    "a field that some lack": [["dat"]],
+    "the same twice": [["txt", "txt", "__position__", "__position__"]],
+    "one string of several": [["txt __key__ __pad__"]],
+    "swapped names": [{"txt": "__key__", "__key__": "txt"}, ["txt", "__key__"]],
+    "a chain": [{"a": "txt"}, {"b": "a"}, ["b", "__url__"]],
+    "a name that is taken": [{"__url__": "txt"}, ["__url__"]],
+    "an unknown name": [["none"]],
+    "an unknown old name": [{"a": "none"}],
+    "the first of several": [["none;txt", "__key__"]],
+    "a blank in one of two names": [["txt __key__", "__pad__"]],
+    "a blank in an old name": [{"a": "txt dat"}],
+}
+
+
+@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES.keys())
+def test_workers_of_both_kinds_and_none_give_the_same(ragged, stages):
+    dataset = staged(ragged, stages)
+    expected = outcome(dataset.map(unchanged))
+    assert outcome(dataset) == expected
+    assert outcome(dataset, 2, "thread") == expected
+    assert outcome(dataset, 2, "process") == expected
+
+
+@pytest.mark.parametrize("names", [["txt"], ["txt __pad__"], ["__key__", "none"]])
+def test_batches_hold_what_webdatasets_stage_gives(ragged, names):
+    """`missing_is_error` has the stage of webdataset itself run."""
+    dataset = Dataset(ragged, rank=0, world_size=1)
+    original = dataset.to_tuple(*names, missing_is_error=True)
+    assert original.column_stages() is None
+    assert outcome(dataset.to_tuple(*names)) == outcome(original)
+
+
+def test_a_missing_field_names_a_sample_that_lacks_it(ragged):
+    lacking = {sample["__key__"] for sample in Dataset(ragged) if "dat" not in sample}
+    with pytest.raises(ValueError, match="dat") as caught:
+        list(Loader(staged(ragged, [["dat"]]), 4))
+    assert any(f"sample '{key}' of" in note for key in lacking for note in caught.value.__notes__)
+
+
+def test_only_columns_that_are_wanted_are_read():
+    assert wanted_fields([]) is None
+    assert wanted_fields([ToTuple(("a", "b"))]) == ("a", "b")
+    assert wanted_fields([Rename({"a": "b"}), ToTuple(("a",))]) is None
+
+
+def test_a_value_that_is_none_is_left_to_webdataset():
+    assert ToTuple(("a",)).columns({"a": [1, None]}) is None
+    assert ToTuple(("a",)).columns({"a": [1, 2]}) == ([1, 2],)
+    assert ToTuple(("a",)).columns(([1, 2],)) is None
+    assert Rename({"a": "b"}).columns(([1, 2],)) is None
+
+
+def test_samples_that_differ_in_their_fields_are_refused_by_columns_too(ragged):
+    with pytest.raises(PipelineError, match="differ in their fields"):
+        list(Loader(staged(ragged, []), 31))

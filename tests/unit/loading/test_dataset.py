@@ -1,0 +1,380 @@
+import copy
+import itertools
+import logging
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+import torch.utils.data
+
+from made_datasets import (
+    all_deliveries,
+    converted,
+    delivering,
+    expected_epoch,
+    image_pixels,
+    images_table,
+    numbers_dataset,
+    numbers_table,
+    real_rows,
+    sized_dataset,
+)
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.mix import mix
+from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+NUM_IMAGES = 23
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    return converted(tmp_path_factory.mktemp("images"), images_table(NUM_IMAGES), key="name", shards=4, lanes=4)
+
+
+def plain_loader(path, num_workers, batch_size=5, world=None, persistent_workers=False, **options):
+    """Return torch's own DataLoader."""
+    dataset = delivering(Dataset(path, **(world or {"rank": 0, "world_size": 1}), **options))
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=batch_size, num_workers=num_workers, persistent_workers=persistent_workers
+    )
+
+
+def first_positions(path, count, **options):
+    return list(itertools.islice(expected_epoch(path, **options), count))
+
+
+# The order
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_dataset_gives_the_samples_in_the_order_of_the_epoch(numbers, shuffle):
+    for epoch in (0, 7):
+        dataset = delivering(Dataset(numbers, shuffle=shuffle))
+        dataset.set_epoch(epoch)
+        assert list(dataset) == first_positions(numbers, 101, epoch=epoch, shuffle=shuffle)
+
+
+def test_two_instances_give_the_same_order_and_another_epoch_another_order_of_the_same_samples(numbers):
+    first, second = (delivering(Dataset(numbers, seed=3)) for _ in range(2))
+    for dataset in (first, second):
+        dataset.set_epoch(4)
+    assert list(first) == list(second) == list(first)
+    second.set_epoch(5)
+    assert [row for _, row, _ in first] != [row for _, row, _ in second]
+    assert real_rows(first) == real_rows(second) == list(range(101))
+
+
+def test_unshuffled_epochs_are_the_same(numbers):
+    dataset = delivering(Dataset(numbers, shuffle=False))
+    first = list(dataset)
+    dataset.set_epoch(9)
+    assert list(dataset) == first
+
+
+def test_one_lane_unshuffled_is_the_table_itself(numbers):
+    rows = [row for _, row, _ in delivering(Dataset(numbers, shuffle=False, lanes=1))]
+    assert rows == list(range(101))
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_ranks_are_disjoint_cover_the_dataset_and_know_their_length(numbers, world_size, tail):
+    ranks = [Dataset(numbers, rank=rank, world_size=world_size, tail=tail) for rank in range(world_size)]
+    delivered = [list(delivering(dataset)) for dataset in ranks]
+    assert [len(part) for part in delivered] == [len(dataset) for dataset in ranks]
+    positions = sorted(position for part in delivered for position, _, _ in part)
+    assert len(set(positions)) == len(positions)
+    rows = real_rows(itertools.chain(*delivered))
+    if tail == "drop":
+        assert len(set(rows)) == len(rows) == 101 // world_size * world_size
+    else:
+        assert rows == list(range(101))
+    if tail != "uneven":
+        assert len(set(map(len, delivered))) == 1
+    if tail != "pad":
+        assert not any(pad for part in delivered for _, _, pad in part)
+
+
+def test_uneven_unshuffled_ranks_read_whole_shards_as_webdataset_splits_them(tmp_path):
+    path = numbers_dataset(tmp_path, 200, shards=100, lanes=32)
+    for rank in range(8):
+        dataset = Dataset(path, shuffle=False, tail="uneven", rank=rank, world_size=8)
+        shards = {sample["__url__"].rpartition("/")[2] for sample in dataset}
+        assert shards == {f"{shard:06d}.tar" for shard in range(100)[rank::8]}
+
+
+# Under torch's own DataLoader
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_plain_dataloader_delivers_each_sample_once_in_equally_many_batches(numbers, world_size, num_workers):
+    ranks = []
+    for rank in range(world_size):
+        loader = plain_loader(numbers, num_workers, world={"rank": rank, "world_size": world_size})
+        ranks.append(list(loader))
+    assert len({len(batches) for batches in ranks}) == 1
+    assert len({tuple(len(batch[0]) for batch in batches) for batches in ranks}) == 1
+    delivered = [delivery for batches in ranks for delivery in all_deliveries(batches)]
+    assert real_rows(delivered) == list(range(101))
+    assert sorted(position for position, _, _ in delivered) == list(range(len(delivered)))
+    assert len(delivered) - 101 < world_size
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+def test_a_plain_dataloader_reads_any_shards(tmp_path, tail):
+    path = sized_dataset(tmp_path, [1, 30, 2, 0, 8], lanes=3, window=4)
+    delivered = all_deliveries(plain_loader(path, 2, tail=tail))
+    assert real_rows(delivered) == list(range(41))
+
+
+@pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
+def test_set_epoch_reaches_the_workers_of_a_plain_dataloader(numbers, num_workers, persistent_workers):
+    loader = plain_loader(numbers, num_workers, persistent_workers=persistent_workers)
+    for epoch in (0, 6, 6, 1):
+        loader.dataset.set_epoch(epoch)
+        assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
+
+
+def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoch(numbers):
+    dataset = delivering(Dataset(numbers, rank=1, world_size=2))
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn", persistent_workers=True
+    )
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        assert [tuple(sample) for sample in loader] == first_positions(numbers, 102, epoch=epoch)[1::2]
+
+
+def at_another_rank(dataset):
+    """Be a rank that was started with the dataset of another: one ahead in its epochs."""
+    loader = Loader(dataset, 6)
+    assert (loader.epoch, loader.step) == (0, 0)
+    dataset.set_epoch(5)
+    assert (loader.epoch, loader.step) == (5, 0)
+
+
+def test_ranks_that_were_started_with_one_dataset_do_not_hear_of_each_others_epochs(numbers):
+    dataset = Dataset(numbers)
+    loader = Loader(dataset, 12)
+    next(iter(loader))
+    other = multiprocessing.get_context("spawn").Process(target=at_another_rank, args=(dataset,))
+    other.start()
+    other.join()
+    assert other.exitcode == 0
+    assert (dataset.epoch, loader.epoch, loader.step) == (0, 0, 1)
+
+
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("copied", "multiprocessing_context", "num_workers"),
+    [(through_pickle, "fork", 2), (through_pickle, "forkserver", 1), (copy.deepcopy, "fork", 1)],
+)
+def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_copied(
+    numbers, copied, multiprocessing_context, num_workers
+):
+    dataset = copied(delivering(Dataset(numbers, rank=0, world_size=1)))
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=5,
+        num_workers=num_workers,
+        multiprocessing_context=multiprocessing_context,
+        persistent_workers=True,
+    )
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
+
+
+# Stages
+
+
+def test_decoded_fields_are_the_values_of_the_table(images):
+    rows = images_table(NUM_IMAGES).to_pylist()
+    keys = {row["name"]: row for row in rows}
+    samples = list(Dataset(images).decode("pil"))
+    assert len(samples) == NUM_IMAGES
+    for sample in samples:
+        row = keys.pop(unescape_key(sample["__key__"]))
+        assert (np.asarray(sample["png"]) == image_pixels(row["cls"])).all()
+        assert sample["npy"].tolist() == row["npy"]
+        assert {name: sample[name] for name in ("cls", "txt", "json")} == {
+            name: row[name] for name in ("cls", "txt", "json")
+        }
+    assert not keys
+
+
+def test_raw_fields_are_bytes(images):
+    sample = next(iter(Dataset(images)))
+    assert list(sample) == ["__key__", "__url__", "__position__", "__pad__", "png", "cls", "txt", "npy", "json"]
+    assert {type(sample[name]) for name in ("png", "cls", "txt", "npy", "json")} == {bytes}
+    assert [type(sample[f"__{name}__"]) for name in ("key", "url", "position", "pad")] == [str, str, int, bool]
+
+
+def negative(number):
+    return -number
+
+
+def test_the_fluid_stages_of_webdataset_are_applied_in_their_order(images):
+    dataset = (
+        Dataset(images, shuffle=False, lanes=1)
+        .decode("rgb8")
+        .rename(image="png", label="cls")
+        .map_dict(label=negative)
+        .map(lambda sample: {**sample, "twice": 2 * sample["label"]})
+        .to_tuple("image", "label", "twice", "__position__", "__pad__", "__key__", "__url__")
+    )
+    for row, (image, label, twice, position, pad, key, url) in enumerate(dataset):
+        assert (image == image_pixels(row)).all()
+        assert (label, twice, position, pad) == (-row, -2 * row, row, False)
+        assert unescape_key(key) == images_table(NUM_IMAGES)["name"][row].as_py()
+        assert url.startswith(images)
+    assert row == NUM_IMAGES - 1
+
+
+def test_stages_that_select_and_batch_work_without_the_loader(numbers):
+    dataset = Dataset(numbers, shuffle=False, lanes=1).decode().select(lambda sample: sample["cls"] % 2)
+    assert [sample["cls"] for sample in dataset] == list(range(1, 101, 2))
+    sizes = [len(batch["cls"]) for batch in dataset.batched(20)]
+    assert sizes == [20, 20, 10]
+
+
+def test_a_stage_leaves_the_dataset_it_was_called_on_as_it_was(numbers):
+    base = Dataset(numbers)
+    base.decode().to_tuple("cls")
+    assert isinstance(next(iter(base)), dict)
+
+
+def test_the_epoch_is_shared_with_what_stages_derive_in_both_directions(numbers):
+    base = Dataset(numbers)
+    derived = base.decode().to_tuple("cls")
+    base.set_epoch(3)
+    assert derived.epoch == 3
+    derived.set_epoch(5)
+    assert base.epoch == 5
+
+
+def test_deep_copies_and_pickles_have_an_epoch_of_their_own(numbers):
+    base = Dataset(numbers)
+    base.set_epoch(3)
+    for other in (copy.deepcopy(base), through_pickle(base)):
+        assert other.epoch == 3
+        other.set_epoch(4)
+        assert base.epoch == 3
+        assert [sample["__key__"] for sample in other] != [sample["__key__"] for sample in base]
+
+
+@pytest.mark.parametrize("stage", ["repeat", "with_epoch"])
+def test_stages_that_repeat_an_epoch_are_refused(numbers, stage):
+    dataset = getattr(Dataset(numbers), stage)(2)
+    with pytest.raises(InputError, match="repeat and with_epoch"):
+        iter(dataset)
+    with pytest.raises(InputError, match="repeat and with_epoch"):
+        list(Loader(dataset, 12))
+
+
+# What is refused, and what is said
+
+
+@pytest.mark.parametrize("index", [0, -1, slice(3), "00000000"])
+def test_items_are_refused_with_a_word_on_sample(numbers, index):
+    with pytest.raises(InputError, match="has no items") as caught:
+        Dataset(numbers)[index]
+    assert "dataset.sample(key_or_index)" in caught.value.remedy
+
+
+def test_a_plain_dataloader_iterates_and_asks_for_no_item(numbers):
+    dataset = delivering(Dataset(numbers, rank=0, world_size=1))
+    assert all_deliveries(torch.utils.data.DataLoader(dataset, batch_size=5)) == first_positions(numbers, 101)
+
+
+def test_no_dataset_is_an_error_that_names_the_path(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match=str(tmp_path)):
+        Dataset(str(tmp_path))
+
+
+def test_a_manifest_that_was_changed_is_refused(tmp_path):
+    path = numbers_dataset(tmp_path, 10, shards=2)
+    header = tmp_path / "out" / "wdsplit.json"
+    header.write_bytes(header.read_bytes().replace(b"10", b"11"))
+    with pytest.raises(CorruptDataError, match="out"):
+        Dataset(path)
+
+
+@pytest.mark.parametrize("options", [{"seed": -1}, {"lanes": 0}, {"window": 0}, {"tail": "repeat"}, {"seed": 1.5}])
+def test_options_that_cannot_be_are_refused_by_name(numbers, options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        Dataset(numbers, **options)
+
+
+@pytest.mark.parametrize("world", [{"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}])
+def test_a_world_that_contradicts_itself_is_refused_when_the_dataset_is_made(numbers, world):
+    with pytest.raises(TopologyError):
+        Dataset(numbers, **world)
+
+
+def test_a_group_is_refused_where_none_is_initialised(numbers):
+    with pytest.raises(TopologyError, match="none is initialised"):
+        list(Dataset(numbers, group=object()))
+
+
+def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, caplog):
+    path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
+    with caplog.at_level(logging.INFO, "wdsplit.loading.dataset"):
+        dataset = Dataset(path, seed=11, rank=0, world_size=3)
+        for _ in range(3):
+            list(dataset)
+            list(Loader(dataset, 2))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "rank 0 of 3, worker 0 of 1, seed 11" in messages[0]
+    assert "3 ranks x 1 workers do not divide 4 lanes" in messages[1]
+    assert "lanes=6" in messages[1]
+
+
+def test_a_world_that_divides_the_lanes_is_not_warned(tmp_path, caplog):
+    path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
+    with caplog.at_level(logging.INFO, "wdsplit.loading.dataset"):
+        list(Dataset(path, rank=0, world_size=2))
+    assert len(caplog.records) == 1
+
+
+def test_a_table_of_one_row_can_be_read_by_many(tmp_path):
+    path = converted(tmp_path, numbers_table(1), shards=2)
+    for rank in range(4):
+        delivered = list(delivering(Dataset(path, rank=rank, world_size=4)))
+        assert delivered == [(rank, 0, rank != 0)]
+
+
+# What cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: Dataset([path]), "the path of a dataset"),
+        (lambda path: Dataset(path, fields="cls"), "fields cannot be a text"),
+        (lambda path: Dataset(path, fields=["cls", "jpg"]), "no such field"),
+        (lambda path: Dataset(path, group="dp", rank=0, world_size=2), "do not go with a group"),
+        (lambda path: Dataset(path).decode(handler=print), "no handler"),
+        (lambda path: mix(path), "what to mix"),
+        (lambda path: mix([path]), "what to mix"),
+        (lambda path: mix({path: 1}, repeat={path: 1}), "not clear what to mix"),
+        (lambda path: mix({path: 1}, tail="uneven"), "uneven"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(numbers, make, message):
+    with pytest.raises(InputError, match=message):
+        make(numbers)
+
+
+def test_only_the_fields_that_are_wanted_are_given(numbers):
+    assert all(sample.keys() - set(RESERVED_FIELDS) == {"cls"} for sample in Dataset(numbers, fields=["cls"]))

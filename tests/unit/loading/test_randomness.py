@@ -1,0 +1,155 @@
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from orders import slow_hash_stream
+from wdsplit.errors import InputError, PipelineError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.stages.randomness import RandomMap
+from wdsplit.order.epoch import hash_stream
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+KINDS = ["numpy", "torch", "python", "global"]
+DOMAIN = 12
+
+
+def drawn(generator=None):
+    """Return a number that a generator gives; of the global ones, all three."""
+    if isinstance(generator, np.random.Generator):
+        return int(generator.integers(2**62))
+    if isinstance(generator, random.Random):
+        return generator.getrandbits(62)
+    if generator is not None:
+        return int(torch.randint(2**62, (), generator=generator))
+    return random.getrandbits(20) << 40 | int(np.random.randint(2**20)) << 20 | int(torch.randint(2**20, ()))
+
+
+def replaced(value, generator=None):
+    return drawn(generator)
+
+
+def whole_sample(sample, generator=None):
+    return {**sample, "txt": drawn(generator)}
+
+
+def drawing(path, kind, world=(0, 1), **options):
+    dataset = Dataset(path, rank=world[0], world_size=world[1], **options)
+    return dataset.map_random(replaced, "cls", kind).map_random(whole_sample, None, kind)
+
+
+def draws(*loaders):
+    """Return what was drawn at each position, by both stages."""
+    found = {}
+    for loader in loaders:
+        for batch in loader:
+            columns = (batch[name].tolist() for name in ("__position__", "cls", "txt"))
+            for position, first, second in zip(*columns, strict=True):
+                assert found.setdefault(position, (first, second)) == (first, second)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_are_the_same_on_any_topology_and_after_a_resume(numbers, kind):
+    whole = draws(Loader(drawing(numbers, kind), 12))
+    assert len(whole) == 108
+    assert draws(Loader(drawing(numbers, kind), 12, num_workers=2)) == whole
+    assert draws(*(Loader(drawing(numbers, kind, (rank, 3)), 4) for rank in range(3))) == whole
+    if kind != "global":
+        assert draws(Loader(drawing(numbers, kind), 12, num_workers=3, workers="thread")) == whole
+    loader = Loader(drawing(numbers, kind), 12, num_workers=1)
+    batches = iter(loader)
+    seen = draws([next(batches) for _ in range(4)])
+    rest = Loader(drawing(numbers, kind), 6)
+    rest.load_state_dict(loader.state_dict())
+    remaining = draws(rest)
+    assert not seen.keys() & remaining.keys()
+    assert seen | remaining == {position: whole[position] for position in seen | remaining}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_differ_between_positions_stages_epochs_and_seeds(numbers, kind):
+    found = []
+    for seed, epoch in ((0, 0), (0, 1), (1, 0)):
+        loader = Loader(drawing(numbers, kind, seed=seed), 12)
+        loader.set_epoch(epoch)
+        found += [draw for pair in draws(loader).values() for draw in pair]
+    assert len(set(found)) == len(found) == 3 * 108 * 2
+
+
+def test_the_seed_of_a_sample_never_changes():
+    """(seed, domain, stage, epoch, position): whoever changes this changes every training run."""
+    assert hash_stream(5, DOMAIN, 1, 2, 77) == slow_hash_stream(5, DOMAIN, 1, 2, 77) == 10318909558064224582
+    sample = {"__key__": "k", "__url__": "u", "__position__": 77}
+    seen = []
+    stage = RandomMap(lambda sample, generator: seen.append(generator) or sample, None, "python", 5, 1).at(2)
+    assert list(stage([sample])) == [sample]
+    assert seen[0].getstate() == random.Random(10318909558064224582).getstate()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("numpy", 3259746832131059767),
+        ("torch", 2170505926851967555),
+        ("python", 2297473937123578485),
+        ("global", 643875663448584100),
+    ],
+)
+def test_draws_of_today_are_those_of_tomorrow(kind, expected):
+    stage = RandomMap(replaced, "x", kind, 2**63 - 1, 3).at(9)
+    assert [sample["x"] for sample in stage([{"__key__": "k", "__position__": 10**12, "x": 0}])] == [expected]
+
+
+def test_global_generators_are_put_back_as_they_were_even_after_an_error(numbers):
+    def fail(sample):
+        random.random(), np.random.rand(), torch.rand(())
+        raise KeyError("no")
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    list(Loader(drawing(numbers, "global"), 12))
+    with pytest.raises(KeyError):
+        list(Loader(Dataset(numbers).map_random(fail, generator="global"), 12))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_global_generators_are_refused_in_threads(numbers):
+    with pytest.raises(PipelineError, match="global generators") as caught:
+        list(Loader(drawing(numbers, "global"), 12, num_workers=2, workers="thread"))
+    assert "process" in caught.value.remedy
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("wdsplit-")]
+
+
+def test_a_field_that_is_missing_is_named_with_its_sample(numbers):
+    dataset = Dataset(numbers).map_random(replaced, "jpg")
+    for num_workers in (0, 1):
+        with pytest.raises(PipelineError, match="jpg") as caught:
+            list(Loader(dataset, 12, num_workers=num_workers))
+        assert caught.value.key
+        assert ".tar" in caught.value.place
+
+
+def test_samples_without_a_position_are_refused_with_a_remedy(numbers):
+    dataset = Dataset(numbers).to_tuple("__key__", "cls").map_random(whole_sample)
+    with pytest.raises(PipelineError, match="no position") as caught:
+        list(Loader(dataset, 12))
+    assert "to_tuple" in caught.value.remedy
+    assert ".tar" in caught.value.place
+
+
+def test_an_unknown_generator_is_refused(numbers):
+    with pytest.raises(InputError, match="jax"):
+        Dataset(numbers).map_random(replaced, generator="jax")
+
+
+def test_a_function_that_raises_stop_iteration_does_not_end_the_samples():
+    def stop(sample, generator):
+        raise StopIteration
+
+    stage = RandomMap(stop, None, "python", 0, 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(stage([{"__key__": "k", "__position__": 1}]))

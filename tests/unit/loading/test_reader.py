@@ -1,0 +1,158 @@
+import itertools
+import tarfile
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from made_datasets import converted, images_table, sized_dataset
+from orders import TAILS
+from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.reader import SampleReader
+from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.shards.files import read_manifest
+from wdsplit.storage.opening import open_storage
+from wdsplit.tar.names import split_name
+
+NUM_ROWS = 61
+
+
+class Opened:
+    """A dataset, and all its samples as `tarfile` reads them: a list a shard of dicts of key and fields."""
+
+    def __init__(self, path):
+        self.storage = open_storage(path)
+        self.manifest = read_manifest(self.storage)
+        self.paths = [f"{path}/{name}" for name in self.manifest.shards.table.column("path").to_pylist()]
+        self.samples = [samples_in_tar(path) for path in self.paths]
+
+    def order(self, window=4, lanes=4, epoch=0, shuffle=True, tail="pad"):
+        return EpochOrder(self.manifest.shards.num_real, OrderOptions(0, shuffle, lanes, window, tail), epoch)
+
+    def reader(self, order, num_lanes=4):
+        return SampleReader(partial(open_shard, self.storage), self.manifest, order, num_lanes)
+
+    def expected(self, order, positions):
+        """Return what a reader shall give: what the tars hold, where the order leads."""
+        found = order.locate(positions)
+        shards, samples, pads = found.shard.tolist(), found.sample.tolist(), found.pad.tolist()
+        return [
+            {
+                **self.samples[shard][sample],
+                "__url__": self.paths[shard],
+                "__position__": position,
+                "__pad__": pad,
+            }
+            for position, shard, sample, pad in zip(positions.tolist(), shards, samples, pads, strict=True)
+        ]
+
+
+def samples_in_tar(path):
+    samples = []
+    with tarfile.open(path) as archive:
+        for key, members in itertools.groupby(archive, lambda member: split_name(member.name)[0]):
+            fields = {split_name(member.name)[1]: archive.extractfile(member).read() for member in members}
+            samples.append({"__key__": key, **fields})
+    return samples
+
+
+def ragged_table(num_rows):
+    """Return a table with nulls, so that samples differ in their fields, in windows and from shard to shard."""
+    rows = range(num_rows)
+    return pa.table(
+        {
+            "cls": rows,
+            "txt": [None if row % 3 == 0 else "ä" * (row % 5) for row in rows],
+            "bin": pa.array([None if row < 20 or row % 7 == 0 else bytes(row * 30) for row in rows], pa.binary()),
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def uniform(tmp_path_factory):
+    return Opened(converted(tmp_path_factory.mktemp("uniform"), images_table(NUM_ROWS), key="name", shards=5))
+
+
+@pytest.fixture(scope="session")
+def ragged(tmp_path_factory):
+    table = ragged_table(NUM_ROWS)
+    mapping = {"cls": "cls", "txt": "txt", "dat": "bin"}
+    return Opened(converted(tmp_path_factory.mktemp("ragged"), table, mapping=mapping, shards=5, null="omit"))
+
+
+@pytest.fixture(scope="session")
+def unequal(tmp_path_factory):
+    return Opened(sized_dataset(tmp_path_factory.mktemp("unequal"), [1, 40, 0, 9, 3], lanes=4, window=4))
+
+
+positions = st.lists(st.integers(0, NUM_ROWS + 20), max_size=30).map(lambda values: np.array(values, np.int64))
+
+
+@pytest.mark.parametrize("dataset", ["uniform", "ragged", "unequal"])
+@given(
+    st.lists(positions, min_size=1, max_size=4),
+    st.sampled_from([1, 3, 4, 100]),
+    st.integers(1, 7),
+    st.booleans(),
+    st.sampled_from(TAILS),
+    st.integers(0, 3),
+)
+def test_the_samples_of_any_positions_are_those_in_the_tars(
+    request, dataset, reads, window, lanes, shuffle, tail, epoch
+):
+    opened = request.getfixturevalue(dataset)
+    order = opened.order(window, lanes, epoch, shuffle, tail)
+    reader = opened.reader(order, num_lanes=1)
+    for wanted in reads:
+        assert list(reader.read(wanted).samples()) == opened.expected(order, wanted)
+
+
+def test_ragged_samples_have_the_fields_that_were_not_null(ragged):
+    order = ragged.order()
+    table = ragged_table(NUM_ROWS).to_pylist()
+    for sample in ragged.reader(order).read(np.arange(NUM_ROWS)).samples():
+        row = table[int(sample["cls"])]
+        assert ("txt" in sample, "dat" in sample) == (row["txt"] is not None, row["bin"] is not None)
+        assert sample.get("txt", b"").decode() == (row["txt"] or "")
+        assert sample.get("dat", b"") == (row["bin"] or b"")
+
+
+@pytest.mark.parametrize("chunk", [1, 5, NUM_ROWS])
+@pytest.mark.parametrize("num_lanes", [1, 4])
+def test_how_much_is_read_at_a_time_and_kept_changes_nothing(uniform, chunk, num_lanes):
+    order = uniform.order()
+    reader = uniform.reader(order, num_lanes)
+    wanted = np.arange(NUM_ROWS)
+    samples = [
+        sample for first in range(0, NUM_ROWS, chunk) for sample in reader.read(wanted[first : first + chunk]).samples()
+    ]
+    assert samples == uniform.expected(order, wanted)
+
+
+def test_reading_can_start_anywhere(uniform):
+    order = uniform.order()
+    for first in range(NUM_ROWS):
+        wanted = np.arange(first, min(first + 3, NUM_ROWS))
+        assert list(uniform.reader(order).read(wanted).samples()) == uniform.expected(order, wanted)
+
+
+def test_no_positions_are_no_samples(uniform):
+    assert list(uniform.reader(uniform.order()).read(np.zeros(0, np.int64)).samples()) == []
+
+
+def test_a_whole_epoch_holds_each_key_once_and_no_pad_of_the_tars(uniform):
+    assert uniform.manifest.num_pads > 0
+    keys = [sample["__key__"] for sample in uniform.reader(uniform.order()).read(np.arange(NUM_ROWS)).samples()]
+    assert len(set(keys)) == NUM_ROWS
+    assert not any(key.startswith("__pad__/") for key in keys)
+
+
+def test_a_sample_is_a_dict_of_its_own(uniform):
+    """A stage may change a sample; a pad or a second reading of the position must not see it."""
+    reader = uniform.reader(uniform.order())
+    first, second = reader.read(np.array([3, 3])).samples()
+    first["cls"] = "changed"
+    assert second["cls"] != "changed"

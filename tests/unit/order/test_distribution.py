@@ -1,0 +1,222 @@
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orders import epoch_order, orders, slow_visits
+from wdsplit.errors import InputError, TopologyError
+from wdsplit.order.distribution import Readers, reading_advice, shard_distribution
+from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
+
+world_sizes = st.integers(1, 6)
+workers = st.integers(1, 4)
+batch_sizes = st.integers(1, 5)
+
+even_shards = [10] * 100
+
+
+def distribution(order, rank=0, world_size=1, worker=0, num_workers=1, batch_size=1):
+    return shard_distribution(order, World(rank, world_size, worker, num_workers), batch_size)
+
+
+# The reference: every position of every reader is gone through
+
+
+def positions_of(order, world_size, num_workers, batch_size):
+    """Return the positions that each (rank, worker) is given, pads included."""
+    given = {}
+    for rank in range(world_size):
+        steps = [step.positions for step in Steps(order, World(rank, world_size), batch_size)]
+        positions = np.concatenate([np.zeros(0, np.int64), *steps])
+        for worker in range(num_workers):
+            given[rank, worker] = positions[worker_of(positions, world_size, num_workers) == worker]
+    return given
+
+
+def visited(order, positions):
+    """Return (shard, visit, lane) of each position that is not a pad."""
+    shard, visit, pad = order.visits(positions)
+    lane = positions % order.options.lanes
+    return list(zip(shard[~pad].tolist(), visit[~pad].tolist(), lane[~pad].tolist(), strict=True))
+
+
+def windows_of(order):
+    """Return for each shard the window of each visit."""
+    options = order.options
+    visits = [slow_visits(options, order.epoch, shard, count) for shard, count in enumerate(order.counts.tolist())]
+    return [[sample // options.window for sample in samples] for samples in visits]
+
+
+def slow_amplification(order, given):
+    windows = windows_of(order)
+    read = sum(
+        len({(lane, shard, windows[shard][visit]) for shard, visit, lane in visited(order, positions)})
+        for positions in given.values()
+    )
+    total = sum(len(set(of_shard)) for of_shard in windows)
+    return read / total if total else 0.0
+
+
+@given(orders(), world_sizes, workers, batch_sizes)
+def test_all_readers_read_what_going_through_all_their_positions_shows(order, world_size, num_workers, batch_size):
+    given = positions_of(order, world_size, num_workers, batch_size)
+    readers = Readers(order, world_size, num_workers, batch_size)
+    per_worker = {}
+    for (rank, worker), positions in given.items():
+        shards = list(dict.fromkeys(shard for shard, _, _ in visited(order, positions)))
+        assert readers.shards(rank, worker) == shards
+        assert readers.num_given(rank, worker) == len(positions)
+        per_worker[rank, worker] = set(shards)
+    for rank in range(world_size):
+        of_rank = [per_worker[rank, worker] for worker in range(num_workers)]
+        assert readers.shards_per_worker(rank) == list(map(len, of_rank))
+        assert readers.shards_per_rank()[rank] == len(set().union(*of_rank))
+    assert readers.num_pads == sum(int(order.visits(positions)[2].sum()) for positions in given.values())
+    assert readers.read_amplification == pytest.approx(slow_amplification(order, given), abs=1e-12)
+
+
+@given(orders(), world_sizes, workers, st.data())
+def test_the_distribution_of_a_reader_is_its_part_of_that_of_all(order, world_size, num_workers, data):
+    rank, worker = data.draw(st.integers(0, world_size - 1)), data.draw(st.integers(0, num_workers - 1))
+    world = World(rank, world_size, worker, num_workers)
+    found = shard_distribution(order, world)
+    positions = np.concatenate([np.zeros(0, np.int64), *reader_positions(order, world, 7)])
+    assert set(found.assigned_shards) == {shard for shard, _, _ in visited(order, positions)}
+    assert found.shards_per_worker[worker] == len(found.assigned_shards)
+    assert (found.total_shards, found.num_samples) == (len(order.counts), int(order.counts.sum()))
+    assert (found.rank, found.world_size, found.worker, found.num_workers) == (rank, world_size, worker, num_workers)
+    assert (len(found.shards_per_rank), len(found.shards_per_worker)) == (world_size, num_workers)
+    assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
+
+
+# Cases worth a name
+
+
+def test_of_100_shards_on_8_ranks_with_4_workers_rank_0_worker_0_reads_every_32nd():
+    order = epoch_order(even_shards, tail="uneven", lanes=32, shuffle=False)
+    found = distribution(order, world_size=8, num_workers=4)
+    assert found.as_dict() == {
+        "total_shards": 100,
+        "shards_per_rank": [13] * 4 + [12] * 4,
+        "shards_per_worker": [4, 3, 3, 3],
+        "rank": 0,
+        "world_size": 8,
+        "worker": 0,
+        "num_workers": 4,
+        "assigned_shards": [0, 32, 64, 96],
+        "num_samples": 1000,
+        "num_pads": 0,
+        "read_amplification": 1.0,
+        "advice": None,
+    }
+
+
+def test_a_reader_of_several_lanes_visits_its_shards_as_their_first_samples_come():
+    """That is shards[rank::world_size] of the unshuffled order, whatever the number of lanes."""
+    order = epoch_order(even_shards, tail="uneven", lanes=20, shuffle=False)
+    assert distribution(order, rank=1, world_size=4).assigned_shards == list(range(100))[1::4]
+
+
+def test_seven_shards_keep_eight_ranks_busy():
+    order = epoch_order([80] * 7, lanes=8, window=10)
+    found = distribution(order, world_size=8, batch_size=16)
+    assert sum(found.shards_per_rank) == 14
+    assert all(found.shards_per_rank)
+    assert (found.num_samples, found.num_pads) == (560, 80)
+    assert found.read_amplification == 1.0
+
+
+@pytest.mark.parametrize(("tail", "num_pads"), [("pad", 28), ("drop", 0), ("uneven", 0)])
+def test_pads_fill_the_last_step_of_all_ranks(tail, num_pads):
+    order = epoch_order([100], tail=tail, lanes=4)
+    assert distribution(order, world_size=4, batch_size=16).num_pads == num_pads
+    assert distribution(order, world_size=4, batch_size=25).num_pads == 0
+
+
+def test_readers_that_share_lanes_read_the_same_windows():
+    order = epoch_order([64] * 16, lanes=16, window=8)
+    assert distribution(order, world_size=2, num_workers=8).read_amplification == 1.0
+    assert distribution(order, world_size=3).read_amplification == 3.0
+    assert distribution(order, world_size=11).read_amplification == 8.0
+
+
+def test_neighbours_read_the_window_that_their_lanes_part():
+    order = epoch_order([12], lanes=2, window=4, shuffle=False)
+    assert order.is_recut
+    assert distribution(order, world_size=2).read_amplification == 4 / 3
+    assert distribution(epoch_order([16], lanes=2, window=4, shuffle=False), world_size=2).read_amplification == 1.0
+
+
+def test_a_shard_that_is_cut_counts_once_for_a_reader_of_both_parts():
+    order = epoch_order([10], lanes=4, shuffle=False)
+    found = distribution(order, world_size=2)
+    assert (found.shards_per_rank, found.assigned_shards) == ([1, 1], [0])
+
+
+def test_what_drop_leaves_out_is_read_by_nobody():
+    found = distribution(epoch_order([10, 10], lanes=2, tail="drop", shuffle=False), world_size=2, batch_size=100)
+    assert (found.shards_per_rank, found.assigned_shards, found.read_amplification) == ([0, 0], [], 0.0)
+
+
+@pytest.mark.parametrize("counts", [[], [0, 0, 0]])
+def test_a_dataset_without_samples_has_nothing_to_read(counts):
+    found = distribution(epoch_order(counts), world_size=2)
+    assert (found.shards_per_rank, found.assigned_shards, found.num_pads) == ([0, 0], [], 0)
+    assert found.read_amplification == 0.0
+
+
+def test_a_batch_of_nothing_is_refused():
+    with pytest.raises(InputError, match="batch size"):
+        distribution(epoch_order([10]), batch_size=0)
+    with pytest.raises(TopologyError):
+        Readers(epoch_order([10]), 0, 1)
+
+
+def test_thousands_of_readers_of_many_shards_take_no_time():
+    counts = np.arange(100_000) % 997 + 500
+    order = epoch_order(counts, lanes=8000, window=256)
+    begin = time.process_time()
+    found = distribution(order, world_size=1000, num_workers=7)
+    assert time.process_time() - begin < 5
+    assert 100_000 < sum(found.shards_per_rank) < 112_000
+    assert 7 < found.read_amplification < 7.2
+
+
+# Advice
+
+
+@given(st.integers(1, 200), st.integers(1, 24), st.integers(1, 9))
+def test_there_is_advice_where_lanes_are_shared_and_nowhere_else(lanes, world_size, num_workers):
+    advice = reading_advice(lanes, world_size, num_workers)
+    assert (advice is None) == (readers_per_lane(lanes, world_size, num_workers) == 1)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "world_size", "num_workers", "advice"),
+    [
+        (16, 3, 1, "lanes=15 or lanes=18 or 2 ranks or 4 ranks"),
+        (16, 8, 3, "lanes=24 or 2 workers"),
+        (32, 8, 3, "lanes=24 or lanes=48 or 2 workers or 4 workers"),
+        (12, 5, 1, "lanes=10 or lanes=15 or 4 ranks or 6 ranks"),
+        (7, 8, 2, "lanes=16"),
+    ],
+)
+def test_advice_names_the_nearest_numbers_that_divide(lanes, world_size, num_workers, advice):
+    said = reading_advice(lanes, world_size, num_workers)
+    assert f"each lane has one reader with {advice} (" in said
+    assert said.startswith(f"{world_size} ranks x {num_workers} workers do not divide {lanes} lanes, so ")
+
+
+@given(st.integers(1, 200), st.integers(1, 24), st.integers(1, 9))
+def test_following_the_advice_gives_each_lane_one_reader(lanes, world_size, num_workers):
+    said = reading_advice(lanes, world_size, num_workers) or " with  ("
+    for choice in said.partition(" with ")[2].partition(" (")[0].split(" or "):
+        if choice.startswith("lanes="):
+            assert readers_per_lane(int(choice[6:]), world_size, num_workers) == 1
+        elif choice.endswith("workers"):
+            assert readers_per_lane(lanes, world_size, int(choice.split()[0])) == 1
+        elif choice:
+            assert readers_per_lane(lanes, int(choice.split()[0]), num_workers) == 1

@@ -1,0 +1,334 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from orders import (
+    SHARDS,
+    TAILS,
+    counts,
+    epoch_order,
+    every_sample,
+    located,
+    options,
+    orders,
+    real_positions,
+    slow_epoch,
+    slow_hash_stream,
+    slow_lanes,
+    slow_permutation,
+    slow_visits,
+    tails,
+)
+from wdsplit.errors import InputError
+from wdsplit.order.epoch import EpochOrder, OrderOptions, hash_stream, permutation, visit_order
+
+words = st.lists(st.integers(0, 2**64 - 1), max_size=5)
+
+
+def is_permutation(items, n):
+    return sorted(items.tolist()) == list(range(n))
+
+
+# Golden values: an epoch is the same for ever, whatever the versions of numpy and of wdsplit.
+
+
+def test_golden_hash_stream():
+    assert [hash_stream(), hash_stream(0), hash_stream(1, 2, 3), hash_stream(2**64 - 1)] == [
+        0,
+        16294208416658607535,
+        9666406879569478978,
+        11923130667873509210,
+    ]
+
+
+def test_golden_permutations():
+    assert permutation(10, 0).tolist() == [5, 7, 8, 2, 9, 0, 3, 1, 6, 4]
+    assert permutation(10, 7, 3, SHARDS).tolist() == [2, 5, 9, 7, 3, 1, 6, 0, 8, 4]
+
+
+def test_golden_visits_of_a_shard():
+    assert visit_order(options(seed=1, window=3), 2, 5, 8).tolist() == [6, 7, 0, 1, 2, 5, 3, 4]
+
+
+def test_golden_epoch_of_equal_shards():
+    order = epoch_order([3, 3, 3, 3], epoch=1, lanes=2, window=2, seed=42)
+    assert order.sequence.tolist() == [3, 1, 2, 0]
+    assert located(order, range(12)) == [
+        (3, 2, False),
+        (2, 2, False),
+        (3, 0, False),
+        (2, 1, False),
+        (3, 1, False),
+        (2, 0, False),
+        (1, 0, False),
+        (0, 0, False),
+        (1, 1, False),
+        (0, 1, False),
+        (1, 2, False),
+        (0, 2, False),
+    ]
+
+
+def test_golden_epoch_that_is_cut_again():
+    order = epoch_order([5, 0, 2, 4], epoch=3, lanes=3, window=2, seed=9)
+    assert order.is_recut
+    assert order.sequence.tolist() == [1, 2, 3, 0]
+    assert located(order, range(13)) == [
+        (2, 0, False),
+        (3, 2, False),
+        (0, 0, False),
+        (2, 1, False),
+        (3, 3, False),
+        (0, 1, False),
+        (3, 0, False),
+        (0, 3, False),
+        (0, 4, False),
+        (3, 1, False),
+        (0, 2, False),
+        (0, 4, True),
+        (3, 1, True),
+    ]
+
+
+def test_unshuffled_shards_are_woven_lane_by_lane():
+    """Shards 0 and 2 make lane 0, shards 1 and 3 lane 1; position g is offset g div 2 of lane g mod 2."""
+    order = epoch_order([2, 2, 2, 2], lanes=2, shuffle=False)
+    assert order.sequence.tolist() == [0, 2, 1, 3]
+    assert [(shard, sample) for shard, sample, _ in located(order, range(8))] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (2, 0),
+        (3, 0),
+        (2, 1),
+        (3, 1),
+    ]
+
+
+# Permutations
+
+
+@given(words)
+def test_a_hash_is_that_of_the_reference(words):
+    assert hash_stream(*words) == slow_hash_stream(*words)
+
+
+@given(st.integers(0, 200), words)
+def test_a_permutation_is_that_of_the_reference(n, words):
+    assert permutation(n, *words).tolist() == slow_permutation(n, *words)
+
+
+@given(st.integers(0, 5000), words)
+def test_a_permutation_holds_each_item_once(n, words):
+    assert is_permutation(permutation(n, *words), n)
+
+
+@given(words, words)
+@example([0], [0, 0])
+@example([1, 2], [2, 1])
+@example([0], [2**64 - 1])
+def test_a_hash_depends_on_each_word_and_on_their_order(one, other):
+    assume(one != other)
+    assert hash_stream(*one) != hash_stream(*other)
+
+
+def test_no_two_of_many_seeds_epochs_and_shards_share_a_permutation():
+    """A peer's seed of 42 + rank * 10000 + worker * 100 + epoch gave two workers of different epochs the same order."""
+    named = itertools.chain(
+        itertools.product(range(60), range(150), [SHARDS]),
+        itertools.product(range(8), range(30), [2, 3], range(20)),
+        itertools.product(range(4), range(10), [3], range(5), range(10)),
+    )
+    seen = [permutation(24, *words).tobytes() for words in named]
+    assert len(set(seen)) == len(seen) == 60 * 150 + 8 * 30 * 2 * 20 + 4 * 10 * 5 * 10
+
+
+@pytest.mark.parametrize("item", [0, 31, 63])
+def test_an_item_lands_everywhere_equally_often(item):
+    n, epochs = 64, 6400
+    landed = [int(np.flatnonzero(permutation(n, 5, epoch, SHARDS) == item)[0]) for epoch in range(epochs)]
+    expected = epochs / n
+    chi_square = float((((np.bincount(landed, minlength=n) - expected) ** 2) / expected).sum())
+    degrees = n - 1
+    assert abs(chi_square - degrees) < 5 * math.sqrt(2 * degrees)
+
+
+def test_neighbours_and_epochs_are_not_correlated():
+    n = 4096
+    ranks = [np.argsort(permutation(n, 0, epoch, SHARDS)) for epoch in range(8)]
+    pairs = [(one, other) for one, other in itertools.combinations(ranks, 2)] + [
+        (rank[:-1], rank[1:]) for rank in ranks
+    ]
+    pairs += [(np.arange(n), rank) for rank in ranks]
+    assert max(abs(float(np.corrcoef(one, other)[0, 1])) for one, other in pairs) < 5 / math.sqrt(n)
+
+
+# Visits of a shard
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.booleans(), st.integers(0, 9), st.integers(0, 99))
+def test_the_visits_of_a_shard_are_those_of_the_reference(count, window, shuffle, epoch, shard):
+    chosen = options(window=window, shuffle=shuffle, seed=3)
+    assert visit_order(chosen, epoch, shard, count).tolist() == slow_visits(chosen, epoch, shard, count)
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(0, 9), st.integers(0, 99))
+def test_a_window_is_visited_as_a_whole_before_the_next(count, window, epoch, shard):
+    visits = visit_order(options(window=window), epoch, shard, count)
+    assert is_permutation(visits, count)
+    windows = [number for number, _ in itertools.groupby((visits // window).tolist())]
+    assert sorted(windows) == list(range(-(-count // window)))
+
+
+def test_windows_and_samples_are_both_shuffled():
+    visits = [visit_order(options(window=8), epoch, 0, 64) for epoch in range(4)]
+    assert len({tuple(visit // 8) for visit in visits}) == 4
+    assert len({tuple(visit[visit // 8 == 0]) for visit in visits}) == 4
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 1}])
+def test_another_seed_or_epoch_is_another_order(other):
+    one, another = epoch_order([20] * 20), epoch_order([20] * 20, **other)
+    assert one.sequence.tolist() != another.sequence.tolist()
+    assert located(one, range(400)) != located(another, range(400))
+
+
+def test_two_shards_are_not_visited_alike():
+    assert visit_order(options(window=64), 0, 0, 64).tolist() != visit_order(options(window=64), 0, 1, 64).tolist()
+
+
+# The epoch
+
+
+@given(orders())
+def test_the_order_is_that_of_the_reference(order):
+    lanes, is_recut = slow_lanes(order.counts.tolist(), order.options, order.epoch)
+    assert order.is_recut == is_recut
+    assert order.lane_length.tolist() == [len(lane) for lane in lanes]
+    assume(order.num_samples)
+    positions = range(order.num_positions + 3 * order.options.lanes)
+    for found, wanted in zip(located(order, positions), slow_epoch(lanes), strict=False):
+        assert found[2] == wanted[2]
+        assert found[:2] == wanted[:2] or wanted[:2] == (None, None)
+        assert 0 <= found[1] < order.counts[found[0]]
+
+
+@given(orders(), st.data())
+def test_a_position_leads_to_the_same_sample_alone_or_among_others(order, data):
+    assume(order.num_samples)
+    positions = data.draw(st.lists(st.integers(0, order.num_positions + 20), max_size=10))
+    assert located(order, positions) == [located(order, [position])[0] for position in positions]
+
+
+@given(orders())
+def test_pads_are_what_is_not_real(order):
+    assume(order.num_samples)
+    positions = np.arange(order.num_positions + 20)
+    assert (order.locate(positions).pad == ~order.is_real(positions)).all()
+
+
+@given(orders(st.sampled_from(["pad", "uneven"])))
+def test_each_sample_appears_once_below_the_end_of_the_epoch(order):
+    positions = real_positions(order)
+    assert sorted(sample[:2] for sample in located(order, positions)) == every_sample(order)
+    assert order.num_samples == len(positions) == order.lane_length.sum()
+    assert not order.is_real(order.num_positions + np.arange(2 * order.options.lanes)).any()
+    if order.is_recut:
+        assert order.num_positions == order.num_samples
+
+
+@given(orders(st.sampled_from(["pad", "drop"])), st.integers(0, 50))
+def test_every_epoch_has_as_many_positions(order, epoch):
+    other = EpochOrder(order.counts, order.options, epoch)
+    assert (other.num_positions, other.is_recut) == (order.num_positions, order.is_recut)
+
+
+@given(orders(st.just("drop")))
+def test_drop_has_no_pads_and_no_repeats(order):
+    found = located(order, range(order.num_positions))
+    assert not any(pad for _, _, pad in found)
+    assert len({sample[:2] for sample in found}) == len(found)
+    dropped = order.num_samples - order.num_positions
+    assert dropped == 0 if order.is_recut else dropped <= 0.01 * order.lane_length.max() * order.options.lanes
+
+
+@given(orders(st.just("uneven")))
+def test_uneven_never_cuts_a_shard(order):
+    assert not order.is_recut
+    found = order.locate(real_positions(order))
+    lanes = real_positions(order) % order.options.lanes
+    for shard in set(found.shard.tolist()):
+        assert len(set(lanes[found.shard == shard].tolist())) == 1
+
+
+@given(orders(st.sampled_from(["pad", "drop"])))
+def test_lanes_differ_by_one_per_cent_or_one_sample_at_most(order):
+    assert np.ptp(order.lane_length) <= max(1, 0.01 * order.lane_length.max())
+    assert order.lane_length.sum() == order.num_samples
+
+
+@given(counts, tails, st.integers(1, 8))
+def test_the_real_samples_do_not_depend_on_the_shuffle(counts, tail, lanes):
+    assume(tail != "drop")
+    shuffled, plain = (epoch_order(counts, tail=tail, lanes=lanes, shuffle=shuffle) for shuffle in (True, False))
+    assert every_sample(shuffled) == sorted(s[:2] for s in located(plain, real_positions(plain)))
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("counts", [[], [0], [0, 0, 0, 0, 0]])
+def test_a_dataset_without_samples_has_no_positions(counts, tail):
+    order = epoch_order(counts, tail=tail)
+    assert (order.num_samples, order.num_positions) == (0, 0)
+    assert located(order, []) == []
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("counts", [[1], [2, 1], [0, 3, 0], [1, 0, 0, 0, 0, 1]])
+def test_fewer_samples_or_shards_than_lanes_lose_nothing(counts, tail):
+    order = epoch_order(counts, tail=tail, lanes=7)
+    assert sorted(s[:2] for s in located(order, real_positions(order))) == every_sample(order)
+
+
+def test_a_lane_that_has_ended_repeats_its_own_samples_from_the_last_on():
+    order = epoch_order([101, 100], tail="pad", lanes=2, shuffle=False)
+    assert not order.is_recut
+    assert located(order, [200, 201, 203, 401]) == [(0, 100, False), (1, 99, True), (1, 98, True), (1, 99, True)]
+
+
+def test_lanes_that_differ_by_more_than_one_per_cent_are_cut_again():
+    assert [epoch_order([100, low], lanes=2).is_recut for low in (100, 99, 98, 0)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", -1),
+        ("seed", 2**63),
+        ("seed", 1.0),
+        ("seed", True),
+        ("lanes", 0),
+        ("lanes", "4"),
+        ("window", 0),
+        ("window", True),
+        ("tail", "wrap"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(field, value):
+    with pytest.raises(InputError, match=f"{field} = {value!r}".replace(".", r"\.")):
+        options(**{field: value})
+
+
+def test_all_problems_of_the_options_are_named_at_once():
+    with pytest.raises(InputError) as caught:
+        OrderOptions(seed=-1, shuffle=True, lanes=0, window=0, tail="wrap")
+    assert all(f"{name} = " in caught.value.found for name in ("seed", "lanes", "window", "tail"))
+
+
+def test_an_epoch_below_zero_is_refused():
+    with pytest.raises(InputError, match="epoch"):
+        epoch_order([1], epoch=-1)

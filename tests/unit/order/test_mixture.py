@@ -1,0 +1,576 @@
+import itertools
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from orders import GOLDEN_RATIO, epoch_order, mixed, options, slow_hash_stream
+from wdsplit.errors import InputError
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.mixture import BLOCK_OFFSETS, MAX_MIXED_SAMPLES, MixedOrder, epoch_counts, source_seed
+from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, worker_of
+
+PHASES, LABELS = 9, 10
+
+epochs = st.integers(0, 60)
+
+
+def mixed_order(sizes, counts, epoch=0, **others):
+    return MixedOrder(sizes, counts, options(**others), epoch)
+
+
+@st.composite
+def mixtures(draw, most=40, lanes=None, tails=("pad", "drop")):
+    """Draw the arguments of a MixedOrder: (sizes, counts, options)."""
+    sizes = draw(st.lists(st.integers(0, 25), min_size=1, max_size=7))
+    counts = [draw(st.integers(0, most)) if size else 0 for size in sizes]
+    assume(sum(counts))
+    chosen = options(
+        tail=draw(st.sampled_from(tails)),
+        lanes=lanes or draw(st.integers(1, 6)),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**63 - 1)),
+    )
+    return sizes, counts, chosen
+
+
+def led(order, positions):
+    """Return (source, source epoch, position there) of each position."""
+    found = [None] * len(positions)
+    for part in order.parts(np.asarray(positions, np.int64)):
+        assert len(part.rows) == len(part.positions) > 0
+        assert part.rows.tolist() == sorted(set(part.rows.tolist()))
+        for row, place in zip(part.rows.tolist(), part.positions.tolist(), strict=True):
+            assert found[row] is None
+            found[row] = (part.source, part.source_epoch, place)
+    assert None not in found
+    return found
+
+
+def whole_epoch(order):
+    return led(order, range(order.num_positions))
+
+
+def sources_of(order, positions):
+    sources = np.full(len(positions), -1)
+    for part in order.parts(positions):
+        sources[part.rows] = part.source
+    return sources
+
+
+# The reference: the order told again, slow, in plain Python
+
+
+def slow_hash(state, number):
+    return mixed(state + (number + 1) * GOLDEN_RATIO)
+
+
+def slow_phase(state, lane, num_sources, middle, total):
+    return (slow_hash(state, lane * num_sources + middle) >> 1) % total
+
+
+def slow_sources(in_lane, state, lane, low, high):
+    """Return the source at each offset of a lane that has in_lane[i] samples of source i; of low <= i < high alone."""
+    total = sum(in_lane[low:high])
+    if high - low == 1 or not total:
+        return [low] * total
+    middle = (low + high) // 2
+    phase = slow_phase(state, lane, len(in_lane), middle, total)
+    left = sum(in_lane[low:middle])
+    lefts = iter(slow_sources(in_lane, state, lane, low, middle))
+    rights = iter(slow_sources(in_lane, state, lane, middle, high))
+    ends = [(left * x + phase) // total for x in range(total + 1)]
+    return [next(lefts if end > begin else rights) for begin, end in itertools.pairwise(ends)]
+
+
+def slow_lanes(sizes, counts, options, epoch):
+    """Return the lanes, each its (source, source epoch, position there)."""
+    lanes, named = options.lanes, (options.seed, epoch) if options.shuffle else (0, 0)
+    dealt = [
+        (source, *divmod(epoch * count + number, size))
+        for source, (size, count) in enumerate(zip(sizes, counts, strict=True))
+        for number in range(count)
+    ]
+    for lane in range(lanes):
+        queues = {source: [] for source in range(len(sizes))}
+        for sample in dealt[lane::lanes]:
+            queues[sample[0]].append(sample)
+        in_lane = [len(queue) for queue in queues.values()]
+        sources = slow_sources(in_lane, slow_hash_stream(*named, PHASES), lane, 0, len(sizes))
+        if options.shuffle:
+            state = slow_hash_stream(*named, LABELS)
+            ranks = [
+                (offset // 32, slow_hash(state, offset * lanes + lane), source) for offset, source in enumerate(sources)
+            ]
+            sources = [source for _, _, source in sorted(ranks)]
+        yield [queues[source].pop(0) for source in sources]
+
+
+def slow_step_of_lane(in_lane, state, lane, offset):
+    """Return source and number within the lane's samples of that source, for lanes that are too long to be listed."""
+    low, high, place = 0, len(in_lane), offset
+    while high - low > 1:
+        middle, total = (low + high) // 2, sum(in_lane[low:high])
+        left, phase = sum(in_lane[low:middle]), slow_phase(state, lane, len(in_lane), middle, total)
+        begin, end = ((left * x + phase) // total for x in (place, place + 1))
+        low, high, place = (low, middle, begin) if end > begin else (middle, high, place - begin)
+    return low, place
+
+
+# Golden values: an epoch is the same for ever.
+
+
+def test_golden_epoch_of_a_mixture():
+    order = mixed_order([4, 3, 5], [6, 3, 4], epoch=2, lanes=2, seed=42)
+    assert whole_epoch(order) == [
+        (1, 2, 0),
+        (2, 1, 3),
+        (2, 1, 4),
+        (0, 3, 1),
+        (0, 3, 0),
+        (0, 3, 3),
+        (2, 2, 1),
+        (1, 2, 1),
+        (0, 3, 2),
+        (0, 4, 1),
+        (1, 2, 2),
+        (2, 2, 0),
+        (0, 4, 0),
+    ]
+
+
+def test_golden_epoch_that_is_not_shuffled():
+    order = mixed_order([4, 3, 5], [6, 3, 4], epoch=2, lanes=2, shuffle=False)
+    assert whole_epoch(order) == [
+        (1, 2, 0),
+        (0, 3, 1),
+        (0, 3, 0),
+        (2, 1, 3),
+        (2, 1, 4),
+        (0, 3, 3),
+        (1, 2, 2),
+        (1, 2, 1),
+        (0, 3, 2),
+        (0, 4, 1),
+        (2, 2, 1),
+        (2, 2, 0),
+        (0, 4, 0),
+    ]
+
+
+def test_golden_seeds_of_sources():
+    assert [source_seed(0, 0), source_seed(0, 1), source_seed(2**63 - 1, 7)] == [
+        4684938952143280539,
+        6314433330636160699,
+        4124603992377014046,
+    ]
+
+
+# The order
+
+
+@given(mixtures(), epochs)
+def test_the_order_is_that_of_the_reference(mixture, epoch):
+    order = MixedOrder(*mixture, epoch)
+    lanes = list(slow_lanes(*mixture, epoch))
+    assert order.lane_length.tolist() == [len(lane) for lane in lanes]
+    for lane, samples in enumerate(lanes):
+        positions = range(lane, order.num_positions, len(lanes))
+        assert led(order, positions) == samples
+
+
+@given(mixtures(), epochs)
+def test_pads_repeat_the_samples_of_their_lane(mixture, epoch):
+    order = MixedOrder(*mixture, epoch)
+    lanes, total = order.options.lanes, order.num_positions
+    positions = np.arange(total + 3 * lanes)
+    assert order.is_real(positions).tolist() == [position < total for position in positions]
+    assert order.pads(positions).tolist() == [position >= total for position in positions]
+    found = led(order, positions)
+    for pad in range(total, total + 3 * lanes):
+        lane = list(range(pad % lanes, total, lanes))
+        repeated = lane[-1 - (pad // lanes - len(lane)) % len(lane)] if lane else pad % total
+        assert found[pad] == found[repeated]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_lane_without_samples_repeats_those_of_others(shuffle):
+    found = led(mixed_order([2, 1], [2, 1], lanes=5, shuffle=shuffle), range(10))
+    assert len(set(found[:3])) == 3
+    assert found[3:] == [found[0], found[1], *found[:3], found[2], found[0]]
+
+
+@given(mixtures(), epochs, st.data())
+def test_a_position_leads_to_the_same_sample_alone_or_among_others(mixture, epoch, data):
+    order = MixedOrder(*mixture, epoch)
+    positions = data.draw(st.lists(st.integers(0, order.num_positions + 20), max_size=10))
+    assert led(order, positions) == [led(order, [position])[0] for position in positions]
+
+
+@given(mixtures(), epochs)
+def test_an_epoch_has_each_sources_count_and_exactly_the_next_numbers_of_its_stream(mixture, epoch):
+    sizes, counts, _ = mixture
+    order = MixedOrder(*mixture, epoch)
+    assert order.num_samples == order.num_positions == order.lane_length.sum() == sum(counts)
+    numbers = {source: [] for source in range(len(sizes))}
+    for source, source_epoch, position in whole_epoch(order):
+        assert 0 <= position < sizes[source]
+        numbers[source].append(source_epoch * sizes[source] + position)
+    for source, count in enumerate(counts):
+        assert sorted(numbers[source]) == list(range(epoch * count, (epoch + 1) * count))
+
+
+@given(mixtures(most=25))
+def test_over_the_epochs_each_sample_is_seen_equally_often(mixture):
+    sizes, counts, _ = mixture
+    seen = Counter(
+        (source, position) for epoch in range(5) for source, _, position in whole_epoch(MixedOrder(*mixture, epoch))
+    )
+    for source, size in enumerate(sizes):
+        often = [seen[source, position] for position in range(size)]
+        assert sum(often) == 5 * counts[source]
+        assert max(often, default=0) - min(often, default=0) <= 1
+
+
+@given(mixtures(), epochs)
+def test_lanes_differ_by_one_at_most_and_the_longer_come_first(mixture, epoch):
+    lengths = MixedOrder(*mixture, epoch).lane_length.tolist()
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] - lengths[-1] <= 1
+
+
+@given(mixtures(), epochs)
+def test_a_lane_reads_a_source_from_front_to_back_and_in_each_epoch_one_lane_of_it(mixture, epoch):
+    order = MixedOrder(*mixture, epoch)
+    lanes = order.options.lanes
+    owners = {}
+    for lane in range(lanes):
+        found = led(order, range(lane, order.num_positions, lanes))
+        for source in range(len(mixture[0])):
+            numbers = [(source_epoch, place) for each, source_epoch, place in found if each == source]
+            assert numbers == sorted(numbers)
+        for source, source_epoch, place in found:
+            assert owners.setdefault((source, source_epoch, place % lanes), lane) == lane
+
+
+@given(mixtures(lanes=12), epochs, st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2), (1, 4), (6, 2)]))
+def test_readers_of_whole_lanes_share_no_lane_of_a_source(mixture, epoch, topology):
+    order = MixedOrder(*mixture, epoch)
+    world_size, num_workers = topology
+    owners = {}
+    for rank, worker in itertools.product(range(world_size), range(num_workers)):
+        world = World(rank, world_size, worker, num_workers)
+        lanes = set(assigned_lanes(12, world).tolist())
+        assert len(lanes) == 12 / (world_size * num_workers)
+        for positions in reader_positions(order, world, chunk=7):
+            assert set((positions % 12).tolist()) <= lanes
+            for source, source_epoch, place in led(order, positions[order.is_real(positions)]):
+                assert owners.setdefault((source, source_epoch, place % 12), world) == world
+
+
+# Any topology, any start
+
+
+@given(mixtures(most=20), epochs, st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.data())
+def test_any_ranks_and_workers_make_the_same_batches_from_any_start(
+    mixture, epoch, world_size, num_workers, batch_size, data
+):
+    order = MixedOrder(*mixture, epoch)
+    start = data.draw(st.integers(0, order.num_positions))
+    global_batch = batch_size * world_size
+    alone = [led(order, step.positions) for step in Steps(order, World(), global_batch, start)]
+    ranks = [Steps(order, World(rank, world_size), batch_size, start) for rank in range(world_size)]
+    assert {len(steps) for steps in ranks} == {len(alone)}
+    for parts, wanted in zip(zip(*ranks, strict=True), alone, strict=True):
+        batch = [None] * global_batch
+        for part in parts:
+            owners = worker_of(part.positions, world_size, num_workers)
+            for worker in range(num_workers):
+                positions = part.positions[owners == worker]
+                for position, sample in zip(positions.tolist(), led(order, positions), strict=True):
+                    batch[position - (parts[0].end - global_batch)] = sample
+        assert batch == wanted
+    left = order.num_positions - start
+    assert len(alone) == (left // global_batch if order.options.tail == "drop" else -(-left // global_batch))
+
+
+@given(mixtures(), epochs, st.integers(1, 5), st.integers(1, 30), st.integers(1, 5), st.integers(1, 5))
+def test_an_interrupted_epoch_goes_on_with_other_ranks_where_it_stopped(mixture, epoch, before, steps, after, batch):
+    order = MixedOrder(*mixture, epoch)
+    ranks = [itertools.islice(Steps(order, World(rank, before), batch), steps) for rank in range(before)]
+    taken = [step for rank in ranks for step in rank]
+    assume(taken)
+    end = max(step.end for step in taken)
+    taken += [step for rank in range(after) for step in Steps(order, World(rank, after), batch, end)]
+    positions = np.concatenate([step.positions for step in taken])
+    found = Counter(led(order, positions[order.is_real(positions)]))
+    assert set(found.values()) <= {1}
+    if order.options.tail == "pad":
+        assert found == Counter(whole_epoch(order))
+
+
+# With the sources' own orders
+
+
+@given(mixtures(), epochs, st.integers(1, 9))
+def test_with_the_sources_own_orders_each_sample_comes_once_an_epoch_of_its_source(mixture, epoch, shards):
+    sizes, counts, chosen = mixture
+    order = MixedOrder(*mixture, epoch)
+    seen = {source: Counter() for source in range(len(sizes))}
+    for part in order.parts(np.arange(order.num_positions)):
+        own_options = options(lanes=chosen.lanes, seed=source_seed(chosen.seed, part.source))
+        own_counts = np.array([len(range(shard, sizes[part.source], shards)) for shard in range(shards)])
+        own = EpochOrder(own_counts, own_options, part.source_epoch, equal_lanes=True)
+        located = own.locate(part.positions)
+        assert not located.pad.any()
+        samples = zip(located.shard.tolist(), located.sample.tolist(), strict=True)
+        seen[part.source].update((part.source_epoch, *sample) for sample in samples)
+    for source, count in enumerate(counts):
+        assert set(seen[source].values()) <= {1}
+        assert seen[source].total() == count
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("counts", [[7], [3, 3, 3, 3], [100, 99], [0, 5, 1], []])
+def test_lanes_can_be_cut_at_equal_counts_always(counts, tail):
+    own = EpochOrder(np.array(counts, np.int64), options(lanes=2, tail=tail), 3, equal_lanes=True)
+    assert own.is_recut
+    assert own.lane_length.tolist() == [-(-sum(counts) // 2), sum(counts) // 2]
+    positions = np.arange(sum(counts) + 5)
+    assert own.is_real(positions).tolist() == [position < sum(counts) for position in positions]
+    assert own.num_positions == own.num_samples == sum(counts)
+
+
+def test_lanes_that_come_out_even_are_the_same_when_cut():
+    cut = EpochOrder(np.array([3, 3, 3, 3]), options(lanes=2, seed=42), 1, equal_lanes=True)
+    own = epoch_order([3, 3, 3, 3], epoch=1, lanes=2, seed=42)
+    assert cut.locate(np.arange(12)).sample.tolist() == own.locate(np.arange(12)).sample.tolist()
+    assert cut.locate(np.arange(12)).shard.tolist() == own.locate(np.arange(12)).shard.tolist()
+
+
+def test_sources_have_seeds_of_their_own():
+    seeds = [source_seed(seed, source) for seed in range(100) for source in range(100)]
+    assert len(set(seeds)) == 10_000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# Shares
+
+
+MANY = ([700, 300], [1, 999], [100] * 50, [5, 80, 3000, 200, 5], [10_000, 1], [333, 333, 334])
+
+
+@pytest.mark.parametrize("counts", MANY)
+def test_each_stretch_of_a_lane_has_the_shares_of_the_whole(counts):
+    """A sample more or less each time that the sources are halved would be allowed; it is about one in all."""
+    lanes = 8
+    order = mixed_order(counts, counts, lanes=lanes, shuffle=False)
+    for lane in range(lanes):
+        sources = sources_of(order, np.arange(lane, order.num_positions, lanes))
+        for source in range(len(counts)):
+            is_here = np.concatenate([[0], np.cumsum(sources == source)])
+            error = is_here - is_here[-1] * np.arange(len(is_here)) / len(sources)
+            assert np.ptp(error) < 2.2
+
+
+@pytest.mark.parametrize("counts", MANY)
+def test_shuffled_lanes_have_the_shares_of_the_whole_in_each_stretch_of_blocks(counts):
+    lanes = 8
+    order = mixed_order(counts, counts, lanes=lanes)
+    for lane in range(lanes):
+        sources = sources_of(order, np.arange(lane, order.num_positions, lanes))
+        for source in range(len(counts)):
+            is_here = np.concatenate([[0], np.cumsum(sources == source)])[::BLOCK_OFFSETS]
+            share = (sources == source).sum() / len(sources)
+            assert np.ptp(is_here - share * BLOCK_OFFSETS * np.arange(len(is_here))) < 2.2
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("counts", MANY)
+def test_all_lanes_together_keep_the_shares_and_do_not_come_to_a_source_at_the_same_time(counts, shuffle):
+    lanes, counts = 64, [64 * count for count in counts]
+    order = mixed_order(counts, counts, lanes=lanes, shuffle=shuffle)
+    sources = sources_of(order, np.arange(order.num_positions))
+    for source in {0, len(counts) // 2, len(counts) - 1}:
+        share = counts[source] / order.num_positions
+        error = np.cumsum(sources == source) - share * np.arange(1, order.num_positions + 1)
+        in_block = BLOCK_OFFSETS * share if shuffle else 0
+        assert np.ptp(error) < 4 * (lanes * (1 + in_block)) ** 0.5
+
+
+def test_a_shuffled_lane_that_ranks_share_does_not_beat_in_time_with_them():
+    """Two equal sources in turn would give rank 0 of 2 the one and rank 1 the other, if all stood in one lane."""
+    counts = [3200, 3200]
+    plain, shuffled = (mixed_order(counts, counts, lanes=1, shuffle=shuffle) for shuffle in (False, True))
+    for rank in (0, 1):
+        positions = np.arange(rank, 6400, 2)
+        assert len(set(sources_of(plain, positions).tolist())) == 1
+        assert abs(sources_of(shuffled, positions).mean() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 1}])
+def test_another_seed_or_epoch_weaves_the_sources_anew(other):
+    one, another = mixed_order([500, 500], [500, 500]), mixed_order([500, 500], [500, 500], **other)
+    positions = np.arange(1000)
+    assert 300 < (sources_of(one, positions) != sources_of(another, positions)).sum() < 700
+
+
+def test_epochs_that_are_not_shuffled_are_all_the_same():
+    one, another = (mixed_order([9, 20], [9, 20], epoch, shuffle=False, seed=epoch) for epoch in (0, 5))
+    assert [(source, place) for source, _, place in whole_epoch(one)] == [
+        (source, place) for source, _, place in whole_epoch(another)
+    ]
+
+
+# Large
+
+
+@given(st.lists(st.integers(1, 2**47), min_size=1, max_size=8), st.integers(1, 2000), st.integers(0, 2**62), st.data())
+def test_counts_of_fifty_bits_are_exact(counts, lanes, epoch, data):
+    sizes = [data.draw(st.integers(1, MAX_MIXED_SAMPLES)) for _ in counts]
+    order = mixed_order(sizes, counts, epoch, lanes=lanes, shuffle=False)
+    positions = [0, sum(counts) - 1, *data.draw(st.lists(st.integers(0, sum(counts) - 1), max_size=5))]
+    state = slow_hash_stream(0, 0, PHASES)
+    starts = [0, *itertools.accumulate(counts)]
+    for position, found in zip(positions, led(order, positions), strict=True):
+        lane, offset = position % lanes, position // lanes
+        ends = [len(range(lane, start, lanes)) for start in starts]
+        in_lane = [end - begin for begin, end in itertools.pairwise(ends)]
+        source, place = slow_step_of_lane(in_lane, state, lane, offset)
+        number = epoch * counts[source] + (lane - starts[source]) % lanes + lanes * place
+        assert found == (source, *divmod(number, sizes[source]))
+
+
+def test_a_thousand_sources_of_a_trillion_samples_are_no_matter():
+    sizes = [10**9 + 7 * source for source in range(1000)]
+    counts = epoch_counts(sizes, weights=[1 + source % 7 for source in range(1000)], num_samples=10**12)
+    order = mixed_order(sizes, counts, epoch=10**6, lanes=256)
+    assert order.num_positions == sum(counts) == 10**12
+    for begin in (0, 123_456_789_012, 10**12 - 5000):
+        found = led(order, np.arange(begin, begin + 5000))
+        assert len(set(found)) == 5000
+        assert len({source for source, _, _ in found}) > 900
+        for source, source_epoch, place in found:
+            number = source_epoch * sizes[source] + place - 10**6 * counts[source]
+            assert 0 <= place < sizes[source]
+            assert abs(number / counts[source] - begin / 10**12) < 0.001
+    steps = Steps(order, World(3, 512), 256)
+    assert len(steps) == -(-(10**12) // (512 * 256))
+    assert next(iter(steps)).positions[:2].tolist() == [3, 515]
+
+
+# Counts
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=9), st.integers(1, 10**6))
+def test_counts_are_in_proportion_to_the_weights_up_to_one_and_have_the_sum_asked_for(weights, num_samples):
+    total = sum(weights)
+    assume(total and all(weight * num_samples >= total for weight in weights if weight))
+    counts = epoch_counts([5] * len(weights), weights=weights, num_samples=num_samples)
+    assert sum(counts) == num_samples
+    for count, weight in zip(counts, weights, strict=True):
+        assert abs(count - Fraction(num_samples * weight, total)) < 1
+    for one, other in itertools.combinations(range(len(weights)), 2):
+        assert weights[one] <= weights[other] or counts[one] >= counts[other]
+
+
+@pytest.mark.parametrize(
+    ("weights", "num_samples", "counts"),
+    [
+        ([0.7, 0.3], None, [70, 30]),
+        ([0.1, 0.2, 0.7], 10, [1, 2, 7]),
+        ([1, 1, 1], 100, [34, 33, 33]),
+        ([0.15, 0.85], 10, [2, 8]),
+        ([0.29, 0.71], 100, [29, 71]),
+        ([Fraction(1, 3), Fraction(2, 3)], 300, [100, 200]),
+        ([np.float32(0.1), np.float64(0.9)], np.int64(10), [1, 9]),
+        ([3, 0], 7, [7, 0]),
+        ([5], 2**50, [2**50]),
+    ],
+)
+def test_weights_count_as_the_decimal_numbers_that_they_print_as(weights, num_samples, counts):
+    found = epoch_counts([60, 40, 1][: len(weights)], weights=weights, num_samples=num_samples)
+    assert found == counts
+    assert {type(count) for count in found} == {int}
+
+
+@pytest.mark.parametrize(
+    ("repeats", "chosen", "counts"),
+    [
+        (None, None, [10, 25, 0]),
+        ([1, 2, 1], None, [10, 50, 0]),
+        ([0.5, 0.1, 0], None, [5, 2, 0]),
+        ([0.3, 0.7, None], None, [3, 18, 0]),
+        ([2, None, None], [None, 7, None], [20, 7, 0]),
+        (None, [0, np.int64(100), None], [0, 100, 0]),
+    ],
+)
+def test_repeats_and_chosen_say_it_of_each_source(repeats, chosen, counts):
+    assert epoch_counts([10, 25, 0], repeats=repeats, chosen=chosen) == counts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"weights": [1]}, ["weights: expected 2 values, one a source, found 1"]),
+        ({"weights": [1, 1], "repeats": [1, 1]}, ["weights do not go with repeats or chosen"]),
+        ({"weights": [1, 1], "chosen": [1, 1]}, ["weights do not go with repeats or chosen"]),
+        ({"chosen": [1, 1], "num_samples": 5}, ["num_samples goes with weights only"]),
+        ({"weights": [1, 1], "num_samples": 0}, ["num_samples = 0"]),
+        ({"weights": [1, 1], "num_samples": True}, ["num_samples = True"]),
+        ({"weights": [-0.1, float("nan")]}, ["a: weight = -0.1", "b: weight = nan"]),
+        ({"weights": [float("inf"), "1"]}, ["a: weight = inf", "b: weight = '1'"]),
+        ({"weights": [True, None]}, ["a: weight = True", "b: weight = None"]),
+        ({"weights": [0, 0]}, ["at least one above 0"]),
+        ({"weights": [1e-3, 1e3]}, ["a: its share, 1.2e-05 of a sample, comes to none"]),
+        ({"repeats": [-1, float("inf")]}, ["a: repeat = -1", "b: repeat = inf"]),
+        ({"repeats": [0.01, 1]}, ["a: its share, 0.05 of a sample, comes to none"]),
+        ({"chosen": [-1, 1.5]}, ["a: choose = -1", "b: choose = 1.5"]),
+        ({"repeats": [1, None], "chosen": [2, 3]}, ["a: repeat = 1 and choose = 2"]),
+        ({"chosen": [0, 0]}, ["an epoch would have no samples"]),
+        ({"chosen": [2**50, 1]}, ["at most 2**50"]),
+        ({"repeats": [1e300, 1]}, ["at most 2**50"]),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused_and_named(arguments, found):
+    with pytest.raises(InputError) as caught:
+        epoch_counts([5, 7], names=["a", "b"], **arguments)
+    assert all(each in caught.value.found for each in found)
+
+
+@pytest.mark.parametrize("arguments", [{"weights": [1, 1]}, {"chosen": [1, 1]}])
+def test_a_source_without_samples_can_give_none(arguments):
+    with pytest.raises(InputError, match="source 1: 1 samples an epoch, but the dataset has none"):
+        epoch_counts([2, 0], **arguments)
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [0, 0]])
+def test_a_mixture_of_nothing_is_refused(sizes):
+    with pytest.raises(InputError, match="no samples"):
+        epoch_counts(sizes)
+    with pytest.raises(InputError, match="no samples"):
+        mixed_order(sizes, sizes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (([5, 0], [1, 1]), "source 1"),
+        (([5, 5], [6, -1]), "at least 0"),
+        (([5], [1], -1), "at least 0"),
+        (([2**50 + 1], [1]), "2**50"),
+        (([5], [2**50 + 1]), "2**50"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(arguments, found):
+    with pytest.raises(InputError) as caught:
+        mixed_order(*arguments)
+    assert found in caught.value.found
+
+
+def test_a_mixture_has_no_uneven_tail():
+    with pytest.raises(InputError, match="uneven"):
+        mixed_order([5], [5], tail="uneven")

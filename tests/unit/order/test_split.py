@@ -1,0 +1,336 @@
+import itertools
+
+import numpy as np
+import pytest
+import webdataset
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from orders import TAILS, epoch_order, every_sample, located, options, orders, real_positions
+from wdsplit.errors import InputError, TopologyError
+from wdsplit.order.distribution import Readers
+from wdsplit.order.epoch import EpochOrder, visit_order
+from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, readers_per_lane, worker_of
+
+even = st.sampled_from(["pad", "drop"])
+world_sizes = st.integers(1, 6)
+workers = st.integers(1, 4)
+batch_sizes = st.integers(1, 5)
+
+
+@st.composite
+def starts(draw, order):
+    return draw(st.integers(0, order.num_positions + 3))
+
+
+def steps_of_all_ranks(order, world_size, batch_size, start=0):
+    return [Steps(order, World(rank, world_size), batch_size, start) for rank in range(world_size)]
+
+
+def concatenated(steps):
+    return [position for step in steps for position in step.positions.tolist()]
+
+
+def global_batches(order, world_size, batch_size, start=0):
+    """Return the positions of each step, the ranks' parts interleaved."""
+    for parts in zip(*steps_of_all_ranks(order, world_size, batch_size, start), strict=True):
+        begin = parts[0].end - batch_size * world_size
+        whole = np.empty(batch_size * world_size, np.int64)
+        for rank, part in enumerate(parts):
+            whole[(rank - begin) % world_size :: world_size] = part.positions
+        yield whole
+
+
+# Cover
+
+
+@given(orders(even), world_sizes, batch_sizes, st.data())
+def test_the_steps_of_all_ranks_cover_each_position_once(order, world_size, batch_size, data):
+    start = data.draw(starts(order))
+    ranks = steps_of_all_ranks(order, world_size, batch_size, start)
+    positions = sorted(itertools.chain.from_iterable(map(concatenated, ranks)))
+    assert positions == list(range(start, ranks[0].end))
+    if order.options.tail == "pad":
+        assert order.num_positions <= max(ranks[0].end, start)
+    else:
+        assert ranks[0].end <= max(order.num_positions, start)
+    assert abs(max(0, order.num_positions - start) - (ranks[0].end - start)) < batch_size * world_size
+
+
+@given(orders(), world_sizes, batch_sizes)
+def test_each_sample_is_delivered_once_and_only_drop_leaves_some_out(order, world_size, batch_size):
+    ranks = steps_of_all_ranks(order, world_size, batch_size)
+    found = [sample for steps in ranks for sample in located(order, concatenated(steps))]
+    real = [sample[:2] for sample in found if not sample[2]]
+    assert len(set(real)) == len(real)
+    if order.options.tail == "drop":
+        assert len(found) == len(real)
+    else:
+        assert sorted(real) == every_sample(order)
+
+
+@given(orders(st.just("uneven")), world_sizes, batch_sizes, st.data())
+def test_uneven_steps_cover_the_samples_alone(order, world_size, batch_size, data):
+    start = data.draw(starts(order))
+    ranks = steps_of_all_ranks(order, world_size, batch_size, start)
+    positions = sorted(itertools.chain.from_iterable(map(concatenated, ranks)))
+    assert positions == [position for position in real_positions(order).tolist() if position >= start]
+
+
+@given(orders(), world_sizes, workers, batch_sizes, st.data())
+def test_a_rank_takes_its_own_positions_rising_and_in_full_batches(order, world_size, num_workers, batch_size, data):
+    steps = Steps(
+        order, World(data.draw(st.integers(0, world_size - 1)), world_size), batch_size, data.draw(starts(order))
+    )
+    taken = list(steps)
+    positions = concatenated(taken)
+    assert all(position % world_size == steps.world.rank and position >= steps.start for position in positions)
+    assert positions == sorted(set(positions))
+    sizes = [len(step.positions) for step in taken]
+    assert all(size == batch_size for size in (sizes[:-1] if order.options.tail == "uneven" else sizes))
+    assert all(0 < size <= batch_size for size in sizes)
+
+
+@given(orders(), world_sizes, batch_sizes, st.data())
+def test_len_is_the_number_of_steps(order, world_size, batch_size, data):
+    for steps in steps_of_all_ranks(order, world_size, batch_size, data.draw(starts(order))):
+        assert len(list(steps)) == len(steps)
+        assert len(list(steps)) == len(steps), "iterating must not use the steps up"
+
+
+@given(orders(even), world_sizes, batch_sizes, st.data())
+def test_all_ranks_have_equally_many_steps_with_the_same_ends(order, world_size, batch_size, data):
+    ranks = steps_of_all_ranks(order, world_size, batch_size, data.draw(starts(order)))
+    assert len({tuple(step.end for step in steps) for steps in ranks}) == 1
+    ends = [ranks[0].start, *(step.end for step in ranks[0])]
+    assert ends[-1] == ranks[0].end
+    assert all(end - begin == batch_size * world_size for begin, end in itertools.pairwise(ends))
+
+
+@given(orders(), world_sizes, workers)
+def test_workers_part_the_positions_of_their_rank(order, world_size, num_workers):
+    for rank in range(world_size):
+        positions = np.array(concatenated(Steps(order, World(rank, world_size), 2)), np.int64)
+        owners = worker_of(positions, world_size, num_workers)
+        assert ((owners >= 0) & (owners < num_workers)).all()
+        for worker in range(num_workers):
+            lanes = assigned_lanes(order.options.lanes, World(rank, world_size, worker, num_workers))
+            assert set((positions[owners == worker] % order.options.lanes).tolist()) <= set(lanes.tolist())
+
+
+@given(st.integers(0, 10**9), world_sizes, workers, st.data())
+def test_the_positions_of_a_rank_go_to_its_workers_in_turn(first, world_size, num_workers, data):
+    owners = worker_of(first + world_size * np.arange(3 * num_workers), world_size, num_workers)
+    assert ((owners[1:] - owners[:-1]) % num_workers == 1 % num_workers).all()
+
+
+@given(orders(), world_sizes, workers, st.integers(1, 9))
+def test_the_readers_of_a_plain_loader_take_each_position_of_their_rank_once(order, world_size, num_workers, chunk):
+    for rank, steps in enumerate(steps_of_all_ranks(order, world_size, 1)):
+        taken = []
+        for worker in range(num_workers):
+            world = World(rank, world_size, worker, num_workers)
+            parts = list(reader_positions(order, world, chunk))
+            assert all(len(part) <= chunk for part in parts)
+            mine = np.concatenate([np.zeros(0, np.int64), *parts])
+            assert (worker_of(mine, world_size, num_workers) == worker).all()
+            assert mine.tolist() == sorted(mine.tolist())
+            taken += mine.tolist()
+        assert sorted(taken) == concatenated(steps)
+
+
+# Same batches on any topology
+
+
+@given(orders(even), st.sampled_from([1, 2, 4, 6, 12]), st.data())
+def test_the_global_batches_are_the_same_for_any_world_size(order, global_batch, data):
+    start = data.draw(starts(order))
+    alone = list(global_batches(order, 1, global_batch, start))
+    assert [batch.tolist() for batch in alone] == [
+        list(range(start + step * global_batch, start + (step + 1) * global_batch)) for step in range(len(alone))
+    ]
+    for world_size in (size for size in range(2, global_batch + 1) if global_batch % size == 0):
+        woven = list(global_batches(order, world_size, global_batch // world_size, start))
+        assert [batch.tolist() for batch in woven] == [batch.tolist() for batch in alone]
+
+
+@given(orders(even), world_sizes, batch_sizes)
+def test_from_the_start_rank_r_has_places_r_and_every_world_size_after_it(order, world_size, batch_size):
+    alone = list(Steps(order, World(), batch_size * world_size))
+    for rank, steps in enumerate(steps_of_all_ranks(order, world_size, batch_size)):
+        for part, whole in zip(steps, alone, strict=True):
+            assert part.positions.tolist() == whole.positions[rank::world_size].tolist()
+
+
+# Resume anywhere
+
+
+@given(orders(even), world_sizes, batch_sizes, world_sizes, batch_sizes, st.data())
+def test_an_epoch_resumed_on_another_world_goes_on_where_it_stopped(order, before, batch, after, new_batch, data):
+    consumed = list(global_batches(order, before, batch))
+    assume(consumed)
+    done = data.draw(st.integers(1, len(consumed)))
+    end = list(Steps(order, World(0, before), batch))[done - 1].end
+    rest = list(global_batches(order, after, new_batch, end))
+    delivered = np.concatenate([*consumed[:done], *rest])
+    assert delivered.tolist() == list(range(len(delivered)))
+    real = [sample[:2] for sample in located(order, delivered) if not sample[2]]
+    if order.options.tail == "pad":
+        assert sorted(real) == every_sample(order)
+    else:
+        assert len(delivered) == len(real) > order.num_positions - after * new_batch
+
+
+@given(orders(st.just("uneven")), world_sizes, batch_sizes, st.data())
+def test_each_rank_of_an_uneven_epoch_resumes_from_its_own_end(order, world_size, batch_size, data):
+    for rank in range(world_size):
+        steps = list(Steps(order, World(rank, world_size), batch_size))
+        done = data.draw(st.integers(0, len(steps)))
+        end = steps[done - 1].end if done else 0
+        rest = Steps(order, World(rank, world_size), batch_size, end)
+        assert concatenated(steps[:done]) + concatenated(rest) == concatenated(steps)
+
+
+@given(orders(even), world_sizes, batch_sizes)
+def test_a_finished_epoch_has_no_steps_left(order, world_size, batch_size):
+    end = Steps(order, World(0, world_size), batch_size).end
+    left = Steps(order, World(0, world_size), batch_size, max(end, order.num_positions))
+    assert (len(left), list(left)) == (0, [])
+
+
+# Whole lanes, as webdataset would split them
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_workers", "lanes"), [(1, 1, 4), (2, 3, 12), (8, 4, 32), (4, 1, 16), (1, 5, 5)]
+)
+def test_where_readers_divide_the_lanes_each_has_what_webdatasets_splitters_give(
+    world_size, num_workers, lanes, monkeypatch
+):
+    for rank, worker in itertools.product(range(world_size), range(num_workers)):
+        named = {"RANK": rank, "WORLD_SIZE": world_size, "WORKER": worker, "NUM_WORKERS": num_workers}
+        for name, value in named.items():
+            monkeypatch.setenv(name, str(value))
+        theirs = list(webdataset.split_by_worker(webdataset.split_by_node(iter(range(lanes)))))
+        ours = assigned_lanes(lanes, World(rank, world_size, worker, num_workers)).tolist()
+        assert ours == theirs == list(range(lanes))[rank::world_size][worker::num_workers]
+
+
+@pytest.mark.parametrize(("num_shards", "tail", "first"), [(96, "pad", [0, 32, 64]), (100, "uneven", [0, 32, 64, 96])])
+def test_rank_0_worker_0_of_8_ranks_and_4_workers_reads_every_32nd_shard(num_shards, tail, first):
+    order = epoch_order([10] * num_shards, tail=tail, lanes=32, shuffle=False)
+    readers = Readers(order, 8, 4)
+    assert readers.shards(0, 0) == first
+    assert [readers.shards(rank, worker) for worker in range(4) for rank in range(8)] == [
+        list(range(num_shards))[reader::32] for reader in range(32)
+    ]
+
+
+@given(orders(st.just("uneven")), world_sizes, workers)
+def test_a_reader_reads_from_its_assigned_shards_and_no_other(order, world_size, num_workers):
+    readers = Readers(order, world_size, num_workers)
+    for rank, worker in itertools.product(range(world_size), range(num_workers)):
+        positions = np.array(concatenated(Steps(order, World(rank, world_size), 3)), np.int64)
+        mine = positions[worker_of(positions, world_size, num_workers) == worker]
+        shards = readers.shards(rank, worker)
+        assert {shard for shard, _, _ in located(order, mine)} == set(shards)
+        assert len(shards) == len(set(shards))
+
+
+@given(orders(even), world_sizes, workers)
+def test_the_readers_of_an_even_epoch_read_from_their_assigned_shards(order, world_size, num_workers):
+    positions = real_positions(order)
+    positions = positions[positions < Steps(order, World(0, world_size), 1).end]
+    readers = Readers(order, world_size, num_workers)
+    for rank, worker in itertools.product(range(world_size), range(num_workers)):
+        mine = positions[positions % world_size == rank]
+        mine = mine[worker_of(mine, world_size, num_workers) == worker]
+        shards = readers.shards(rank, worker)
+        assert {shard for shard, _, _ in located(order, mine)} <= set(shards)
+        assert all(order.counts[shard] for shard in shards)
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 8))
+def test_each_lane_has_as_many_readers_as_said(lanes, world_size, num_workers):
+    readers = [
+        World(rank, world_size, worker, num_workers) for rank in range(world_size) for worker in range(num_workers)
+    ]
+    visits = np.bincount(np.concatenate([assigned_lanes(lanes, reader) for reader in readers]), minlength=lanes)
+    assert visits.tolist() == [readers_per_lane(lanes, world_size, num_workers)] * lanes
+
+
+@pytest.mark.parametrize(
+    ("lanes", "world_size", "num_workers", "readers"), [(32, 8, 4, 1), (16, 3, 1, 3), (16, 8, 6, 3)]
+)
+def test_readers_per_lane_is_1_only_where_readers_divide_the_lanes(lanes, world_size, num_workers, readers):
+    assert readers_per_lane(lanes, world_size, num_workers) == readers
+
+
+# Traps
+
+
+@pytest.mark.parametrize(("tail", "num_steps", "num_pads"), [("pad", 5, 2), ("drop", 4, 0)])
+def test_six_equal_shards_on_four_ranks_give_equal_steps(tail, num_steps, num_pads):
+    """webdataset gives 6, 6, 3 and 3 samples here, and DDP hangs."""
+    order = epoch_order([3] * 6, tail=tail)
+    ranks = steps_of_all_ranks(order, 4, 1)
+    assert [len(steps) for steps in ranks] == [num_steps] * 4
+    found = [sample for steps in ranks for sample in located(order, concatenated(steps))]
+    assert sum(pad for _, _, pad in found) == num_pads
+    assert len({sample[:2] for sample in found if not sample[2]}) == num_steps * 4 - num_pads
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_fewer_shards_than_readers_leave_no_rank_without_its_part(tail):
+    order = epoch_order([40], tail=tail, lanes=16)
+    sizes = [len(concatenated(steps)) for steps in steps_of_all_ranks(order, 8, 5)]
+    assert sizes == ([40, 0, 0, 0, 0, 0, 0, 0] if tail == "uneven" else [5] * 8)
+
+
+# Large
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_a_million_shards_and_a_billion_samples_are_no_matter(tail):
+    num_shards, each, lanes, epoch = 1_000_000, 1_000, 256, 3
+    chosen = options(tail=tail, lanes=lanes, window=64)
+    order = EpochOrder(np.full(num_shards, each), chosen, epoch)
+    assert order.num_samples == num_shards * each
+    shards_of_lane = {lane: order.sequence[order.lane_begin[lane] // each :][:3907] for lane in (0, 7, 255)}
+    for lane, offset in itertools.product(shards_of_lane, (0, 1, 999, 1000, 3_905_999)):
+        ((shard, sample, pad),) = located(order, [offset * lanes + lane])
+        assert (shard, pad) == (shards_of_lane[lane][offset // each], False)
+        assert sample == visit_order(chosen, epoch, shard, each)[offset % each]
+    ranks = [Steps(order, World(rank, 512), 256) for rank in (0, 1, 511)]
+    if tail == "uneven":
+        assert [len(steps) for steps in ranks] == [-(-int(order.lane_length[lane]) // 512) for lane in (0, 1, 255)]
+    else:
+        assert len({len(steps) for steps in ranks}) == 1
+        assert abs(ranks[0].end - order.num_positions) < 512 * 256
+    assert next(iter(ranks[1])).positions.tolist() == list(range(1, 256 * 512, 512))
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ((-1, 1), "rank and world_size"),
+        ((1, 1), "rank and world_size"),
+        ((0, 0), "rank and world_size"),
+        ((0, 1, 4, 4), "worker and num_workers"),
+        ((0, 1, -1, 4), "worker and num_workers"),
+        ((0, 1, 0, 0), "worker and num_workers"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused(arguments, names):
+    with pytest.raises(TopologyError, match=names) as caught:
+        World(*arguments)
+    assert caught.value.expected and caught.value.found and caught.value.remedy
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_size_below_1_is_refused(batch_size):
+    with pytest.raises(InputError, match="batch size"):
+        Steps(epoch_order([4]), World(), batch_size)

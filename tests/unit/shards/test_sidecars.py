@@ -1,0 +1,532 @@
+"""The sidecars are what the readers' own documentation and tools say, and the real readers open the dataset by them."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import uuid
+from pathlib import Path
+
+import braceexpand
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tables import files_below, real_samples, tar_samples, write_table
+from tars import SIZES, binary, payload
+from wdsplit.checks.verify import verify
+from wdsplit.cli.main import cli
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.errors import InputError, OutputExistsError, StorageError
+from wdsplit.shards import sidecar_files, sidecars
+from wdsplit.shards.manifest import HEADER_NAME
+from wdsplit.shards.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
+from wdsplit.tar.members import build_body, parse_members
+from wdsplit.tar.names import is_pad_key, split_name
+
+ALL = ("dali", "energon", "wids")
+NUM_ROWS = 45
+NUM_SHARDS = 8
+ENERGON_FILES = [".info.json", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml"]
+
+
+@pytest.fixture(scope="module")
+def table_path(tmp_path_factory):
+    """Write a table with nulls, dots and folders in its keys."""
+    rows = range(NUM_ROWS)
+    columns = {
+        "name": [f"class-{row % 3}/item.{row}" if row % 2 else f"class-{row % 3}/item_{row}" for row in rows],
+        "txt": [f"row {row} " * (row * 37 % 90) for row in rows],
+        "cls": pa.array(rows, pa.int64()),
+        "json": [{"row": row} if row % 4 else None for row in rows],
+        "seg": pa.array([bytes(row * 41 % 1100) for row in rows], pa.binary()),
+    }
+    return write_table(tmp_path_factory.mktemp("input") / "table.parquet", columns, 7)
+
+
+def converted(table_path, output, emit=ALL, shards=NUM_SHARDS, progress=None, key="name", **more):
+    run = {name: more.pop(name) for name in ("jobs", "overwrite", "resume") if name in more}
+    mapping = {"txt": "txt", "cls": "cls", "json": "json", "seg.bin": "seg"}
+    options = ConvertOptions(
+        PlanOptions(shards=shards, null="omit", **more), mapping=mapping, key=key, emit=emit, **run
+    )
+    convert(table_path, str(output), options, progress)
+    return Path(output)
+
+
+@pytest.fixture(scope="module")
+def dataset(table_path, tmp_path_factory):
+    """Return a dataset of 8 shards with all sidecars, 3 of the shards with a pad."""
+    return converted(table_path, tmp_path_factory.mktemp("dataset") / "out")
+
+
+@pytest.fixture(scope="module")
+def without_pads(table_path, tmp_path_factory):
+    return converted(table_path, tmp_path_factory.mktemp("without_pads") / "out", pad="none")
+
+
+def all_files(folder):
+    return {name: (Path(folder) / name).read_bytes() for name in files_below(folder)}
+
+
+def tars(folder):
+    return sorted(Path(folder).glob("*.tar"))
+
+
+def printed_by(script, *arguments, **environment):
+    """Run a script in a process of its own and return the JSON that it prints last."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {name: str(value) for name, value in environment.items()},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# Catalogs
+
+
+@st.composite
+def sample_batches(draw):
+    """Draw batches of samples: keys, and for each field the payloads, None where a sample lacks it."""
+    fields = draw(st.lists(st.sampled_from(("jpg", "cls", "seg.png")), min_size=1, unique=True))
+    batches, first = [], 0
+    for count in draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)):
+        rows = range(first, first + count)
+        sizes = [draw(st.lists(st.sampled_from((None, *SIZES)), min_size=count, max_size=count)) for _ in fields]
+        sizes[0] = [0 if all(column[i] is None for column in sizes) else sizes[0][i] for i in range(count)]
+        columns = {
+            field: binary([None if size is None else payload(row, number, size) for row, size in zip(rows, column)])  # noqa: B905
+            for number, (field, column) in enumerate(zip(fields, sizes, strict=True))
+        }
+        folder = draw(st.sampled_from(("dir", "d" * 88, "e" * 92, "f" * 200)))
+        batches.append((pa.array([f"{folder}/key_{row}" for row in rows], pa.large_string()), columns))
+        first += count
+    return batches
+
+
+def catalog_of(batches):
+    builder = CatalogBuilder()
+    for keys, fields in batches:
+        builder.append(keys, fields)
+    return builder.build()
+
+
+@given(sample_batches())
+def test_a_catalog_says_where_members_stand_in_the_tar(batches):
+    catalog = catalog_of(batches)
+    bodies = [build_body(keys, fields) for keys, fields in batches]
+    data = b"".join(bytes(body.join()) for body in bodies)
+    members = parse_members(memoryview(data), catalog.offsets)
+    present = catalog.sizes >= 0
+    names = [f"{key}.{field}" for key in catalog.keys.to_pylist() for field in catalog.fields]
+    assert [name for name, there in zip(names, present.reshape(-1), strict=True) if there] == [
+        name.decode() for name in members.names
+    ]
+    assert catalog.starts[present].tolist() == members.starts.tolist()
+    assert catalog.sizes[present].tolist() == members.sizes.tolist()
+    assert present.sum(axis=1).tolist() == members.counts.tolist()
+    assert catalog.offsets[-1] == len(data)
+
+
+@given(sample_batches())
+def test_a_catalog_that_was_written_is_read_back(batches):
+    catalog = catalog_of(batches)
+    again = parse_catalog(dump_catalog(catalog))
+    assert (again.keys.to_pylist(), again.fields) == (catalog.keys.to_pylist(), catalog.fields)
+    for name in ("offsets", "starts", "sizes"):
+        assert np.array_equal(getattr(again, name), getattr(catalog, name))
+
+
+@given(sample_batches())
+def test_how_samples_come_in_batches_changes_nothing(batches):
+    tables = [pa.table({"key": keys, **fields}) for keys, fields in batches]
+    whole = pa.concat_tables(tables).combine_chunks()
+    columns = {name: whole.column(name).combine_chunks() for name in whole.column_names}
+    assert dump_dali(catalog_of(batches)) == dump_dali(catalog_of([(columns.pop("key"), columns)]))
+
+
+def test_a_catalog_of_nothing_is_read_back_too():
+    catalog = CatalogBuilder().build()
+    assert parse_catalog(dump_catalog(catalog)).offsets.tolist() == [0]
+    assert dump_dali(catalog) == b"v1.2 0\n"
+
+
+# DALI
+
+
+def documented_dali_index(path):
+    """Make a shard's index from the tar, as DALI documents it: ext, data offset, size and name of each member."""
+    samples = {}
+    with tarfile.open(path) as tar:
+        for member in tar:
+            key, field = split_name(member.name)
+            if not is_pad_key(key):
+                samples.setdefault(key, []).append(f"{field} {member.offset_data} {member.size} {member.name}")
+    lines = [f"v1.2 {len(samples)}", *(" ".join(members) for members in samples.values())]
+    return "".join(f"{line}\n" for line in lines).encode("ascii")
+
+
+def test_the_dali_index_is_byte_for_byte_what_its_format_demands(dataset, without_pads):
+    for folder in (dataset, without_pads):
+        assert len(tars(folder)) == NUM_SHARDS
+        for path in tars(folder):
+            assert path.with_suffix(".idx").read_bytes() == documented_dali_index(path)
+
+
+def test_the_dali_index_of_a_small_shard_is_this():
+    fields = {"jpg": binary([bytes(513), b""]), "cls": binary([None, b"7"])}
+    catalog = catalog_of([(pa.array(["a/1", "a/2"], pa.large_string()), fields)])
+    assert dump_dali(catalog) == b"v1.2 2\njpg 512 513 a/1.jpg\njpg 2048 0 a/2.jpg cls 2560 1 a/2.cls\n"
+
+
+# wids
+
+OPEN_WITH_WIDS = """
+import json, sys, wids
+dataset = wids.ShardListDataset(sys.argv[1], transformations=[])
+samples = [dataset[number] for number in range(len(dataset))]
+print(json.dumps([
+    [sample["__key__"], {name: file.read().hex() for name, file in sample.items() if name.startswith(".")}]
+    for sample in samples
+]))
+"""
+
+
+def read_with_wids(folder, cache):
+    samples = printed_by(OPEN_WITH_WIDS, folder / "wids.json", WIDS_CACHE=cache)
+    return [(key, {name[1:]: bytes.fromhex(data) for name, data in fields.items()}) for key, fields in samples]
+
+
+def test_wids_reads_every_sample_once_and_no_pad(dataset, tmp_path):
+    assert read_with_wids(dataset, tmp_path) == real_samples(dataset)
+
+
+def test_wids_opens_a_dataset_that_was_moved(dataset, tmp_path):
+    moved = tmp_path / "a" / "moved"
+    shutil.copytree(dataset, moved)
+    assert read_with_wids(moved, tmp_path / "cache") == real_samples(dataset)
+
+
+def test_the_list_of_wids_is_of_its_format(dataset):
+    index = orjson.loads((dataset / "wids.json").read_bytes())
+    assert index.keys() == {"__kind__", "wids_version", "shardlist"}
+    assert (index["__kind__"], index["wids_version"]) == ("wids-shard-index-v1", 1)
+    assert index["shardlist"] == [
+        {
+            "url": path.name,
+            "nsamples": sum(not is_pad_key(key) for key, _ in tar_samples(path)),
+            "filesize": path.stat().st_size,
+        }
+        for path in tars(dataset)
+    ]
+
+
+# Energon
+
+LOAD_WITH_ENERGON = """
+import json, sys
+from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, basic_sample_keys
+from megatron.energon import get_loader, get_val_dataset, stateless
+
+@stateless
+def cook(sample):
+    return dict(**basic_sample_keys(sample), fields={k: v for k, v in sample.items() if not k.startswith("__")})
+
+class Encoder(DefaultTaskEncoder):
+    decoder = None
+    cookers = [Cooker(cook)]
+
+path, world_size, num_workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+ranks = []
+if __name__ == "__main__":
+    for rank in range(world_size):
+        workers = WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers)
+        loader = get_loader(get_val_dataset(
+            path, split_part="train", batch_size=None, worker_config=workers, task_encoder=Encoder()
+        ))
+        samples = [[s["__key__"], {k: repr(v) for k, v in s["fields"].items()}] for s in loader]
+        assert len(loader) == len(samples)
+        ranks.append(samples)
+    print(json.dumps(ranks))
+"""
+
+TRAIN_WITH_ENERGON = """
+import itertools, json, sys
+from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, basic_sample_keys
+from megatron.energon import get_loader, get_train_dataset, stateless
+
+@stateless
+def cook(sample):
+    return dict(**basic_sample_keys(sample), cls=sample["cls"])
+
+class Encoder(DefaultTaskEncoder):
+    cookers = [Cooker(cook)]
+
+workers = WorkerConfig(rank=0, world_size=1, num_workers=0)
+loader = get_loader(get_train_dataset(
+    sys.argv[1], batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, worker_config=workers,
+    task_encoder=Encoder()
+))
+print(json.dumps([[s["__key__"], s["cls"]] for s in itertools.islice(loader, int(sys.argv[2]))]))
+"""
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (3, 2)])
+def test_energon_loads_every_sample_once_and_no_pad_and_prepares_nothing(dataset, world_size, num_workers):
+    before = all_files(dataset)
+    ranks = printed_by(LOAD_WITH_ENERGON, dataset, world_size, num_workers)
+    samples = sorted((sample for rank in ranks for sample in rank), key=lambda sample: sample[0])
+    expected = sorted(real_samples(dataset))
+    assert samples == [[key, {name: repr(data) for name, data in fields.items()}] for key, fields in expected]
+    assert all_files(dataset) == before
+    assert max(map(len, ranks)) - min(map(len, ranks)) <= num_workers + 1
+
+
+def test_energon_trains_on_every_sample_once_an_epoch(dataset):
+    epoch = printed_by(TRAIN_WITH_ENERGON, dataset, NUM_ROWS)
+    assert sorted(number for _, number in epoch) == list(range(NUM_ROWS))
+
+
+def energon_rows(folder):
+    """Return schema and rows of an index, the order in which they were inserted left aside."""
+    with sqlite3.connect(f"file:{folder}/.nv-meta/index.sqlite?mode=ro", uri=True) as index:
+        schema = [
+            (*row[:2], " ".join((row[2] or "").replace("(", " ( ").replace(")", " ) ").split()))
+            for row in index.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name")
+        ]
+        rows = [sorted(index.execute(f"SELECT * FROM {table}")) for table in ("samples", "sample_parts")]
+        check = list(index.execute("PRAGMA integrity_check"))
+    index.close()
+    assert check == [("ok",)]
+    return schema, *rows
+
+
+def expanded(split):
+    return {part: [name for each in names for name in braceexpand.braceexpand(each)] for part, names in split.items()}
+
+
+def test_energons_files_hold_what_its_own_prepare_writes(without_pads, tmp_path):
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    for path in tars(without_pads):
+        shutil.copy(path, prepared)
+    program = Path(sys.executable).with_name("energon")
+    command = [program, "prepare", "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"]
+    subprocess.run([*command, prepared], check=True, capture_output=True)
+    ours, theirs = without_pads / ".nv-meta", prepared / ".nv-meta"
+    assert files_below(ours) == files_below(theirs) == ENERGON_FILES
+    assert orjson.loads((ours / ".info.json").read_bytes()) == orjson.loads((theirs / ".info.json").read_bytes())
+    assert (ours / "dataset.yaml").read_bytes() == (theirs / "dataset.yaml").read_bytes()
+    our_split, their_split = (yaml.safe_load((folder / "split.yaml").read_bytes()) for folder in (ours, theirs))
+    assert our_split.keys() == their_split.keys() == {"split_parts", "exclude"}
+    assert expanded(our_split["split_parts"]) == expanded(their_split["split_parts"])
+    assert our_split["exclude"] == their_split["exclude"] == []
+    assert energon_rows(without_pads) == energon_rows(prepared)
+    for path in tars(without_pads):
+        assert path.with_suffix(".tar.idx").read_bytes() == (prepared / f"{path.name}.idx").read_bytes()
+
+
+def test_energons_info_has_exactly_the_version_and_the_counts_without_pads(dataset):
+    info = orjson.loads((dataset / ".nv-meta" / ".info.json").read_bytes())
+    assert info.keys() == {"energon_version", "shard_counts"}
+    assert info["shard_counts"] == {
+        path.name: sum(not is_pad_key(key) for key, _ in tar_samples(path)) for path in tars(dataset)
+    }
+
+
+def test_energons_index_finds_every_payload(dataset):
+    _, samples, parts = energon_rows(dataset)
+    keys = {(shard, number): key for shard, key, number, _, _ in samples}
+    assert sorted(keys.values()) == sorted(key for key, _ in real_samples(dataset))
+    found = {}
+    for shard, number, field, offset, size in parts:
+        data = tars(dataset)[shard].read_bytes()
+        found.setdefault(keys[shard, number], {})[field] = data[offset : offset + size]
+    assert found == dict(real_samples(dataset))
+
+
+def test_the_uuid_is_one_and_is_that_of_the_content(dataset, without_pads, table_path, tmp_path):
+    ours, other, again = (
+        (folder / ".nv-meta" / "index.uuid").read_text()
+        for folder in (dataset, without_pads, converted(table_path, tmp_path / "out", emit=("energon",)))
+    )
+    assert str(uuid.UUID(ours)) == ours == again != other
+    assert (uuid.UUID(ours).version, uuid.UUID(ours).variant) == (8, uuid.RFC_4122)
+
+
+# All of them: complete or absent, the same bytes, resumed, replaced
+
+
+def test_nothing_is_written_that_was_not_asked_for(table_path, dataset, tmp_path):
+    plain = all_files(converted(table_path, tmp_path / "plain", emit=()))
+    assert not any(name.endswith((".json", ".sqlite")) for name in plain.keys() - {HEADER_NAME})
+    shards = {name: data for name, data in all_files(dataset).items() if name.endswith((".tar", ".tar.idx"))}
+    assert {name: data for name, data in plain.items() if name not in (HEADER_NAME, "shards.parquet")} == shards
+    for number, (name, more) in enumerate(
+        [
+            ("wids", {"wids.json"}),
+            ("dali", {f"{shard:06d}.idx" for shard in range(NUM_SHARDS)}),
+            ("energon", {f".nv-meta/{name}" for name in ENERGON_FILES}),
+        ]
+    ):
+        one = all_files(converted(table_path, tmp_path / str(number), emit=(name,)))
+        assert one.keys() - plain.keys() == more
+        assert {name: all_files(dataset)[name] for name in more} == {name: one[name] for name in more}
+
+
+def test_verify_has_nothing_against_them(dataset):
+    assert verify(str(dataset)).problems == ()
+
+
+def test_any_number_of_jobs_writes_the_same_bytes(table_path, dataset, tmp_path):
+    assert all_files(converted(table_path, tmp_path / "out", jobs=2)) == all_files(dataset)
+
+
+def test_rows_that_are_shuffled_are_told_of_in_their_new_order(table_path, tmp_path):
+    folder = converted(table_path, tmp_path / "out", shuffle=True, seed=3)
+    for path in tars(folder):
+        assert path.with_suffix(".idx").read_bytes() == documented_dali_index(path)
+    assert read_with_wids(folder, tmp_path / "cache") == real_samples(folder)
+
+
+def stop_after(num_shards):
+    def stop(plan, progress):
+        if progress.shards >= num_shards:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def interrupted(table_path, output, num_shards, **changes):
+    with pytest.raises(KeyboardInterrupt):
+        converted(table_path, output, progress=stop_after(num_shards), **changes)
+    assert not (output / HEADER_NAME).exists()
+    return output
+
+
+@pytest.mark.parametrize("num_shards", [1, 5, NUM_SHARDS])
+def test_a_resumed_run_ends_with_the_same_bytes(table_path, dataset, tmp_path, num_shards):
+    output = interrupted(table_path, tmp_path / "out", num_shards)
+    times = {path.name: path.stat().st_mtime_ns for path in tars(output)}
+    converted(table_path, output, resume=True)
+    assert all_files(output) == all_files(dataset)
+    assert {path.name: path.stat().st_mtime_ns for path in tars(output)}.items() >= times.items()
+
+
+@pytest.mark.parametrize("lost", ["000000.idx", ".wdsplit-run/catalogs/000000.tar.arrow"])
+def test_a_shard_whose_sidecar_was_lost_is_written_again(table_path, dataset, tmp_path, lost):
+    output = interrupted(table_path, tmp_path / "out", 2)
+    (output / lost).unlink()
+    converted(table_path, output, resume=True)
+    assert all_files(output) == all_files(dataset)
+
+
+@pytest.mark.parametrize("other", [(), ("wids",), ("dali", "wids")])
+def test_a_run_is_not_resumed_with_other_sidecars(table_path, dataset, tmp_path, other):
+    output = interrupted(table_path, tmp_path / "out", 2)
+    with pytest.raises(OutputExistsError, match="other sidecars") as caught:
+        converted(table_path, output, resume=True, emit=other)
+    assert "--emit dali,energon,wids" in caught.value.found
+    converted(table_path, output, resume=True, emit=("wids", "energon", "dali", "wids"))
+    assert all_files(output) == all_files(dataset)
+    with pytest.raises(OutputExistsError, match="other sidecars"):
+        converted(table_path, output, resume=True, emit=other)
+    converted(table_path, output, resume=True)
+
+
+def test_a_dataset_that_lacks_its_sidecars_does_not_exist(table_path, dataset, tmp_path, monkeypatch):
+    def refuse(manifest):
+        raise OSError("no")
+
+    output = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(sidecar_files, "dump_energon", refuse)
+        with pytest.raises(OSError, match="no"):
+            converted(table_path, output)
+    assert not (output / HEADER_NAME).exists()
+    (output / ".nv-meta" / ".split.yaml.1-1.tmp").touch()
+    converted(table_path, output, resume=True)
+    assert all_files(output) == all_files(dataset)
+
+
+def test_an_error_of_sqlite_is_told_as_one_of_the_system(table_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(sidecar_files, "ENERGON_SCHEMA", ("CREATE TABLE samples (one)",))
+    with pytest.raises(StorageError, match="sqlite cannot write"):
+        converted(table_path, tmp_path / "out")
+    assert not (tmp_path / "out" / HEADER_NAME).exists()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_overwriting_removes_what_is_no_longer_asked_for(table_path, tmp_path, finished):
+    output = tmp_path / "out"
+    if finished:
+        converted(table_path, output, shards=16)
+    else:
+        interrupted(table_path, output, 9, shards=16)
+    converted(table_path, output, emit=(), overwrite=True)
+    assert all_files(output) == all_files(converted(table_path, tmp_path / "plain", emit=()))
+    converted(table_path, output, emit=ALL, overwrite=True)
+    assert (output / ".nv-meta").is_dir()
+
+
+def test_what_a_person_has_put_beside_energons_files_is_not_overwritten(table_path, tmp_path):
+    output = converted(table_path, tmp_path / "out", emit=("energon",))
+    (output / ".nv-meta" / "sample_loader.py").write_text("mine")
+    with pytest.raises(OutputExistsError, match="did not write"):
+        converted(table_path, output, overwrite=True)
+    assert (output / ".nv-meta" / "sample_loader.py").read_text() == "mine"
+
+
+def test_shards_of_nothing_but_pads_are_left_out(tmp_path):
+    columns = {"name": ["a", "b", "c"], "txt": ["x", "y", "z"], "cls": [0, 1, 2], "json": [{"a": 1}] * 3}
+    table = write_table(tmp_path / "t.parquet", columns | {"seg": pa.array([b"", b"", b""], pa.binary())})
+    folder = converted(table, tmp_path / "out", shards=5)
+    assert len(tars(folder)) == 5
+    assert sorted(path.name for path in folder.glob("??????.idx")) == ["000000.idx", "000001.idx", "000002.idx"]
+    assert [shard["url"] for shard in orjson.loads((folder / "wids.json").read_bytes())["shardlist"]] == [
+        "000000.tar",
+        "000001.tar",
+        "000002.tar",
+    ]
+    assert read_with_wids(folder, tmp_path / "cache") == real_samples(folder)
+    ranks = printed_by(LOAD_WITH_ENERGON, folder, 2, 0)
+    assert sorted(key for rank in ranks for key, _ in rank) == ["a", "b", "c"]
+
+
+def test_a_sidecar_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="no such sidecar"):
+        ConvertOptions(emit=("wids", "tfrecord"))
+
+
+def test_the_options_hold_each_sidecar_once():
+    assert ConvertOptions(emit=("wids", "dali", "wids")).emit == ("dali", "wids")
+    assert sidecars.SIDECARS == ALL
+
+
+def test_the_command_writes_what_emit_names(table_path, tmp_path):
+    arguments = ["convert", table_path, str(tmp_path / "out"), "--shards", "8", "--null", "omit", "--jobs", "1"]
+    ended = CliRunner().invoke(cli, [*arguments, "--emit", "wids,dali"])
+    assert ended.exit_code == 0, ended.output
+    assert (tmp_path / "out" / "wids.json").exists()
+    assert (tmp_path / "out" / "000007.idx").exists()
+    assert not (tmp_path / "out" / ".nv-meta").exists()
+
+
+@pytest.mark.parametrize("value", ["tfrecord", "wids,", "wids;dali", ""])
+def test_the_command_refuses_what_emit_cannot_name(table_path, tmp_path, value):
+    ended = CliRunner().invoke(cli, ["convert", table_path, str(tmp_path / "out"), "--emit", value])
+    assert ended.exit_code == 2
+    assert "none of dali, energon, wids" in ended.output
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,419 @@
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tables import files_below, start_script, wait_until
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.storage.local import LocalStorage, local_path
+from wdsplit.storage.network import NetworkFile
+from wdsplit.storage.opening import open_storage
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(str(tmp_path / "out"))
+
+
+def put(storage, path, *pieces):
+    with storage.publish(path) as file:
+        file.write(pieces)
+
+
+# Publishing
+
+
+def test_nothing_is_touched_until_something_is_written(storage, tmp_path):
+    assert open_storage(storage.url).list() == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_published_is_there_whole_and_nothing_else(storage, durable):
+    with storage.publish("deep/a.tar", durable) as file:
+        file.write([b"ab", memoryview(b"cd"), b""])
+        file.write([])
+        file.write([b"e"])
+    assert storage.read("deep/a.tar") == b"abcde"
+    assert files_below(storage.root) == ["deep/a.tar"]
+
+
+def test_what_is_published_without_a_byte_is_an_empty_file(storage):
+    put(storage, "a")
+    assert storage.read("a") == b""
+    assert bytes(storage.map("a")) == b""
+
+
+def test_what_is_being_written_is_under_no_name_that_a_glob_for_shards_finds(storage):
+    with storage.publish("000000.tar") as file:
+        file.write([b"half"])
+        (name,) = storage.list()
+        assert name.startswith(".")
+        assert not name.endswith(".tar")
+        assert storage.size("000000.tar") is None
+
+
+@pytest.mark.parametrize("error", [ValueError("bad row"), KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_error_while_writing_leaves_neither_the_file_nor_a_temporary_one(storage, error):
+    with pytest.raises((type(error), StorageError)), storage.publish("a.tar") as file:
+        file.write([b"half"])
+        raise error
+    assert files_below(storage.root) == []
+
+
+def test_an_error_while_writing_leaves_the_former_file_as_it_was(storage):
+    put(storage, "a", b"former")
+    with pytest.raises(ValueError, match="bad row"), storage.publish("a") as file:
+        file.write([b"new"])
+        raise ValueError("bad row")
+    assert storage.read("a") == b"former"
+    assert files_below(storage.root) == ["a"]
+
+
+def test_publishing_again_replaces_the_file(storage):
+    put(storage, "a", b"former and longer")
+    put(storage, "a", b"new")
+    assert storage.read("a") == b"new"
+
+
+def test_one_file_can_be_written_twice_at_once_and_the_last_to_end_wins(storage):
+    with storage.publish("a") as one:
+        with storage.publish("a") as other:
+            one.write([b"one"])
+            other.write([b"other"])
+        assert storage.read("a") == b"other"
+    assert storage.read("a") == b"one"
+    assert files_below(storage.root) == ["a"]
+
+
+def test_more_pieces_than_the_system_takes_at_once_are_all_written(storage):
+    pieces = [bytes([i % 256]) * (i % 3) for i in range(5000)]
+    put(storage, "a", *pieces)
+    assert storage.read("a") == b"".join(pieces)
+
+
+def test_pieces_are_written_whole_however_few_bytes_the_system_takes_at_a_time(storage):
+    """A signal ends a write to a full pipe early: what the system has taken by then is what it returns."""
+    pieces = [bytes([i]) * size for i, size in enumerate((100_000, 0, 1, 300_000, 77, 200_000))]
+    reader, writer = os.pipe()
+    received, writing = bytearray(), threading.get_ident()
+
+    def drain():
+        while chunk := os.read(reader, 10_007):
+            received.extend(chunk)
+            signal.pthread_kill(writing, signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=drain)
+    with storage.publish("a") as file:
+        file.fd, its_own = writer, file.fd
+        thread.start()
+        try:
+            file.write(pieces)
+        finally:
+            file.fd = its_own
+            os.close(writer)
+            thread.join()
+            os.close(reader)
+            signal.signal(signal.SIGUSR1, former)
+    assert bytes(received) == b"".join(pieces)
+
+
+FULL_DISK = """
+import resource, signal, sys
+from wdsplit.errors import StorageError
+from wdsplit.storage.local import LocalStorage
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    with LocalStorage(sys.argv[1]).publish("a.tar") as file:
+        file.write([b"x" * 6_000, b"y" * 6_000])
+except StorageError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+def test_a_file_that_the_system_cuts_short_is_an_error_by_name_and_leaves_nothing(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (3, "")
+    assert "File too large" in run.stdout
+    assert str(tmp_path / "a.tar") in run.stdout
+    assert files_below(tmp_path) == []
+
+
+# Where the system refuses
+
+
+@pytest.mark.parametrize("root", ["file/out", "file"])
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path, root):
+    (tmp_path / "file").write_bytes(b"")
+    storage = LocalStorage(str(tmp_path / root))
+    with pytest.raises(StorageError) as caught:
+        put(storage, "a.tar", b"x")
+    assert str(tmp_path / root) in caught.value.place
+    assert caught.value.remedy
+    with pytest.raises(StorageError), storage.lock("lock"):
+        pass
+
+
+def test_writing_where_no_folder_can_be_made_is_no_missing_file_but_a_refusal():
+    with pytest.raises(StorageError) as caught:
+        put(LocalStorage("/proc/nope"), "a.tar", b"x")
+    assert "/proc/nope/a.tar" in caught.value.place
+    with pytest.raises(StorageError) as caught, LocalStorage("/proc/nope").lock("lock"):
+        pass
+    assert "/proc/nope" in caught.value.place
+
+
+def test_an_error_of_ours_passes_through_a_publication_as_it_is(storage):
+    error = InputError("a value is null", place="row 3")
+    with pytest.raises(InputError) as caught, storage.publish("a"):
+        raise error
+    assert caught.value is error
+
+
+def test_what_is_not_there_is_named(storage):
+    for read in (storage.read, storage.map):
+        with pytest.raises(DatasetNotFoundError) as caught:
+            read("sub/a.tar")
+        assert caught.value.place == caught.value.url == str(storage.root / "sub/a.tar")
+    assert storage.size("a.tar") is None
+    assert storage.list("sub") == []
+
+
+def test_a_folder_cannot_be_read_as_a_file(storage):
+    put(storage, "sub/a", b"")
+    for read in (storage.read, storage.map):
+        with pytest.raises(StorageError) as caught:
+            read("sub")
+        assert caught.value.place == str(storage.root / "sub")
+
+
+# Reading
+
+
+def test_a_file_is_read_mapped_and_measured(storage):
+    put(storage, "a", b"abc" * 5000)
+    assert storage.read("a") == bytes(storage.map("a")) == b"abc" * 5000
+    assert storage.size("a") == 15_000
+    assert memoryview(storage.map("a")).readonly
+
+
+def test_names_are_sorted(storage):
+    for name in ("b", "a/x", "10", "9"):
+        put(storage, name)
+    assert storage.list() == ["10", "9", "a", "b"]
+    assert storage.list("a") == ["x"]
+
+
+# Removing
+
+
+def test_a_file_or_a_folder_is_removed_with_all_that_is_in_it(storage):
+    for name in ("a", "keep", "sub/x", "sub/deep/y"):
+        put(storage, name)
+    storage.remove("a")
+    storage.remove("sub")
+    storage.remove("missing")
+    assert storage.list() == ["keep"]
+
+
+def test_what_a_link_points_to_is_not_removed(storage, tmp_path):
+    put(LocalStorage(str(tmp_path / "elsewhere")), "a", b"x")
+    put(storage, "sub/b")
+    (storage.root / "link").symlink_to(tmp_path / "elsewhere")
+    (storage.root / "sub" / "link").symlink_to(tmp_path / "elsewhere")
+    storage.remove("link")
+    storage.remove("sub")
+    assert storage.list() == []
+    assert files_below(tmp_path / "elsewhere") == ["a"]
+
+
+def test_removing_the_folder_itself_removes_what_is_in_it_and_nothing_elsewhere(storage):
+    put(storage, "wdsplit-test-of-remove/a")
+    storage.remove("")
+    assert files_below(storage.root) == []
+
+
+def test_only_temporary_files_of_ours_are_removed_as_such(storage):
+    stay = [".a.tmp", "a.tmp", ".000000.tar.12.tmp", ".hidden", "000000.tar", ".000000.tar.1-2.tmp.keep"]
+    for name in stay:
+        put(storage, name)
+    for name in (".000000.tar.123-0.tmp", ".000000.tar.idx.9-77.tmp"):
+        put(storage, name)
+        put(storage, f"sub/{name}")
+    storage.remove_temporary()
+    assert [name for name in storage.list() if name != "sub"] == sorted(stay)
+    assert len(storage.list("sub")) == 2
+    storage.remove_temporary("sub")
+    assert storage.list("sub") == []
+
+
+KILLED_WHILE_WRITING = """
+import sys, time
+from wdsplit.storage.local import LocalStorage
+with LocalStorage(sys.argv[1]).publish("000000.tar") as file:
+    file.write([b"half"])
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_leaves_is_no_shard_and_is_removed_as_temporary(storage):
+    script = start_script(KILLED_WHILE_WRITING, storage.url)
+    assert script.stdout.readline() == "writing\n"
+    script.kill()
+    script.communicate()
+    (name,) = storage.list()
+    assert name != "000000.tar"
+    storage.remove_temporary()
+    assert storage.list() == []
+
+
+# Locks
+
+HOLDS_LOCK = """
+import sys, time
+from wdsplit.storage.local import LocalStorage
+with LocalStorage(sys.argv[1]).lock("run/lock"):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def is_locked(storage):
+    try:
+        with storage.lock("run/lock"):
+            return False
+    except StorageError as error:
+        assert "another process" in error.cause
+        assert error.place == storage.url
+        return True
+
+
+def test_a_lock_excludes_another_process_and_goes_with_it_even_when_that_is_killed(storage):
+    script = start_script(HOLDS_LOCK, storage.url)
+    assert script.stdout.readline() == "locked\n"
+    assert is_locked(storage)
+    os.kill(script.pid, signal.SIGKILL)
+    script.communicate()
+    wait_until(lambda: not is_locked(storage), "the lock is free")
+
+
+def test_a_lock_is_free_again_when_its_block_ends_or_raises(storage):
+    with pytest.raises(ValueError, match="inside"), storage.lock("run/lock"):
+        assert is_locked(storage)
+        raise ValueError("inside")
+    assert not is_locked(storage)
+
+
+# URLs
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/train", "gs://b", "hf://datasets/x", "http://host/a"])
+def test_remote_urls_are_no_local_paths(url):
+    with pytest.raises(InputError) as caught:
+        local_path(url)
+    assert f"{url.partition('://')[0]}:// is not supported" in caught.value.cause
+    assert caught.value.place == url
+    assert caught.value.remedy
+
+
+def test_a_bucket_is_a_storage_and_nothing_is_asked_of_it_yet():
+    assert open_storage("s3://bucket/train").url == "s3://bucket/train"
+
+
+def test_paths_and_file_urls_are_local(tmp_path):
+    assert local_path("/a b/é") == local_path("file:///a b/é") == "/a b/é"
+    assert local_path("a:b/c") == "a:b/c"
+    assert open_storage(f"file://{tmp_path}").url == str(tmp_path)
+
+
+def test_what_is_there_tells_a_file_from_an_empty_folder_and_from_nothing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_bytes(b"")
+    told = {name: LocalStorage(str(tmp_path / name)).what_is_there() for name in ("", "empty", "file", "nothing")}
+    assert told == {
+        "": "0.txt, 1.txt, 2.txt, 3.txt, 4.txt",
+        "empty": "an empty folder",
+        "file": "a file",
+        "nothing": "no such folder",
+    }
+
+
+# A file of a network file system
+
+
+def open_files(path):
+    """Return which files of a folder this process has open; others come and go meanwhile."""
+    links = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(link.removesuffix(" (deleted)") for link in links if link.startswith(f"{path.parent}/"))
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    return path
+
+
+def test_a_file_is_opened_anew_under_the_same_descriptor(path):
+    file = NetworkFile(path)
+    file._open_again()
+    assert file.read(2, 3) == b"234"
+    assert open_files(path) == [str(path)]
+
+
+@pytest.mark.parametrize("data", [b"abcdefghij", b"0123456789abc"], ids=["as long", "longer"])
+def test_a_file_that_was_replaced_is_not_read_on(path, data):
+    os.utime(path, ns=(0, 1))
+    file = NetworkFile(path)
+    path.with_name("b").write_bytes(data)
+    os.replace(path.with_name("b"), path)
+    with pytest.raises(CorruptDataError, match="replaced while it was read") as caught:
+        file._open_again()
+    assert caught.value.url == str(path)
+    assert caught.value.expected == "10 bytes, written 1970-01-01T00:00:00.000000001 UTC"
+    assert caught.value.found.startswith(f"{len(data)} bytes, written 20")
+    assert file.read(0, 10) == b"0123456789"
+    assert open_files(path) == [str(path)]
+
+
+def test_a_file_that_is_gone_when_it_is_opened_anew_is_read_as_before(path):
+    file = NetworkFile(path)
+    path.unlink()
+    file._open_again()
+    assert file.read(0, 10) == b"0123456789"
+
+
+def test_a_file_of_which_nothing_is_known_is_closed(path, monkeypatch):
+    real, failures = os.fstat, [OSError(errno.EIO, "failed")]
+
+    def fstat(fd):
+        if failures:
+            raise failures.pop()
+        return real(fd)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    file = NetworkFile(path)
+    assert not failures and file.size == 10
+    assert open_files(path) == [str(path)]
+
+
+def test_of_a_remote_url_no_password_is_told():
+    with pytest.raises(InputError) as caught:
+        local_path("https://user:secret@host/x?token=secret")
+    assert caught.value.place == "https://host/x"

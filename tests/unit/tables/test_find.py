@@ -1,0 +1,142 @@
+import os
+
+import pyarrow as pa
+import pytest
+
+from tables import write_table
+from wdsplit.errors import InputError
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.read import open_inputs, read_rows
+
+
+def names(folder, paths):
+    return [os.path.relpath(path, folder) for path in paths]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("b.parquet", "a.parquet", "10.parquet", "9.parquet", "sub/c.parquet", "sub/deep/d.parquet"):
+        write_table(tmp_path / name, {"a": [1]})
+    (tmp_path / "notes.txt").write_text("no table")
+    return tmp_path
+
+
+def test_files_stay_in_the_order_in_which_they_are_named(tree):
+    paths = [str(tree / "b.parquet"), str(tree / "a.parquet")]
+    assert find_inputs(paths) == paths
+
+
+def test_a_folder_stands_for_all_parquet_files_below_it_sorted(tree):
+    found = names(tree, find_inputs([str(tree)]))
+    assert found == sorted(["10.parquet", "9.parquet", "a.parquet", "b.parquet", "sub/c.parquet", "sub/deep/d.parquet"])
+    assert names(tree, find_inputs([f"{tree}/sub/"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
+
+
+def test_a_folder_that_is_named_as_a_table_is_looked_into(tree):
+    write_table(tree / "spark.parquet" / "part-0.parquet", {"a": [1]})
+    assert names(tree, find_inputs([str(tree / "spark.parquet")])) == ["spark.parquet/part-0.parquet"]
+    found = find_inputs([str(tree)])
+    assert "spark.parquet/part-0.parquet" in names(tree, found)
+    assert all(os.path.isfile(path) for path in found)
+
+
+def test_a_glob_stands_for_what_it_matches_sorted(tree):
+    assert names(tree, find_inputs([f"{tree}/[ab].parquet"])) == ["a.parquet", "b.parquet"]
+    assert names(tree, find_inputs([f"{tree}/sub/**/*.parquet"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
+
+
+def test_braces_stand_for_each_of_their_parts_in_their_order(tree):
+    assert names(tree, find_inputs([f"{tree}/{{b,a}}.parquet"])) == ["b.parquet", "a.parquet"]
+    assert names(tree, find_inputs([f"{tree}/{{9..10}}.parquet"])) == ["9.parquet", "10.parquet"]
+
+
+def test_a_file_url_is_a_path(tree):
+    assert find_inputs([f"file://{tree}/a.parquet"]) == [f"{tree}/a.parquet"]
+
+
+@pytest.mark.parametrize(
+    "name", ["é ü.parquet", "日本.parquet", "a*b.parquet", "[x].parquet", "a?.parquet", "a'b\".parquet", "no-extension"]
+)
+def test_a_file_with_an_odd_name_is_found_by_its_name_and_in_its_folder(tmp_path, name):
+    path = write_table(tmp_path / name, {"a": [1, 2]})
+    assert find_inputs([path]) == [path]
+    table = open_inputs([path])
+    (rows,) = read_rows(table, 0, 2, ["a"])
+    assert rows.columns["a"].to_pylist() == [1, 2]
+    if name.endswith(".parquet"):
+        assert find_inputs([str(tmp_path)]) == [path]
+
+
+@pytest.mark.parametrize("name", ["a{b.parquet", "a}b.parquet", "a{1,2}.parquet", "a{b}.parquet"])
+def test_a_file_with_braces_in_its_name_is_found_by_its_name(tmp_path, name):
+    path = write_table(tmp_path / name, {"a": [1]})
+    assert find_inputs([path]) == [path]
+
+
+def test_a_folder_with_an_odd_name_is_looked_into(tmp_path):
+    path = write_table(tmp_path / "run [1] é*" / "a.parquet", {"a": [1]})
+    assert find_inputs([os.path.dirname(path)]) == [path]
+
+
+@pytest.mark.parametrize("again", ["a.parquet", "./a.parquet", "link.parquet", "linked/a.parquet", "", "a*"])
+def test_a_file_that_is_named_twice_is_refused_by_any_of_its_names(tmp_path, again):
+    write_table(tmp_path / "a.parquet", {"a": [1]})
+    (tmp_path / "link.parquet").symlink_to(tmp_path / "a.parquet")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="named twice") as caught:
+        find_inputs([f"{tmp_path}/a.parquet", f"{tmp_path}/{again}"])
+    assert caught.value.place == caught.value.url
+    assert str(tmp_path) in caught.value.place
+
+
+@pytest.mark.parametrize(
+    "argument", ["missing.parquet", "*.parquet", "empty", "none/*.parquet", "{x,y}.parquet", "no\nsuch"]
+)
+def test_an_argument_that_names_nothing_is_refused_by_name(tmp_path, argument):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    with pytest.raises(InputError, match="no such input") as caught:
+        find_inputs([f"{tmp_path}/{argument}"])
+    assert str(tmp_path) in caught.value.place
+    assert caught.value.expected
+
+
+def test_braces_that_do_not_close_are_refused_by_name(tmp_path):
+    with pytest.raises(InputError) as caught:
+        find_inputs([f"{tmp_path}/a{{1,2.parquet"])
+    assert "a{1,2.parquet" in str(caught.value)
+
+
+def test_no_argument_at_all_is_refused():
+    with pytest.raises(InputError):
+        find_inputs([])
+
+
+def test_remote_inputs_of_no_known_store_are_refused_with_a_remedy():
+    with pytest.raises(InputError, match="no such file system") as caught:
+        find_inputs(["gopher://host/a.parquet"])
+    assert caught.value.place == "gopher://host/a.parquet"
+
+
+def test_tables_of_several_splits_in_a_folder_are_warned_of(tmp_path, caplog):
+    table = pa.table({"n": [1]})
+    for name in ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet", "evaluation.parquet"):
+        write_table(tmp_path / name, table)
+    assert len(find_inputs([str(tmp_path)])) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: tables of several splits become one dataset: test, train; name those that are meant, as in "
+        f"'{tmp_path}/train*'"
+    ]
+    caplog.clear()
+    find_inputs([f"{tmp_path}/train*"])
+    (tmp_path / "test-00000-of-00001.parquet").unlink()
+    find_inputs([str(tmp_path)])
+    assert not caplog.records
+
+
+def test_splits_that_are_folders_are_warned_of(tmp_path, caplog):
+    """As Hugging Face's save_to_disk writes them."""
+    for name in ("train", "validation"):
+        write_table(tmp_path / name / "data.parquet", pa.table({"n": [1]}))
+    find_inputs([str(tmp_path)])
+    assert "several splits become one dataset: train, validation;" in caplog.text

@@ -1,0 +1,237 @@
+import csv
+import io
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import format_inputs
+from wdsplit.errors import InputError
+from wdsplit.tables.formats import csv as csv_format
+from wdsplit.tables.formats import text
+from wdsplit.tables.formats.numbers import are_exact
+from wdsplit.tables.read import open_inputs
+
+PIECES = ['"', ",", "\n", "\r\n", "\t", "a", "é", " ", "b", "'", "\\", "\0"]
+TEXT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+
+
+@pytest.fixture
+def read(tmp_path, block_bytes):
+    """Return what reads CSV given as text or bytes."""
+    return partial(format_inputs.read_data, csv_format, tmp_path / "a.csv")
+
+
+read_files = partial(format_inputs.read_files, csv_format)
+
+
+# Rows
+
+
+@given(
+    st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(TEXT, min_size=n, max_size=n), max_size=8)),
+    st.sampled_from([1, 5, 30, 1000]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+    st.sampled_from([("a.csv", ","), ("a.tsv", "\t")]),
+)
+def test_what_python_writes_is_read_as_python_reads_it(tmp_path_factory, rows, size, quoting, end, last_end, kind):
+    name, delimiter = kind
+    width = len(rows[0]) if rows else 2
+    names = [f"column {i}" for i in range(width)]
+    sink = io.StringIO(newline="")
+    csv.writer(sink, delimiter=delimiter, quoting=quoting, lineterminator=end).writerows([names, *rows])
+    written = sink.getvalue()
+    written = written if last_end or not rows else written.removesuffix(end)
+    path = tmp_path_factory.mktemp("csv") / name
+    path.write_bytes(written.encode())
+    python_rows = [row for row in csv.reader(io.StringIO(written, newline=""), delimiter=delimiter) if row][1:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "BLOCK_BYTES", size)
+        table = read_files([str(path)])
+    assert [["" if value is None else value for value in row.values()] for row in table.to_pylist()] == python_rows
+
+
+@given(st.lists(st.sampled_from(["a", "b", '"', ",", "\n"]), max_size=14).map("".join), st.sampled_from([1, 3, 1000]))
+def test_any_quotes_are_read_as_python_reads_them_or_are_refused(tmp_path_factory, data, size):
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    path.write_text(f"x,y\n{data}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "BLOCK_BYTES", size)
+        try:
+            table = read_files([str(path)])
+        except InputError as error:
+            assert f"{path}, line" in str(error)
+            return
+    rows = [row for row in csv.reader(io.StringIO(data, newline="")) if row]
+    assert [["" if value is None else value for value in row.values()] for row in table.to_pylist()] == rows
+
+
+def test_a_quote_inside_a_field_is_a_character_as_any_other(read):
+    data = 'size,text\n5" nail,"a ""b"", c"\nan 8" one,x\n'
+    assert read(data).to_pylist() == [{"size": '5" nail', "text": 'a "b", c'}, {"size": 'an 8" one', "text": "x"}]
+
+
+@pytest.mark.parametrize("data", ["a,b\n1,2\n", "\ufeffa,b\r\n1,2\r\n", "\n\na,b\n\n1,2\n\n", 'a,"b"\n"1",2'])
+def test_marks_line_ends_and_empty_lines_make_no_difference(read, data):
+    assert read(data).to_pylist() == [{"a": 1, "b": 2}]
+
+
+def test_names_may_hold_anything(read):
+    assert read('"a ""b""","c\nd",é, e\n1,2,3,4\n').to_pylist() == [{'a "b"': 1, "c\nd": 2, "é": 3, " e": 4}]
+
+
+def test_a_header_alone_has_no_rows(read):
+    assert read("a,b\n").num_rows == read("a,b").num_rows == 0
+    assert read("a,b").column_names == ["a", "b"]
+
+
+# Types
+
+
+@pytest.mark.parametrize(
+    "values, kind",
+    [
+        (["1", "-20", "0", str(2**63 - 1), str(-(2**63))], pa.int64()),
+        (["007", "1"], pa.string()),
+        (["+1", "2"], pa.string()),
+        ([" 1", "2"], pa.string()),
+        (["-0", "2"], pa.string()),
+        ([str(2**63)], pa.string()),
+        (["12345678901234567890123"], pa.string()),
+        (["1", "2.5"], pa.float64()),
+        (["1.10", "1e5", ".5", "5.", "-0.0"], pa.float64()),
+        (["0.1", "nan", "-inf", "Infinity", "NaN"], pa.float64()),
+        (["0.30000000000000004", "1.000000000000000056e-01", "0.10000000000000001"], pa.float64()),
+        (["0.12345678901234567890", "1"], pa.string()),
+        (["9007199254740993", "1.5"], pa.string()),
+        (["9007199254740994", "1.5"], pa.float64()),
+        (["1e400"], pa.string()),
+        (["1e-400"], pa.string()),
+        (["00.5"], pa.string()),
+        (["1.2.3"], pa.string()),
+        (["0x10"], pa.string()),
+        (["true", "False", "TRUE"], pa.bool_()),
+        (["true", "1"], pa.string()),
+        (["NA", "1"], pa.string()),
+        (["null", "1"], pa.string()),
+        (["2024-02-29", "2024-03-01"], pa.string()),
+        (["2024-02-29 10:00:00"], pa.string()),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_column_has_a_type_that_keeps_all_its_values(read, values, kind, order):
+    values = values[::order]
+    table = read("a,b\n" + "".join(f"{value},x\n" for value in values))
+    assert table.schema.field("a").type == kind
+    found = table.column("a").to_pylist()
+    if kind == pa.string():
+        assert found == values
+    elif kind == pa.bool_():
+        assert found == [value.lower() == "true" for value in values]
+    else:
+        assert np.array_equal(found, [int(v) if kind == pa.int64() else float(v) for v in values], equal_nan=True)
+
+
+def test_a_field_with_nothing_in_it_is_null_in_numbers_and_empty_in_text(read):
+    table = read('n,f,b,t,none\n1,1.5,true,x,\n,,,,\n"","","","",""\n')
+    assert table.to_pylist() == [
+        {"n": 1, "f": 1.5, "b": True, "t": "x", "none": ""},
+        *[{"n": None, "f": None, "b": None, "t": "", "none": ""}] * 2,
+    ]
+    assert table.schema.field("none").type == pa.string()
+
+
+def test_types_are_common_to_all_files(tmp_path, block_bytes):
+    files = {
+        "a": "id,x,zip\n1,1,007\n",
+        "b": "x,id,zip\n2.5,,12345\n",
+        "c": "id,x,zip\n",
+        "d": "id,x,zip\n9007199254740993,9007199254740993,1\n",
+    }
+    paths = []
+    for name, data in files.items():
+        paths.append(str(tmp_path / f"{name}.csv"))
+        Path(paths[-1]).write_text(data)
+    table = read_files(paths[:3])
+    assert table.schema.types == [pa.int64(), pa.float64(), pa.string()]
+    assert table.to_pylist() == [
+        {"id": 1, "x": 1.0, "zip": "007"},
+        {"id": None, "x": 2.5, "zip": "12345"},
+    ]
+    assert not any(field.metadata for field in table.schema)
+    assert read_files(paths).column("x").to_pylist() == ["1", "2.5", "9007199254740993"]
+
+
+def test_a_column_that_a_file_lacks_is_named_with_the_file(tmp_path):
+    for name, header in (("a", "id,caption"), ("b", "id,captoin")):
+        (tmp_path / f"{name}.csv").write_text(f"{header}\n1,x\n")
+    with pytest.raises(InputError, match="differ in their columns") as caught:
+        read_files([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")])
+    assert caught.value.place == str(tmp_path / "b.csv")
+    assert f"column 'captoin' is only in {tmp_path / 'b.csv'}" in caught.value.found
+    assert f"column 'caption' is only in {tmp_path / 'a.csv'}" in caught.value.found
+
+
+@given(st.floats(allow_nan=False), st.sampled_from(["%r", "%.17g", "%.18e", "%.25e", "%.15g", "%f"]))
+def test_a_double_printed_with_any_number_of_digits_is_exact(value, form):
+    printed = form % value
+    exact = bool(are_exact(pa.array([printed]))[0])
+    assert exact or float(printed) != value
+    assert exact or form in ("%f", "%.15g")
+
+
+@given(st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?(e-?[0-9]{1,3})?", fullmatch=True))
+def test_a_number_is_exact_if_its_double_is_printed_the_same(number):
+    digits = number.split("e")[0].replace(".", "").lstrip("-0")
+    mantissa = f"{float(number):.{max(0, len(digits) - 1)}e}".split("e")[0].replace(".", "").lstrip("-0")
+    assert bool(are_exact(pa.array([number]))[0]) == (mantissa == digits)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "data, cause, line",
+    [
+        ("a,b\n1,2\n3\n4,5\n", "another number of columns", 3),
+        ('a,b\n"1\n\n",2\n\n3,4,5\n', "another number of columns", 6),
+        ('a,b\n1,"2\n3,4\n', "a quoted field has no end", 2),
+        ('a,b\n1,2\n"say "hi"",4\n', "text follows a closing quote", 3),
+        (b"a,b\n1,2\n\xff,4\n", "not UTF-8", 3),
+        ("a,b\n1,2\n".encode("utf-16"), "not UTF-8", 1),
+        ("a,b\n1,2\r3,4\n", "a carriage return stands alone", 2),
+        ("a,b\r1,2\r3,4\r", "a carriage return stands alone", 1),
+        ("a,a\n1,2\n", "a header does not name the columns", 1),
+        (",a\n1,2\n", "a header does not name the columns", 1),
+        ("a,b,\n1,2,3\n", "a header does not name the columns", 1),
+    ],
+)
+def test_what_cannot_be_told_for_certain_is_refused_with_its_line(read, tmp_path, data, cause, line):
+    with pytest.raises(InputError, match=cause) as caught:
+        read(data)
+    assert f"{tmp_path / 'a.csv'}, line {line}" in caught.value.place
+
+
+def test_a_file_without_a_header_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("\n\n")
+    with pytest.raises(InputError, match="has no header"):
+        open_inputs([str(tmp_path / "a.csv")])
+
+
+def test_the_error_for_an_index_without_a_name_tells_how_to_leave_it_out(read):
+    with pytest.raises(InputError) as caught:
+        read(",a\n0,1\n")
+    assert "index=False" in caught.value.remedy
+
+
+def test_a_row_that_is_too_large_is_refused(read, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(text, "_MAX_ROW_BYTES", 1000)
+    with pytest.raises(InputError, match="a row is too large"):
+        read('a,b\n1,2\n3,"' + "x" * 5000 + '"\n')

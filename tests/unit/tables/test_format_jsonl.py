@@ -1,0 +1,214 @@
+import json
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import format_inputs
+from wdsplit.errors import InputError
+from wdsplit.tables.formats import jsonl, text
+from wdsplit.tables.read import open_inputs
+
+
+@pytest.fixture
+def read(tmp_path, block_bytes):
+    """Return what reads JSON lines given as text or bytes."""
+    return partial(format_inputs.read_data, jsonl, tmp_path / "a.jsonl")
+
+
+read_files = partial(format_inputs.read_files, jsonl)
+
+
+# Rows
+
+STRINGS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+    ["2024-02-29", "2024-02-29T10:00:00Z", "12345678901234567890", "} null", "null", "1e-400", "a\nb", "\u2028"]
+)
+SCALARS = {
+    "string": STRINGS,
+    "integer": st.integers(-(2**63), 2**63 - 1),
+    "double": st.floats(allow_nan=False, allow_infinity=False),
+    "boolean": st.booleans(),
+    "null": st.none(),
+}
+
+
+def values_of(kind):
+    return st.none() | kind
+
+
+@st.composite
+def rows(draw):
+    """Draw rows whose columns are each of one kind, with keys that some rows lack."""
+    scalars = st.sampled_from(sorted(SCALARS)).map(lambda name: values_of(SCALARS[name]))
+    lists = scalars.map(lambda kind: values_of(st.lists(kind, max_size=3)))
+    structs = st.dictionaries(st.sampled_from("xyz"), scalars | lists, max_size=3).map(
+        lambda kinds: values_of(st.fixed_dictionaries({}, optional=kinds))
+    )
+    names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=3)
+    kinds = draw(st.dictionaries(names, scalars | lists | structs, max_size=4))
+    return draw(st.lists(st.fixed_dictionaries({}, optional=kinds), max_size=6))
+
+
+def lacks(row, kind):
+    """Return a row with nulls for all keys that its type has more."""
+    if row is None or not (pa.types.is_struct(kind) or pa.types.is_list(kind)):
+        return row
+    if pa.types.is_list(kind):
+        return [lacks(value, kind.value_type) for value in row]
+    return {field.name: lacks(row.get(field.name), field.type) for field in kind}
+
+
+@given(rows(), st.sampled_from([1, 20, 10_000]), st.booleans(), st.sampled_from(["\n", "\r\n", "\n\n", " \n \n"]))
+def test_what_python_writes_is_read_as_it_was(tmp_path_factory, rows, size, ascii_only, end):
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    path.write_bytes("".join(json.dumps(row, ensure_ascii=ascii_only) + end for row in rows).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "BLOCK_BYTES", size)
+        file, schema = jsonl.open_file(str(path))
+        assert file.num_rows == len(rows)
+        if schema.names:
+            schema = jsonl.common_schema({str(path): schema})
+            table = read_files([str(path)])
+            assert table.to_pylist() == [lacks(row, pa.struct(list(schema))) for row in rows]
+
+
+def test_columns_are_read_by_their_names_in_the_order_asked_for(read, tmp_path):
+    read('{"a": 1, "b": "x", "c": [1]}\n{"c": [2.5], "b": "y"}\n')
+    table = read_files([str(tmp_path / "a.jsonl")], ["c", "a"])
+    assert table.to_pylist() == [{"c": [1.0], "a": 1}, {"c": [2.5], "a": None}]
+
+
+@pytest.mark.parametrize(
+    "data", ['{"a": 1}\n{"a": 2}', '\ufeff{"a": 1}\r\n\r\n{"a": 2}\r\n', '\n \n{"a": 1}\n\t\n{"a": 2}\n \n']
+)
+def test_marks_line_ends_and_blank_lines_make_no_difference(read, data):
+    assert read(data).to_pylist() == [{"a": 1}, {"a": 2}]
+
+
+def test_an_empty_file_has_no_rows(read, tmp_path):
+    assert read("").num_rows == read("\n \n").num_rows == 0
+
+
+# Types
+
+
+def test_strings_stay_strings(read):
+    values = ["2024-02-29", "2024-02-29 10:00:00", "1", "true", "null", ""]
+    table = read("".join(json.dumps({"a": value, "b": [value], "c": {"d": value}}) + "\n" for value in values))
+    assert table.to_pylist() == [{"a": value, "b": [value], "c": {"d": value}} for value in values]
+
+
+def test_integers_and_doubles_in_one_column_are_doubles(read):
+    table = read('{"a": 1, "b": [1, 2]}\n{"a": 2.5, "b": [0.5]}\n{"a": 9007199254740994}\n')
+    assert table.schema.types == [pa.float64(), pa.list_(pa.float64())]
+    assert table.column("a").to_pylist() == [1.0, 2.5, 9007199254740994.0]
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["0.1", "0.30000000000000004", "1e22", "1.000000000000000056e-01", "-0.0", "5e-324", "1e300", "1.10", "1E+5"],
+)
+def test_doubles_keep_their_values(read, number):
+    (row,) = read(f'{{"a": {number}}}\n').to_pylist()
+    assert repr(row["a"]) == repr(float(number))
+
+
+def test_infinities_and_nan_are_read_as_python_writes_them(read):
+    rows = read("".join(json.dumps({"a": float(value)}) + "\n" for value in ("nan", "inf", "-inf"))).to_pylist()
+    assert str(rows) == "[{'a': nan}, {'a': inf}, {'a': -inf}]"
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["12345678901234567890", "-9223372036854775809", "0.123456789012345678901", "1e-400", "1.25e-323", "1e400"],
+)
+def test_a_number_that_would_lose_digits_is_refused_with_its_line(read, tmp_path, number):
+    with pytest.raises(InputError) as caught:
+        read(f'{{"a": "{number}"}}\n{{"b": [{{"c": {number}}}]}}\n')
+    assert f"{tmp_path / 'a.jsonl'}, line 2" in caught.value.place
+    assert read(f'{{"a": "{number}"}}\n').to_pylist() == [{"a": number}]
+
+
+def test_lists_in_which_no_value_stands_are_kept(read):
+    rows = [{"a": [None, None], "b": [[None], []], "c": {"d": [None]}}, {"a": [], "b": None, "c": None}]
+    assert read("".join(json.dumps(row) + "\n" for row in rows)).to_pylist() == rows
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_large_integer_among_doubles_is_refused(read, order):
+    rows = ['{"a": [9007199254740993]}', '{"a": [0.5]}'][::order]
+    with pytest.raises(InputError, match=r"more digits than can be kept|of two types"):
+        read("\n".join(rows))
+
+
+def test_large_integers_beside_large_doubles_are_kept(read):
+    rows = [{"id": 2**62 + 1, "x": 1e20, "y": {"id": [-(2**62) - 1]}}, {"id": 1, "x": 0.5, "y": None}]
+    assert read("".join(json.dumps(row) + "\n" for row in rows)).to_pylist() == rows
+
+
+def test_types_are_common_to_all_files(tmp_path, block_bytes):
+    lines = ['{"a": 1, "s": {"x": 1}}', '{"s": {"y": ["z"]}, "a": 2.5}', "", '{"b": null}', f'{{"a": {2**53 + 1}}}']
+    paths = [str(tmp_path / f"{number}.jsonl") for number in range(len(lines))]
+    for path, line in zip(paths, lines, strict=True):
+        Path(path).write_text(line)
+    table = read_files(paths[:4])
+    assert table.to_pylist() == [
+        {"a": 1.0, "s": {"x": 1, "y": None}, "b": None},
+        {"a": 2.5, "s": {"x": None, "y": ["z"]}, "b": None},
+        {"a": None, "s": None, "b": None},
+    ]
+    with pytest.raises(InputError, match="of two types") as caught:
+        read_files(paths)
+    assert paths[4] in caught.value.place
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "data, cause, line",
+    [
+        ('{"a": 1}\n{"a": "x"}\n', "a line cannot be read", 2),
+        ('{"a": 1}\n\n{"a": {"b": 1}}\n', "a line cannot be read", 3),
+        ('{"a": 1}\n{"a": \n', "a line cannot be read", 2),
+        ('{"a": 1}\n{"a": 1, "a": 2}\n', "a line cannot be read", 2),
+        ('{"a": 1}\n{"a": "\\ud800"}\n', "a line cannot be read", 2),
+        (b'{"a": 1}\n{"a": "\xff"}\n', "not UTF-8", 2),
+        ('{"a": 1}\nnull\n', "not of JSON lines", 2),
+        ('{"a": 1}\n  null  \n', "not of JSON lines", 2),
+        ('{"a": 1} null\n', "not of JSON lines", 1),
+        ('{"a": 1}null{"a": 1}\n', "not of JSON lines", 1),
+        ('{"a": 1}\n[1]\n', "a line cannot be read", 2),
+        ('{"a": 1}\n5\n', "a line cannot be read", 2),
+        ('{"a": 1} {"a": 2}\n', "not of JSON lines", 1),
+        ('[{"a": 1}]\n', "not of JSON lines", 1),
+        ('[\n  {"a": 1}\n]\n', "not of JSON lines", 1),
+        ('{\n  "a": 1\n}\n', "not of JSON lines", 1),
+        ('{"a": 1}\n\0\n', "not of JSON lines", 2),
+    ],
+)
+def test_what_is_no_line_of_an_object_is_refused_with_its_line(read, tmp_path, data, cause, line):
+    with pytest.raises(InputError, match=cause) as caught:
+        read(data)
+    assert caught.value.place == f"{tmp_path / 'a.jsonl'}, line {line}"
+
+
+def test_an_object_over_two_lines_is_refused(read):
+    with pytest.raises(InputError):
+        read('{"a": 1}\n{"a":\n2}\n')
+
+
+def test_a_file_of_json_that_is_no_lines_says_what_is_expected(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"a": 1}], indent=2))
+    with pytest.raises(InputError, match="not of JSON lines") as caught:
+        open_inputs([str(tmp_path / "a.json")])
+    assert "an object a line" in caught.value.expected
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused(read):
+    with pytest.raises(InputError):
+        read('{"a": 1} ' + "null" * 3 + '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}\n")

@@ -1,0 +1,174 @@
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from format_inputs import read_files
+from tables import converted, mixed_table, real_samples, shard_files, write_table
+from tars import archives, by_tarfile, gnu_tar
+from wdsplit.errors import InputError
+from wdsplit.tables.formats import tars
+from wdsplit.tables.read import open_inputs, read_rows
+
+
+def tar_file(folder, members, name="a.tar", **options) -> str:
+    path = Path(folder) / name
+    path.write_bytes(members if isinstance(members, bytes) else by_tarfile(members, **options))
+    return str(path)
+
+
+def read(paths, columns=None) -> pa.Table:
+    paths = [paths] if isinstance(paths, str) else paths
+    return read_files(tars, paths, columns)
+
+
+# Samples
+
+
+@given(archives(), st.sampled_from([1, 2, 1000]), st.sampled_from([1, 2000, 10**6]))
+def test_samples_are_rows_and_fields_columns(tmp_path_factory, archive, max_samples, group_bytes):
+    path = tar_file(tmp_path_factory.mktemp("tars"), archive.data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tars, "_GROUP_SAMPLES", max_samples)
+        patch.setattr(tars, "BATCH_BYTES", group_bytes)
+        file, schema = tars.open_file(path)
+        rows = read(path).to_pylist()
+    assert file.num_rows == sum(file.row_groups) == len(archive.samples) == len(rows)
+    assert max(file.row_groups, default=0) <= max_samples
+    assert schema.names == ["__key__", *dict.fromkeys(name.partition(".")[2] for name, _ in archive.members)]
+    for row, sample in zip(rows, archive.samples, strict=True):
+        fields = {name: data for name, data in row.items() if data is not None and name != "__key__"}
+        assert {f"{row['__key__']}.{name}": data for name, data in fields.items()} == dict(sample)
+
+
+def test_fields_that_a_sample_or_a_tar_lacks_are_null(tmp_path):
+    one = tar_file(tmp_path, [("a.TXT", b"1"), ("b.cls", b""), ("b.txt", b"2")], "one.tar")
+    other = tar_file(tmp_path, [("c.json", b"3")], "other.tar")
+    table = read([one, other])
+    assert table.schema == pa.schema(
+        [("__key__", pa.large_string()), *((name, pa.large_binary()) for name in ("txt", "cls", "json"))]
+    )
+    assert table.to_pylist() == [
+        {"__key__": "a", "txt": b"1", "cls": None, "json": None},
+        {"__key__": "b", "txt": b"2", "cls": b"", "json": None},
+        {"__key__": "c", "txt": None, "cls": None, "json": b"3"},
+    ]
+    assert read([one, other], ["cls", "__key__"]).column_names == ["cls", "__key__"]
+
+
+def test_tars_of_gnu_tar_are_read_and_what_is_no_sample_is_told(tmp_path, caplog):
+    folder = tmp_path / "files"
+    (folder / "train").mkdir(parents=True)
+    names = ["train/" + "long" * 30 + f"{number}.jpg" for number in range(5)] + ["README", "train/.hidden"]
+    for name in names:
+        (folder / name).write_bytes(name.encode())
+    path = str(tmp_path / "a.tar")
+    gnu_tar("--create", "--file", path, "--sort=name", "-C", str(folder), ".", cwd=tmp_path)
+    with caplog.at_level(logging.WARNING):
+        table = read(path)
+    assert table.to_pylist() == [{"__key__": name[:-4], "jpg": name.encode()} for name in names[:5]]
+    (record,) = caplog.records
+    assert path in record.getMessage()
+    assert "2 members" in record.getMessage()
+    assert "README" in record.getMessage()
+
+
+def test_fields_are_found_in_lower_case_whatever_their_letters(tmp_path):
+    names = ("TXT", "ΑΣ", "\u0130.Jpg")
+    table = read(tar_file(tmp_path, [(f"a.{name}", name.encode()) for name in names]))
+    assert table.to_pylist() == [{"__key__": "a", **{name.lower(): name.encode() for name in names}}]
+
+
+def test_row_groups_hold_runs_of_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "BATCH_BYTES", 4096)
+    sizes = [100, 100, 9000, 100, 100, 100, 100, 100, 5000]
+    path = tar_file(tmp_path, [(f"{number}.bin", bytes(size)) for number, size in enumerate(sizes)])
+    file, _ = tars.open_file(path)
+    assert file.row_groups == (2, 1, 4, 1, 1)
+    assert file.offsets[:3] == (0, 2048, 2048 + 512 + 9216)
+    assert file.data_bytes == sum(sizes)
+    assert np.diff(file.offsets).max() == 512 + 9216
+
+
+def test_only_the_samples_that_are_asked_for_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "_GROUP_SAMPLES", 2)
+    path = tar_file(tmp_path, [(f"{number}.txt", b"x" * 600) for number in range(10)])
+    table = open_inputs([path])
+    data = bytearray(Path(path).read_bytes())
+    for group in (0, 1, 4):
+        begin, end = table.files[0].offsets[group : group + 2]
+        data[begin:end] = b"\xff" * (end - begin)
+    time = table.files[0].modified_ns
+    Path(path).write_bytes(data)
+    os.utime(path, ns=(time, time))
+    assert sum(len(rows) for rows in read_rows(table, 4, 8, ["txt"])) == 4
+    with pytest.raises(InputError, match="damaged") as caught:
+        list(read_rows(table, 0, 10, ["txt"]))
+    assert path in caught.value.place
+
+
+# Shards of wdsplit
+
+
+@pytest.mark.parametrize(
+    "key", ["plain", "a/b", "img.1", "a b", "é", "_x2E", "_pad_/x", "__meta__/x", "a//b", "_x2e", "x_x41"]
+)
+def test_keys_come_as_they_were_before_wdsplit_escaped_them(tmp_path, key):
+    table = {"key": [key, "other"], "txt": ["1", "2"]}
+    converted(write_table(tmp_path / "a.parquet", table), tmp_path / "out", key="key", shards=1)
+    found = read(str(tmp_path / "out/000000.tar"))
+    assert found.column("__key__").to_pylist() == [key, "other"]
+
+
+@pytest.mark.parametrize("key", ["_xFF", "a_x41", "_x2"])
+def test_keys_that_only_look_escaped_stay_as_they_are(tmp_path, key):
+    found = read(tar_file(tmp_path, [(f"{key}.txt", b"1")])).column("__key__").to_pylist()
+    assert found == [key]
+
+
+def test_shards_that_are_sharded_again_hold_the_same_samples_without_the_pads(tmp_path):
+    path = write_table(tmp_path / "a.parquet", mixed_table(50))
+    manifest = converted(path, tmp_path / "out", shards=4)
+    assert manifest.num_pads == 2
+    for jobs, shards in ((1, 4), (2, 3)):
+        again = tmp_path / f"again{jobs}"
+        converted(str(tmp_path / "out/*.tar"), again, shards=shards, jobs=jobs)
+        assert real_samples(again) == real_samples(tmp_path / "out")
+    assert shard_files(tmp_path / "again1") == shard_files(tmp_path / "out")
+
+
+def test_a_tar_without_samples_has_no_rows(tmp_path):
+    file, schema = tars.open_file(tar_file(tmp_path, []))
+    assert (file.num_rows, file.row_groups, schema.names) == (0, (), ["__key__"])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "members, cause",
+    [
+        ([("a.txt", b""), ("b.txt", b""), ("a.cls", b"")], "a key comes back"),
+        ([("a.txt", b""), ("a.TXT", b"")], "a field twice"),
+        ([("_pad_/a.txt", b""), ("b.txt", b"")], "a pad does not stand at the end"),
+        ([("a.__key__", b"")], "cannot be a field name"),
+    ],
+)
+def test_what_readers_would_merge_or_lose_is_refused_with_the_file(tmp_path, members, cause):
+    path = tar_file(tmp_path, members)
+    with pytest.raises(InputError, match=cause) as caught:
+        open_inputs([path])
+    assert caught.value.place.startswith(path)
+
+
+def test_names_and_sizes_make_the_checksum(tmp_path):
+    members = [("a.txt", b"1"), ("b.txt", b"2")]
+    longer = [("a.txt", b"11"), members[1]]
+    kinds = ((members, {}), (members[::-1], {}), (longer, {}), (members, {"mtime": 5}))
+    footers = {tars.open_file(tar_file(tmp_path, its, **changes))[0].footer for its, changes in kinds}
+    assert len(footers) == 4

@@ -1,0 +1,238 @@
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tables import mixed_table, write_files, write_table
+from wdsplit.errors import InputError
+from wdsplit.tables import read
+from wdsplit.tables.formats import parquet
+from wdsplit.tables.read import first_payloads, open_inputs, read_rows
+
+TABLE = mixed_table(60)
+
+
+def rows_of(table, first, stop, columns):
+    """Read rows and put them together again; check on the way that each batch knows where it stands."""
+    places = [f"{file.path}, row {row}" for file in table.files for row in range(file.num_rows)]
+    parts, row = [], first
+    for rows in read_rows(table, first, stop, columns):
+        assert rows.numbers.tolist() == list(range(row, row + len(rows)))
+        assert [rows.where(number) for number in range(len(rows))] == places[row : row + len(rows)]
+        assert {len(array) for array in rows.columns.values()} == {len(rows)} != {0}
+        assert set(rows.columns) == set(columns)
+        parts.append(pa.table([rows.columns[name] for name in columns], names=list(columns)))
+        row += len(rows)
+    return pa.concat_tables(parts) if parts else TABLE.select(columns).slice(0, 0)
+
+
+# Rows by their number
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """Return the same table in files and row groups of many kinds, empty ones among them."""
+    folder = tmp_path_factory.mktemp("layouts")
+    cuts = {
+        "one": ([60], None),
+        "groups": ([60], 7),
+        "files": ([13, 1, 20], 6),
+        "empty": ([0, 9, 0, 0, 30, 0], 4),
+        "rows": ([1], None),
+    }
+    return {name: open_inputs(write_files(folder / name, TABLE, *cut)) for name, cut in cuts.items()}
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from(["one", "groups", "files", "empty", "rows"]),
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.lists(st.sampled_from(TABLE.column_names), min_size=1, unique=True),
+    st.sampled_from([1, 300, 2000, 16 * 1024**2]),
+)
+def test_any_rows_of_any_layout_read_in_any_batches_are_the_slice_of_the_table(
+    layouts, layout, first, stop, columns, batch_bytes
+):
+    first, stop = sorted((first, stop))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "BATCH_BYTES", batch_bytes)
+        read = rows_of(layouts[layout], first, stop, columns)
+    assert read.equals(TABLE.slice(first, stop - first).select(columns))
+
+
+def test_a_batch_does_not_hold_more_than_its_bytes_of_rows(layouts, monkeypatch):
+    monkeypatch.setattr(parquet, "BATCH_BYTES", layouts["one"].files[0].data_bytes // 60 * 5)
+    monkeypatch.setattr(read, "_SMALL_BYTES", 1)
+    assert {len(rows) for rows in read_rows(layouts["one"], 0, 60, TABLE.column_names)} == {5}
+
+
+def test_row_groups_before_the_first_row_and_after_the_last_are_not_read(tmp_path):
+    path = write_table(tmp_path / "a.parquet", TABLE, 10)
+    table = open_inputs([path])
+    data = bytearray(Path(path).read_bytes())
+    metadata = pq.read_metadata(path)
+    for group in (0, 1, 4, 5):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            start = column.dictionary_page_offset or column.data_page_offset
+            data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    Path(path).write_bytes(data)
+    assert rows_of(table, 25, 38, TABLE.column_names).equals(TABLE.slice(25, 13))
+
+
+def test_columns_in_another_order_are_read_by_their_names(tmp_path):
+    table = mixed_table(5)
+    one = write_table(tmp_path / "a.parquet", table)
+    other = write_table(tmp_path / "b.parquet", table.select(table.column_names[::-1]))
+    both = open_inputs([one, other])
+    assert rows_of(both, 0, 10, table.column_names).equals(pa.concat_tables([table, table]))
+
+
+def test_columns_with_dots_in_their_names_are_not_taken_for_nested_ones(tmp_path):
+    table = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "b": [5, 6]})
+    table = open_inputs([write_table(tmp_path / "a.parquet", table)])
+    (rows,) = read_rows(table, 0, 2, ["a.b"])
+    assert rows.columns["a.b"].to_pylist() == [1, 2]
+    (rows,) = read_rows(table, 0, 2, ["a"])
+    assert rows.columns["a"].to_pylist() == [{"b": 3}, {"b": 4}]
+
+
+def test_the_footers_tell_rows_row_groups_and_sizes(tmp_path):
+    paths = write_files(tmp_path, TABLE, [25, 0, 35], 10)
+    table = open_inputs(paths)
+    assert [file.path for file in table.files] == paths
+    assert [file.row_groups for file in table.files] == [(10, 10, 5), table.files[1].row_groups, (10, 10, 10, 5)]
+    assert [file.num_rows for file in table.files] == [25, 0, 35]
+    assert [file.num_bytes for file in table.files] == [os.path.getsize(path) for path in paths]
+    assert table.schema.equals(TABLE.schema)
+
+
+def test_the_checksum_of_the_footer_tells_files_of_one_size_apart(tmp_path):
+    paths = [write_table(tmp_path / f"{value}.parquet", {"a": [value] * 3}) for value in (1, 2)]
+    one, other = open_inputs(paths).files
+    assert one.num_bytes == other.num_bytes
+    assert one.footer != other.footer
+    assert open_inputs(paths).files[0] == one
+
+
+# Files that cannot be read
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1PAR1", b"\xff" * 5000, b"PAR1" + b"\xff" * 100 + b"PAR1"])
+def test_what_is_no_parquet_is_refused_by_name(tmp_path, content):
+    good = write_table(tmp_path / "a.parquet", {"a": [1]})
+    bad = tmp_path / "b.parquet"
+    bad.write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        open_inputs([good, str(bad)])
+    assert caught.value.place == caught.value.url == str(bad)
+    assert caught.value.found
+    assert "\n" not in caught.value.found
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused_by_name(tmp_path, kept):
+    path = write_table(tmp_path / "a.parquet", TABLE)
+    os.truncate(path, int(os.path.getsize(path) * kept))
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        open_inputs([path])
+    assert caught.value.place == path
+
+
+def test_damaged_pages_are_refused_by_the_name_of_their_file_when_they_are_read(tmp_path):
+    paths = write_files(tmp_path, TABLE, [30])
+    table = open_inputs(paths)
+    data = bytearray(Path(paths[1]).read_bytes())
+    data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
+    Path(paths[1]).write_bytes(data)
+    assert rows_of(table, 0, 30, ["image"]).equals(TABLE.select(["image"]).slice(0, 30))
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        rows_of(table, 0, 60, ["image"])
+    assert caught.value.place == paths[1]
+
+
+def test_a_file_that_vanished_is_refused_by_name(tmp_path):
+    path = write_table(tmp_path / "a.parquet", TABLE)
+    table = open_inputs([path])
+    os.remove(path)
+    with pytest.raises(InputError) as caught:
+        rows_of(table, 0, 60, ["label"])
+    assert caught.value.place == path
+
+
+@pytest.mark.parametrize(
+    ("other", "rows_per_group"),
+    [(TABLE.slice(0, 59), None), (mixed_table(60, first=100), 20), (TABLE, 7), (TABLE.select(["label"]), 20)],
+    ids=["fewer rows", "other rows", "other row groups", "other columns"],
+)
+def test_an_input_that_changed_after_it_was_planned_is_refused_by_name(tmp_path, other, rows_per_group):
+    path = write_table(tmp_path / "a.parquet", TABLE, 20)
+    table = open_inputs([path])
+    write_table(path, other, rows_per_group)
+    with pytest.raises(InputError, match="changed since it was planned") as caught:
+        rows_of(table, 0, 60, ["label"])
+    assert caught.value.place == path
+
+
+def test_inputs_whose_columns_differ_are_refused_by_column_types_and_files(tmp_path):
+    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int64()), "y": ["a"], "z": [1]})
+    same = write_table(tmp_path / "b.parquet", {"x": pa.array([2], pa.int64()), "y": ["b"], "z": [2]})
+    other = write_table(tmp_path / "c.parquet", {"x": pa.array([1.5]), "z": [1], "w": [True]})
+    with pytest.raises(InputError, match="differ in their columns") as caught:
+        open_inputs([one, same, other])
+    assert caught.value.place == other
+    for text in (
+        f"column 'x' is int64 in {one}, double in {other}",
+        f"column 'y' is string in {one}, missing in {other}",
+        f"column 'w' is missing in {one}, bool in {other}",
+    ):
+        assert text in caught.value.found
+    assert "'z'" not in caught.value.found
+
+
+def test_an_empty_file_must_have_the_same_columns_too(tmp_path):
+    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int64())})
+    other = write_table(tmp_path / "b.parquet", {"x": pa.array([], pa.string())})
+    with pytest.raises(InputError, match="differ in their columns"):
+        open_inputs([one, other])
+
+
+# The first bytes
+
+
+def test_the_first_payload_that_is_not_null_is_found_past_nulls_empty_files_and_groups(tmp_path):
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table(
+        {
+            "a": pa.array([None] * 8 + [b"\xff\xd8\xff" * 50], pa.binary()),
+            "b": pa.array([None, {"bytes": None, "path": "x"}, *[{"bytes": b"GIF89a", "path": None}] * 7], image),
+            "c": pa.array([None] * 9, pa.binary()),
+            "d": pa.array([None] * 4 + [b"fLaC"] * 5, pa.binary()).dictionary_encode(),
+            "e": ["text"] * 9,
+        }
+    )
+    table = open_inputs(write_files(tmp_path, table, [0, 3, 0, 6], 2))
+    found = first_payloads(table, table.schema.names)
+    assert found == {"a": (b"\xff\xd8\xff" * 50)[:64], "b": b"GIF89a", "c": None, "d": b"fLaC"}
+
+
+def test_tables_without_binary_columns_are_not_read_for_their_first_bytes(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"a": [1], "b": ["x"]})
+    table = open_inputs([path])
+    os.remove(path)
+    assert first_payloads(table, table.schema.names) == {}
+
+
+def test_a_batch_is_bounded_by_what_its_values_take_when_they_are_decoded(tmp_path):
+    """One long value that repeats takes little room in the file, and much in memory."""
+    path = write_table(tmp_path / "a.parquet", {"text": ["x" * 60_000] * 2000})
+    table = open_inputs([path])
+    assert table.files[0].data_bytes < 2**20
+    sizes = [rows.columns["text"].nbytes for rows in read_rows(table, 0, 2000, ["text"])]
+    assert sum(sizes) > 2000 * 60_000
+    assert max(sizes) <= 2**25

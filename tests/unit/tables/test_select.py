@@ -1,0 +1,475 @@
+"""Which rows are wanted: parts, hashes, and the counting of rows by condition, limit and part."""
+
+import datetime
+import math
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tables import input_file, table_of, write_files, write_table
+from wdsplit.conversion.counting import select_rows
+from wdsplit.conversion.plan.grouping import Groups
+from wdsplit.errors import InputError
+from wdsplit.tables.formats import parquet
+from wdsplit.tables.read import open_inputs, read_rows
+from wdsplit.tables.select import Picker, check_group_type, hash_groups, in_part, parts_of
+from wdsplit.tables.table import Part, Selection, Table
+
+MAX = 2**64
+SPLITS = {"train": 0.8, "val": 0.15, "test": 0.05}
+PLACES = table_of(input_file(4, path="a.parquet"), input_file(0), input_file(6, path="b.parquet"))
+
+
+def hashes_of(values, kind=None):
+    column = values if isinstance(values, pa.Array) else pa.array(values, kind)
+    return hash_groups(column, np.arange(len(column)), PLACES, "g").tolist()
+
+
+def part_hashes(column, values):
+    """Return what decides the part of rows: of those with these numbers, or with these values."""
+    schema = pa.schema([("g", pa.string())])
+    picker = Picker(Table(PLACES.files, schema, Selection(part=Part(column, 0, MAX))))
+    numbers = np.asarray(values) if column is None else np.arange(len(values))
+    return picker.hashes({} if column is None else {column: pa.array(values)}, numbers)
+
+
+def members(splits, hashes):
+    return {name: np.flatnonzero(in_part(hashes, part)).tolist() for name, part in parts_of(splits, "g").items()}
+
+
+# Parts
+
+weights = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)
+
+
+def fractions(weights):
+    return {f"s{number}": weight / sum(weights) for number, weight in enumerate(weights)}
+
+
+@given(weights)
+def test_parts_are_cut_in_their_order_from_the_lowest_hash_to_the_highest(weights):
+    splits = fractions(weights)
+    parts = parts_of(splits, "g")
+    assert list(parts) == list(splits)
+    assert {part.column for part in parts.values()} == {"g"}
+    cuts = [part.low for part in parts.values()] + [list(parts.values())[-1].high]
+    assert (cuts[0], cuts[-1]) == (0, MAX)
+    assert all(one.high == other.low for one, other in pairwise(parts.values()))
+    for name, part in parts.items():
+        assert (part.high - part.low) / MAX == pytest.approx(splits[name], abs=1e-13)
+
+
+@given(weights, st.lists(st.integers(0, MAX - 1)))
+def test_every_hash_lies_in_one_part(weights, more):
+    parts = parts_of(fractions(weights), None).values()
+    edges = [edge for part in parts for edge in (part.low, part.low - 1, part.high - 1, part.high) if 0 <= edge < MAX]
+    hashes = np.array([*edges, *more], np.uint64)
+    assert np.sum([in_part(hashes, part) for part in parts], axis=0).tolist() == [1] * len(hashes)
+    for part in parts:
+        assert in_part(hashes, part).tolist() == [part.low <= each < part.high for each in [*edges, *more]]
+
+
+def test_one_split_takes_all():
+    assert parts_of({"all": 1.0}, None) == {"all": Part(None, 0, MAX)}
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        {},
+        {"a": 0.5},
+        {"a": 0.5, "b": 0.6},
+        {"a": 1.0, "b": 0.0},
+        {"a": 1.5, "b": -0.5},
+        {"a": math.nan, "b": 0.5},
+        {"a": math.inf},
+        {"a": 0.333, "b": 0.333, "c": 0.333},
+        {"a": 90, "b": 10},
+    ],
+)
+def test_fractions_that_are_none_or_make_no_whole_are_refused(splits):
+    with pytest.raises(InputError, match="do not make a whole") as caught:
+        parts_of(splits, None)
+    assert all(f"{name}={fraction:g}" in caught.value.found for name, fraction in splits.items())
+
+
+@pytest.mark.parametrize("splits", [{"a": 1, "b": 1e-12}, {"a": 1e-20, "b": 1}, {"a": 0.5, "b": 0.5, "c": 5e-10}])
+def test_a_fraction_that_is_nearly_nothing_is_refused_or_takes_nothing(splits):
+    try:
+        parts = parts_of(splits, None)
+    except InputError:
+        return
+    hashes = np.array([0, 1, MAX // 2, MAX - 1], np.uint64)
+    assert np.sum([in_part(hashes, part) for part in parts.values()], axis=0).tolist() == [1] * 4
+
+
+# Hashes: these figures must never change, or every split of every table does
+
+GOLDEN = [
+    (["", "a", "train/cat_01"], [2658058279309295395, 3036275856436592993, 15162555052228908926]),
+    (["é日本🙂", "x" * 200], [11549450024617412115, 16006505340201737878]),
+    ([0, 1, -1, 2**63 - 1], [14231349906194883165, 9720751775664044264, 13174467651355714658, 10406525293261036023]),
+    ([True, False], [6482068185712811288, 11201874585080387605]),
+    ([datetime.date(2024, 2, 29)], [7186833925430862456]),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), GOLDEN)
+def test_the_hashes_of_values_never_change(values, expected):
+    assert hashes_of(values) == expected
+
+
+def test_the_hashes_that_decide_parts_never_change():
+    assert part_hashes(None, [0, 1, 2, 10**9, 2**40]).tolist() == [
+        3578905555971234089,
+        6302574970026089870,
+        585562439282886440,
+        11927812377096559795,
+        2132194087439088511,
+    ]
+    values = part_hashes("g", ["", "a", "cat"]).tolist()
+    assert values == [12689648888230236319, 17741323478575428335, 17142464134073287122]
+
+
+def test_the_cuts_of_parts_never_change():
+    assert [part.low for part in parts_of(SPLITS, None).values()] == [0, 14757395258967642112, 17524406870024075264]
+
+
+def test_the_members_of_parts_never_change():
+    found = members(SPLITS, part_hashes(None, range(60)))
+    assert (found["val"], found["test"]) == ([5, 6, 34, 47, 52, 54], [])
+    found = members(SPLITS, part_hashes("g", [f"user {number}" for number in range(40)]))
+    assert (found["val"], found["test"]) == ([1, 3, 6, 8, 11, 15, 17, 21, 31, 33], [20, 23])
+    assert sorted(row for rows in found.values() for row in rows) == list(range(40))
+
+
+TEXTS = ["", "a", "b", "a", "é" * 120, "x" * 103, "x" * 104, "x" * 105, "1", "日本", " a", "A"]
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_the_hash_of_a_text_does_not_depend_on_its_type(kind):
+    assert hashes_of(pa.array(TEXTS).cast(kind)) == hashes_of(TEXTS)
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.int32(), pa.dictionary(pa.int16(), pa.int64())])
+def test_the_hash_of_a_number_does_not_depend_on_its_type(kind):
+    values = pa.array([0, 1, 127, 1])
+    column = values.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else values.cast(kind)
+    assert hashes_of(column) == hashes_of(values)
+
+
+@given(st.lists(st.text(max_size=150), max_size=20), st.integers(0, 20), st.randoms())
+def test_the_hash_of_a_value_depends_on_the_value_alone(values, cut, random):
+    by_value = dict(zip(values, hashes_of(values, pa.string()), strict=True))
+    assert len(set(by_value.values())) == len(by_value)
+    random.shuffle(values)
+    assert hashes_of(values, pa.string()) == [by_value[value] for value in values]
+    assert hashes_of(pa.array(values, pa.string()).slice(cut)) == [by_value[value] for value in values[cut:]]
+
+
+def test_values_that_differ_by_a_nul_alone_are_told_apart():
+    assert len(set(hashes_of(["", "\0", "\0\0", "a", "a\0", "x" * 104, "x" * 104 + "\0"]))) == 7
+
+
+@pytest.mark.parametrize("column", [None, "g"])
+def test_parts_are_as_large_as_their_fractions_say(column):
+    """Five standard deviations of a binomial are allowed, and of a chi-square of 63 degrees of freedom for 64 parts."""
+    num_rows = 100_000
+    values = range(num_rows) if column is None else [f"sample-{number:06d}" for number in range(num_rows)]
+    hashes = part_hashes(column, values)
+    for name, part in parts_of(SPLITS, column).items():
+        expected = num_rows * SPLITS[name]
+        assert abs(in_part(hashes, part).sum() - expected) < 5 * math.sqrt(expected * (1 - SPLITS[name])), name
+    counts = [in_part(hashes, part).sum() for part in parts_of(fractions([1] * 64), column).values()]
+    each = num_rows / 64
+    assert abs(sum((count - each) ** 2 / each for count in counts) - 63) < 5 * math.sqrt(2 * 63)
+
+
+def test_neighbours_are_not_drawn_together():
+    """By a half, a quarter of the pairs of neighbours is drawn twice; five standard deviations are allowed."""
+    drawn = in_part(part_hashes(None, range(100_000)), parts_of({"a": 0.5, "b": 0.5}, None)["a"])
+    assert abs((drawn[:-1] & drawn[1:]).mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 100_000)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "b", None, "c"]),
+        pa.array([1, 2, None, 3]),
+        pa.array(["a", "b", None, "c"]).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 0]), pa.array(["a", None])),
+    ],
+    ids=["string", "int", "dictionary", "null inside a dictionary"],
+)
+def test_a_null_belongs_to_no_group_and_is_named_by_file_row_and_column(column):
+    with pytest.raises(InputError, match="is null") as caught:
+        hash_groups(column, np.array([1, 3, 7, 9]), PLACES, "g")
+    assert caught.value.place == "b.parquet, row 3, column 'g'"
+
+
+def test_a_date_that_has_no_text_is_named_by_file_row_and_column():
+    with pytest.raises(InputError, match="date cannot be written") as caught:
+        hash_groups(pa.array([0, 10**8], pa.int32()).cast(pa.date32()), np.array([1, 5]), PLACES, "day")
+    assert caught.value.place == "b.parquet, row 1, column 'day'"
+
+
+GROUP_TYPES = [
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.int8(), pa.uint64(), pa.bool_(), pa.date32(), pa.date64()),
+    *(pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.int64())),
+]
+OTHER_TYPES = [
+    *(pa.float32(), pa.float64(), pa.binary(), pa.list_(pa.int8()), pa.struct([("a", pa.int8())]), pa.null()),
+    *(pa.timestamp("s"), pa.decimal128(5, 2), pa.dictionary(pa.int8(), pa.float64())),
+]
+
+
+@pytest.mark.parametrize("kind", GROUP_TYPES, ids=str)
+def test_columns_of_texts_whole_numbers_truths_and_dates_may_name_groups(kind):
+    check_group_type(pa.schema([("g", kind)]), "g")
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES, ids=str)
+def test_other_columns_may_not_name_groups(kind):
+    with pytest.raises(InputError, match="column 'g' cannot name groups") as caught:
+        check_group_type(pa.schema([("g", kind)]), "g")
+    assert caught.value.found == str(kind)
+
+
+def test_a_group_column_that_is_not_there_is_refused():
+    with pytest.raises(InputError, match="column 'h' is not in the table") as caught:
+        check_group_type(pa.schema([("g", pa.string())]), "h")
+    assert "g" in caught.value.expected
+
+
+# Counting
+
+
+def rows_table():
+    """Return 90 rows, sorted by `n` and in runs of `x`, so that statistics rule row groups out; with nulls and NaN."""
+    numbers = range(90)
+    xs = [None if n % 11 == 5 else math.nan if n % 13 == 6 else float(n // 8) for n in numbers]
+    return pa.table(
+        {
+            "n": numbers,
+            "x": pa.array(xs, pa.float64()),
+            "text": pa.array([None if n % 17 == 3 else f"t{n % 7}" for n in numbers]),
+            "kind": pa.array([f"k{n * n % 5}" for n in numbers]).dictionary_encode(),
+            "a b.c": [n % 3 for n in numbers],
+        }
+    )
+
+
+TABLE = rows_table()
+ROWS = TABLE.to_pylist()
+
+CONDITIONS = {
+    "": lambda row: True,
+    "n >= 80": lambda row: row["n"] >= 80,
+    "20 <= n < 47": lambda row: 20 <= row["n"] < 47,
+    "n < 0": lambda row: False,
+    "n in [3, 4, 50, 89]": lambda row: row["n"] in (3, 4, 50, 89),
+    "x > 5": lambda row: row["x"] is not None and row["x"] > 5,
+    "x is None": lambda row: row["x"] is None,
+    "not x < 8": lambda row: row["x"] is not None and not row["x"] < 8,
+    "x != 3": lambda row: row["x"] is not None and row["x"] != 3,
+    'text == "t4" or n < 9': lambda row: row["text"] == "t4" or row["n"] < 9,
+    'kind == "k4"': lambda row: row["kind"] == "k4",
+    'column("a b.c") == 1 and n > 10': lambda row: row["a b.c"] == 1 and row["n"] > 10,
+}
+CUTS = {
+    "one": ([90], None),
+    "groups": ([90], 7),
+    "files": ([13, 1, 40], 6),
+    "empty": ([0, 9, 0, 0, 30, 0], 4),
+    "rows": ([1], None),
+}
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """Return the same table in files and row groups of many kinds, empty ones among them."""
+    folder = tmp_path_factory.mktemp("layouts")
+    return {name: open_inputs(write_files(folder / name, TABLE, *cut)) for name, cut in CUTS.items()}
+
+
+def part_of_row(number, part):
+    if part is None:
+        return True
+    value = part_hashes(None, [number]) if part.column is None else part_hashes("g", [str(ROWS[number][part.column])])
+    return bool(in_part(value, part)[0])
+
+
+def counts_in(table, numbers):
+    """Count numbers by the row groups they are in."""
+    ends = np.cumsum([rows for file in table.files for rows in file.row_groups])
+    counts = np.bincount(np.searchsorted(ends, numbers, side="right"), minlength=len(ends)).tolist() if numbers else []
+    flat = iter(counts or [0] * len(ends))
+    return [tuple(next(flat) for _ in file.row_groups) for file in table.files]
+
+
+def slow_groups(numbers, column):
+    """Return hash, count and first row of each group."""
+    found = {}
+    for number in numbers:
+        count, first = found.get(str(ROWS[number][column]), (0, number))
+        found[str(ROWS[number][column])] = count + 1, first
+    return sorted((hashes_of([value])[0], *rest) for value, rest in found.items())
+
+
+@given(
+    st.sampled_from(sorted(CUTS)),
+    st.sampled_from(sorted(CONDITIONS)),
+    st.none() | st.integers(1, 100),
+    st.sampled_from([None, (None, {"a": 0.5, "b": 0.3, "c": 0.2}), ("kind", {"a": 0.4, "b": 0.6}), ("n", {"a": 1.0})]),
+    st.sampled_from([None, "kind", "n", "a b.c"]),
+    st.sampled_from([1, 200, 16 * 1024**2]),
+)
+def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_table(
+    layouts, layout, where, limit, drawn, group_by, batch_bytes
+):
+    table = layouts[layout]
+    parts = [None] if drawn is None else list(parts_of(drawn[1], drawn[0]).values())
+    meeting = [number for number, row in enumerate(ROWS) if CONDITIONS[where](row)][:limit]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "BATCH_BYTES", batch_bytes)
+        results = select_rows(table, where, limit, parts, group_by)
+        for part, (selected, groups) in zip(parts, results, strict=True):
+            expected = [number for number in meeting if part_of_row(number, part)]
+            assert [file.counts for file in selected.files] == counts_in(table, expected)
+            assert (selected.num_rows, selected.total_rows) == (len(expected), 90)
+            assert selected.selection == Selection(where, limit, part)
+            read = list(read_rows(selected, 0, len(expected), ["n"]))
+            assert [number for rows in read for number in rows.numbers.tolist()] == expected
+            assert [number for rows in read for number in rows.columns["n"].to_pylist()] == expected
+            assert (groups is None) == (group_by is None)
+            if isinstance(groups, Groups):
+                found = zip(groups.hashes.tolist(), groups.counts.tolist(), groups.firsts.tolist(), strict=True)
+                assert list(found) == slow_groups(expected, group_by)
+
+
+def test_a_row_whose_number_is_none_is_not_lost_by_the_statistics(tmp_path):
+    """Statistics leave NaN out, so they say that a group of 3, NaN and 3 holds nothing but 3."""
+    nan = math.nan
+    table = open_inputs([write_table(tmp_path / "a.parquet", {"x": [3.0, nan, 3.0, 4.0, 5.0, nan]}, 3)])
+    for where, expected in (("x != 3", 4), ("not x < 9", 2), ("not (x > 1 or x < 1)", 2), ("x > 4", 1)):
+        ((selected, _),) = select_rows(table, where, None, [None], None)
+        assert selected.num_rows == expected, where
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(sorted(CUTS)), st.integers(0, 60), st.integers(0, 60), st.integers(1, 60))
+def test_any_places_of_a_selection_are_read(layouts, layout, first, stop, limit):
+    where = "not n in [7, 8, 9, 10, 11, 12, 40] and (n < 30 or n > 44)"
+    expected = [n for n in range(90) if n not in (7, 8, 9, 10, 11, 12, 40) and (n < 30 or n > 44)][:limit]
+    ((table, _),) = select_rows(layouts[layout], where, limit, [None], None)
+    first, stop = sorted((min(first, len(expected)), min(stop, len(expected))))
+    read = [number for rows in read_rows(table, first, stop, ["text"]) for number in rows.numbers.tolist()]
+    assert read == expected[first:stop]
+
+
+# What is not read
+
+
+def damage(path, groups):
+    """Overwrite row groups of a file."""
+    data, metadata = bytearray(Path(path).read_bytes()), pq.read_metadata(path)
+    for group in groups:
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            start = column.dictionary_page_offset or column.data_page_offset
+            data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    Path(path).write_bytes(data)
+
+
+@pytest.fixture
+def sorted_file(tmp_path):
+    return write_table(tmp_path / "a.parquet", TABLE.select(["n", "kind"]), 15)
+
+
+def test_row_groups_that_the_statistics_rule_out_are_not_read(sorted_file):
+    table = open_inputs([sorted_file])
+    damage(sorted_file, [0, 3, 4, 5])
+    ((selected, groups),) = select_rows(table, "17 <= n < 40", None, [None], "kind")
+    assert selected.files[0].counts == (0, 13, 10, 0, 0, 0)
+    assert groups.counts.sum() == 23
+    read = [number for rows in read_rows(selected, 0, 23, ["n", "kind"]) for number in rows.numbers.tolist()]
+    assert read == list(range(17, 40))
+    with pytest.raises(InputError, match="cannot be read as parquet"):
+        select_rows(table, "17 <= n < 50", None, [None], None)
+
+
+def test_row_groups_without_a_wanted_row_are_not_read_again(sorted_file):
+    """The statistics say nothing of n * n, so all row groups are counted; only one holds the row."""
+    table = open_inputs([sorted_file])
+    ((selected, _),) = select_rows(table, "n * n == 400", None, [None], None)
+    assert selected.files[0].counts == (0, 1, 0, 0, 0, 0)
+    damage(sorted_file, [0, 2, 3, 4, 5])
+    (rows,) = read_rows(selected, 0, 1, ["n", "kind"])
+    assert rows.columns["n"].to_pylist() == [20]
+
+
+def test_nothing_is_read_after_the_limit(sorted_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 1)
+    gone = write_table(tmp_path / "b.parquet", TABLE.select(["n", "kind"]))
+    table = open_inputs([sorted_file, gone])
+    os.remove(gone)
+    damage(sorted_file, [2, 3, 4, 5])
+    ((selected, groups),) = select_rows(table, "n != 3", 25, [None], "kind")
+    assert [file.counts for file in selected.files] == [(14, 11, 0, 0, 0, 0), (0,)]
+    assert groups.counts.sum() == 25
+
+
+def test_only_the_columns_that_decide_are_read(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"n": range(50), "other": ["x" * 50] * 50})
+    table, metadata = open_inputs([path]), pq.read_metadata(path)
+    data = bytearray(Path(path).read_bytes())
+    column = metadata.row_group(0).column(1)
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    Path(path).write_bytes(data)
+    results = select_rows(table, "n >= 10", None, list(parts_of(SPLITS, "n").values()), "n")
+    assert sum(selected.num_rows for selected, _ in results) == 40
+
+
+def test_no_file_is_read_where_no_column_decides(tmp_path):
+    paths = write_files(tmp_path, TABLE, [50, 0, 40], 20)
+    table = open_inputs(paths)
+    for path in paths:
+        os.remove(path)
+    results = select_rows(table, "", 77, list(parts_of({"a": 0.5, "b": 0.5}, None).values()), None)
+    assert sum(selected.num_rows for selected, _ in results) == 77
+
+
+def test_a_table_of_no_rows_has_none_that_are_wanted(tmp_path):
+    table = open_inputs(write_files(tmp_path, TABLE.slice(0, 1), [0, 0, 1])[:2])
+    for where, limit, drawn, group_by in (("n > 3", None, None, None), ("", 5, None, "kind"), ("", None, "n", "n")):
+        parts = [None] if drawn is None else list(parts_of(SPLITS, drawn).values())
+        for selected, groups in select_rows(table, where, limit, parts, group_by):
+            assert selected.num_rows == selected.total_rows == 0
+            assert groups is None or len(groups) == 0
+
+
+@pytest.mark.parametrize("group_by", [None, "text"])
+def test_a_null_that_decides_is_named_by_its_file_and_its_row_in_it(tmp_path, group_by):
+    paths = write_files(tmp_path, TABLE.slice(4), [10, 40], 6)
+    parts = [None] if group_by else list(parts_of(SPLITS, "text").values())
+    with pytest.raises(InputError, match="is null") as caught:
+        select_rows(open_inputs(paths), "n > 20", None, parts, group_by)
+    assert caught.value.place == f"{paths[1]}, row 23, column 'text'"
+    ((selected, _),) = select_rows(open_inputs(paths), "n > 20 and text is not None", None, [None], "text")
+    assert selected.num_rows == 65
+
+
+def test_a_file_that_is_damaged_is_named_when_it_is_counted(sorted_file):
+    table = open_inputs([sorted_file])
+    damage(sorted_file, range(6))
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
+        select_rows(table, "n > 3", None, [None], None)
+    assert caught.value.place == sorted_file

@@ -1,0 +1,203 @@
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tars import without_devices
+from wdsplit.tar.headers import (
+    BLOCK_BYTES,
+    MAX_MEMBER_BYTES,
+    are_sound,
+    extended_bytes,
+    extended_headers,
+    pack_headers,
+    padding_bytes,
+    parse_headers,
+    parse_number,
+    parse_records,
+    whole_names,
+)
+
+# Plain headers
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=20))
+def test_padding_goes_up_to_the_next_block_and_no_further(sizes):
+    padding = padding_bytes(np.array(sizes, np.int64))
+    assert ((padding >= 0) & (padding < BLOCK_BYTES)).all()
+    assert ((padding + np.array(sizes, np.int64)) % BLOCK_BYTES == 0).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 511, 2**32, 2**33 - 2, MAX_MEMBER_BYTES])
+def test_a_size_below_8_gib_fits_the_header_and_is_read_back(size):
+    names = np.zeros((1, 100), np.uint8)
+    names[0, :5] = np.frombuffer(b"a.jpg", np.uint8)
+    headers = pack_headers(names, np.array([size], np.int64))
+    info = tarfile.TarInfo.frombuf(headers.tobytes(), "ascii", "strict")
+    assert (info.name, info.size) == ("a.jpg", size)
+    parsed_names, _, parsed_sizes, valid = parse_headers(headers)
+    assert (parsed_names.tolist(), parsed_sizes.tolist(), valid.tolist()) == ([b"a.jpg"], [size], [True])
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_header_that_is_no_plain_files_is_not_valid(kind):
+    info = tarfile.TarInfo("a.jpg")
+    info.type = kind
+    header = np.frombuffer(info.tobuf(tarfile.USTAR_FORMAT), np.uint8).reshape(1, -1)
+    assert parse_headers(header)[3].tolist() == [False]
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.integers(0, MAX_MEMBER_BYTES)), max_size=20))
+def test_headers_that_tarfile_writes_are_read(members):
+    infos = []
+    for length, size in members:
+        infos.append(tarfile.TarInfo("n" * length))
+        infos[-1].size = size
+    packed = b"".join(info.tobuf(tarfile.USTAR_FORMAT) for info in infos)
+    names, _, sizes, valid = parse_headers(np.frombuffer(packed, np.uint8).reshape(-1, BLOCK_BYTES))
+    assert valid.all()
+    assert [(len(name), size) for name, size in zip(names.tolist(), sizes.tolist(), strict=True)] == members
+
+
+@pytest.mark.parametrize("end", [b"\0", b" ", b"7"])
+def test_a_size_of_twelve_digits_is_not_read_as_one_of_eleven(end):
+    header = bytearray(tarfile.TarInfo("a.jpg").tobuf(tarfile.USTAR_FORMAT))
+    header[135:136] = end
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32)
+    assert parse_headers(as_rows(header))[3].tolist() == [end != b"7"]
+
+
+# Headers of any kind
+
+
+def as_rows(data):
+    return np.frombuffer(bytes(data), np.uint8).reshape(-1, BLOCK_BYTES)
+
+
+def test_a_name_that_ustar_has_split_is_put_together():
+    names = ["a.jpg", "p" * 60 + "/" + "n" * 90, "q" * 150 + "/" + "m" * 99, "n" * 100]
+    packed = b"".join(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT) for name in names)
+    assert whole_names(as_rows(packed)) == [name.encode() for name in names]
+
+
+def test_what_old_gnu_tar_keeps_where_ustar_has_the_prefix_is_no_part_of_the_name():
+    header = bytearray(tarfile.TarInfo("a.jpg").tobuf(tarfile.GNU_FORMAT))
+    header[345:357] = b"14523452345\0"
+    assert whole_names(as_rows(header)) == [b"a.jpg"]
+
+
+def test_what_stands_after_the_end_of_a_name_is_no_part_of_it():
+    header = bytearray(tarfile.TarInfo("a.jpg").tobuf(tarfile.USTAR_FORMAT))
+    header[6:10] = b"junk"
+    assert whole_names(as_rows(header)) == [b"a.jpg"]
+
+
+@given(st.binary(min_size=512, max_size=512), st.booleans())
+def test_the_checksums_of_bytes_and_of_signed_bytes_are_right_and_no_others(data, signed):
+    header = bytearray(data)
+    rest = header[:148] + header[156:]
+    total = 8 * 32 + sum(byte - 256 * (signed and byte >= 128) for byte in rest)
+    if total < 0:
+        return
+    header[148:156] = b"%06o\0 " % total
+    assert are_sound(as_rows(header)).tolist() == [True]
+    header[148:156] = b"%06o\0 " % (total + 1)
+    other = 8 * 32 + sum(byte - 256 * (not signed and byte >= 128) for byte in rest)
+    assert are_sound(as_rows(header)).tolist() == [other == total + 1]
+
+
+@pytest.mark.parametrize("digits", [b"%6o \0", b"%7o\0", b"%-7o\0", b"%07o\0"])
+def test_checksums_are_read_as_old_programs_write_them(digits):
+    header = bytearray(tarfile.TarInfo("a.jpg").tobuf(tarfile.USTAR_FORMAT))
+    header[148:156] = digits % int(header[148:154], 8)
+    assert are_sound(as_rows(header)).tolist() == [True]
+
+
+@given(st.integers(0, 2**80), st.sampled_from([tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT]))
+def test_numbers_are_read_as_tarfile_writes_them(number, format):
+    if format == tarfile.USTAR_FORMAT:
+        number %= 8**11
+    assert parse_number(tarfile.itn(number, 12, format)) == number
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        (b"        144 ", 100),
+        (b"144         ", 100),
+        (b"144\0\0\0\0\0\0\0\0\0", 100),
+        (b"777777777777", 8**12 - 1),
+        (bytes(12), 0),
+        (b"            ", 0),
+        (b"00000000008\0", -1),
+        (b"-0000000001\0", -1),
+        (b"0000000_001\0", -1),
+        (b"0o000000001\0", -1),
+        (b"1 1         ", -1),
+        (b"\xff" * 12, -1),
+        (b"\x81" + bytes(11), -1),
+    ],
+)
+def test_a_number_is_octal_digits_between_blanks_or_no_number(field, number):
+    assert parse_number(field) == number
+
+
+# Extended headers
+
+
+EDGES = (*range(95, 104), 980, 981, 982, 983, 984, 985, 986, 987, 988, 989, 990, 1000, 9_980)
+SIZES = (0, 1, MAX_MEMBER_BYTES, MAX_MEMBER_BYTES + 1, 10**10 - 1, 10**10, 2**50)
+
+
+@given(st.lists(st.tuples(st.sampled_from(EDGES) | st.integers(1, 3000), st.sampled_from(SIZES)), max_size=8))
+@example([(length, size) for length in EDGES for size in SIZES])
+def test_extended_headers_are_those_of_tarfile_but_for_the_device_numbers(members):
+    members = [(length + 1 if length == 100 else length, size) for length, size in members]
+    names = pa.array([b"n" * length for length, _ in members], pa.large_binary())
+    sizes = np.array([size for _, size in members], np.int64)
+    for header, (length, size) in zip(extended_headers(names, sizes).to_pylist(), members, strict=True):
+        info = tarfile.TarInfo("n" * length)
+        info.size = size
+        theirs = info.tobuf(tarfile.PAX_FORMAT)[:-BLOCK_BYTES]
+        assert without_devices(header + bytes(BLOCK_BYTES)) == without_devices(theirs + bytes(BLOCK_BYTES))
+
+
+@given(st.lists(st.tuples(st.sampled_from(EDGES) | st.integers(1, 20_000), st.sampled_from(SIZES)), max_size=8))
+@example([(length, size) for length in EDGES for size in SIZES])
+def test_the_bytes_of_extended_headers_are_told_without_making_them(members):
+    names = pa.array([b"n" * length for length, _ in members], pa.large_binary())
+    sizes = np.array([size for _, size in members], np.int64)
+    made = [len(header) for header in extended_headers(names, sizes).to_pylist()]
+    assert extended_bytes(np.array([length for length, _ in members], np.int64), sizes).tolist() == made
+
+
+@given(st.dictionaries(st.sampled_from(["path", "size", "mtime", "SCHILY.xattr.a"]), st.text(max_size=120)))
+def test_records_are_read_as_tarfile_writes_them(records):
+    info = tarfile.TarInfo("a")
+    header = info.create_pax_global_header(records)
+    size = int(header[124:135], 8)
+    body = header[BLOCK_BYTES : BLOCK_BYTES + size]
+    assert parse_records(body) == {keyword.encode(): value.encode() for keyword, value in records.items()}
+    assert parse_records(body + bytes(3)) == parse_records(body), "some programs count the NULs that fill the block"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        b"8 path=a",
+        b"7 path=a\n",
+        b"11 path=a\n",
+        b"99 path=a\n",
+        b" 9 path=a\n",
+        b"9 pathxa\n",
+        b"-9 path=a\n",
+        b"0 \n",
+    ],
+)
+def test_damaged_records_are_told(body):
+    assert parse_records(b"9 path=b\n" + body) is None
+    assert parse_records(b"9 path=b\n") == {b"path": b"b"}

@@ -1,0 +1,347 @@
+import io
+import subprocess
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from tars import (
+    FIELDS,
+    SIZES,
+    Parts,
+    archive,
+    archives,
+    binary,
+    by_tarfile,
+    gnu_tar,
+    payload,
+    read_by_tarfile,
+    without_devices,
+)
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.tar.headers import BLOCK_BYTES
+from wdsplit.tar.members import RECORD_BYTES, build_body, header_bytes, parse_members, trailer_bytes
+from wdsplit.tar.names import MAX_COMPONENT_BYTES, MAX_NAME_BYTES
+
+
+def every_size():
+    """One archive with each payload size, in each field, and members left out."""
+    rows = range(len(SIZES))
+    fields = {
+        name: [payload(row, column, SIZES[(row + column) % len(SIZES)]) for row in rows]
+        for column, name in enumerate(FIELDS)
+    }
+    fields["jpg"][2] = fields["json"][0] = None
+    return archive([f"train/img_{row}" for row in rows], fields)
+
+
+def names_and_payloads(members, data, base=0):
+    view = memoryview(data)
+    return [
+        (name.decode(), bytes(view[start - base : start - base + size]))
+        for name, start, size in zip(members.names.tolist(), members.starts, members.sizes, strict=True)
+    ]
+
+
+def header_offsets(data):
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return [info.offset for info in tar]
+
+
+# Writing
+
+
+@given(archives())
+def test_tarfile_reads_the_same_names_and_payloads_and_no_trace_of_the_machine(built):
+    with tarfile.open(fileobj=io.BytesIO(built.data)) as tar:
+        infos = tar.getmembers()
+        read = [(info.name, tar.extractfile(info).read()) for info in infos]
+    assert read == built.members
+    plain = {"mode": 0o644, "mtime": 0, "uid": 0, "gid": 0, "uname": "", "gname": "", "type": tarfile.REGTYPE}
+    assert all({name: getattr(info, name) for name in plain} == plain and not info.pax_headers for info in infos)
+
+
+@given(archives())
+def test_the_bytes_are_those_of_tarfile_but_for_the_device_numbers(built):
+    assert without_devices(built.data) == without_devices(by_tarfile(built.members, tarfile.USTAR_FORMAT))
+
+
+def test_the_bytes_are_those_of_gnu_tar(tmp_path):
+    built = every_size()
+    for name, data in built.members:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    names = [name for name, _ in built.members]
+    options = ["--format=ustar", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644"]
+    gnu_tar("-cf", "gnu.out", *options, *names, cwd=tmp_path)
+    assert (tmp_path / "gnu.out").read_bytes() == built.data
+
+
+def test_gnu_tar_lists_extracts_and_compares(tmp_path):
+    built = every_size()
+    (tmp_path / "a.tar").write_bytes(built.data)
+    assert gnu_tar("-tf", "a.tar", cwd=tmp_path).splitlines() == [name for name, _ in built.members]
+    assert all(
+        line.startswith("-rw-r--r-- 0/0") and "1970-01-01 00:00" in line
+        for line in gnu_tar("--utc", "-tvf", "a.tar", cwd=tmp_path).splitlines()
+    )
+    gnu_tar("-xf", "a.tar", "--no-same-owner", "--no-same-permissions", cwd=tmp_path)
+    assert all((tmp_path / name).read_bytes() == data for name, data in built.members)
+    for path in (tmp_path / "train").iterdir():
+        path.chmod(0o644)
+    ownership = ("Uid differs", "Gid differs")
+    compared = subprocess.run(["tar", "--compare", "-f", "a.tar"], cwd=tmp_path, capture_output=True, text=True)
+    assert [line for line in (compared.stdout + compared.stderr).splitlines() if not line.endswith(ownership)] == []
+
+
+@given(archives())
+def test_stock_webdataset_groups_the_same_samples(built):
+    source = {"url": "a.tar", "stream": io.BytesIO(built.data)}
+    read = list(group_by_keys(tar_file_expander([source])))
+    wanted = [
+        {
+            "__key__": sample[0][0].split(".")[0],
+            "__url__": "a.tar",
+            **{name.split(".", 1)[1]: data for name, data in sample},
+        }
+        for sample in built.samples
+    ]
+    assert read == wanted
+
+
+@given(st.integers(0, 10**12))
+def test_the_trailer_is_two_blocks_at_least_and_fills_a_record(body_bytes):
+    body_bytes -= body_bytes % BLOCK_BYTES
+    trailer = trailer_bytes(body_bytes)
+    assert 2 * BLOCK_BYTES <= trailer < 2 * BLOCK_BYTES + RECORD_BYTES
+    assert (body_bytes + trailer) % RECORD_BYTES == 0
+
+
+@given(archives(min_samples=2), st.data())
+def test_slices_of_arrow_arrays_are_written_as_copies_would_be(built, data):
+    """Row groups are cut without copying: an array may begin anywhere in its buffers."""
+    count = len(built.samples)
+    begin = data.draw(st.integers(0, count - 1))
+    end = data.draw(st.integers(begin, count))
+    keys = pa.array([sample[0][0].split(".")[0] for sample in built.samples])
+    columns = {
+        field: binary(
+            [dict(sample).get(f"{key}.{field}") for key, sample in zip(keys.tolist(), built.samples, strict=True)]
+        )
+        for field in dict.fromkeys(name.split(".", 1)[1] for name, _ in built.members)
+    }
+    body = build_body(keys[begin:end], {field: column[begin:end] for field, column in columns.items()})
+    with tarfile.open(fileobj=io.BytesIO(bytes(body.join()) + bytes(trailer_bytes(0)))) as tar:
+        read = {info.name: tar.extractfile(info).read() for info in tar}
+    assert read == dict(member for sample in built.samples[begin:end] for member in sample)
+    assert int(body.sample_bytes.sum()) == len(body.join())
+
+
+# Long names and large members
+
+
+LONG_KEYS = ["short", "k" * 95, "k" * 96, "k" * 97, "dir/" + "n" * 150, "a/" * 400 + "b", "é" * 60, "z" * 251]
+
+
+def long_and_short():
+    """Return an archive whose names are of all lengths; one member is left out."""
+    texts = [payload(row, 0, SIZES[row % len(SIZES)]) for row in range(len(LONG_KEYS))]
+    return archive(LONG_KEYS, {"jpg": texts, "cls": [b"1", None, b"3", b"4", None, b"6", b"7", b"8"]})
+
+
+def test_members_with_long_names_are_read_by_tarfile_and_by_us_as_they_went_in():
+    built = long_and_short()
+    assert read_by_tarfile(built.data) == built.members
+    members = parse_members(memoryview(built.data), built.offsets)
+    assert [(name.encode(), data) for name, data in built.members] == [
+        (name.encode("utf-8", "surrogateescape"), data) for name, data in names_and_payloads(members, built.data)
+    ]
+
+
+def test_gnu_tar_lists_members_with_long_names(tmp_path):
+    built = long_and_short()
+    (tmp_path / "a.tar").write_bytes(built.data)
+    listed = gnu_tar("--utc", "--quoting-style=literal", "-tvf", "a.tar", cwd=tmp_path).splitlines()
+    assert [line.split(maxsplit=5)[5] for line in listed] == [name for name, _ in built.members]
+    assert all(line.startswith("-rw-r--r-- 0/0") and "1970-01-01 00:00" in line for line in listed)
+
+
+def test_webdataset_reads_members_with_long_names():
+    built = long_and_short()
+    read = list(group_by_keys(tar_file_expander([{"url": "a.tar", "stream": io.BytesIO(built.data)}])))
+    assert [sample["__key__"] for sample in read] == LONG_KEYS
+
+
+def test_the_bytes_of_a_long_name_are_those_of_tarfile_but_for_the_device_numbers():
+    """tarfile has room for 100 bytes in a plain header; we leave the closing NUL, which some readers want."""
+    keys = ["k" * length for length in (1, 94, 95, 97, 98, 99, 130, 251)]
+    built = archive(keys, {"jpg": [b"x" * 600] * len(keys)})
+    assert without_devices(built.data) == without_devices(by_tarfile(built.members, tarfile.PAX_FORMAT))
+
+
+def test_rows_beside_one_with_an_extended_header_keep_their_bytes():
+    built = long_and_short()
+    with tarfile.open(fileobj=io.BytesIO(built.data)) as tar:
+        assert [bool(info.pax_headers) for info in tar] == [len(name.encode()) > 99 for name, _ in built.members]
+    rows = [row for row, sample in enumerate(built.samples) if all(len(name.encode()) <= 99 for name, _ in sample)]
+    assert 0 < len(rows) < len(built.samples)
+    fields = {
+        field: [dict(built.samples[row]).get(f"{LONG_KEYS[row]}.{field}") for row in rows] for field in ("jpg", "cls")
+    }
+    alone = archive([LONG_KEYS[row] for row in rows], fields)
+    for row, first, stop in zip(rows, alone.offsets, alone.offsets[1:], strict=False):
+        assert built.data[built.offsets[row] : built.offsets[row + 1]] == alone.data[first:stop]
+
+
+@pytest.mark.parametrize("key", ["k" * 252, "a/" * 510 + "b", "k" * 256 + "/a"])
+def test_a_name_that_is_too_long_for_a_file_system_is_refused_with_its_key(key):
+    with pytest.raises(InputError, match="too long") as caught:
+        archive(["short", "k" * 120, key], {"jpg": [b"1", b"2", b"3"]})
+    assert caught.value.key == key
+    assert f"{MAX_NAME_BYTES} bytes" in caught.value.expected and str(MAX_COMPONENT_BYTES) in caught.value.expected
+    assert f"{len(key) + 4} bytes" in caught.value.found
+
+
+@given(st.lists(st.sampled_from(LONG_KEYS), min_size=1, max_size=6), st.sampled_from(["jpg", "seg.png"]))
+def test_the_bytes_before_each_payload_are_told_without_building_them(keys, field):
+    keys = [f"{row}{key}"[:240] for row, key in enumerate(keys)]
+    body = build_body(pa.array(keys), {field: binary([b""] * len(keys))})
+    told = header_bytes(pa.array(keys, pa.large_string()), field, np.zeros(len(keys), np.int64))
+    assert told.tolist() == body.sample_bytes.tolist()
+
+
+@pytest.fixture
+def huge(tmp_path):
+    """Return an array whose second value has 9 GiB, in a file without blocks, and a way to read those bytes."""
+    size = 9 * 1024**3 + 5
+    with (tmp_path / "sparse").open("wb") as sparse:
+        sparse.truncate(size)
+        sparse.seek(size - 3)
+        sparse.write(b"end")
+    data = np.memmap(tmp_path / "sparse", np.uint8, "r")
+    offsets = pa.py_buffer(np.array([0, 5, size, size], np.int64))
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 3, [None, offsets, pa.py_buffer(data)]), data
+
+
+def test_a_member_of_9_gib_is_written_without_copying_it_and_read_by_tarfile_and_by_us(huge):
+    values, data = huge
+    keys = pa.array(["small", "huge", "last"])
+    body = build_body(keys, {"mp4": values, "cls": binary([b"1", b"2", None])})
+    parts = body.parts()
+    whole = [part for part in parts if len(part) > 2**30]
+    assert len(whole) == 1
+    assert np.frombuffer(whole[0], np.uint8).ctypes.data == data.ctypes.data + 5
+    assert sum(map(len, parts)) == int(body.sample_bytes.sum())
+    with tarfile.open(fileobj=Parts([*parts, bytes(1024)])) as tar:
+        infos = tar.getmembers()
+        assert [(info.name, info.size) for info in infos] == [
+            ("small.mp4", 5),
+            ("small.cls", 1),
+            ("huge.mp4", len(data) - 5),
+            ("huge.cls", 1),
+            ("last.mp4", 0),
+        ]
+        movie = tar.extractfile(infos[2])
+        movie.seek(-3, io.SEEK_END)
+        assert movie.read() == b"end"
+        assert tar.extractfile(infos[3]).read() == b"2"
+    info = tarfile.TarInfo("huge.mp4")
+    info.size = len(data) - 5
+    theirs = info.tobuf(tarfile.PAX_FORMAT)
+    ours = next(bytes(part) for part in parts if len(part) == len(theirs) and b"././@PaxHeader" in bytes(part[:100]))
+    assert without_devices(ours + bytes(512)) == without_devices(theirs + bytes(512))
+    sizes = np.array([5, len(data) - 5, 0])
+    assert header_bytes(keys.cast(pa.large_string()), "mp4", sizes).tolist() == [512, 1536, 512]
+
+
+def test_one_huge_sample_among_many_small_ones_is_not_copied():
+    """The mean of a batch says nothing of its largest sample."""
+    count, large = 2000, bytes(4 * 1024**2)
+    values = binary([b"x"] * (count // 2) + [large] + [b"y"] * (count // 2))
+    body = build_body(pa.array([f"k{row}" for row in range(count + 1)]), {"bin": values})
+    parts = body.parts()
+    assert b"".join(parts) == bytes(body.join())
+    address = next(np.frombuffer(part, np.uint8).ctypes.data for part in parts if len(part) == len(large))
+    assert address == values.buffers()[2].address + count // 2
+    assert len(parts) <= 5
+
+
+def test_bytes_that_lie_under_a_null_are_not_written():
+    validity = pa.array([True, False, True]).buffers()[1]
+    offsets = pa.py_buffer(np.array([0, 1, 4, 5], np.int64))
+    values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 3, [validity, offsets, pa.py_buffer(b"ahidb")])
+    body = build_body(pa.array(["x", "y", "z"]), {"txt": values, "cls": binary([b"1"] * 3)})
+    read = read_by_tarfile(b"".join(body.parts()))
+    assert read == [("x.txt", b"a"), ("x.cls", b"1"), ("y.cls", b"1"), ("z.txt", b"b"), ("z.cls", b"1")]
+
+
+# Reading
+
+
+@given(archives())
+def test_parse_is_the_inverse_of_build(built):
+    members = parse_members(memoryview(built.data), built.offsets)
+    assert names_and_payloads(members, built.data) == built.members
+    assert members.counts.tolist() == [len(sample) for sample in built.samples]
+
+
+@given(archives(min_samples=1), st.data())
+def test_a_range_of_samples_is_read_from_its_own_bytes(built, data):
+    begin = data.draw(st.integers(0, len(built.samples) - 1))
+    end = data.draw(st.integers(begin + 1, len(built.samples)))
+    base = int(built.offsets[begin])
+    window = built.data[base : int(built.offsets[end])]
+    members = parse_members(memoryview(window), built.offsets[begin : end + 1], base)
+    assert names_and_payloads(members, window, base) == [m for sample in built.samples[begin:end] for m in sample]
+
+
+@given(archives())
+def test_what_follows_the_last_sample_is_the_end_of_the_archive(built):
+    assert not any(built.data[int(built.offsets[-1]) :])
+
+
+def test_any_changed_byte_of_a_header_is_found_or_changes_nothing():
+    built = archive(["a", "b"], {"jpg": [payload(0, 0, 513), payload(1, 0, 3)], "cls": [b"7", None]})
+    unnoticed = set()
+    for offset in header_offsets(built.data):
+        for place in range(offset, offset + BLOCK_BYTES):
+            for mask in (1, 2, 4, 8, 16, 32, 64, 128, 255):
+                damaged = bytearray(built.data)
+                damaged[place] ^= mask
+                try:
+                    members = parse_members(memoryview(damaged), built.offsets)
+                except CorruptDataError as error:
+                    assert error.offset == offset
+                else:
+                    assert names_and_payloads(members, damaged) == built.members
+                    unnoticed.add(place - offset)
+    assert unnoticed <= {148, 154, 155}, "only what stands around the digits of the checksum may change unnoticed"
+
+
+@given(archives(min_samples=1), st.data())
+def test_a_truncated_shard_is_found_at_any_length(built, data):
+    length = data.draw(st.integers(0, int(built.offsets[-1]) - 1))
+    with pytest.raises(CorruptDataError, match="shorter") as caught:
+        parse_members(memoryview(built.data)[:length], built.offsets)
+    assert caught.value.offset == length
+
+
+@pytest.mark.parametrize("wrong", [(0, 512, 2048), (0, 1536, 3072), (0, 1024, 2560), (512, 1024, 3072)])
+def test_samples_that_do_not_end_where_the_index_says_are_found(wrong):
+    built = archive(["a", "b"], {"jpg": [b"1", bytes(1025)]})
+    assert built.offsets.tolist() == [0, 1024, 3072]
+    with pytest.raises(CorruptDataError, match="header"):
+        parse_members(memoryview(built.data), np.array(wrong))
+
+
+@pytest.mark.parametrize("sizes", [[0, 1, 511], [20_000, 0, 100_000], [16_384] * 5])
+def test_parts_put_together_are_the_joined_bytes(sizes):
+    payload = pa.array([bytes([size % 251]) * size for size in [7, *sizes]], pa.large_binary()).slice(1)
+    other = pa.array([None if size == 0 else b"x" for size in sizes], pa.large_binary())
+    body = build_body(pa.array([f"k{i}" for i in range(len(sizes))]), {"jpg": payload, "cls": other})
+    assert b"".join(body.parts()) == bytes(body.join())

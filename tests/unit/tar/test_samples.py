@@ -1,0 +1,129 @@
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from tars import archive, archives, by_tarfile
+from wdsplit.errors import InputError
+from wdsplit.tar.names import pad_key
+from wdsplit.tar.samples import group_samples
+from wdsplit.tar.scan import scan_tar
+
+KEYS = ("a", "b", "dir/a", "dir.x/b", "größe", "a b", "_x2E", "__a", "x__/c")
+FIELDS = ("jpg", "JPG", "seg.png", "cls", "tar.gz")
+NO_SAMPLES = ("README", "dir/LICENSE", "__meta__/info.json", "__a__/b.jpg", "a.", ".hidden", "dir/._a.jpg")
+
+
+def tar_of(names, **options):
+    return by_tarfile([(name, name.encode("utf-8", "surrogateescape")) for name in names], **options)
+
+
+def grouped(names, **options):
+    return group_samples(scan_tar(memoryview(tar_of(names, **options))))
+
+
+def by_webdataset(data):
+    source = {"url": "a.tar", "stream": io.BytesIO(data)}
+    return list(group_by_keys(tar_file_expander([source])))
+
+
+@given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(FIELDS)), max_size=8))
+def test_samples_are_those_of_webdataset_or_refused_as_they_are_there_or_come_twice(members):
+    data = tar_of([f"{key}.{field}" for key, field in members])
+    try:
+        samples = group_samples(scan_tar(memoryview(data)))
+    except InputError as error:
+        keys = [key for row, (key, _) in enumerate(members) if row == 0 or members[row - 1][0] != key]
+        lower = [(key, field.lower()) for key, field in members]
+        assert len(set(keys)) < len(keys) or len(set(lower)) < len(lower), error
+        return
+    read = by_webdataset(data)
+    assert samples.keys.to_pylist() == [sample["__key__"] for sample in read]
+    fields = dict.fromkeys(name for sample in read for name in sample if not name.startswith("__"))
+    assert samples.fields == tuple(fields)
+    assert samples.num_left_out == 0
+
+
+@given(archives())
+def test_the_offsets_are_those_of_a_shard_that_we_wrote(built):
+    samples = group_samples(scan_tar(memoryview(built.data)))
+    assert samples.offsets.tolist() == built.offsets.tolist()
+    assert samples.offsets.dtype == np.int64
+    assert samples.keys.to_pylist() == [sample[0][0].partition(".")[0] for sample in built.samples]
+
+
+@given(st.lists(st.sampled_from(NO_SAMPLES), max_size=4), st.lists(st.sampled_from(NO_SAMPLES), max_size=4))
+def test_what_names_no_sample_is_left_out_and_told(first, second):
+    names = [*first, "a.jpg", *second, "a.cls", *first, "b.jpg", *second]
+    samples = grouped(names)
+    assert samples.keys.to_pylist() == ["a", "b"]
+    assert samples.fields == ("jpg", "cls")
+    left_out = [*first, *second, *first, *second]
+    assert (samples.num_left_out, samples.left_out) == (len(left_out), tuple(left_out[:5]))
+    scan = scan_tar(memoryview(tar_of(names)))
+    assert samples.offsets.tolist() == [0, int(scan.tops[scan.names.index(b"b.jpg")]), scan.end]
+
+
+def test_a_tar_of_nothing_that_names_a_sample_has_none():
+    for names in ([], ["README"]):
+        samples = grouped(names)
+        assert (len(samples.keys), samples.offsets.tolist(), samples.fields) == (0, [0], ())
+
+
+def test_a_leading_dot_and_slash_is_no_part_of_the_key():
+    samples = grouped(["./a.jpg", "./a.cls", "././dir/b.jpg"])
+    assert samples.keys.to_pylist() == ["a", "dir/b"]
+
+
+def test_fields_come_in_the_order_of_their_first_appearance_in_lower_case():
+    assert grouped(["a.PNG", "a.cls", "b.json", "b.png"]).fields == ("png", "cls", "json")
+
+
+def test_a_key_that_comes_back_is_refused():
+    with pytest.raises(InputError, match="comes back") as caught:
+        grouped(["a.jpg", "b.jpg", "b.cls", "a.cls"])
+    assert caught.value.key == "a"
+    assert "'a'" in caught.value.place
+
+
+@pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "./a.jpg"])
+def test_a_field_that_a_sample_has_twice_is_refused_by_the_second_members_name(second):
+    with pytest.raises(InputError, match="twice") as caught:
+        grouped(["x.jpg", "a.jpg", "a.cls", second])
+    assert repr(second) in caught.value.place
+
+
+@pytest.mark.parametrize("field", ["__key__", "__url__", "__bad__", "__PAD__"])
+def test_a_field_that_readers_keep_for_themselves_is_refused_by_name(field):
+    with pytest.raises(InputError, match="cannot be a field") as caught:
+        grouped(["a.jpg", f"a.{field}"])
+    assert f"'a.{field}'" in caught.value.place
+
+
+def test_keys_with_dots_that_would_merge_into_one_sample_are_refused():
+    with pytest.raises(InputError, match="too many extensions") as caught:
+        grouped([f"img.{number:04d}.jpg" for number in range(1001)])
+    assert "1001" in caught.value.found and "1000.jpg" in caught.value.found
+
+
+def test_a_name_that_is_not_utf8_is_refused_by_name():
+    with pytest.raises(InputError, match="UTF-8") as caught:
+        grouped(["a.jpg", "b\udcff.jpg"], format=tarfile.GNU_FORMAT)
+    assert "b\\\\xff.jpg" in caught.value.place
+
+
+def test_pads_at_the_end_are_counted():
+    built = archive(["a", "b", pad_key(0, 0), pad_key(0, 1)], {"jpg": [b"1"] * 4})
+    samples = group_samples(scan_tar(memoryview(built.data)))
+    assert (len(samples.keys), samples.num_pads) == (4, 2)
+
+
+@pytest.mark.parametrize("keys", [[pad_key(0, 0), "a"], ["a", pad_key(0, 0), "b", pad_key(0, 1)]])
+def test_a_pad_before_a_sample_is_refused(keys):
+    with pytest.raises(InputError, match="pad does not stand at the end") as caught:
+        grouped([f"{key}.jpg" for key in keys])
+    assert pad_key(0, 0) in caught.value.place

@@ -1,0 +1,540 @@
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+from collections import Counter
+
+import numpy as np
+import pytest
+import webdataset
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tars import archives, by_tarfile, gnu_tar, read_by_tarfile
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.tar.members import parse_members
+from wdsplit.tar.scan import scan_tar, scan_window
+
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)
+GNU_FORMATS = ("ustar", "pax", "gnu", "oldgnu", "v7")
+
+every_format = pytest.mark.parametrize("format", FORMATS, ids=["ustar", "pax", "gnu"])
+
+NAMES = (
+    "a.jpg",
+    "./b.cls",
+    "dir/c.json",
+    "größe.txt",
+    "d" * 100,
+    "e" * 70 + "/" + "f" * 60 + ".png",
+    "README",
+    " a b .txt",
+)
+
+
+def read(data):
+    """Return names and payloads as we read them."""
+    scan = scan_tar(memoryview(data))
+    rows = zip(scan.names, scan.starts.tolist(), scan.sizes.tolist(), strict=True)
+    return [(name.decode("utf-8", "surrogateescape"), data[start : start + size]) for name, start, size in rows]
+
+
+def small_tar(names=("a.jpg", "a.cls", "b.jpg"), **options):
+    return by_tarfile([(name, name.encode() * 100) for name in names], **options)
+
+
+def body_of(data):
+    """Return the members of a tar without the zeros at its end."""
+    return data[: scan_tar(memoryview(data)).end]
+
+
+def crafted(name=b"a.jpg", size=b"%011o\0" % 3, kind=b"0", payload=b"abc", magic=b"ustar\x0000"):
+    """Return a member with any bytes in the fields of its header, and a right checksum."""
+    header = bytearray(512)
+    header[: len(name)] = name
+    header[100:108] = b"0000644\0"
+    header[124:136] = size
+    header[156:157] = kind
+    header[257:265] = magic
+    header[148:156] = b"%06o\0 " % (sum(header) + 8 * 32)
+    return bytes(header) + payload + bytes(-len(payload) % 512)
+
+
+def pax(kind=b"x", **records):
+    """Return an extended header with these records."""
+    body = b""
+    for keyword, value in records.items():
+        rest = f" {keyword.replace('_', '.')}={value}\n".encode()
+        length = next(n for n in range(len(rest), len(rest) + 9) if n == len(rest) + len(str(n)))
+        body += str(length).encode() + rest
+    return crafted(b"././@PaxHeader", b"%011o\0" % len(body), kind, body)
+
+
+# What others write
+
+
+class Tar(bytes):
+    """The bytes of a tar, told by their number where a test fails."""
+
+    def __repr__(self):
+        return f"Tar({len(self)} bytes)"
+
+
+@st.composite
+def tars_of_others(draw):
+    """Return the bytes of a tar that Python writes, with folders between the files."""
+    format = draw(st.sampled_from(FORMATS))
+    names = draw(st.lists(st.sampled_from(NAMES), max_size=6))
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=format) as tar:
+        for number, name in enumerate(names):
+            if draw(st.booleans()):
+                folder = tarfile.TarInfo(f"folder-{number}/" + "x" * draw(st.sampled_from([0, 90])))
+                folder.type, folder.mtime = tarfile.DIRTYPE, draw(st.sampled_from([0, 1.5]))
+                tar.addfile(folder)
+            info = tarfile.TarInfo(name)
+            data = bytes([number]) * draw(st.sampled_from([0, 1, 511, 512, 513]))
+            info.size, info.mtime = len(data), draw(st.sampled_from([0, 1700000000.25]))
+            info.uname = draw(st.sampled_from(["", "user", "ü"]))
+            tar.addfile(info, io.BytesIO(data))
+    return Tar(sink.getvalue())
+
+
+@given(tars_of_others())
+def test_the_files_of_a_tar_are_those_that_tarfile_finds(data):
+    assert read(data) == read_by_tarfile(data)
+    scan = scan_tar(memoryview(data))
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        infos = [info for info in tar if info.isreg()]
+        assert scan.tops.tolist() == [info.offset for info in infos]
+        assert scan.starts.tolist() == [info.offset_data for info in infos]
+        assert scan.begins.tolist() == [info.offset for info in tar.getmembers()]
+
+
+@given(archives())
+def test_a_tar_of_ours_is_read_too(built):
+    assert read(built.data) == built.members
+
+
+@pytest.mark.parametrize("format", GNU_FORMATS)
+def test_what_gnu_tar_writes_is_read_in_each_of_its_formats(tmp_path, format):
+    long = ["sub/" + "n" * 70 + "/" + "m" * 60 + ".json"] if format != "v7" else []
+    names = ["a.jpg", "größe.txt", "sub/b.cls", *long]
+    for number, name in enumerate(names):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(bytes([number]) * number * 300)
+    gnu_tar("-cf", "../out.tar", f"--format={format}", "--sort=name", ".", cwd=tmp_path / "in")
+    data = (tmp_path / "out.tar").read_bytes()
+    assert read(data) == read_by_tarfile(data)
+    assert Counter(name for name, _ in read(data)) == Counter(f"./{name}" for name in names)
+
+
+def test_what_shard_writer_writes_is_read(tmp_path):
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(20):
+            writer.write({"__key__": f"dir/{number:04d}", "txt": "x" * number, "cls": number})
+    data = (tmp_path / "a.tar").read_bytes()
+    assert data[156:157] == b"x", "the times of files are fractions, which need an extended header each"
+    assert read(data) == read_by_tarfile(data)
+    assert len(read(data)) == 40
+
+
+def test_a_file_of_the_oldest_format_and_a_folder_that_ends_with_a_slash():
+    data = crafted(kind=b"\0", magic=bytes(8)) + crafted(b"dir/", b"%11o " % 0, b"\0", b"", bytes(8))
+    data += crafted(b"dir/b.jpg", b"%11o " % 3, b"\0", magic=bytes(8))
+    assert read(data) == [("a.jpg", b"abc"), ("dir/b.jpg", b"abc")]
+
+
+@pytest.mark.parametrize("kind", [b"0", b"\0", b"7"])
+def test_contiguous_files_are_files(kind):
+    assert read(crafted(kind=kind)) == [("a.jpg", b"abc")]
+
+
+def test_a_folder_whose_header_has_a_size_has_no_bytes():
+    data = crafted(b"dir/", b"%011o\0" % 4096, b"5", b"") + crafted()
+    assert read(data) == read_by_tarfile(data + bytes(1024)) == [("a.jpg", b"abc")]
+
+
+@pytest.mark.parametrize("first", ["L", "x"])
+def test_of_two_names_the_first_extended_header_counts_as_for_tarfile(first):
+    long = crafted(b"././@LongLink", b"%011o\0" % 6, b"L", b"l.jpg\0")
+    both = [long, pax(path="x.jpg")] if first == "L" else [pax(path="x.jpg"), long]
+    data = b"".join(both) + crafted() + bytes(1024)
+    assert read(data) == read_by_tarfile(data) == [(f"{first.lower()}.jpg", b"abc")]
+
+
+def test_extended_headers_that_say_nothing_of_name_and_size_change_nothing():
+    data = pax(b"g", comment="path", SCHILY_xattr="a=b") + pax(mtime="1.5") + crafted() + bytes(1024)
+    assert read(data) == read_by_tarfile(data) == [("a.jpg", b"abc")]
+    scan = scan_tar(memoryview(data))
+    assert (scan.tops.tolist(), scan.starts.tolist()) == ([0], [5 * 512])
+
+
+@pytest.mark.parametrize("how", ["base 256", "pax"])
+def test_a_member_of_9_gib_is_stepped_over_without_being_read(tmp_path, how):
+    size = 9 * 1024**3 + 1
+    field = tarfile.itn(size, 12, tarfile.GNU_FORMAT) if how == "base 256" else b"%011o\0" % 0
+    head = (pax(size=size) if how == "pax" else b"") + crafted(size=field, payload=b"")
+    with (tmp_path / "a.tar").open("wb") as sparse:
+        sparse.write(head)
+        sparse.seek(size + -size % 512, os.SEEK_CUR)
+        sparse.write(crafted(b"a.cls"))
+    data = np.memmap(tmp_path / "a.tar", np.uint8, "r")
+    scan = scan_tar(memoryview(data))
+    assert (scan.names, scan.sizes.tolist()) == ([b"a.jpg", b"a.cls"], [size, 3])
+    assert bytes(data[scan.starts[1] :][:3]) == b"abc"
+
+
+# Windows
+
+
+@given(tars_of_others(), st.data())
+def test_any_run_of_members_is_read_from_its_own_bytes(data, draw):
+    scan = scan_tar(memoryview(data))
+    assume(len(scan.tops))
+    cuts = draw.draw(st.sets(st.sampled_from(scan.tops.tolist()), min_size=1).map(sorted))
+    offsets = np.array([*cuts, scan.end])
+    members = parse_members(memoryview(data)[cuts[0] : scan.end], offsets, cuts[0])
+    inside = scan.tops >= cuts[0]
+    assert members.names.tolist() == [name for name, is_in in zip(scan.names, inside, strict=True) if is_in]
+    assert members.starts.tolist() == scan.starts[inside].tolist()
+    assert members.sizes.tolist() == scan.sizes[inside].tolist()
+    owners = np.searchsorted(cuts, scan.tops[inside], side="right") - 1
+    assert members.counts.tolist() == np.bincount(owners, minlength=len(cuts)).tolist()
+
+
+@given(tars_of_others(), st.data())
+def test_a_sample_that_does_not_begin_with_a_header_or_end_with_a_member_is_told(data, draw):
+    scan = scan_tar(memoryview(data))
+    places = sorted(set(range(0, scan.end, 512)) - set(scan.begins.tolist()))
+    assume(places)
+    wrong = draw.draw(st.sampled_from(places))
+    with pytest.raises((CorruptDataError, InputError)):
+        parse_members(memoryview(data), np.array([0, wrong, scan.end]))
+    with pytest.raises((CorruptDataError, InputError)):
+        parse_members(memoryview(data)[:wrong], np.array([0, wrong]))
+
+
+@pytest.mark.parametrize("mtime", [0, 1.5])
+def test_any_changed_byte_of_a_header_in_a_window_is_found_or_changes_nothing(mtime):
+    """With fractions of seconds each member has an extended header, which is stepped over for all samples at once."""
+    data = by_tarfile([(f"{key}.jpg", b"abc") for key in "abc"], mtime=mtime)
+    scan = scan_tar(memoryview(data))
+    offsets = np.array([*scan.tops.tolist(), scan.end])
+    window = memoryview(data)[: scan.end]
+    told = 0
+    for place in range(scan.end):
+        damaged = bytearray(window)
+        damaged[place] ^= 1 << place % 8
+        try:
+            members = parse_members(memoryview(damaged), offsets)
+        except (CorruptDataError, InputError):
+            told += 1
+        else:
+            assert (members.names.tolist(), members.starts.tolist()) == (scan.names, scan.starts.tolist())
+            assert members.counts.tolist() == [1, 1, 1]
+    assert told > (6 if mtime else 3) * 500
+
+
+def test_zeros_between_the_samples_of_a_window_are_told():
+    body = body_of(small_tar(mtime=0.5))
+    with pytest.raises(CorruptDataError) as caught:
+        scan_window(memoryview(body + bytes(1024)), 5120)
+    assert caught.value.offset == 5120 + len(body)
+
+
+# Ends
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2, 3, 20, 41])
+def test_a_tar_ends_with_any_number_of_zero_blocks(blocks):
+    body = body_of(small_tar())
+    assert read(body + bytes(512 * blocks)) == read(small_tar())
+    assert scan_tar(memoryview(body + bytes(512 * blocks))).end == len(body)
+
+
+@pytest.mark.parametrize("data", [b"", bytes(512), bytes(10_240)])
+def test_a_tar_of_nothing_has_no_files(data):
+    scan = scan_tar(memoryview(data))
+    assert (scan.names, scan.tops.tolist(), scan.starts.tolist(), scan.end) == ([], [], [], 0)
+
+
+@every_format
+@pytest.mark.parametrize("zeros", [512, 1024, 10_240])
+def test_two_tars_in_one_file_are_refused_with_the_place_of_the_second(format, zeros):
+    body = body_of(small_tar(format=format))
+    with pytest.raises(InputError, match="followed by another") as caught:
+        scan_tar(memoryview(body + bytes(zeros) + small_tar(["c.jpg"], format=format)))
+    assert caught.value.offset == len(body) + zeros
+    assert "cat a.tar b.tar" in caught.value.found
+    assert "tar --concatenate" in caught.value.remedy
+
+
+@pytest.mark.parametrize("place", [0, 7, 512, 1000])
+def test_bytes_after_the_end_are_told_by_their_place(place):
+    tail = bytearray(2048)
+    tail[512 + place] = 1
+    data = body_of(small_tar()) + bytes(tail)
+    with pytest.raises(CorruptDataError, match="bytes follow") as caught:
+        scan_tar(memoryview(data))
+    assert caught.value.offset == len(data) - 2048 + 512 + place // 512 * 512
+
+
+@every_format
+def test_a_tar_that_was_cut_is_told_at_any_length_or_read_up_to_a_members_end(format):
+    whole = small_tar(["a.jpg", "n" * 101, "b.jpg"], format=format if format else tarfile.PAX_FORMAT, mtime=0)
+    scan = scan_tar(memoryview(whole))
+    ends = {0, *scan.begins.tolist(), scan.end}
+    for length in range(0, len(whole), 64):
+        cut = memoryview(whole)[:length]
+        if length in ends or (length > scan.end and length % 512 == 0):
+            assert scan_tar(cut).names == scan.names[: sum(top < length for top in scan.tops.tolist())]
+            continue
+        with pytest.raises(CorruptDataError) as caught:
+            scan_tar(cut)
+        assert caught.value.offset == length
+        assert "truncated" in caught.value.cause
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("pack", "name"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")], ids=["gz", "bz2", "xz"]
+)
+def test_a_compressed_tar_is_refused_with_the_program_that_decompresses_it(pack, name):
+    with pytest.raises(InputError, match="compressed") as caught:
+        scan_tar(memoryview(pack(small_tar())))
+    assert name in caught.value.found
+    assert "decompress" in caught.value.remedy
+
+
+@pytest.mark.parametrize("magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"\x1f\x8b"])
+def test_a_compressed_tar_is_told_by_its_first_bytes(magic):
+    with pytest.raises(InputError, match="compressed"):
+        scan_tar(memoryview(magic + bytes(range(256)) * 8))
+
+
+def test_a_tar_whose_first_name_looks_like_compressed_bytes_is_read():
+    assert read(small_tar(["BZh.jpg"])) == [("BZh.jpg", b"BZh.jpg" * 100)]
+
+
+@pytest.mark.parametrize("data", [b"not a tar at all" * 100, b"PK\x03\x04" * 400, b"x" * 100, b"\xff" * 512])
+def test_what_is_no_tar_is_told(data):
+    with pytest.raises(CorruptDataError):
+        scan_tar(memoryview(data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (tarfile.LNKTYPE, "a hard link"),
+        (tarfile.SYMTYPE, "a symbolic link"),
+        (tarfile.CHRTYPE, "a character device"),
+        (tarfile.BLKTYPE, "a block device"),
+        (tarfile.FIFOTYPE, "a named pipe"),
+        (b"V", "a volume's label"),
+        (b"Z", "unknown type 'Z'"),
+    ],
+)
+@every_format
+def test_what_is_neither_file_nor_folder_is_refused_by_name(kind, what, format):
+    long = "l" * 120 + ".jpg"
+    body = body_of(small_tar(format=format, mtime=0)) if format != tarfile.USTAR_FORMAT else b""
+    name = "b.jpg" if format == tarfile.USTAR_FORMAT else long
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, "a.jpg"
+    with pytest.raises(InputError) as caught:
+        scan_tar(memoryview(body + info.tobuf(format) + bytes(1024)))
+    assert what in caught.value.cause
+    assert repr(name) in caught.value.place
+    assert f"byte {caught.value.offset}" in caught.value.place
+    assert caught.value.offset >= len(body)
+
+
+@pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax"], ["--format=pax", "--sparse-version=0.1"]])
+def test_a_sparse_file_is_refused_by_name(tmp_path, options):
+    with (tmp_path / "hole.bin").open("wb") as file:
+        file.truncate(10**6)
+        file.seek(500_000)
+        file.write(b"data")
+    gnu_tar("--sparse", *options, "-cf", "a.tar", "hole.bin", cwd=tmp_path)
+    with pytest.raises(InputError, match="sparse file") as caught:
+        scan_tar(memoryview((tmp_path / "a.tar").read_bytes()))
+    assert "hole.bin" in caught.value.place
+
+
+def test_a_link_with_a_long_target_is_refused_as_a_link(tmp_path):
+    (tmp_path / "link.jpg").symlink_to("t" * 150)
+    gnu_tar("--format=gnu", "-cf", "a.tar", "link.jpg", cwd=tmp_path)
+    with pytest.raises(InputError, match="symbolic link") as caught:
+        scan_tar(memoryview((tmp_path / "a.tar").read_bytes()))
+    assert "link.jpg" in caught.value.place
+
+
+@pytest.mark.parametrize("records", [{"path": "a.jpg"}, {"size": "3"}])
+def test_a_global_header_that_names_all_members_alike_is_refused(records):
+    with pytest.raises(InputError, match="global header"):
+        scan_tar(memoryview(pax(b"g", **records) + crafted()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        crafted(b""),
+        crafted(size=b"-0000000001\0"),
+        crafted(size=b"\xff" * 12),
+        crafted(size=b"0000000000x\0"),
+        crafted(b"dir/", b"%011o\0" % 3, b"\0"),
+        pax(size="1x") + crafted(),
+        pax(size="9" * 30) + crafted(),
+        pax(path="") + crafted(),
+        pax(path="a\0b") + crafted(),
+        crafted(b"././@PaxHeader", b"%011o\0" % 9, b"x", b"8 path=a\n") + crafted(),
+        crafted(b"././@LongLink", b"%011o\0" % 1, b"L", b"\0") + crafted(),
+        crafted(b"././@LongLink", b"%011o\0" % (2 * 1024**2), b"L", b"n" * 2 * 1024**2) + crafted(),
+        crafted() + pax(path="b.jpg"),
+        crafted() + crafted(b"././@LongLink", b"%011o\0" % 6, b"L", b"b.jpg\0"),
+    ],
+)
+def test_a_header_that_cannot_be_is_told(data):
+    with pytest.raises(CorruptDataError):
+        scan_tar(memoryview(data + bytes(1024)))
+
+
+# What readers take for different things
+
+
+def long_link(name, kind=b"L"):
+    return crafted(b"././@LongLink", b"%011o\0" % len(name), kind, name)
+
+
+def in_a_window(data):
+    """Return names and payloads of what is read as a window of one sample."""
+    members = parse_members(memoryview(data), np.array([0, len(data)]))
+    rows = zip(members.names.tolist(), members.starts.tolist(), members.sizes.tolist(), strict=True)
+    return [(name.decode(), data[start : start + size]) for name, start, size in rows]
+
+
+def as_all_read(data):
+    """Return names and payloads, which are the same for a whole tar, for a window and for tarfile."""
+    found = read(data)
+    assert found == in_a_window(data) == read_by_tarfile(data + bytes(1024))
+    return found
+
+
+def refused_by_all(data, kind=CorruptDataError):
+    for parse in (read, in_a_window):
+        with pytest.raises(kind):
+            parse(data)
+
+
+def test_what_stands_after_the_end_of_a_name_is_no_part_of_it():
+    assert as_all_read(crafted(b"a.jpg\0junk") + crafted(b"a.cls")) == [("a.jpg", b"abc"), ("a.cls", b"abc")]
+
+
+def test_a_folder_of_the_oldest_format_is_no_member_of_a_sample_and_has_no_bytes():
+    folder = crafted(b"dir/", b"%011o\0" % 0, b"\0", b"")
+    assert as_all_read(folder + crafted(b"dir/a.jpg", kind=b"\0")) == [("dir/a.jpg", b"abc")]
+    refused_by_all(crafted(b"dir/", b"%011o\0" % 1024, b"\0", crafted(b"x.cls")) + crafted())
+
+
+@pytest.mark.parametrize("first", [pax(path="b.jpg"), long_link(b"b.jpg\0")], ids=["pax", "gnu"])
+def test_a_folder_of_the_oldest_format_that_another_name_makes_a_file_is_refused(first):
+    refused_by_all(first + crafted(b"dir/", b"%011o\0" % 0, b"\0", b""))
+    refused_by_all(long_link(b"dir/\0") + crafted(b"b.jpg", b"%011o\0" % 0, b"\0", b""))
+
+
+def test_a_folder_without_a_name_in_it_is_no_name():
+    header = bytearray(crafted(b"", b"%011o\0" % 0, payload=b""))
+    header[345:348], header[148:156] = b"dir", b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    refused_by_all(bytes(header))
+
+
+@pytest.mark.parametrize("record", [{"size": ""}, {"size": "3 "}, {"size": "-1"}, {"size": "9" * 19}])
+def test_a_size_that_is_no_number_is_refused_as_readers_take_it_for_nothing_or_for_none(record):
+    refused_by_all(pax(**record) + crafted())
+
+
+@pytest.mark.parametrize(
+    "records", [{"GNU_sparse_name": "b.jpg"}, {"GNU_sparse_map": "0,3"}, {"GNU_sparse_major": "1"}]
+)
+def test_any_record_of_a_sparse_file_is_refused(records):
+    refused_by_all(pax(**records) + crafted(), InputError)
+
+
+@pytest.mark.parametrize(
+    "extended",
+    [pax(path="b.jpg")[:-20] + b"15 path=c.jpg\n".ljust(20, b"\0"), long_link(b"b.jpg")[:-507] + b"x" + bytes(506)],
+    ids=["pax", "gnu"],
+)
+def test_bytes_that_fill_up_an_extended_header_are_zeros_as_readers_take_them_for_a_part_of_it(extended):
+    refused_by_all(extended + crafted())
+
+
+@pytest.mark.parametrize("length", [4096, 4097])
+@pytest.mark.parametrize("how", ["pax", "gnu"])
+def test_a_name_has_at_most_4096_bytes(how, length):
+    name = "n" * (length - 4) + ".jpg"
+    data = (pax(path=name) if how == "pax" else long_link(name.encode() + b"\0")) + crafted()
+    if length == 4096:
+        assert as_all_read(data) == [(name, b"abc")]
+    else:
+        refused_by_all(data)
+
+
+# Damage
+
+
+@every_format
+def test_any_changed_byte_of_a_header_is_found_or_changes_nothing(format):
+    names = ["a.jpg", "n" * 60 + "/" + "m" * 60, "b.jpg"]
+    data = by_tarfile([(name, b"abc") for name in names], format, mtime=0)
+    scan = scan_tar(memoryview(data))
+    told = 0
+    for place in range(scan.end):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        try:
+            found = scan_tar(memoryview(damaged))
+        except (CorruptDataError, InputError) as error:
+            told += 1
+            assert error.offset // 512 <= place // 512
+        else:
+            assert found.sizes.tolist() == scan.sizes.tolist()
+            longer = b"m" * 50 in data[place // 512 * 512 :][:512] and data[place // 512 * 512 + 257 :][:5] != b"ustar"
+            assert found.names == scan.names or longer, "only a name in an extended header has no checksum"
+    assert told > 3 * 500
+
+
+@settings(max_examples=300)
+@given(tars_of_others(), st.data())
+def test_damaged_tars_are_refused_or_read_as_tarfile_reads_them(data, draw):
+    damaged = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 3))):
+        place = draw.draw(st.integers(0, len(data) - 1))
+        damaged[place] = draw.draw(st.integers(0, 255))
+    cut = draw.draw(st.integers(0, len(data)) | st.just(len(data)))
+    damaged = bytes(damaged[:cut])
+    try:
+        ours = read(damaged)
+    except (CorruptDataError, InputError):
+        return
+    try:
+        theirs = read_by_tarfile(damaged)
+    except tarfile.TarError:
+        return
+    assert ours == theirs
+
+
+@given(st.binary(max_size=4096), st.integers(0, 8))
+def test_arbitrary_bytes_are_refused_or_read(noise, blocks):
+    for data in (noise, bytes(512 * blocks) + noise, small_tar()[: 512 * blocks] + noise):
+        try:
+            scan = scan_tar(memoryview(data))
+        except (CorruptDataError, InputError):
+            continue
+        assert scan.end <= len(data)

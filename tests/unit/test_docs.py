@@ -1,0 +1,151 @@
+import ast
+import re
+import textwrap
+from pathlib import Path
+
+import click
+import pytest
+
+import wdsplit
+from documents import COMMANDS, HOST, MACHINE_PATH, OPTIONS, PACKAGE_INDEX, lines_that_match
+from paths import ROOT
+from wdsplit.cli.main import cli
+
+PACKAGE = Path(wdsplit.__file__).parent
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+SOURCE_FOLDERS = ("wdsplit", "tools", "tests", "examples")
+SOURCE_SUFFIXES = {".md", ".py", ".sh", ".toml", ".yml", ".yaml", ".cfg", ".txt", ".json"}
+
+PACKAGES = sorted(".".join(path.parent.relative_to(PACKAGE).parts) for path in PACKAGE.rglob("*/__init__.py"))
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def code_of(document):
+    """Return all code of a document, line by line: in backticks, fenced, and indented."""
+    fenced = re.findall(r"^```.*?\n(.*?)^```", document, re.M | re.S)
+    prose = re.sub(r"^```.*?^```", "", document, flags=re.M | re.S)
+    return "\n".join([*re.findall(r"`([^`\n]+)`", prose), *fenced, *re.findall(r"^    (.*)", prose, re.M)])
+
+
+def headings_of(document):
+    return "\n".join(re.findall(r"^#+ (.*)", document, re.M))
+
+
+def python_blocks(document):
+    return [textwrap.dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```", document, re.M | re.S)]
+
+
+def make_targets():
+    return set(re.findall(r"^([a-z][\w-]*)\s*:(?!=)", text_of("Makefile"), re.M))
+
+
+def own_files():
+    """Return the files that make up the project, but not this one: the patterns are tried on lines here that match."""
+    files = [path for path in ROOT.iterdir() if path.suffix in SOURCE_SUFFIXES or path.name == "Makefile"]
+    for folder in (*SOURCE_FOLDERS, ".ci"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in SOURCE_SUFFIXES]
+    return sorted(path for path in files if path.is_file() and path != Path(__file__))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_document_is_there_and_begins_with_a_heading(name):
+    assert text_of(name).startswith("# ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_readme_documents_every_command(command):
+    document = text_of("README.md")
+    assert re.search(rf"\bwdsplit {command}\b", f"{headings_of(document)}\n{code_of(document)}")
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_the_readme_documents_every_option(command, option):
+    found = re.search(rf"(?<![\w-]){option}(?![\w-])", code_of(text_of("README.md")))
+    assert found, f"`{option}` of `wdsplit {command}` does not stand in backticks in README.md"
+
+
+def test_the_readme_names_no_option_that_no_command_has():
+    known = {option for _, option in OPTIONS} | {"--help", "--version", "--verbose"}
+    lines = [line for line in code_of(text_of("README.md")).splitlines() if line.strip().startswith("wdsplit ")]
+    used = {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)}
+    assert used - known == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_and_of_each_option_says_something(command):
+    described = cli.commands[command]
+    assert described.help
+    assert all(option.help for option in described.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize("line", ["make demo", "make test"])
+def test_the_readme_has_the_two_commands_that_one_needs(line):
+    assert re.search(rf"\b{line}\b", code_of(text_of("README.md")))
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_every_make_target_that_a_document_names_exists(name):
+    named = set(re.findall(r"\bmake ([a-z][\w-]*)", code_of(text_of(name))))
+    assert named
+    assert named - make_targets() == set()
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_python_block_of_a_document_compiles(name):
+    for block in python_blocks(text_of(name)):
+        ast.parse(block)
+
+
+def test_the_readme_shows_how_to_use_the_library():
+    assert any("wdsplit.Loader(" in block for block in python_blocks(text_of("README.md")))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_of_a_document_to_a_file_leads_somewhere(name):
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text_of(name))
+    missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_architecture_names_every_package(package):
+    assert f"`{package}`" in text_of("ARCHITECTURE.md")
+
+
+def test_the_changelog_has_an_entry_for_this_version():
+    assert re.search(rf"^## \[?{re.escape(wdsplit.__version__)}\b", text_of("CHANGELOG.md"), re.M)
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, PACKAGE_INDEX], ids=["path", "index"])
+def test_nothing_in_the_project_points_to_one_machine(pattern):
+    assert lines_that_match(pattern, own_files()) == []
+
+
+def test_nothing_but_the_tests_names_a_host():
+    files = [path for path in own_files() if ROOT / "tests" not in path.parents]
+    assert lines_that_match(HOST, files) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bad", "good"),
+    [
+        (
+            MACHINE_PATH,
+            ["cd /work/x", "'/home/me/data'", "P=/root/.cache"],
+            ["raw/work/x", "a /works/ b", "s3://b/home/x"],
+        ),
+        (PACKAGE_INDEX, ["pip install --index-url x", "https://packages.example.com/simple"], ["pip install wdsplit"]),
+        (
+            HOST,
+            ["http://10.0.0.1:80/x", "http://mirror/x", "https://localhost:9000"],
+            ["https://keepachangelog.com/en"],
+        ),
+    ],
+    ids=["path", "index", "host"],
+)
+def test_the_search_for_what_points_to_one_machine_can_find_it(pattern, bad, good):
+    assert [line for line in bad if not pattern.search(line)] == []
+    assert [line for line in good if pattern.search(line)] == []
