@@ -131,7 +131,7 @@ def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
 @pytest.mark.parametrize("most", [256, 2])
 def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp_path, monkeypatch, most):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 20_000)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
     groups = [0 if n % 3 else n for n in range(3000)]
     path = write_table(tmp_path / "in.parquet", {"label": range(3000), "group": groups}, rows_per_group=100)
     plan = PlanOptions(shards=2, group_by="group")
@@ -211,7 +211,7 @@ def test_a_second_ctrl_c_does_not_leave_threads_that_write(tmp_path):
     presser = threading.Thread(target=press)
     presser.start()
     with pytest.raises(KeyboardInterrupt):
-        list(LocalEngine(2).run(work, range(8), threads=True))
+        list(LocalEngine(2).map(work, range(8), threads=True))
     assert sorted(ended) == sorted(begun)
     presser.join()
 

@@ -58,30 +58,30 @@ class Asked(Sequence):
 
 def check_every_task_has_its_result_once(engine, folder):
     for count in (0, 1, 50):
-        assert sorted(engine.run(square, range(count))) == [number * number for number in range(count)]
+        assert sorted(engine.map(square, range(count))) == [number * number for number in range(count)]
 
 
 def check_the_error_of_a_task_arrives_as_it_is(engine, folder):
     with pytest.raises(InputError) as caught:
-        list(engine.run(partial(fail_at, 3), range(20)))
+        list(engine.map(partial(fail_at, 3), range(20)))
     assert str(caught.value) == "a value is null\n  place: row 3\n  found: None"
     assert (caught.value.key, caught.value.offset) == ("k", 7)
 
 
 def check_an_error_that_nobody_raised_on_purpose_arrives_too(engine, folder):
     with pytest.raises(RuntimeError, match="task 0"):
-        list(engine.run(fail_plainly, [0, 0]))
+        list(engine.map(fail_plainly, [0, 0]))
 
 
 def check_a_task_that_kills_its_worker_is_an_error_with_a_remedy(engine, folder):
     with pytest.raises(ConvertError, match="worker") as caught:
-        list(engine.run(die, range(2)))
+        list(engine.map(die, range(2)))
     assert "--resume" in caught.value.remedy
 
 
 def check_tasks_are_asked_for_as_they_are_handed_out(engine, folder):
     tasks = Asked(100_000)
-    results = engine.run(square, tasks)
+    results = engine.map(square, tasks)
     next(results)
     assert 1 <= tasks.most < 1000
     results.close()
@@ -121,7 +121,7 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
         wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", ConvertOptions(options))
         merged, out = [], folder / f"{name}-merged"
         with (
-            patch("wdsplit.conversion.shuffle.steps._MOST_PARTS", 3),
+            patch("wdsplit.conversion.shuffle.steps._MAX_PARTS", 3),
             patch("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096),
         ):
             chosen = ConvertOptions(options, memory=1)
@@ -134,10 +134,10 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
 def ray_check_what_may_pass_is_tried_again_and_what_cannot_is_not(engine, folder):
     tries = folder / "tries"
     tries.mkdir()
-    assert list(engine.run(partial(unanswered_at_first, tries, UnansweredError), [0])) == [0]
+    assert list(engine.map(partial(unanswered_at_first, tries, UnansweredError), [0])) == [0]
     assert len(list(tries.iterdir())) == 2
     with pytest.raises(StorageError, match="not now") as caught:
-        list(engine.run(partial(unanswered_at_first, tries, StorageError), [1]))
+        list(engine.map(partial(unanswered_at_first, tries, StorageError), [1]))
     assert len(list(tries.iterdir())) == 3
     assert "on node" in caught.value.place
 
@@ -146,7 +146,7 @@ def ray_check_a_store_that_never_answers_ends_the_run(engine, folder):
     tries = folder / "more-tries"
     tries.mkdir()
     with pytest.raises(UnansweredError, match="not now"):
-        list(engine.run(partial(never_answered, tries), range(1000)))
+        list(engine.map(partial(never_answered, tries), range(1000)))
     assert 10 <= len(list(tries.iterdir())) < 300
 
 
@@ -157,21 +157,21 @@ def ray_check_tasks_run_where_processors_are(engine, folder):
     nodes = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
     assert sorted(nodes.values()) == [0, 1, 1]
     assert (engine.jobs, engine.jobs_of_a_node) == (2, 1)
-    assert {nodes[node] for node in engine.run(node_of, range(20))} == {1}
+    assert {nodes[node] for node in engine.map(node_of, range(20))} == {1}
 
 
 def ray_check_who_has_left_the_cluster_joins_it_again(engine, folder):
     import ray
 
-    results = engine.run(time.sleep, [0, 600, 600])
+    results = engine.map(time.sleep, [0, 600, 600])
     assert next(results) is None
     results.close()
     assert not ray.is_initialized()
     assert engine.jobs == 2
-    assert sorted(engine.run(square, range(3))) == [0, 1, 4]
+    assert sorted(engine.map(square, range(3))) == [0, 1, 4]
     engine.close()
     assert not ray.is_initialized()
-    assert list(engine.run(square, [3])) == [9]
+    assert list(engine.map(square, [3])) == [9]
 
 
 def ray_check_no_signal_breaks_into_leaving_the_cluster(engine, folder):
@@ -185,7 +185,7 @@ def ray_check_no_signal_breaks_into_leaving_the_cluster(engine, folder):
             os.kill(os.getpid(), number)
         leave()
 
-    assert list(engine.run(square, [3])) == [9]
+    assert list(engine.map(square, [3])) == [9]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "shutdown", leave_disturbed)
         engine.close()
@@ -196,14 +196,14 @@ def ray_check_no_signal_breaks_into_leaving_the_cluster(engine, folder):
 def ray_check_a_cluster_that_this_process_has_joined_itself_is_not_left(engine, folder):
     import ray
 
-    assert list(engine.run(square, [3])) == [9]
+    assert list(engine.map(square, [3])) == [9]
     other = wdsplit.RayEngine()
     other.close()
     assert ray.is_initialized()
 
 
 def ray_check_arrays_in_results_are_the_drivers_own(engine, folder):
-    for array in engine.run(np.zeros, [200_000]):
+    for array in engine.map(np.zeros, [200_000]):
         assert array.flags.owndata or array.base is None or not isinstance(array.base, memoryview)
         array[0] = 1
 

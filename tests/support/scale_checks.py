@@ -50,7 +50,7 @@ class StubEngine:
     def __init__(self, plan):
         self.plan, self.held, self.num_tasks = plan, [], 0
 
-    def run(self, function, tasks, *, threads=False, memory_bytes=0, describe=str):
+    def map(self, function, tasks, *, threads=False, memory_bytes=0, describe=str):
         self.num_tasks = len(tasks)
         for number, span in enumerate(tasks):
             if number % (len(tasks) // 10) == 0:

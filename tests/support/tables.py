@@ -196,4 +196,4 @@ def little_memory(monkeypatch):
     """Let a task hold 4 kB, so that even a small table makes many runs, merges and gatherings."""
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.conversion.shuffle.gather.BATCH_BYTES", 1024)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", 3)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", 3)

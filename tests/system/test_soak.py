@@ -27,7 +27,7 @@ FAILING_STEP = 30
 READ_AHEAD_BYTES = 65_536
 """So few that not all is read before it is wanted, and that few requests are for more than a window."""
 SAMPLE_BYTES, HEADER_BYTES = 1024, 512
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 1, "deadline_s": 300}
+FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 1, "deadline_s": 300}
 """Times that do not keep the tests waiting. A machine that does much else needs longer than a stall should last."""
 DEADLINE_S = 8
 

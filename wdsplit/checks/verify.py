@@ -81,13 +81,13 @@ def verify(
     num_shards = len(manifest.shards)
     findings: dict[int, _Finding] = {}
     check, describe = partial(_check_shard, storage, manifest), partial(_describe, manifest)
-    with closing((engine or LocalEngine(jobs)).run(check, range(num_shards), describe=describe)) as results:
+    with closing((engine or LocalEngine(jobs)).map(check, range(num_shards), describe=describe)) as results:
         for finding in results:
             findings[finding.shard] = finding
             if progress is not None:
                 progress(len(findings), num_shards)
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
-    problems += _keys_that_stand_twice(storage, manifest, findings)
+    problems += _duplicate_keys(storage, manifest, findings)
     try:
         problems += _tars_not_listed(storage, manifest)
     except WdsplitError as error:
@@ -192,7 +192,7 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
             )
 
 
-def _keys_that_stand_twice(storage: Storage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
+def _duplicate_keys(storage: Storage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
     """Return a problem for each key that stood before, and for each shard that cannot be read a second time."""
     suspects = repeated(np.concatenate([np.zeros(0, np.uint64)] + [finding.hashes for finding in findings.values()]))
     problems: list[WdsplitError] = []

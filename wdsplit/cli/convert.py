@@ -114,7 +114,7 @@ def convert_command(
 def _is_unfinished(outputs: Iterable[str]) -> bool:
     """Tell whether there is a run to continue in one of some outputs; there may be in a store that does not answer."""
     try:
-        return any(Run(open_storage(output).hurried()).is_unfinished for output in outputs)
+        return any(Run(open_storage(output).with_short_deadline()).is_unfinished for output in outputs)
     except WdsplitError:
         return True
 

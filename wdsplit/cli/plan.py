@@ -98,7 +98,7 @@ def _plan_text(plan: Plan) -> str:
     )
     lines = [
         f"{plan.num_rows:,} rows{_of_all(plan.num_rows, plan.table.total_rows)} in {len(plan.table.files):,} files "
-        f"-> {plan.num_shards:,} shards of {plan.most_samples:,} samples",
+        f"-> {plan.num_shards:,} shards of {plan.max_samples:,} samples",
         f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, lanes {plan.lanes}, "
         f"keys {'from column ' + repr(plan.key) if plan.key else 'number the rows'}",
         f"plan {plan.hash}",

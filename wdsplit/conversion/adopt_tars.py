@@ -179,7 +179,7 @@ def _tars(storage: Storage) -> list[str]:
             "there are no tars",
             place=storage.url,
             expected="a folder with files named *.tar in it, or below it",
-            found=storage.what_is_there(),
+            found=storage.describe_contents(),
             remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
             url=storage.url,
         )
@@ -291,7 +291,7 @@ def _read_all(
     """Read all tars; return what was found in each, in the order of their paths."""
     found: dict[int, _Found] = {}
     samples = num_bytes = 0
-    with closing(engine.run(read, list(enumerate(paths)), describe=itemgetter(1))) as results:
+    with closing(engine.map(read, list(enumerate(paths)), describe=itemgetter(1))) as results:
         for each in results:
             found[each.number] = each
             samples += each.shard.num_samples

@@ -46,7 +46,7 @@ class TaskPass(Generic[Task, Result]):
 
     def run(self, engine: Engine) -> Generator[Result, None, None]:
         """Carry the tasks out, and give the results as they are ready: as `Engine.run` does."""
-        return engine.run(
+        return engine.map(
             partial(self.function, self.job),
             self.tasks,
             threads=self.threads,

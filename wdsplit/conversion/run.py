@@ -228,7 +228,7 @@ class Run:
                 "the output does not hold the run of this plan",
                 place=url,
                 expected=expected,
-                found=self.storage.what_is_there(),
+                found=self.storage.describe_contents(),
                 remedy="see that all machines have this output under the same path; if its run was removed, plan again",
                 url=url,
             )
@@ -276,7 +276,7 @@ class Run:
 
         The output of another run is left alone. A store that does not answer is not waited for.
         """
-        storage = self.storage.hurried()
+        storage = self.storage.with_short_deadline()
         try:
             if storage.is_remote and not holds_plan(storage, plan):
                 return

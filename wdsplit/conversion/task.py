@@ -18,7 +18,7 @@ from wdsplit.conversion.plan.plan import Plan, Span
 from wdsplit.conversion.record.notes import note_shard, own_note
 from wdsplit.conversion.shuffle.gather import SpilledRows
 from wdsplit.conversion.shuffle.steps import SpillJob
-from wdsplit.engines.local import ahead, end_if_told
+from wdsplit.engines.local import ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.keys import escape_keys, number_keys, number_width
@@ -199,14 +199,14 @@ def _bodies(
     """Give the samples of a shard, batch by batch, its pads at the end; the catalog takes all but the pads."""
     first, stop = plan.rows(shard)
     for rows in stream.take(stop - first):
-        end_if_told()
+        raise_if_cancelled()
         keys, fields = keys_of(plan, rows), _encoded(plan, rows)
         if catalog is not None:
             catalog.append(keys, fields)
         yield build_body(keys, fields)
     number = 0
     for rows in pads:
-        end_if_told()
+        raise_if_cancelled()
         keys = pa.array([pad_key(shard, number + row) for row in range(len(rows))], pa.large_string())
         yield build_body(keys, _encoded(plan, rows))
         number += len(rows)

@@ -15,7 +15,7 @@ from typing import Any
 
 from wdsplit.debug.delivered import Delivery, Faults, compare_positions, find_repeated
 from wdsplit.debug.identity import AUDITED, Identifier
-from wdsplit.debug.ranks import CheckError, Meetings, Ranks, listed
+from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, listed
 from wdsplit.debug.record import Facts, Record, due_positions, key_at, num_due
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
@@ -109,7 +109,7 @@ class Audit:
         self._identify = Identifier(loader, of)
         self._group = loader.dataset._group if group is None else group
         self._timeout_s = timeout_s
-        self._meetings = Meetings(Ranks(), "audit", timeout_s)
+        self._rendezvous = Rendezvous(Ranks(), "audit", timeout_s)
         self._is_entered = False
         self._record: Record | None = None
 
@@ -122,10 +122,10 @@ class Audit:
         return len(self._loader)
 
     def __enter__(self) -> Audit:
-        self._meetings = Meetings(Ranks.of(self._group), "audit", self._timeout_s)
+        self._rendezvous = Rendezvous(Ranks.of(self._group), "audit", self._timeout_s)
         self._is_entered = True
         world = self._loader.dataset.world()
-        if len(self._meetings.ranks) == 1 and world.world_size > 1:
+        if len(self._rendezvous.ranks) == 1 and world.world_size > 1:
             logger.warning(
                 "only what rank %d of %d is given is audited: torch.distributed is not initialised",
                 world.rank,
@@ -144,7 +144,7 @@ class Audit:
             raise
         finally:
             self._is_entered = False
-            self._meetings.leave("its audit is over" if error is None else f"{type(error).__name__}: {error}")
+            self._rendezvous.leave("its audit is over" if error is None else f"{type(error).__name__}: {error}")
 
     def __iter__(self) -> Iterator[Any]:
         """Give the loader's batches."""
@@ -163,8 +163,8 @@ class Audit:
         record, self._record = self._record, None
         if record is None or not self._is_entered:
             return
-        place = self._meetings.ranks.place
-        facts = self._meetings.gathered(record.facts())
+        place = self._rendezvous.ranks.place
+        facts = self._rendezvous.gathered(record.facts())
         total = sum(each.num_samples for each in facts)
         by = tuple(
             name
@@ -197,7 +197,8 @@ class Audit:
         texts = []
         for group in faults.repeated:
             where = listed(
-                f"rank {self._meetings.ranks.members[place]} in step {told[place, index][1]}" for place, index in group
+                f"rank {self._rendezvous.ranks.members[place]} in step {told[place, index][1]}"
+                for place, index in group
             )
             texts.append(f"{told[group[0]][0]}: {where}")
         raise CheckError(
@@ -212,13 +213,13 @@ class Audit:
 
     def _told(self, record: Record, deliveries: list[Delivery]) -> dict[Delivery, tuple[str, int]]:
         """Return how the ranks call some samples that they were given, and in which steps."""
-        place = self._meetings.ranks.place
+        place = self._rendezvous.ranks.place
         own = {each: record.told(each[1], self._loader) for each in deliveries if each[0] == place}
-        return {delivery: told for part in self._meetings.gathered(own) for delivery, told in part.items()}
+        return {delivery: told for part in self._rendezvous.gathered(own) for delivery, told in part.items()}
 
     def _contradictions(self, facts: list[Facts]) -> list[str]:
         """Return where the ranks contradict each other."""
-        members, first = self._meetings.ranks.members, facts[0]
+        members, first = self._rendezvous.ranks.members, facts[0]
         found = []
         for place, (member, each) in enumerate(zip(members, facts, strict=True)):
             if len(facts) > 1 and (each.rank, each.world_size) != (place, len(facts)) and _is_odd(facts):
@@ -246,7 +247,7 @@ class Audit:
 
     def _unlike(self, name: str, values: list[int]) -> list[str]:
         """Say what each rank has, if not all have the same."""
-        told = zip(self._meetings.ranks.members, values, strict=True)
+        told = zip(self._rendezvous.ranks.members, values, strict=True)
         return [f"{name}: {listed(f'rank {member} {value}' for member, value in told)}"] if len(set(values)) > 1 else []
 
     def _refuse_gaps(self, record: Record, facts: list[Facts], faults: Faults | None) -> None:
@@ -256,7 +257,7 @@ class Audit:
             told = self._told(record, faults.unexpected)
             texts.append(f"{faults.num_unexpected} samples too many, from before the start or after the end")
             texts += [
-                f"{told[place, index][0]}: rank {self._meetings.ranks.members[place]} in step {told[place, index][1]}"
+                f"{told[place, index][0]}: rank {self._rendezvous.ranks.members[place]} in step {told[place, index][1]}"
                 for place, index in faults.unexpected
             ]
         if faults is None:

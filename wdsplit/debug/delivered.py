@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.debug.ranks import Meetings
+from wdsplit.debug.ranks import Rendezvous
 from wdsplit.order.epoch import Int64
 
 __all__ = ["Delivery", "Faults", "compare_positions", "find_repeated"]
 
 _AT_ONCE = 2**20
-_MOST_EXAMPLES = 5
+_MAX_EXAMPLES = 5
 
 Delivery = tuple[int, int]
 """Which of the ranks, by its place among them, and the number of the sample in what it was given."""
@@ -68,14 +68,14 @@ class _Bucket:
         return int(self.places[row]), int(self.indexes[row])
 
 
-def _buckets(meetings: Meetings, values: Values, total: int) -> Iterator[_Bucket]:
+def _buckets(rendezvous: Rendezvous, values: Values, total: int) -> Iterator[_Bucket]:
     of = max(1, -(-total // _AT_ONCE))
     bucket = (values % values.dtype.type(of)).astype(np.int64)
     order = np.argsort(bucket, kind="stable")
     cuts = np.searchsorted(bucket[order], np.arange(of + 1))
     for number in range(of):
         mine = order[cuts[number] : cuts[number + 1]]
-        parts = meetings.gathered((values[mine], mine))
+        parts = rendezvous.gathered((values[mine], mine))
         given = np.concatenate([part for part, _ in parts])
         places = np.repeat(np.arange(len(parts)), [len(part) for part, _ in parts])
         by_value = np.argsort(given, kind="stable")
@@ -83,34 +83,34 @@ def _buckets(meetings: Meetings, values: Values, total: int) -> Iterator[_Bucket
         yield _Bucket(number, of, given[by_value], places[by_value], indexes[by_value])
 
 
-def find_repeated(meetings: Meetings, values: Values, total: int) -> Faults:
+def find_repeated(rendezvous: Rendezvous, values: Values, total: int) -> Faults:
     """Find values that were delivered more than once; all ranks must call this.
 
     Args:
-        meetings: Where the ranks meet.
+        rendezvous: Where the ranks meet.
         values: What this rank was given.
         total: How many values all were given together.
     """
     faults = Faults()
-    for bucket in _buckets(meetings, values, total):
+    for bucket in _buckets(rendezvous, values, total):
         _note_repeated(faults, bucket)
     return faults
 
 
 def compare_positions(
-    meetings: Meetings, values: Int64, total: int, expected: Callable[[Int64], npt.NDArray[np.bool_]], stop: int
+    rendezvous: Rendezvous, values: Int64, total: int, expected: Callable[[Int64], npt.NDArray[np.bool_]], stop: int
 ) -> Faults:
     """Find positions that were delivered more than once, or not at all, or that should not have been.
 
     Args:
-        meetings: Where the ranks meet.
+        rendezvous: Where the ranks meet.
         values: The positions that this rank was given.
         total: How many positions all were given together.
         expected: Tells which of some positions should have been delivered.
         stop: The position after the last that should have been.
     """
     faults = Faults()
-    for bucket in _buckets(meetings, values, total):
+    for bucket in _buckets(rendezvous, values, total):
         _note_repeated(faults, bucket)
         positions = bucket.values.astype(np.int64)
         for first in range(bucket.number, stop, bucket.of * _AT_ONCE):
@@ -118,10 +118,10 @@ def compare_positions(
             wanted = wanted[expected(wanted)]
             missing = wanted[~_among(wanted, positions)]
             faults.num_missing += len(missing)
-            faults.missing += missing[: _MOST_EXAMPLES - len(faults.missing)].tolist()
+            faults.missing += missing[: _MAX_EXAMPLES - len(faults.missing)].tolist()
         rows = np.flatnonzero((positions >= stop) | ~expected(positions))
         faults.num_unexpected += len(rows)
-        faults.unexpected += [bucket.delivery(row) for row in rows[: _MOST_EXAMPLES - len(faults.unexpected)]]
+        faults.unexpected += [bucket.delivery(row) for row in rows[: _MAX_EXAMPLES - len(faults.unexpected)]]
     faults.missing.sort()
     return faults
 
@@ -142,5 +142,5 @@ def _note_repeated(faults: Faults, bucket: _Bucket) -> None:
     ends = np.append(begins[1:], len(values))
     several = np.flatnonzero(ends - begins > 1)
     earliest = np.minimum.reduceat(bucket.indexes, begins)[several] if len(several) else several
-    for group in several[np.argsort(earliest, kind="stable")][: _MOST_EXAMPLES - len(faults.repeated)]:
+    for group in several[np.argsort(earliest, kind="stable")][: _MAX_EXAMPLES - len(faults.repeated)]:
         faults.repeated.append([bucket.delivery(row) for row in range(begins[group], ends[group])])

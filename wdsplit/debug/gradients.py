@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsplit.debug.parameters import Part, differing, local_part, named_parameters, odd_ones, tensor_hash
-from wdsplit.debug.ranks import CheckError, Meetings, Ranks, listed, names_of
+from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, listed, names_of
 from wdsplit.errors import InputError
 from wdsplit.order.split import whole
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_same_gradients"]
 
-_MOST_TOLD = 5
+_MAX_TOLD = 5
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def check_same_gradients(
     if not 0 <= tolerance < 1:
         raise InputError("tolerance cannot be", expected="0 <= tolerance < 1", found=repr(tolerance))
     ranks = Ranks.of(group)
-    meetings = Meetings(ranks, "check_same_gradients", timeout_s)
-    gathered = meetings.gathered_or_raised(lambda: list(_gradients(model, sample)))
+    rendezvous = Rendezvous(ranks, "check_same_gradients", timeout_s)
+    gathered = rendezvous.gathered_or_raised(lambda: list(_gradients(model, sample)))
     names = [[gradient.name for gradient in own] for own in gathered]
     if any(own != names[0] for own in names):
         raise _error("the ranks have different parameters", ["their names differ: see check_same_parameters"], 1)
@@ -152,7 +152,7 @@ def _error(cause: str, found: list[str], looked_at: int) -> CheckError:
         cause,
         place=f"{len(found)} of the {looked_at} parameters that were looked at",
         expected="finite gradients, the same on all ranks",
-        found=listed(found, _MOST_TOLD),
+        found=listed(found, _MAX_TOLD),
         remedy="wrap the model in DDP on every rank and train through the wrapper; reduce by hand what it does not "
         "hold; do not check within no_sync. If they are not finite: look at the loss and the batch of the rank that is "
         "named, lower the learning rate, unscale before you clip",

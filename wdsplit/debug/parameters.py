@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from wdsplit.debug.ranks import CheckError, Meetings, Ranks, names_of
+from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, names_of
 from wdsplit.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -91,22 +91,22 @@ def check_same_parameters(
         InputError: As of `param_hash`, on any rank.
         TopologyError: This process is not in the group.
     """
-    meetings = Meetings(Ranks.of(group), "check_same_parameters", timeout_s)
+    rendezvous = Rendezvous(Ranks.of(group), "check_same_parameters", timeout_s)
     entries: list[_Entry] = []
 
     def summary() -> tuple[str, dict[Part, str]]:
         entries.extend(_entries(model_or_state_dict, buffers))
         return _summary(entries)
 
-    summaries = meetings.gathered_or_raised(summary)
+    summaries = rendezvous.gathered_or_raised(summary)
     parts = Counter(part for _, digests in summaries for part in digests)
     is_same = len({structure for structure, _ in summaries}) == 1 and not any(
         differing([digests.get(part) for _, digests in summaries]) for part in parts
     )
     if is_same:
         return sum(parts[entry.part] > 1 for entry in entries)
-    gathered = meetings.gathered(entries)
-    _refuse_differences(meetings.ranks, gathered)  # there are none if two meshes look alike, and their parts do not
+    gathered = rendezvous.gathered(entries)
+    _refuse_differences(rendezvous.ranks, gathered)  # there are none if two meshes look alike, and their parts do not
     holders = Counter((entry.name, entry.part) for own in gathered for entry in own)
     return sum(holders[entry.name, entry.part] > 1 for entry in entries)
 

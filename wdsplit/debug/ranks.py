@@ -20,7 +20,7 @@ import xxhash
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.loading.world import detect_rank, is_group_initialised
 
-__all__ = ["CheckError", "Meetings", "Ranks", "barrier", "listed", "names_of"]
+__all__ = ["CheckError", "Ranks", "Rendezvous", "barrier", "listed", "names_of"]
 
 Value = TypeVar("Value")
 
@@ -116,7 +116,7 @@ def _group_of(members: tuple[int, ...]) -> Any:
     return group
 
 
-class Meetings:
+class Rendezvous:
     """Where some ranks meet, and tell each other what they have, as often as they like.
 
     Args:
@@ -277,4 +277,4 @@ def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -
         InputError: The time cannot be.
         TopologyError: This process is not in the group.
     """
-    Meetings(Ranks.of(group), name, timeout_s).meet()
+    Rendezvous(Ranks.of(group), name, timeout_s).meet()

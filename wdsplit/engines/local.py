@@ -3,7 +3,7 @@
 `rayengine` has another, for a cluster; the same checks hold for all of them. Results come as they are ready. The first
 error ends the run; nothing is left behind. Worker processes are spawned, end with their parent however that ends, and
 leave Ctrl-C to it. Threads start at once, and serve few jobs that spend their time in numpy, Arrow and the system,
-which let other threads run; they end where their task calls `end_if_told`.
+which let other threads run; they end where their task calls `raise_if_cancelled`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from wdsplit.errors import ConvertError
 
-__all__ = ["Engine", "LocalEngine", "ahead", "end_if_told", "in_order"]
+__all__ = ["Engine", "LocalEngine", "ahead", "in_order", "raise_if_cancelled"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -55,7 +55,7 @@ class Engine(Protocol):
     def is_local(self) -> bool:
         """Whether all tasks run on this machine."""
 
-    def run(
+    def map(
         self,
         function: Callable[[Task], Result],
         tasks: Sequence[Task],
@@ -73,8 +73,8 @@ class Engine(Protocol):
             function: Called once a task, or again where what runs it is lost: the task must then do the same. Each
                 process gets it once, so what all tasks need is best bound to it (`functools.partial`).
             tasks: Picklable, and small; asked for as they are handed out.
-            threads: Whether up to four local jobs may be threads of this process: the function calls `end_if_told`
-                often, and runs little Python.
+            threads: Whether up to four local jobs may be threads of this process: the function calls
+                `raise_if_cancelled` often, and runs little Python.
             memory_bytes: What a task needs, about; 0 if nobody knows.
             describe: Says what a task is, for the error if nothing but its end is known.
 
@@ -102,7 +102,7 @@ class LocalEngine:
         """All of them."""
         return self.jobs
 
-    def run(
+    def map(
         self,
         function: Callable[[Task], Result],
         tasks: Sequence[Task],
@@ -143,7 +143,7 @@ def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], job
         _stop(pool, finished)
 
 
-def end_if_told() -> None:
+def raise_if_cancelled() -> None:
     """End the task that calls this, by an exception, if it works in a thread whose run has ended."""
     ended: threading.Event | None = getattr(_run, "ended", None)
     if ended is not None and ended.is_set():
@@ -165,7 +165,7 @@ def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads:
     its thread holds a lock of `threading`.
 
     Args:
-        function: Calls `end_if_told` often, if it may take long.
+        function: Calls `raise_if_cancelled` often, if it may take long.
         tasks: What it is called with.
         threads: How many, at most.
     """

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 _QUEUED_PER_CPU = 2
 _LEAST_QUEUED = 64
 """Tasks that are handed out at a time, at least: more than a small cluster runs, so that one that can grow does."""
-_MOST_FAILED = 10
+_MAX_FAILED = 10
 """So many tasks may fail before the run ends; and so many in a row may go without an answer of a store."""
 _CPUS_OF_A_NODE = 64
 """What a node is taken for as long as there is none."""
@@ -108,7 +108,7 @@ class RayEngine:
         self._look()
         return max((int(node["CPU"]) for node in self._nodes if node.get("CPU", 0) >= 1), default=_CPUS_OF_A_NODE)
 
-    def run(
+    def map(
         self,
         function: Callable[[Task], Result],
         tasks: Sequence[Task],
@@ -142,7 +142,7 @@ class RayEngine:
         there = (node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1)
         return int(min(memory_bytes, max(there, default=memory_bytes)))
 
-    def tell_what_is_missing(self, memory_bytes: int) -> None:
+    def warn_if_stalled(self, memory_bytes: int) -> None:
         """Warn that nothing has ended for a while: the cluster may have nothing that can run a task."""
         self._look()
         cpus = sum(node.get("CPU", 0) for node in self._nodes)
@@ -209,13 +209,13 @@ class _Run:
             ready, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK_S)
             waited_s += _LOOK_S
             if not ready and waited_s == _PATIENCE_S:
-                self._engine.tell_what_is_missing(self._memory_bytes)
+                self._engine.warn_if_stalled(self._memory_bytes)
         return list(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0])
 
     def _take(self, error: Exception, task: Any, tries: int) -> None:
         """Take a failure in: try the task again if it may pass, unless no store answers any more."""
         self._unanswered += isinstance(error, UnansweredError)
-        passes = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MOST_FAILED
+        passes = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MAX_FAILED
         if passes and tries < self._engine._retries:
             logger.warning("%s: tried again: %s", self._describe(task), getattr(error, "cause", error))
             self._again.append((task, tries + 1))
@@ -224,7 +224,7 @@ class _Run:
 
     @property
     def _is_over(self) -> bool:
-        return len(self._failed) >= _MOST_FAILED or (self._unanswered >= _MOST_FAILED and bool(self._failed))
+        return len(self._failed) >= _MAX_FAILED or (self._unanswered >= _MAX_FAILED and bool(self._failed))
 
     def _hand_out(self, todo: Iterator[Any]) -> bool:
         """Hand out tasks, as many as there may be under way; tell whether there are any."""

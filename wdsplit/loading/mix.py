@@ -222,12 +222,12 @@ def mix(
     urls = _listed(weights, repeat, choose)
     access = access_of(storage_options, read_ahead_bytes, connections, cache_dir, cache_size)
     manifests = {url: read_manifest(access.storage(url)) for url in urls}
-    most_lanes = max(manifest.lanes for manifest in manifests.values()) if lanes is None else whole(lanes)
+    max_lanes = max(manifest.lanes for manifest in manifests.values()) if lanes is None else whole(lanes)
     sources = [
         Source(
             url,
             manifest,
-            OrderOptions(whole(seed), bool(shuffle), most_lanes, manifest.window, tail),
+            OrderOptions(whole(seed), bool(shuffle), max_lanes, manifest.window, tail),
             fields,
             access,
         )
@@ -237,7 +237,7 @@ def mix(
     by_weight, repeats, chosen = (_in_order(asked, urls) for asked in (weights, repeat, choose))
     names = [source.url for source in sources]
     counts = epoch_counts(sizes, by_weight, repeats, chosen, num_samples, names)
-    options = OrderOptions(whole(seed), bool(shuffle), most_lanes, 1, tail)
+    options = OrderOptions(whole(seed), bool(shuffle), max_lanes, 1, tail)
     return Mixture(MixedSource(sources, counts, options), rank, world_size, group)
 
 

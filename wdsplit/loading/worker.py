@@ -224,12 +224,12 @@ class Bound:
         context: What makes the workers.
         num_workers: Workers.
         num_slots: The most parts of a worker.
-        most_bytes: Bytes of a worker's parts; one part may always be under way.
+        max_bytes: Bytes of a worker's parts; one part may always be under way.
     """
 
-    def __init__(self, context: BaseContext, num_workers: int, num_slots: int, most_bytes: int) -> None:
+    def __init__(self, context: BaseContext, num_workers: int, num_slots: int, max_bytes: int) -> None:
         self.num_slots = num_slots
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._delivered = [context.Semaphore(0) for _ in range(num_workers)]
 
     def restart(self, worker: int) -> None:
@@ -249,7 +249,7 @@ class Bound:
     def wait(self, worker: int, ring: Ring, num_bytes: int, is_wanted: Callable[[], bool]) -> bool:
         """Wait until there is room for a part; return False if none is wanted any more."""
         while is_wanted():
-            is_full = not ring.has_room(num_bytes, self._most_bytes)
+            is_full = not ring.has_room(num_bytes, self._max_bytes)
             if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):
                 if is_wanted():
                     ring.release()

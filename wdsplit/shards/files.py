@@ -99,7 +99,7 @@ def _read_header(storage: Storage) -> bytes:
             "there is no dataset",
             place=storage.url,
             expected=f"a folder with {HEADER_NAME}, as `wdsplit convert` writes it",
-            found=storage.what_is_there(),
+            found=storage.describe_contents(),
             remedy=_where_else(storage),
             url=storage.url,
         ) from None

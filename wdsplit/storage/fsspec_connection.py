@@ -102,8 +102,8 @@ class Connection:
 
     def limits(self, fs: Any) -> dict[str, Any]:
         """Return the arguments that end an attempt to which too little comes, where the file system takes such."""
-        most_s = min(self._retries.deadline_s, _TIMEOUTS_OF_ATTEMPT * self._retries.timeout_s)
-        return {"timeout": most_s} if fs.async_impl else {}
+        max_s = min(self._retries.deadline_s, _TIMEOUTS_OF_ATTEMPT * self._retries.timeout_s)
+        return {"timeout": max_s} if fs.async_impl else {}
 
     def cat(self, fs: Any, place: str, start: int, stop: int) -> bytes:
         """Return the bytes of a range, or fewer, or more."""
@@ -132,9 +132,9 @@ class Connection:
             wait_s = _seconds_to_wait(cause)
             if wait_s is None:
                 raise _refused(cause, place)
-            most_s = UNKNOWN_HOST_S if is_unknown_host(cause) else math.inf
-            if not retries.wait(wait_s, _last(cause), most_s):
-                raise _gave_up(cause, place, retries.num_attempts, min(most_s, self._retries.deadline_s))
+            max_s = UNKNOWN_HOST_S if is_unknown_host(cause) else math.inf
+            if not retries.wait(wait_s, _last(cause), max_s):
+                raise _gave_up(cause, place, retries.num_attempts, min(max_s, self._retries.deadline_s))
 
 
 _kept: set[Any] = set()

@@ -37,7 +37,7 @@ _NAMES_TOLD = 5
 _THREADS = 16
 _READ_AT_ONCE = 16 * 1024**2
 """A request for more is cut into several: a failed one is sent again."""
-_MOST_UNASKED = 1024**3
+_MAX_UNASKED = 1024**3
 """What may have more bytes is asked for its size before it is read."""
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
@@ -74,9 +74,9 @@ class FsspecStorage:
         """The folder's URL, without what nobody may see."""
         return shown_url(self._folder).rstrip("/")
 
-    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+    def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, unless it has more than it may have."""
-        return self.open(path).read_whole(most_bytes)
+        return self.open(path).read_whole(max_bytes)
 
     def map(self, path: str) -> bytes:
         """Return the bytes of a file: they cannot be mapped."""
@@ -113,7 +113,7 @@ class FsspecStorage:
         found = zip(names, in_order(lambda name: self.size(f"{below}{name}"), names, _THREADS), strict=True)
         return {name: size for name, size in found if size is not None}
 
-    def what_is_there(self) -> str:
+    def describe_contents(self) -> str:
         """Return the first names in the folder, or say that none are listed."""
         return ", ".join(self.list()[:_NAMES_TOLD]) or "no list of files"
 
@@ -135,7 +135,7 @@ class FsspecStorage:
         """Refuse: these are only read."""
         raise self._read_only(path)
 
-    def hurried(self) -> FsspecStorage:
+    def with_short_deadline(self) -> FsspecStorage:
         """Return itself: nothing is cleared up here."""
         return self
 
@@ -228,20 +228,20 @@ class FsspecFile:
             part = buffer[begin : begin + _READ_AT_ONCE]
             part[:] = self._piece(offset + begin, offset + begin + len(part))
 
-    def read_whole(self, most_bytes: int | None = None) -> bytes:
+    def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return all its bytes, by one request if it may not have many.
 
         Args:
-            most_bytes: How many it may have; None for any number.
+            max_bytes: How many it may have; None for any number.
 
         Raises:
             CorruptDataError: It has more.
         """
-        if self._size is None and most_bytes is not None and most_bytes < _MOST_UNASKED:
-            data = self._up_to(most_bytes + 1)
-            if len(data) <= most_bytes:
+        if self._size is None and max_bytes is not None and max_bytes < _MAX_UNASKED:
+            data = self._up_to(max_bytes + 1)
+            if len(data) <= max_bytes:
                 return data
-        refuse_too_large(self.size, most_bytes, self.url)
+        refuse_too_large(self.size, max_bytes, self.url)
         return self.read(0, self.size)
 
     def _piece(self, start: int, stop: int) -> bytes:

@@ -69,7 +69,7 @@ class Storage(Protocol):
     def has_latency(self) -> bool:
         """Whether each read is a request, so that it is worth while to read ahead."""
 
-    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+    def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of a small object.
 
         Raises:
@@ -96,7 +96,7 @@ class Storage(Protocol):
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""
 
-    def what_is_there(self) -> str:
+    def describe_contents(self) -> str:
         """Say in a few words what is found at this place, for a message that something else was expected."""
 
     def publish(self, path: str, durable: bool = False) -> AbstractContextManager[PendingFile]:
@@ -117,21 +117,21 @@ class Storage(Protocol):
         That of a remote store keeps out other processes of this machine alone.
         """
 
-    def hurried(self) -> Storage:
+    def with_short_deadline(self) -> Storage:
         """Return the same storage, which gives up soon if it is remote: for clearing up after an error."""
 
 
-def refuse_too_large(size: int, most_bytes: int | None, url: str) -> None:
+def refuse_too_large(size: int, max_bytes: int | None, url: str) -> None:
     """Refuse a file that has more bytes than it may have.
 
     Raises:
         CorruptDataError: It has.
     """
-    if most_bytes is not None and size > most_bytes:
+    if max_bytes is not None and size > max_bytes:
         raise CorruptDataError(
             "a file is too large",
             place=url,
-            expected=f"at most {most_bytes} bytes",
+            expected=f"at most {max_bytes} bytes",
             found=f"{size} bytes",
             remedy="the file was changed: copy the dataset again",
             url=url,

@@ -82,10 +82,10 @@ class LocalStorage:
         """The folder's path."""
         return str(self.root)
 
-    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+    def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, unless it has more than it may have."""
         file = self.open(path)
-        refuse_too_large(file.size, most_bytes, str(self.root / path))
+        refuse_too_large(file.size, max_bytes, str(self.root / path))
         return file.read(0, file.size)
 
     def map(self, path: str) -> mmap.mmap | bytes:
@@ -120,7 +120,7 @@ class LocalStorage:
         sizes = {name: self.size(_join(path, name)) for name in self.list(path)}
         return {name: size for name, size in sizes.items() if size is not None}
 
-    def what_is_there(self) -> str:
+    def describe_contents(self) -> str:
         """Return the first names in the folder, or say that there is no such folder, that it is empty, or a file."""
         with translate_errors(self.root):
             if not self.root.exists():
@@ -186,7 +186,7 @@ class LocalStorage:
         with file:
             yield
 
-    def hurried(self) -> LocalStorage:
+    def with_short_deadline(self) -> LocalStorage:
         """Return the same: the system answers soon."""
         return self
 

@@ -16,7 +16,7 @@ __all__ = ["NetworkFile"]
 
 Result = TypeVar("Result")
 
-_PATIENCE = RetryOptions(deadline_s=2.0, most_delay_s=1.0)
+_PATIENCE = RetryOptions(deadline_s=2.0, max_delay_s=1.0)
 
 
 class NetworkFile(LocalFile):

@@ -37,7 +37,7 @@ class RetryOptions:
         deadline_s: Seconds after which a request, with all its attempts, has failed; it may be infinite. A store whose
             host has no name (the name server says so) is given up after 30 s in any case.
         first_delay_s: Seconds before the second attempt at most; twice as many before each further one.
-        most_delay_s: Seconds between two attempts at most, unless the store asks for more.
+        max_delay_s: Seconds between two attempts at most, unless the store asks for more.
         timeout_s: Seconds after which an attempt to which nothing comes any more has failed.
 
     Raises:
@@ -46,7 +46,7 @@ class RetryOptions:
 
     deadline_s: float = 300.0
     first_delay_s: float = 0.2
-    most_delay_s: float = 20.0
+    max_delay_s: float = 20.0
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -55,10 +55,10 @@ class RetryOptions:
             is_number = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
             if not is_number or (math.isinf(value) and not may_be_infinite):
                 raise InputError(f"{each.name} cannot be", expected="a number of seconds", found=reprlib.repr(value))
-        if not 0 < self.first_delay_s <= self.most_delay_s or min(self.deadline_s, self.timeout_s) <= 0:
+        if not 0 < self.first_delay_s <= self.max_delay_s or min(self.deadline_s, self.timeout_s) <= 0:
             raise InputError(
                 "these are no times to try for",
-                expected="deadline_s and timeout_s > 0, and 0 < first_delay_s <= most_delay_s",
+                expected="deadline_s and timeout_s > 0, and 0 < first_delay_s <= max_delay_s",
                 found=str(self),
             )
 
@@ -92,18 +92,18 @@ class Retries:
         self._failures = 0
         self._failing_since = time.monotonic()
 
-    def wait(self, at_least_s: float = 0.0, last: str = "an error", most_s: float = math.inf) -> bool:
+    def wait(self, at_least_s: float = 0.0, last: str = "an error", max_s: float = math.inf) -> bool:
         """Wait before the next attempt; return False, at once, if it would come too late.
 
         Args:
             at_least_s: Seconds to wait.
             last: What the last attempt ended with, for a warning.
-            most_s: Seconds for which attempts may fail, if the deadline is not before.
+            max_s: Seconds for which attempts may fail, if the deadline is not before.
         """
-        longest = min(self._options.most_delay_s, self._options.first_delay_s * 2.0 ** min(self._failures, 30))
+        longest = min(self._options.max_delay_s, self._options.first_delay_s * 2.0 ** min(self._failures, 30))
         delay = max(at_least_s, longest * random.uniform(0.5, 1.0))
         now = time.monotonic()
-        deadline = min(self._deadline, self._failing_since + most_s)
+        deadline = min(self._deadline, self._failing_since + max_s)
         if now + delay >= deadline:
             return False
         silent_s = max(0.0, self._failing_since + _TOLD_AFTER_S - now)

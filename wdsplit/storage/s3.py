@@ -62,9 +62,9 @@ class S3Storage:
         """The prefix, as a URL."""
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
-    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+    def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of an object, unless it has more than it may have."""
-        return self.open(path).read_whole(most_bytes)
+        return self.open(path).read_whole(max_bytes)
 
     def map(self, path: str) -> bytes:
         """Return the bytes of an object: they cannot be mapped."""
@@ -107,7 +107,7 @@ class S3Storage:
                 return
             more["ContinuationToken"] = page["NextContinuationToken"]
 
-    def what_is_there(self) -> str:
+    def describe_contents(self) -> str:
         """Return the first names in the folder, or say that there are no objects."""
         return ", ".join(self.list()[:_NAMES_TOLD]) or "no objects"
 
@@ -190,10 +190,10 @@ class S3Storage:
             held.callback(folder.remove, name)
             yield
 
-    def hurried(self) -> S3Storage:
+    def with_short_deadline(self) -> S3Storage:
         """Return the same objects; what is asked about them is given up soon."""
         storage = copy.copy(self)
-        storage._client = self._client.hurried()
+        storage._client = self._client.with_short_deadline()
         return storage
 
 

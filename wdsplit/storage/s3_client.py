@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 _POOL_SIZE = 4096
 """Connections that are kept at most: more than any threads ask by at once. Each is made when it is needed."""
 _CLIENTS_KEPT = 16
-_MOST_EXPIRED = 3
+_MAX_EXPIRED = 3
 _HURRIED_S = 10.0
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
@@ -242,7 +242,7 @@ class S3Client:
         """The URL of the store."""
         return str(_clients.of(self._options).meta.endpoint_url)
 
-    def hurried(self) -> S3Client:
+    def with_short_deadline(self) -> S3Client:
         """Return one that gives up soon: for clearing up after an error."""
         deadline_s = min(_HURRIED_S, self._options.retries.deadline_s)
         retries = replace(self._options.retries, deadline_s=deadline_s)
@@ -262,15 +262,15 @@ class S3Client:
                 raise
             except Exception as error:
                 wait_s = _seconds_to_wait(error)
-                if error_code(error) in _MAYBE_EXPIRED and num_expired < _MOST_EXPIRED:
+                if error_code(error) in _MAYBE_EXPIRED and num_expired < _MAX_EXPIRED:
                     num_expired += 1
                     wait_s = 0.0
                     _clients.of(self._options, made_after=begun)  # credentials may have been renewed
                 if wait_s is None:
                     raise _refused(error, url) from (None if _is_bad_header(error) else error)
-                most_s = UNKNOWN_HOST_S if is_unknown_host(error) else math.inf
-                if not retries.wait(wait_s, _last(error), most_s):
-                    deadline_s = min(most_s, self._options.retries.deadline_s)
+                max_s = UNKNOWN_HOST_S if is_unknown_host(error) else math.inf
+                if not retries.wait(wait_s, _last(error), max_s):
+                    deadline_s = min(max_s, self._options.retries.deadline_s)
                     raise _gave_up(error, url, retries.num_attempts, deadline_s) from error
 
 

@@ -82,11 +82,11 @@ class S3File:
         if len(buffer):
             self._client.attempt(f"{self.url}, bytes {offset} to {stop - 1}", filling.go_on)
 
-    def read_whole(self, most_bytes: int | None = None) -> bytes:
+    def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return all its bytes by one request, if it does not fail.
 
         Args:
-            most_bytes: How many it may have; None for any number.
+            max_bytes: How many it may have; None for any number.
 
         Raises:
             CorruptDataError: It has more.
@@ -97,7 +97,7 @@ class S3File:
             nonlocal filling
             if filling is None:
                 with closing(self._body()) as body:
-                    refuse_too_large(self.size, most_bytes, self.url)
+                    refuse_too_large(self.size, max_bytes, self.url)
                     filling = _Filling(self, memoryview(bytearray(self.size)), 0)
                     filling.take(body, retries)
             filling.go_on(retries)

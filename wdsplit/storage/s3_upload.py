@@ -84,7 +84,7 @@ class S3Upload:
         self._ended.set()
         self._shut()
         if self._id is not None:
-            abort_upload(self._client.hurried(), self._key, self._id, self._url)
+            abort_upload(self._client.with_short_deadline(), self._key, self._id, self._url)
 
     def _part_bytes(self) -> int:
         return _PART_BYTES << (len(self._etags) + len(self._sending)) // _PARTS_OF_A_SIZE

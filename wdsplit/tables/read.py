@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.engines.local import end_if_told, in_order
+from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.encode import media_bytes
 from wdsplit.fields.infer import class_names, needs_sniff
@@ -243,7 +243,7 @@ def file_batches(
     reader = format_named(file.format)
     with _readable(file.path, reader.WHAT):
         for batch in reader.read_batches(file, groups, columns, table.schema):
-            end_if_told()
+            raise_if_cancelled()
             yield pa.RecordBatch.from_arrays(list(map(without_views, batch.columns)), names=list(columns))
 
 

@@ -387,7 +387,7 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
 @pytest.mark.parametrize("most", [256, 3])
 def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, capsys, most):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_parts(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
     with pytest.raises(InputError, match="takes several passes") as found:

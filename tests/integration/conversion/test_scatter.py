@@ -127,7 +127,7 @@ def spilled(output, plan, held):
 @pytest.mark.parametrize("pad", ["repeat", "drop"])
 def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
     little_memory(monkeypatch)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
     steps = spilled(output, plan, held)
@@ -172,7 +172,7 @@ from wdsplit.conversion.plan.options import PlanOptions
 
 if __name__ == "__main__":
     source, output, jobs, resume = sys.argv[1:]
-    wdsplit.conversion.shuffle.steps._MOST_PARTS = 3
+    wdsplit.conversion.shuffle.steps._MAX_PARTS = 3
     options = ConvertOptions(
         PlanOptions(shards=40, shuffle=True, seed=1), jobs=int(jobs), memory=2**20, resume=resume == "resume"
     )
@@ -300,7 +300,7 @@ def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatc
 @pytest.mark.parametrize("most", [256, 3])
 def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkeypatch, most):
     little_memory(monkeypatch)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
     plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
     output = str(tmp_path / "out")
     spilled(output, plan, 4096)

@@ -22,7 +22,7 @@ from wdsplit import debug, mix, resized
 from wdsplit.debug import delivered
 from wdsplit.debug.diagnosis import Figures, advice
 from wdsplit.debug.parameters import differing, odd_ones
-from wdsplit.debug.ranks import Meetings, Ranks
+from wdsplit.debug.ranks import Ranks, Rendezvous
 from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.integrations.delegate import Delegate
 from wdsplit.loading.dataset import Dataset
@@ -520,7 +520,7 @@ def test_positions_are_compared_over_all_of_an_epoch(monkeypatch):
     def even(positions):
         return positions % 2 == 0
 
-    meetings = Meetings(Ranks(), "test", 1.0)
+    meetings = Rendezvous(Ranks(), "test", 1.0)
     faults = delivered.compare_positions(meetings, given, len(given), even, stop=20)
     assert (faults.num_repeated, faults.repeated) == (1, [[(0, 1), (0, 6)]])
     assert (faults.num_missing, faults.missing) == (4, [10, 12, 14, 16])
@@ -618,7 +618,7 @@ def epoch_of(loader, epoch):
     return loader
 
 
-# Meetings
+# Rendezvous
 
 
 def test_a_barrier_names_who_did_not_come_and_who_comes_too_late_is_told(job):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tables import session_processes, start_script, wait_until
-from wdsplit.engines.local import LocalEngine, ahead, end_if_told
+from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, InputError
 
 
@@ -63,7 +63,7 @@ def fail_while_others_work(number):
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("num_tasks", [0, 1, 20])
 def test_every_task_has_its_result_once_for_any_number_of_jobs(jobs, num_tasks):
-    results = list(LocalEngine(jobs).run(square, range(num_tasks)))
+    results = list(LocalEngine(jobs).map(square, range(num_tasks)))
     assert sorted(result for result, _ in results) == [number * number for number in range(num_tasks)]
     in_this_process = {pid == os.getpid() for _, pid in results}
     assert in_this_process <= {jobs == 1 or num_tasks <= 1}
@@ -72,7 +72,7 @@ def test_every_task_has_its_result_once_for_any_number_of_jobs(jobs, num_tasks):
 
 def test_one_job_gives_results_in_order_as_they_are_ready():
     started = []
-    results = LocalEngine(1).run(lambda number: started.append(number) or number, range(3))
+    results = LocalEngine(1).map(lambda number: started.append(number) or number, range(3))
     assert (next(results), started) == (0, [0])
     assert (next(results), started) == (1, [0, 1])
 
@@ -80,7 +80,7 @@ def test_one_job_gives_results_in_order_as_they_are_ready():
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_first_error_ends_the_run_as_it_is_and_leaves_no_process(jobs):
     with pytest.raises(InputError) as caught:
-        list(LocalEngine(jobs).run(fail_at_3, range(10_000)))
+        list(LocalEngine(jobs).map(fail_at_3, range(10_000)))
     assert str(caught.value) == "a value is null\n  place: row 3\n  found: None"
     assert (caught.value.key, caught.value.offset) == ("k", 7)
     assert children() == []
@@ -88,19 +88,19 @@ def test_the_first_error_ends_the_run_as_it_is_and_leaves_no_process(jobs):
 
 def test_an_error_does_not_wait_for_tasks_that_are_still_at_work():
     with pytest.raises(InputError, match="the first error"):
-        list(LocalEngine(2).run(fail_while_others_work, range(4)))
+        list(LocalEngine(2).map(fail_while_others_work, range(4)))
     assert children() == []
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_any_other_error_of_a_task_ends_the_run_too(jobs):
     with pytest.raises(RuntimeError, match="task 0"):
-        list(LocalEngine(jobs).run(raise_plain, [0, 0]))
+        list(LocalEngine(jobs).map(raise_plain, [0, 0]))
 
 
 def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process():
     with pytest.raises(ConvertError, match="a worker process died") as caught:
-        list(LocalEngine(2).run(killed_at_2, range(100)))
+        list(LocalEngine(2).map(killed_at_2, range(100)))
     assert "memory" in caught.value.remedy
     assert "--resume" in caught.value.remedy
     assert "__main__" in caught.value.remedy
@@ -108,7 +108,7 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy_and_leaves_no_process
 
 
 def test_who_stops_taking_results_leaves_no_process():
-    results = LocalEngine(2).run(square, range(1000))
+    results = LocalEngine(2).map(square, range(1000))
     next(results)
     results.close()
     assert children() == []
@@ -118,9 +118,9 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_engine import announce
-from wdsplit.engines.local import LocalEngine, ahead, end_if_told
+from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 if __name__ == "__main__":
-    for _ in LocalEngine(2).run(announce, [(sys.argv[2], True), (sys.argv[2], False)]):
+    for _ in LocalEngine(2).map(announce, [(sys.argv[2], True), (sys.argv[2], False)]):
         print("one is idle", flush=True)
 """
 
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_the_driver_and_its_workers_and_is_reported_once(driver):
 
 
 def test_threads_give_every_result_once_and_start_no_process():
-    results = list(LocalEngine(2).run(square, range(20), threads=True))
+    results = list(LocalEngine(2).map(square, range(20), threads=True))
     assert sorted(results) == [(number * number, os.getpid()) for number in range(20)]
 
 
@@ -171,18 +171,18 @@ def test_an_error_in_one_thread_ends_the_tasks_of_the_others():
         begun.set()
         try:
             while True:
-                end_if_told()
+                raise_if_cancelled()
                 time.sleep(0.001)
         finally:
             ended.set()
 
     with pytest.raises(InputError, match="the first error"):
-        list(LocalEngine(2).run(work, range(4), threads=True))
+        list(LocalEngine(2).map(work, range(4), threads=True))
     assert ended.is_set()
 
 
 def test_many_jobs_are_processes_even_if_they_may_be_threads():
-    results = list(LocalEngine(5).run(square, range(20), threads=True))
+    results = list(LocalEngine(5).map(square, range(20), threads=True))
     assert os.getpid() not in {pid for _, pid in results}
 
 

@@ -206,16 +206,16 @@ def fail_at_30(sample):
 
 
 @workers_only
-@pytest.mark.parametrize("most_parts", [1, 2, 4])
-def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, most_parts):
+@pytest.mark.parametrize("max_parts", [1, 2, 4])
+def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, max_parts):
     """Each of 2 workers may have so many parts waiting, and one in its hands."""
     part_bytes = 5 * (PAYLOAD_BYTES + 200)
-    loader = Loader(Dataset(payloads), 10, prefetch_factor=20, prefetch_bytes=2 * most_parts * part_bytes, **options)
+    loader = Loader(Dataset(payloads), 10, prefetch_factor=20, prefetch_bytes=2 * max_parts * part_bytes, **options)
     batches = iter(loader)
     for delivered in range(1, 6):
         next(batches)
-        ahead = settled(loader, 5 * 2 * (delivered + most_parts)) // 5 - 2 * delivered
-        assert 2 * most_parts <= ahead <= 2 * (most_parts + 1)
+        ahead = settled(loader, 5 * 2 * (delivered + max_parts)) // 5 - 2 * delivered
+        assert 2 * max_parts <= ahead <= 2 * (max_parts + 1)
     assert len(list(batches)) == 24 - 5
 
 

@@ -19,7 +19,7 @@ from wdsplit.storage.fsspec_storage import FsspecStorage
 from wdsplit.storage.opening import open_storage
 from wdsplit.urls import shown_url
 
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
+FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 """Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
 FOLDER = "train set/größe 100%"
 
@@ -98,7 +98,7 @@ def test_names_and_sizes_are_those_of_the_folder(anywhere, numbers):
     assert storage.size("000000.tar") == local.size("000000.tar")
     assert storage.size("none.tar") is None
     assert storage.list("none") == []
-    assert storage.what_is_there() == local.what_is_there()
+    assert storage.describe_contents() == local.describe_contents()
     assert storage.read("000000.tar") == storage.map("000000.tar") == local.read("000000.tar")
     assert pickle.loads(pickle.dumps(storage)).list() == local.list()
 
@@ -363,7 +363,7 @@ def test_of_a_url_only_what_may_be_seen_is_shown(url, shown):
 def test_a_list_that_is_refused_is_no_list(by_proxy, proxy):
     proxy.plan = lambda request: status(403)
     assert open_storage(by_proxy).list() == []
-    assert open_storage(by_proxy).what_is_there() == "no list of files"
+    assert open_storage(by_proxy).describe_contents() == "no list of files"
 
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://b/x", "gcs"), ("az://b/x", "azure"), ("hf://datasets/x/y", "hf")])

@@ -30,7 +30,7 @@ from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_client import S3Options
 
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
+FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 """Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
 
 
@@ -82,7 +82,7 @@ def test_names_and_sizes_are_those_of_the_folder(remote, bucket, numbers):
     assert open_storage(bucket.url).list() == ["train set"]
     assert storage.size("000000.tar") == local.size("000000.tar")
     assert storage.size("none.tar") is None
-    assert storage.what_is_there() == local.what_is_there()
+    assert storage.describe_contents() == local.describe_contents()
     assert storage.read("000000.tar") == local.read("000000.tar")
 
 

@@ -22,7 +22,7 @@ from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_client import S3Client, S3Options
 
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
+FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 """Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
 PART_BYTES = 20_000
 SHARDS = 6
@@ -195,7 +195,7 @@ def test_a_store_that_does_not_list_uploads_is_written_to_all_the_same(bucket, f
 )
 def test_a_conversion_to_a_bucket_writes_the_bytes_of_one_to_the_disk(bucket, source, tmp_path, options, monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MOST_PARTS", 3)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", 3)
     function = convert_splits if "splits" in options else convert
     function(source, tmp_path / "out", chosen(**options))
     function(source, f"{bucket.url}/some/out", chosen(**options))

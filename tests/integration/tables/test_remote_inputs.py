@@ -25,7 +25,7 @@ from wdsplit.tables.formats import opening, parquet
 from wdsplit.tables.read import open_inputs, read_rows
 from written_formats import WRITERS, arrow_bytes, numbered_table, tar_bytes
 
-FAST = {"first_delay_s": 0.01, "most_delay_s": 0.05, "timeout_s": 20, "deadline_s": 200}
+FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 20, "deadline_s": 200}
 PAGES = {"data_page_size": 20_000, "write_batch_size": 1}
 MAKERS = {**WRITERS, "a.tar": tar_bytes}
 

@@ -833,7 +833,7 @@ from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 
 if __name__ == "__main__":
     source, output, jobs, resume = sys.argv[1:]
-    wdsplit.conversion.shuffle.scatter._LEAST_BYTES, wdsplit.conversion.shuffle.steps._MOST_PARTS = 20_000, 3
+    wdsplit.conversion.shuffle.scatter._LEAST_BYTES, wdsplit.conversion.shuffle.steps._MAX_PARTS = 20_000, 3
     options = ConvertOptions(
         PlanOptions(shards=9, group_by="label", shuffle=True), where="label != 77", splits={"train": 0.6, "val": 0.4},
         jobs=int(jobs), memory=2**20, resume=resume == "resume"

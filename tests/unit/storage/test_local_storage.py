@@ -342,7 +342,7 @@ def test_what_is_there_tells_a_file_from_an_empty_folder_and_from_nothing(tmp_pa
     (tmp_path / "file").write_bytes(b"")
     for number in range(7):
         (tmp_path / f"{number}.txt").write_bytes(b"")
-    told = {name: LocalStorage(str(tmp_path / name)).what_is_there() for name in ("", "empty", "file", "nothing")}
+    told = {name: LocalStorage(str(tmp_path / name)).describe_contents() for name in ("", "empty", "file", "nothing")}
     assert told == {
         "": "0.txt, 1.txt, 2.txt, 3.txt, 4.txt",
         "empty": "an empty folder",

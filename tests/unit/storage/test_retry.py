@@ -19,7 +19,7 @@ from wdsplit.storage.fsspec_storage import FsspecStorage
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.retry import Retries, RetryOptions, is_unknown_host
 
-TIMES = {"first_delay_s": 0.02, "most_delay_s": 0.1, "timeout_s": 1}
+TIMES = {"first_delay_s": 0.02, "max_delay_s": 0.1, "timeout_s": 1}
 KEYS = {"key": "k" * 20, "secret": "s" * 40, "region": "eu-x"}
 
 
@@ -175,7 +175,7 @@ def test_a_name_server_that_does_not_answer_is_no_answer():
 # Numbers
 
 
-@pytest.mark.parametrize("name", ["deadline_s", "first_delay_s", "most_delay_s", "timeout_s"])
+@pytest.mark.parametrize("name", ["deadline_s", "first_delay_s", "max_delay_s", "timeout_s"])
 @pytest.mark.parametrize("value", ["5", None, math.nan, True, [1], {}, Decimal(1), 1j, b"1"], ids=repr)
 def test_a_time_that_is_no_number_is_refused_by_name(name, value):
     with pytest.raises(InputError, match=name) as caught:
@@ -186,7 +186,7 @@ def test_a_time_that_is_no_number_is_refused_by_name(name, value):
 @pytest.mark.parametrize("make", [RetryOptions, lambda **times: FsspecStorage("memory://x", times)])
 def test_only_the_deadline_may_be_infinite(make):
     make(deadline_s=math.inf)
-    for name in ("first_delay_s", "most_delay_s", "timeout_s"):
+    for name in ("first_delay_s", "max_delay_s", "timeout_s"):
         with pytest.raises(InputError, match=name):
             make(**{name: math.inf})
 
@@ -197,6 +197,6 @@ def test_numbers_of_all_kinds_are_times(number):
 
 
 def test_times_that_contradict_each_other_are_refused():
-    for times in ({"deadline_s": 0}, {"timeout_s": -1}, {"first_delay_s": 2, "most_delay_s": 1}, {"first_delay_s": 0}):
+    for times in ({"deadline_s": 0}, {"timeout_s": -1}, {"first_delay_s": 2, "max_delay_s": 1}, {"first_delay_s": 0}):
         with pytest.raises(InputError, match="no times"):
             RetryOptions(**times)

@@ -108,7 +108,7 @@ class Plan:
         return self.num_rows - self.num_samples
 
     @cached_property
-    def most_samples(self) -> int:
+    def max_samples(self) -> int:
         """Samples of the largest shard, which has no pads."""
         if self.bounds:
             return max(stop - first for first, stop in pairwise(self.bounds))
@@ -117,7 +117,7 @@ class Plan:
     @property
     def num_pads(self) -> int:
         """Pads that will be written."""
-        return self.most_samples * self.num_shards - self.num_samples if self.options.pad == "repeat" else 0
+        return self.max_samples * self.num_shards - self.num_samples if self.options.pad == "repeat" else 0
 
     def rows(self, shard: int) -> tuple[int, int]:
         """Return the place of a shard's first row and the place after its last; the first shards have one more.
@@ -133,7 +133,7 @@ class Plan:
     def num_pads_of(self, shard: int) -> int:
         """Return how many pads a shard has."""
         first, stop = self.rows(shard)
-        return self.most_samples - (stop - first) if self.options.pad == "repeat" else 0
+        return self.max_samples - (stop - first) if self.options.pad == "repeat" else 0
 
     def pads(self, shard: int) -> list[tuple[int, int]]:
         """Return the rows that a shard repeats as its pads, as ranges of places: its own from the first on, if any."""
@@ -152,7 +152,7 @@ class Plan:
             "rows": self.num_rows,
             "input_rows": self.table.total_rows,
             "shards": self.num_shards,
-            "samples_per_shard": self.most_samples,
+            "samples_per_shard": self.max_samples,
             "pads": self.num_pads,
             "dropped": self.num_dropped,
             "lanes": self.lanes,

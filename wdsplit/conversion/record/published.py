@@ -64,7 +64,7 @@ class Published(Mapping[int, Shard]):
         """Return all shards of the plan, as the manifest has them; they must be there."""
         plan = self._plan
         firsts, stops = np.array([plan.rows(number) for number in range(plan.num_shards)], np.int64).T
-        pads = plan.most_samples - (stops - firsts) if plan.options.pad == "repeat" else np.zeros_like(firsts)
+        pads = plan.max_samples - (stops - firsts) if plan.options.pad == "repeat" else np.zeros_like(firsts)
         columns = {
             "path": pa.array([shard_path(number) for number in range(plan.num_shards)]),
             "num_samples": stops - firsts + pads,

@@ -61,11 +61,11 @@ class SpilledRows:
             return
         runs = self._runs(first, stop)
         row_bytes = max(1, sum(run.num_bytes for run in runs) // max(1, sum(run.num_rows for run in runs)))
-        most_rows = max(1, self._held_bytes // row_bytes)
+        max_rows = max(1, self._held_bytes // row_bytes)
         batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._held_bytes, BATCH_BYTES) // row_bytes))
-        for begin, end in self._stretches(first, stop, most_rows):
+        for begin, end in self._stretches(first, stop, max_rows):
             place = begin
-            for rows in self._stretch(begin, end, most_rows):
+            for rows in self._stretch(begin, end, max_rows):
                 wanted = rows.slice(min(len(rows), max(0, first - place)), max(0, min(len(rows), stop - place)))
                 place += len(rows)
                 for low in range(0, len(wanted), batch_rows):
@@ -74,25 +74,25 @@ class SpilledRows:
                     return
             self._check_count(place - begin, begin, end)
 
-    def _stretch(self, begin: int, end: int, most_rows: int) -> Iterator[Rows]:
+    def _stretch(self, begin: int, end: int, max_rows: int) -> Iterator[Rows]:
         """Give the rows of a stretch; one group of more rows than may be held comes run by run, which is its order."""
-        if end - begin <= most_rows:
+        if end - begin <= max_rows:
             yield self._gather(begin, end)
             return
         for run in self._runs(begin, end):
             for part in self._parts_of(run, begin, end):
                 yield self._rows(pa.Table.from_batches([part]), part.column(NUMBER).to_numpy())
 
-    def _stretches(self, first: int, stop: int, most_rows: int) -> Iterator[tuple[int, int]]:
+    def _stretches(self, first: int, stop: int, max_rows: int) -> Iterator[tuple[int, int]]:
         """Cut places into stretches of as many rows as may be held; groups stay whole, also at both ends."""
         if self._starts is None:
-            for begin in range(first, stop, most_rows):
-                yield begin, min(stop, begin + most_rows)
+            for begin in range(first, stop, max_rows):
+                yield begin, min(stop, begin + max_rows)
             return
         low = int(np.searchsorted(self._starts, first, side="right")) - 1
         while self._starts[low] < stop:
             begin = int(self._starts[low])
-            fits = int(np.searchsorted(self._starts, begin + most_rows, side="right")) - 1
+            fits = int(np.searchsorted(self._starts, begin + max_rows, side="right")) - 1
             needed = int(np.searchsorted(self._starts, stop))
             low = max(low + 1, min(fits, needed))
             yield begin, int(self._starts[low])

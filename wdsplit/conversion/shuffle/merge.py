@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from wdsplit.conversion.shuffle.runs import SpilledRun, SpilledRuns, buckets_between, listed_runs, opened_run, parts_of
 from wdsplit.conversion.shuffle.steps import MergeTask, SpillJob, Steps
-from wdsplit.engines.local import end_if_told
+from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 
@@ -28,7 +28,7 @@ def merge(job: SpillJob, task: MergeTask, guard: Callable[[], None] | None = Non
         return buckets_between(storage, run, opened_run(storage, run), task.region, task.region)
 
     for part in parts_of(storage, chunk_runs(storage, job.steps, task.chunk), part_of):
-        end_if_told()
+        raise_if_cancelled()
         merged.append(pa.Table.from_batches([part]), part.nbytes)
         num_rows += len(part)
     merged.end()

@@ -16,7 +16,7 @@ import pyarrow as pa
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.runs import NUMBER, PLACE, SpilledRuns
 from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, SpillJob
-from wdsplit.engines.local import end_if_told
+from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.order.epoch import Int64
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.storage.opening import open_storage
@@ -32,7 +32,7 @@ _COPIES = 6
 """How often a task holds its rows at the most: as read, sorted, encoded, laid out and written."""
 _FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
 """What a file of the input, and a row group of it, take in a plan, about."""
-_LEAST_BYTES, _MOST_BYTES = 8 * 1024**2, 1024**3
+_LEAST_BYTES, _MAX_BYTES = 8 * 1024**2, 1024**3
 BATCH_BYTES = 16 * 1024**2
 """What is held at a time of rows that stay in their order, or that are handed on."""
 
@@ -40,7 +40,7 @@ BATCH_BYTES = 16 * 1024**2
 def task_bytes(memory_bytes: int, jobs: int) -> int:
     """Return how many bytes of rows a task may hold so that all jobs together keep to a memory bound."""
     free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
-    return min(_MOST_BYTES, max(_LEAST_BYTES, free))
+    return min(_MAX_BYTES, max(_LEAST_BYTES, free))
 
 
 def task_memory(plan: Plan, held_bytes: int) -> int:
@@ -74,7 +74,7 @@ def scatter(job: SpillJob, task: ScatterTask, guard: Callable[[], None] | None =
     runs = SpilledRuns(storage, job, task.name, job.steps.scattered_rows, guard)
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
-        end_if_told()
+        raise_if_cancelled()
         arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
         table = pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
         runs.append(table, rows.nbytes + len(rows) * ROW_BYTES)

@@ -44,7 +44,7 @@ _PLACES_NAME = f"{SPILL_FOLDER}/places.json"
 ROW_BYTES = 64
 """What a row takes besides its columns: its place, its number, and their sorting."""
 _BUCKETS_PER_TASK = 4
-_MOST_PARTS = 256
+_MAX_PARTS = 256
 """How many tasks are scattered once, at the most: about where the parts cost more than reading all rows once more."""
 
 
@@ -184,7 +184,7 @@ def write_cuts(storage: Storage, plan: Plan, held_bytes: int) -> Cuts:
     places = _places(plan, held_bytes)
     row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
     bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
-    prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MOST_PARTS]))[:8]}"
+    prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MAX_PARTS]))[:8]}"
     steps = cut_into_steps(prefix, plan.num_rows, len(places) - 1, bucket_rows)
     for path, note in ((_PLACES_NAME, {"places": places}), (_STEPS_NAME, dataclasses.asdict(steps))):
         with storage.publish(path) as file:
@@ -201,7 +201,7 @@ def cut_into_steps(prefix: str, num_rows: int, num_tasks: int, bucket_rows: int)
         num_tasks: Tasks that scatter.
         bucket_rows: Places of a bucket.
     """
-    parts = 1 if num_tasks <= _MOST_PARTS else math.isqrt(num_tasks - 1) + 1
+    parts = 1 if num_tasks <= _MAX_PARTS else math.isqrt(num_tasks - 1) + 1
     region_rows = -(-num_rows // parts)
     return Steps(prefix, num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _READ_BYTES = 8 * 1024**2
-_FIRST_DELAY_S, _MOST_DELAY_S = 0.02, 0.2
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
 
 _told: dict[tuple[str, str], object] = {}
 """What this process has warned of: the cache's folder, and the kind of trouble."""
@@ -140,7 +140,7 @@ class ShardCache:
                     with part:
                         return self._downloaded(part, storage, shard, is_wanted)
             time.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MOST_DELAY_S)
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
         return None
 
     def _cached(self, path: Path, url: str, shard: Shard) -> OpenShard | None:

@@ -362,7 +362,7 @@ class CacheFolder:
                 "this is no cache",
                 place=str(self.path),
                 expected=f"a folder that is the cache_dir of some dataset: it holds a file {_MARKER}",
-                found=LocalStorage(str(self.path)).what_is_there(),
+                found=LocalStorage(str(self.path)).describe_contents(),
                 remedy="check the path",
             )
 

@@ -292,10 +292,10 @@ def open_shard(storage: Storage, shard: Shard) -> OpenShard:
             remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
             url=url,
         )
-    most_index_bytes = 2 * INDEX_ENTRY_BYTES * (shard.num_samples + 1)  # parse_index says what is right
+    max_index_bytes = 2 * INDEX_ENTRY_BYTES * (shard.num_samples + 1)  # parse_index says what is right
     try:
         offsets = parse_index(
-            storage.read(index_path(shard.path), most_index_bytes),
+            storage.read(index_path(shard.path), max_index_bytes),
             shard.num_samples,
             shard.num_bytes,
         )

@@ -33,7 +33,7 @@ no more of them, because their shards are all open meanwhile."""
 _LARGE_WINDOW_BYTES = 1024**2
 """Windows that are fetched are parsed one by one from this size on, each as soon as it has come."""
 
-_MOST_PLANS = 256
+_MAX_PLANS = 256
 """So many lists of positions are planned ahead at most: what lies on a disk is not fetched, which could bound it."""
 _LEAST_PLANNED_BYTES = 32 * 1024
 """What a window counts for at least when it is planned: planning takes memory too."""
@@ -68,8 +68,8 @@ def read_planned(reader: Planning[Plan], lists: Iterable[Int64]) -> Iterator[Blo
             reader.fetch()
         if not plans:
             return
-        if ahead is not None and ahead.has_room and len(plans) <= _MOST_PLANS * 3 // 4:
-            while len(plans) < _MOST_PLANS and not ahead.is_full and (following := next(lists, None)) is not None:
+        if ahead is not None and ahead.has_room and len(plans) <= _MAX_PLANS * 3 // 4:
+            while len(plans) < _MAX_PLANS and not ahead.is_full and (following := next(lists, None)) is not None:
                 plans.append(reader.plan(following))
             reader.fetch()
         yield reader.carry_out(plans.popleft())

@@ -29,7 +29,7 @@ from wdsplit.urls import shown_url
 
 __all__ = ["Access", "AnySource", "BlockReader", "Source"]
 
-_LEAST_AT_ONCE, _MOST_AT_ONCE = 1024, 65_536
+_LEAST_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
 _LEAST_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 """Fewer samples at once where their windows are held in memory: the sooner those are free for what is to come."""
@@ -255,7 +255,7 @@ class Source:
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
         is_streamed = self.is_ahead and self.access.cache is None
         least, num_bytes = (_LEAST_FETCHED, _BYTES_FETCHED) if is_streamed else (_LEAST_AT_ONCE, _BYTES_AT_ONCE)
-        return max(least, min(_MOST_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
+        return max(least, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""

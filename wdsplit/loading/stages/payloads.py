@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 _PICKLES = frozenset({"pickle", "pkl", "pth", "pyd"})
 _STACKED_KINDS = "biufc"
 _PIECE_BYTES = 64 * 1024
-_MOST_HEADER_BYTES = 10_000
+_MAX_HEADER_BYTES = 10_000
 _NPY_LENGTHS = {b"\x01": 10, b"\x02": 12, b"\x03": 12}
 """Where the text of an npy header begins, by version; its length stands from byte 8 up to there."""
 
@@ -144,10 +144,10 @@ def _npy_header(data: bytes) -> bytes:
             "an npy does not begin as one", expected=r"\x93NUMPY and a version", found=repr(data[:8])
         )
     length = int.from_bytes(data[8:begin], "little")
-    if length > _MOST_HEADER_BYTES or len(data) < begin + length:
+    if length > _MAX_HEADER_BYTES or len(data) < begin + length:
         raise CorruptDataError(
             "an npy's header cannot be",
-            expected=f"at most {_MOST_HEADER_BYTES} bytes, all of them there",
+            expected=f"at most {_MAX_HEADER_BYTES} bytes, all of them there",
             found=f"a header of {length} bytes in a field of {len(data)}",
         )
     return data[: begin + length]

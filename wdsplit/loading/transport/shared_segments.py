@@ -89,10 +89,10 @@ class Ring:
         self._held: deque[tuple[int, int]] = deque()
         self._free = list(reversed(range(len(self._slots))))
 
-    def has_room(self, num_bytes: int, most_bytes: int) -> bool:
+    def has_room(self, num_bytes: int, max_bytes: int) -> bool:
         """Tell whether a parcel may be placed so that all under way hold at most some bytes; one always may."""
         held = sum(size for _, size in self._held)
-        return not self._held or (bool(self._free) and held + num_bytes <= most_bytes)
+        return not self._held or (bool(self._free) and held + num_bytes <= max_bytes)
 
     def release(self) -> None:
         """Take note that the oldest parcel was copied. Its segment is the next to be used, so that few are."""

@@ -94,9 +94,9 @@ def _work(parts: Iterator[Any], queue: _Queue) -> None:
 class _Queue:
     """Parts that were made and not taken yet."""
 
-    def __init__(self, most_parts: int, most_bytes: int) -> None:
-        self._most_parts = most_parts
-        self._most_bytes = most_bytes
+    def __init__(self, max_parts: int, max_bytes: int) -> None:
+        self._max_parts = max_parts
+        self._max_bytes = max_bytes
         self._changed = threading.Condition()
         self._parts: deque[tuple[Any, int]] = deque()
         self._num_bytes = 0
@@ -118,7 +118,7 @@ class _Queue:
     def _has_room(self, size: int) -> bool:
         if not self._parts:
             return True
-        return len(self._parts) < self._most_parts and self._num_bytes + size <= self._most_bytes
+        return len(self._parts) < self._max_parts and self._num_bytes + size <= self._max_bytes
 
     def take(self) -> Any:
         """Return the oldest part, as soon as there is one."""

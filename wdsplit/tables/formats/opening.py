@@ -14,7 +14,7 @@ from typing import IO
 import pyarrow as pa
 import xxhash
 
-from wdsplit.engines.local import end_if_told, in_order
+from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.storage.opening import open_object
 from wdsplit.tables.table import Remote
 
@@ -157,7 +157,7 @@ def copied(remote: Remote) -> IO[bytes]:
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     with RemoteInput(remote) as source:
         while data := source.read(AHEAD_BYTES):
-            end_if_told()
+            raise_if_cancelled()
             copy.write(data)
     copy.flush()
     return copy

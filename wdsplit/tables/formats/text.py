@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import xxhash
 
-from wdsplit.engines.local import end_if_told
+from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.errors import InputError
 from wdsplit.tables.formats.common import open_unchanged, stat_of
 from wdsplit.tables.formats.opening import AHEAD_BYTES, open_input
@@ -114,7 +114,7 @@ class TextReader:
             self._digest.update(_BOM[:begin])
             rest = b""
             while not is_last:
-                end_if_told()
+                raise_if_cancelled()
                 wanted = max(BLOCK_BYTES, len(rest))
                 new = file.read(wanted)
                 self._digest.update(new)
