@@ -172,9 +172,9 @@ def test_types_are_common_to_all_files(tmp_path, block_bytes):
 @pytest.mark.parametrize(
     "data, cause, line",
     [
-        ('{"a": 1}\n{"a": "x"}\n', "a line cannot be read", 2),
-        ('{"a": 1}\n\n{"a": {"b": 1}}\n', "a line cannot be read", 3),
-        ('{"a": 1}\n{"a": \n', "a line cannot be read", 2),
+        ('{"a": 1}\n{"a": "x"}\n', "a line cannot be read|of two types", 2),
+        ('{"a": 1}\n\n{"a": {"b": 1}}\n', "a line cannot be read|of two types", 3),
+        ('{"a": 1}\n{"a": \n', "not of JSON lines", 2),
         ('{"a": 1}\n{"a": 1, "a": 2}\n', "a line cannot be read", 2),
         ('{"a": 1}\n{"a": "\\ud800"}\n', "a line cannot be read", 2),
         (b'{"a": 1}\n{"a": "\xff"}\n', "not UTF-8", 2),
@@ -182,8 +182,8 @@ def test_types_are_common_to_all_files(tmp_path, block_bytes):
         ('{"a": 1}\n  null  \n', "not of JSON lines", 2),
         ('{"a": 1} null\n', "not of JSON lines", 1),
         ('{"a": 1}null{"a": 1}\n', "not of JSON lines", 1),
-        ('{"a": 1}\n[1]\n', "a line cannot be read", 2),
-        ('{"a": 1}\n5\n', "a line cannot be read", 2),
+        ('{"a": 1}\n[1]\n', "not of JSON lines", 2),
+        ('{"a": 1}\n5\n', "not of JSON lines", 2),
         ('{"a": 1} {"a": 2}\n', "not of JSON lines", 1),
         ('[{"a": 1}]\n', "not of JSON lines", 1),
         ('[\n  {"a": 1}\n]\n', "not of JSON lines", 1),

@@ -7,8 +7,8 @@ of numbers or booleans, and an empty string in one of text.
 
 from __future__ import annotations
 
-import csv
-import io
+import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -16,11 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.common import changed, matching_groups, sliced
-from wdsplit.tables.formats.numbers import are_exact
+from wdsplit.tables.formats.common import matching_groups
 from wdsplit.tables.formats.opening import open_input
-from wdsplit.tables.formats.quotes import row_end
-from wdsplit.tables.formats.text import Block, TextReader, read_blocks
+from wdsplit.tables.formats.text import BOM, Block, TextReader, read_blocks
+from wdsplit.tables.formats.text_types import TwoTypesError, all_true, inexact, integer_field, joined_fields
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
@@ -28,40 +27,33 @@ __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "re
 TYPED = False
 WHAT = "CSV"
 
-_INTEGER = r"^(?:-?[1-9][0-9]{0,18}|0)$"
-_NUMBER = r"^-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
-_WHOLE = "^[-0-9]+$"
-_NO_NUMBER = r"^(?i:nan|[-+]?inf(?:inity)?)$"
-_TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
+_NUMBER = (
+    r"^(?:0|-?[1-9][0-9]{0,17}"  # an integer that is certainly one of 64 bits
+    r"|-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][-+]?[0-9]+|(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+(?:[eE][-+]?[0-9]+)?)"
+    r"|(?i:nan|[-+]?inf(?:inity)?))$"
+)
+_TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]
 _HEAD_ROWS = 64
-_KINDS = b"kinds"
-"""Names, in the metadata of a field, the types that all values allow."""
-
-_TYPES = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the file once: find its blocks, count their rows, and find the types that the values allow."""
     delimiter = _delimiter(path)
-    reader = TextReader(path, lambda block, is_last: row_end(block, delimiter, is_last), remote)
-    names: list[str] = []
-    kinds: dict[str, list[str] | None] = {}
+    reader = TextReader(path, lambda block, is_last: _row_end(block, delimiter, is_last), remote)
+    fields: dict[str, pa.Field] = {}
     for block in reader.blocks():
-        if not names:
-            names, size = _header(block, delimiter)
-            kinds = dict.fromkeys(names)
-            block = Block(path, block.data[size:], block.begin + size, block.line + block.data.count(b"\n", 0, size))
-        if not names:
+        if not fields:
+            names, end = _header(block, delimiter)
+            fields = {name: pa.field(name, pa.null()) for name in names}
+            block = block.after(end)
+        if not fields or not block.data.strip(b"\r\n"):
             continue
-        open_names = [name for name in names if kinds[name] != []] or names[:1]
-        try:
-            columns = _parse(block.data, delimiter, names, open_names)
-        except pa.ArrowInvalid as error:
-            raise _wrong_row(block, delimiter, len(names), error) from error
+        open_names = [name for name, field in fields.items() if field.type != pa.string()] or list(fields)[:1]
+        table = _texts(block, delimiter, list(fields), open_names)
         for name in open_names:
-            kinds[name] = _kinds(columns[name], kinds[name])
-        reader.add_group(block.begin, len(columns[open_names[0]]))
-    if not names:
+            fields[name] = _joined(fields[name], _found_field(name, table.column(name)))
+        reader.add_group(block, len(table))
+    if not fields:
         raise InputError(
             "an input has no header",
             place=path,
@@ -70,163 +62,225 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
             remedy="write the header, or leave the file out",
             url=path,
         )
-    return reader.input_file("csv"), pa.schema([_field(name, kinds[name]) for name in names])
+    return reader.input_file("csv"), pa.schema(list(fields.values()))
 
 
 def _delimiter(path: str) -> str:
     return "\t" if path.lower().endswith(".tsv") else ","
 
 
-# The header
+# Rows
+
+
+@functools.cache
+def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """Return what matches a row without its line end, and what matches up to 100 rows with theirs.
+
+    A quote opens a quoted part only where a field begins, as for Arrow's parser and Python's.
+    """
+    end = re.escape(delimiter).encode() + rb"\r\n"
+    plain = rb'[^"\r\n]*'
+    quoted = rb'(?<![^%s])"[^"]*(?:""[^"]*)*"(?=[%s]|\Z)' % (end, end)
+    inside = rb'(?<=[^%s])"' % end
+    row = rb"%s(?:(?:%s|%s)%s)*" % (plain, quoted, inside, plain)
+    return re.compile(row), re.compile(rb"(?:%s\r?\n){1,100}" % row)
+
+
+def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
+    """Return the place after the last line end that ends a row.
+
+    Raises:
+        InputError: A quote is where none can be, or does not end, or a carriage return has no newline after it.
+    """
+    data = block.data
+    if b'"' not in data and data.count(b"\r") == data.count(b"\r\n"):
+        return data.rfind(b"\n") + 1
+    row, rows = _patterns(delimiter)
+    end = 0
+    while match := rows.match(data, end):
+        end = match.end()
+    stop = _end_of(row, data, end)
+    if data[stop : stop + 1] == b'"':
+        _check_quoted(block, stop, is_last)
+    elif data[stop:] == b"\r" and not is_last:
+        pass  # its newline may follow
+    elif stop < len(data):
+        raise block.error(
+            stop,
+            "a carriage return stands alone",
+            expected="rows that end with a newline, or with both",
+            found="a carriage return without a newline",
+            remedy="convert the line ends, as with `tr '\\r' '\\n'`, or quote the field",
+        )
+    return end
+
+
+def _end_of(pattern: re.Pattern[bytes], data: bytes, place: int) -> int:
+    match = pattern.match(data, place)
+    return match.end() if match else place
+
+
+def _check_quoted(block: Block, place: int, is_last: bool) -> None:
+    """Refuse a quoted field that begins at a byte of the block, unless its end may be in the next."""
+    data = block.data
+    end = _end_of(re.compile(rb'"[^"]*(?:""[^"]*)*'), data, place)
+    if end < len(data):
+        raise block.error(
+            end,
+            "text follows a closing quote",
+            expected="a delimiter or the end of the row",
+            found=repr(data[max(0, end - 20) : end + 20].decode("utf-8", "replace")),
+            remedy='double the quotes inside quoted fields: "say ""hi"""',
+        )
+    if is_last:
+        raise block.error(
+            place,
+            "a quoted field has no end",
+            expected="a closing quote",
+            found="the end of the file",
+            remedy="close the quote, or double it if it is part of the text and the field is quoted",
+        )
+
+
+def _rows(data: bytes, delimiter: str) -> Iterator[tuple[int, int]]:
+    """Give where the rows of whole rows begin and end, without their line ends; empty lines are no rows."""
+    row, _ = _patterns(delimiter)
+    begin = 0
+    while begin < len(data):
+        end = _end_of(row, data, begin)
+        if end > begin:
+            yield begin, end
+        begin = end + (2 if data[end : end + 1] == b"\r" else 1)
 
 
 def _header(block: Block, delimiter: str) -> tuple[list[str], int]:
-    """Return the names in the first row that is not empty, and where the row ends; no names if there is no row."""
-    lines = io.BytesIO(block.data)
-    names: list[str] = []
-    try:
-        for row in csv.reader((line.decode() for line in lines), delimiter=delimiter, strict=True):
-            if row:
-                names = row
-                break
-    except csv.Error as error:
-        raise _bad_header(block, str(error)) from error
+    """Return the names in the first row, and where the row ends; no names if there is no row.
+
+    Raises:
+        InputError: A column has no name, or two have the same.
+    """
+    begin, end = next(_rows(block.data, delimiter), (0, 0))
+    if not end:
+        return [], 0
+    options = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    source = pa.BufferReader(block.data[begin:end] + b"\n")
+    names = pyarrow.csv.read_csv(source, pyarrow.csv.ReadOptions(block_size=end + 2), options).column_names
     empty = [str(number) for number, name in enumerate(names, 1) if not name]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    found, remedy = "", "correct the first row"
     if empty:
-        raise _bad_header(
-            block, f"no name in column {', '.join(empty[:5])}", "pandas leaves out an index with index=False"
-        )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise _bad_header(block, f"{', '.join(map(repr, twice[:5]))} more than once")
-    return names, lines.tell()
-
-
-def _bad_header(block: Block, found: str, remedy: str = "") -> InputError:
-    return block.error(
-        "a header does not name the columns",
-        0,
-        expected="a name for each column, each once",
-        found=found,
-        remedy="; ".join(filter(None, ["correct the first row", remedy])),
-    )
-
-
-def _wrong_row(block: Block, delimiter: str, num_columns: int, error: Exception) -> InputError:
-    """Return the error for the first row that has another number of columns."""
-    reader = csv.reader(io.StringIO(block.data.decode(), newline=""), delimiter=delimiter)
-    cause, remedy = "a row cannot be read", "correct the row"
-    try:
-        line = block.line
-        for row in reader:
-            if row and len(row) != num_columns:
-                place = f"{block.path}, line {line}"
-                return InputError(
-                    "a row has another number of columns",
-                    place,
-                    expected=f"{num_columns} columns, as the header has them",
-                    found=f"{len(row)}",
-                    remedy="correct the row; quote what holds a delimiter or a line end",
-                    url=block.path,
-                )
-            line = block.line + reader.line_num
-    except csv.Error:
-        pass
-    return block.error(cause, None, expected=f"{num_columns} columns", found=str(error).splitlines()[0], remedy=remedy)
+        found = f"no name in column {', '.join(empty[:5])}"
+        remedy += "; pandas leaves out an index with index=False"
+    elif duplicates:
+        found = f"{', '.join(map(repr, duplicates[:5]))} more than once"
+    if found:
+        expected = "a name for each column, each once"
+        raise block.error(begin, "a header does not name the columns", expected, found, remedy)
+    return names, end
 
 
 # Values and their types
 
 
-def _parse(data: bytes, delimiter: str, names: list[str], wanted: Sequence[str]) -> dict[str, pa.Array]:
-    """Return some columns of a block as strings, as they stand in it; empty lines are no rows."""
-    if not data.strip(b"\r\n"):
-        return {name: pa.array([], pa.string()) for name in wanted}
-    table = pyarrow.csv.read_csv(
+def _parse(
+    data: bytes, delimiter: str, names: list[str], schema: pa.Schema, wrong: list[pyarrow.csv.InvalidRow]
+) -> pa.Table:
+    """Parse some columns of whole rows; the first row with another number of columns goes to `wrong`."""
+
+    def refuse(row: pyarrow.csv.InvalidRow) -> str:
+        wrong.append(row)
+        return "error"
+
+    return pyarrow.csv.read_csv(
         pa.BufferReader(data),
         pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-        pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse),
         pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()),
-            include_columns=list(wanted),
+            column_types=schema,
+            include_columns=schema.names,
+            null_values=[""],
             strings_can_be_null=False,
+            true_values=_TRUE,
+            false_values=_FALSE,
         ),
     )
-    return {name: pa.concat_arrays(table.column(name).chunks) for name in wanted}
 
 
-def _kinds(values: pa.Array, kinds: list[str] | None) -> list[str] | None:
-    """Return which of some types all values allow that are not empty; None for all types, if no value is there."""
+def _texts(block: Block, delimiter: str, names: list[str], columns: Sequence[str]) -> pa.Table:
+    """Return some columns of a block as strings, as they are written."""
+    wrong: list[pyarrow.csv.InvalidRow] = []
+    try:
+        return _parse(block.data, delimiter, names, pa.schema([(name, pa.string()) for name in columns]), wrong)
+    except pa.ArrowInvalid as error:
+        if not wrong:
+            raise
+        begins = [begin for begin, _ in _rows(block.data, delimiter)]
+        raise block.error(
+            begins[wrong[0].number - 1],
+            "a row has another number of columns",
+            expected=f"{len(names)} columns, as the header has them",
+            found=str(wrong[0].actual_columns),
+            remedy="correct the row; quote what holds a delimiter or a line end",
+        ) from error
+
+
+def _found_field(name: str, column: pa.ChunkedArray) -> pa.Field:
+    """Return the field of a column of strings: null if all are empty, else of the first type that allows all others."""
+    values = pa.concat_arrays(column.chunks)
     values = values.filter(pc.not_equal(values, ""))
     if not len(values):
-        return kinds
-    kinds = list(_TYPES) if kinds is None else kinds
-    return [kind for kind in kinds if _allow(kind, values.slice(0, _HEAD_ROWS)) and _allow(kind, values)]
-
-
-def _allow(kind: str, values: pa.Array) -> bool:
-    """Tell whether values, none of them empty, can be of a type without losing anything."""
-    if kind == "bool":
-        return _all(pc.is_in(values, pa.array([*_TRUE, *_FALSE])))
-    if kind == "int64":
-        if not _all(pc.match_substring_regex(values, _INTEGER)):
-            return False
-        try:
-            values.cast(pa.int64())
-        except pa.ArrowInvalid:
-            return False
-        return True
-    finite = pc.match_substring_regex(values, _NUMBER)
-    if not _all(finite):
-        if not _all(pc.or_(finite, pc.match_substring_regex(values, _NO_NUMBER))):
-            return False
-        values = values.filter(finite)
-    whole = values.filter(pc.match_substring_regex(values, _WHOLE))
-    return _allow("int64", whole) and bool(are_exact(values).all())
-
-
-def _all(mask: pa.Array) -> bool:
-    return bool(pc.all(mask, min_count=0).as_py())
-
-
-def _field(name: str, kinds: Sequence[str] | None) -> pa.Field:
-    """Return the field of a column, given the types that its values allow; None if there is no value."""
-    if kinds is None:
         return pa.field(name, pa.null())
-    kind = _TYPES[kinds[0]] if kinds else pa.string()
-    return pa.field(name, kind, metadata={_KINDS: " ".join(kinds)})
+    for kind in (pa.int64(), pa.float64(), pa.bool_()):
+        if _allows(kind, values.slice(0, _HEAD_ROWS)) and _allows(kind, values):
+            return integer_field(name, values.cast(kind)) if kind == pa.int64() else pa.field(name, kind)
+    return pa.field(name, pa.string())
+
+
+def _allows(kind: pa.DataType, values: pa.Array) -> bool:
+    """Tell whether values, none of them empty, can be of a type without losing anything."""
+    if kind == pa.bool_():
+        return all_true(pc.is_in(values, pa.array(_TRUE + _FALSE)))
+    if kind == pa.float64():
+        return all_true(pc.match_substring_regex(values, _NUMBER)) and not len(inexact(values))
+    try:
+        return bool(values.cast(kind).cast(pa.string()).equals(values))
+    except pa.ArrowInvalid:
+        return False
+
+
+def _joined(one: pa.Field, other: pa.Field) -> pa.Field:
+    """Return the field for the values of two: of strings, if no other type holds both."""
+    try:
+        return joined_fields(one, other)
+    except TwoTypesError:
+        return pa.field(one.name, pa.string())
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """Return the columns of all files, each of a type that all values allow; one of no values at all is text.
 
     Args:
-        schemas: Path to columns, as `open_file` tells them.
+        schemas: Path to columns, as `open_file` returns them.
 
     Raises:
         InputError: A file lacks a column that another has.
     """
-    first, names = next((path, schema.names) for path, schema in schemas.items())
+    first = next(iter(schemas))
+    fields = {field.name: field for field in schemas[first]}
     for path, schema in schemas.items():
-        if set(schema.names) != set(names):
-            odd = sorted(set(schema.names) ^ set(names))
+        odd = sorted({*schema.names} ^ {*fields})
+        if odd:
             raise InputError(
                 "two inputs differ in their columns",
                 place=path,
                 expected="the same columns in all inputs",
-                found="; ".join(f"column {name!r} is only in {first if name in names else path}" for name in odd),
+                found="; ".join(f"column {name!r} is only in {first if name in fields else path}" for name in odd),
                 remedy="correct the header, or convert the files as two datasets",
                 url=path,
             )
-    found: dict[str, list[str] | None] = {}
-    for schema in schemas.values():
-        for field in schema:
-            kinds = found.setdefault(field.name, None)
-            if field.metadata:
-                its_kinds = field.metadata[_KINDS].decode().split()
-                found[field.name] = [kind for kind in its_kinds if kinds is None or kind in kinds]
-    fields = [_field(name, kinds).remove_metadata() for name, kinds in found.items()]
-    return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in fields])
+        fields = {name: _joined(field, schema.field(name)) for name, field in fields.items()}
+    types = {name: pa.string() if pa.types.is_null(field.type) else field.type for name, field in fields.items()}
+    return pa.schema(types)
 
 
 def read_batches(
@@ -235,26 +289,7 @@ def read_batches(
     """Give the rows of some blocks, with the types of the whole input."""
     delimiter = _delimiter(file.path)
     with open_input(file.path, file.remote) as source:
-        header = Block(file.path, source.read(file.offsets[0]).removeprefix(b"\xef\xbb\xbf"))
-    names, _ = _header(header, delimiter)
-    wanted = [name for name in columns if name in names] or names[:1]
-    for group, data in read_blocks(file, groups):
-        texts = _parse(data, delimiter, names, wanted)
-        rows = len(texts[wanted[0]])
-        if rows != file.row_groups[group]:
-            raise changed(file, f"{rows} rows in the block at byte {file.offsets[group]}")
-        arrays = [
-            _typed(texts[name], schema.field(name).type) if name in texts else pa.nulls(rows, schema.field(name).type)
-            for name in columns
-        ]
-        yield from sliced(pa.RecordBatch.from_arrays(arrays, names=list(columns)))
-
-
-def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return strings as a column of a type; empty ones become nulls, if it is not one of text."""
-    if pa.types.is_string(kind):
-        return texts
-    filled = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
-    if pa.types.is_boolean(kind):
-        return pc.if_else(pc.is_valid(filled), pc.is_in(filled, pa.array(_TRUE)), pa.scalar(None, pa.bool_()))
-    return pa.nulls(len(texts)) if pa.types.is_null(kind) else filled.cast(kind)
+        header = source.read(file.offsets[0]).removeprefix(BOM)
+    names, _ = _header(Block(file.path, header), delimiter)
+    kinds = pa.schema([schema.field(name) for name in columns])
+    yield from read_blocks(file, groups, lambda data: _parse(data, delimiter, names, kinds, []))

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.common import changed, matching_groups, sliced
-from wdsplit.tables.formats.jsontypes import TwoTypesError, described, has_large_doubles, joined_types, reading_type
-from wdsplit.tables.formats.numbers import inexact_numbers, number_places
+from wdsplit.tables.formats.common import matching_groups
 from wdsplit.tables.formats.text import Block, TextReader, read_blocks
+from wdsplit.tables.formats.text_types import TwoTypesError, inexact, integer_field, is_exact, joined_fields
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "read_batches"]
@@ -26,104 +28,85 @@ __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "re
 TYPED = False
 WHAT = "JSON lines"
 
-_BLANK = b" \t\r\n"
-_ODD_NULL = re.compile(rb"null(?<![:,\[]null)(?<![:,\[] null)")
-"""A null that is perhaps no value of an object: Arrow's parser does not survive one that stands by itself."""
-_ROW = re.compile(r"(.*) in row ([0-9]+)$")
+_NO_FIELDS = pa.field("", pa.struct([]))
+_DIGITS = bytes.maketrans(b".123456789", b"0" * 10)
+_LONG_NUMBER = re.compile(rb"[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?")
+_SMALL_NUMBER = re.compile(rb"[0-9][0-9.]*[eE]-[0-9]{3,}")
+_NUMBER = r"^[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
 
 
 def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
     """Read the file once: find its blocks, count their rows, and find the types."""
-    reader = TextReader(path, lambda block, is_last: block.data.rfind(b"\n") + 1, remote)
-    common = pa.struct([])
+    reader = TextReader(path, lambda block, _: block.data.rfind(b"\n") + 1, remote)
+    found = _NO_FIELDS
     for block in reader.blocks():
-        if not block.data.strip(_BLANK):
-            continue
-        _check_lines(block, is_first=not len(reader))
-        found, num_rows = _types(block)
         try:
-            common = joined_types("", common, found)
-        except TwoTypesError as error:
-            raise _two_types_here(block, common, error) from error
-        reader.add_group(block.begin, num_rows)
-    return reader.input_file("jsonl"), pa.schema([common.field(i) for i in range(common.num_fields)])
+            after, num_rows = _joined_types(found, block.data)
+        except (pa.ArrowException, ValueError) as error:
+            raise _first_error(found, block, error) from error
+        found = after
+        reader.add_group(block, num_rows)
+    return reader.input_file("jsonl"), pa.schema(list(found.type))
 
 
-# Lines
+def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
+    """Return the error for the first line of a block that cannot be read, or does not go with the types before it."""
+    data = block.data
+    line_ends = [*(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1).tolist(), len(data)]
+    errors: dict[int, Exception] = {}
+
+    def fails(line: int) -> bool:
+        try:
+            _joined_types(found, data[: line_ends[line]])
+        except (pa.ArrowException, ValueError) as its_error:
+            errors[line] = its_error
+        return line in errors
+
+    line = bisect_left(range(len(line_ends) - 1), True, key=fails)
+    error = errors.get(line, error)
+    if isinstance(error, TwoTypesError):
+        error = _two_types(error, "lines")
+    if not isinstance(error, InputError):
+        text = str(error).splitlines()[0].removeprefix("JSON parse error: ")
+        error = InputError(
+            "a line cannot be read",
+            expected="an object, with values of the kind that the lines before have",
+            found=re.sub(" in row [0-9]+$", "", text),
+            remedy="correct the line; what varies in kind can be written as a string",
+        )
+    place = line_ends[line - 1] if line else 0
+    return block.error(place, error.cause, error.expected, error.found, error.remedy)
 
 
-def _check_lines(block: Block, is_first: bool) -> None:
-    """Refuse what is not lines of objects, as far as Arrow's parser would not.
+def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
+    """Return the types of lines, joined with those found before, and the number of the lines that are not blank.
 
     Raises:
-        InputError: The file is one array or one object over several lines, or a null stands by itself.
+        InputError: A line holds no object, or a number would lose digits; it names no place.
+        TwoTypesError, pa.ArrowException: The values are of two kinds, or cannot be read.
     """
-    if is_first:
-        begin = len(block.data) - len(block.data.lstrip(_BLANK))
-        if block.data[begin : begin + 1] == b"[" or block.data[begin:].split(b"\n", 1)[0].strip(_BLANK) == b"{":
-            raise _no_lines(block, begin, repr(block.data[begin : begin + 30].decode("utf-8", "replace")))
-    for match in _ODD_NULL.finditer(block.data):
-        begin = block.data.rfind(b"\n", 0, match.start()) + 1
-        _check_line(block, begin)
+    lines = [line for line in map(bytes.strip, data.split(b"\n")) if line]
+    if not lines:
+        return found, 0
+    # Arrow's parser crashes on a null that is no value of an object, so that lines are looked at before.
+    odd = next((line for line in lines if line[0] != ord("{") or line[-1] != ord("}")), None)
+    if odd is not None:
+        raise _no_object(repr(odd[:30].decode("utf-8", "replace")))
+    table = _parse(data, None)
+    if len(table) != len(lines):
+        raise _no_object(f"{len(table)} values in {len(lines)} lines")
+    columns = {name: table.column(name).chunk(0) for name in table.column_names}
+    _check_numbers(data, columns)
+    return joined_fields(found, pa.field("", pa.struct([_field(*column) for column in columns.items()]))), len(table)
 
 
-def _no_lines(block: Block, place: int, found: str) -> InputError:
-    return block.error(
+def _no_object(found: str) -> InputError:
+    return InputError(
         "an input is not of JSON lines",
-        place,
         expected='an object a line, as in {"text": "a cat", "label": 3}',
         found=found,
         remedy="write a line for each object, as with `jq -c '.[]'` for an array of objects",
     )
-
-
-def _check_line(block: Block, begin: int) -> Any:
-    """Return what the line that begins at a byte of the block holds, which must be one object."""
-    line = block.data[begin:].split(b"\n", 1)[0]
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _no_lines(block, begin, str(error) or "a value nested too deeply") from error
-    if not isinstance(value, dict):
-        raise _no_lines(block, begin, f"a line that holds {type(value).__name__}")
-    return value
-
-
-def _line_places(data: bytes) -> list[int]:
-    """Return where the lines begin that are not blank."""
-    places, place = [], 0
-    for line in data.split(b"\n"):
-        if line.strip(_BLANK):
-            places.append(place)
-        place += len(line) + 1
-    return places
-
-
-def _num_lines(data: bytes) -> int:
-    """Count the lines that are not blank."""
-    if data[0] in _BLANK or any(b"\n" + bytes([blank]) in data for blank in _BLANK):
-        return len(_line_places(data))
-    return data.count(b"\n") + (not data.endswith(b"\n"))
-
-
-# Types
-
-
-def _types(block: Block) -> tuple[pa.StructType, int]:
-    """Return the types in a block, and the number of its rows.
-
-    Raises:
-        InputError: A line holds no object, or a value cannot be read.
-    """
-    try:
-        table = _parse(block.data, None)
-    except (pa.ArrowException, ValueError) as error:
-        raise _bad_line(block, error) from error
-    if len(table) != _num_lines(block.data):
-        for place in _line_places(block.data):
-            _check_line(block, place)
-        raise _no_lines(block, 0, f"{len(table)} objects in {_num_lines(block.data)} lines")
-    return _checked_fields(block, table), len(table)
 
 
 def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
@@ -136,136 +119,130 @@ def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
     )
 
 
-def _bad_line(block: Block, error: Exception) -> InputError:
-    """Return the error for the line that Arrow's parser did not take."""
-    text = str(error).splitlines()[0].removeprefix("JSON parse error: ")
-    match = _ROW.match(text)
-    places = _line_places(block.data)
-    if match is None or int(match[2]) >= len(places):
-        for place in places:
-            try:
-                _check_line(block, place)
-            except InputError as found:
-                return found
-        return block.error("a line cannot be read", None, "an object a line", text, "correct the line")
-    return block.error(
-        "a line cannot be read",
-        places[int(match[2])],
-        expected="an object, with values of the kind that the lines before have",
-        found=match[1],
-        remedy="correct the line; what varies in kind can be written as a string",
-    )
+# Types
 
 
-def _two_types_here(block: Block, common: pa.StructType, error: TwoTypesError) -> InputError:
-    """Return the error for the first line of a block that does not go with what stands before the block."""
-    name = error.path.split("/")[1].removesuffix("[]")
-    try:
-        _parse(block.data, pa.schema([common.field(name)]))
-    except (pa.ArrowException, ValueError) as found:
-        if _ROW.match(str(found)):
-            return _bad_line(block, found)
-    return block.error(
-        f"the values of {error.path.lstrip('/')!r} are of two types",
-        None,
-        expected=f"{error.one}, as the lines before have it",
-        found=error.other,
-        remedy="write the values as strings, or as numbers of one kind",
-    )
+def _field(name: str, column: pa.Array) -> pa.Field:
+    """Return the field of a column as Arrow's parser makes it, but of strings where that has found timestamps."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_field(kind.field(i).name, column.field(i)) for i in range(kind.num_fields)])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_field("item", column.values))
+    elif pa.types.is_timestamp(kind):
+        kind = pa.string()
+    elif pa.types.is_integer(kind):
+        return integer_field(name, column)
+    return pa.field(name, kind)
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """Return the columns of all files, each of a type that holds all values.
 
     Args:
-        schemas: Path to columns, as `open_file` tells them.
+        schemas: Path to columns, as `open_file` returns them.
 
     Raises:
         InputError: There is no such type.
     """
-    common = pa.struct([])
+    common = _NO_FIELDS
     for path, schema in schemas.items():
         try:
-            common = joined_types("", common, pa.struct(list(schema)))
+            common = joined_fields(common, pa.field("", pa.struct(list(schema))))
         except TwoTypesError as error:
-            raise InputError(
-                f"the values of {error.path.lstrip('/')!r} are of two types",
-                place=path,
-                expected=f"{error.one}, as the files before have it",
-                found=error.other,
-                remedy="write the values as strings or as numbers of one kind, or convert the files as two datasets",
-                url=path,
-            ) from error
-    return pa.schema([pa.field(field.name, reading_type(field.type)) for field in common])
+            raise _two_types(error, "files", path) from error
+    return pa.schema([(field.name, _reading_type(field.type)) for field in common.type])
+
+
+def _two_types(error: TwoTypesError, what: str, path: str = "") -> InputError:
+    return InputError(
+        f"the values of {error.path.lstrip('/')!r} are of two types",
+        place=path,
+        expected=f"{error.one}, as the {what} before have it",
+        found=error.other,
+        remedy="write the values as strings or as numbers of one kind, or convert them as two datasets",
+        url=path,
+    )
+
+
+def _reading_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type as files are read by it, without metadata.
+
+    Lists of nothing but nulls are lists of strings: Arrow's parser makes arrays of them that are not valid.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _reading_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.string() if pa.types.is_null(kind.value_type) else _reading_type(kind.value_type))
+    return kind
 
 
 # Numbers
 
 
-def _checked_fields(block: Block, table: pa.Table) -> pa.StructType:
-    """Return the columns of a block, with strings for what Arrow takes for timestamps.
+def _check_numbers(data: bytes, columns: Mapping[str, pa.Array]) -> None:
+    """Refuse a number that its column of doubles does not hold with all its digits.
 
     Raises:
-        InputError: A number would lose digits.
+        InputError: There is one.
     """
-    columns = {name: _combined(table.column(name)) for name in table.column_names}
-    integers, others = inexact_numbers(block.data)
-    if others:
-        _refuse_numbers(block, lambda line: _find_literal(line, others), others)
-    if integers and any(has_large_doubles(column) for column in columns.values()):
-        _refuse_numbers(block, lambda line: _find_integer(json.loads(line), pa.struct(list(table.schema))), integers)
-    return pa.struct([described(name, column, bool(integers)) for name, column in columns.items()])
+    doubles = [leaf for column in columns.values() for leaf in _doubles(column)]
+    if not doubles:
+        return
+    suspects = _inexact_numbers(data)
+    if not any(pc.any(pc.greater_equal(pc.abs(leaf), 2**53)).as_py() for leaf in doubles):
+        suspects = {number for number in suspects if not number.isdigit()}  # no double was rounded from an integer
+    if not suspects:
+        return
+    schema = pa.struct([(name, column.type) for name, column in columns.items()])
+    for line in data.split(b"\n"):
+        tokens = _LONG_NUMBER.findall(line) + _SMALL_NUMBER.findall(line)
+        if not suspects.isdisjoint(tokens):
+            found = _inexact_value(json.loads(line, parse_int=_Number, parse_float=_Number), schema)
+            if found is not None:
+                raise InputError(
+                    "a number has more digits than can be kept",
+                    expected="integers of 64 bits, and other numbers with the digits that a double holds",
+                    found=found,
+                    remedy="write it as a string",
+                )
 
 
-def _combined(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column in one chunk."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+def _doubles(column: pa.Array) -> list[pa.Array]:
+    """Return the arrays of doubles in a column."""
+    if pa.types.is_struct(column.type):
+        return [leaf for i in range(column.type.num_fields) for leaf in _doubles(column.field(i))]
+    if pa.types.is_list(column.type):
+        return _doubles(column.values)
+    return [column] if pa.types.is_floating(column.type) else []
 
 
-def _refuse_numbers(block: Block, find: Callable[[bytes], str | None], numbers: set[bytes]) -> None:
-    """Look through the lines that hold some of the numbers; refuse the first in which one loses digits."""
-    data, end = block.data, -1
-    for place in number_places(data, numbers):
-        if place < end:
-            continue
-        begin = data.rfind(b"\n", 0, place) + 1
-        end = data.find(b"\n", begin) % (len(data) + 1)
-        found = find(data[begin:end])
-        if found is not None:
-            raise block.error(
-                "a number has more digits than can be kept",
-                begin,
-                expected="integers of 64 bits, and other numbers with the digits that a double holds",
-                found=found,
-                remedy="write it as a string",
-            )
+def _inexact_numbers(data: bytes) -> set[bytes]:
+    """Return the numbers that no double holds, without signs; some of them may be parts of strings."""
+    tokens: list[bytes] = []
+    if b"0" * 16 in data.translate(_DIGITS):
+        tokens += _LONG_NUMBER.findall(data)
+    if b"e-" in data or b"E-" in data:
+        tokens += _SMALL_NUMBER.findall(data)
+    numbers = pa.array(tokens, pa.binary()).cast(pa.string())
+    numbers = inexact(numbers.filter(pc.match_substring_regex(numbers, _NUMBER)))
+    return {number.encode() for number in numbers.to_pylist()}
 
 
-def _find_literal(line: bytes, numbers: set[bytes]) -> str | None:
-    """Return the first of some numbers that a line holds outside of strings."""
-    found: list[str] = []
-
-    def look(text: str) -> int:
-        if text.lstrip("-").encode() in numbers:
-            found.append(text)
-        return 0
-
-    json.loads(line, parse_float=look, parse_int=look)
-    return found[0] if found else None
+class _Number(str):
+    """A number as it is written."""
 
 
-def _find_integer(value: Any, kind: pa.DataType) -> str | None:
-    """Return the first integer in a value whose type makes it a double that is another number."""
-    if isinstance(value, int) and pa.types.is_floating(kind):
-        return None if int(float(value)) == value else str(value)
+def _inexact_value(value: Any, kind: pa.DataType) -> str | None:
+    """Return the first number in a value of a type that is a double there, but another number."""
+    if isinstance(value, _Number):
+        return value if pa.types.is_floating(kind) and not is_exact(value) else None
     parts: list[tuple[Any, pa.DataType]] = []
     if isinstance(value, dict):
         parts = [(part, kind.field(name).type) for name, part in value.items()]
     elif isinstance(value, list):
         parts = [(part, kind.value_type) for part in value]
-    return next((found for part in parts if (found := _find_integer(*part)) is not None), None)
+    return next((found for part in parts if (found := _inexact_value(*part)) is not None), None)
 
 
 # Reading
@@ -275,11 +252,5 @@ def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of some blocks, with the types of the whole input."""
-    wanted = pa.schema([schema.field(name) for name in columns])
-    for group, data in read_blocks(file, groups):
-        table = _parse(data, wanted)
-        if len(table) != file.row_groups[group]:
-            raise changed(file, f"{len(table)} rows in the block at byte {file.offsets[group]}")
-        for batch in table.combine_chunks().to_batches():
-            batch.validate()
-            yield from sliced(batch)
+    kinds = pa.schema([schema.field(name) for name in columns])
+    yield from read_blocks(file, groups, lambda data: _parse(data, kinds))

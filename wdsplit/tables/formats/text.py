@@ -13,51 +13,42 @@ import xxhash
 
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.errors import InputError
-from wdsplit.tables.formats.common import open_unchanged, stat_of
+from wdsplit.tables.formats.common import changed, open_unchanged, sliced, stat_of
 from wdsplit.tables.formats.opening import AHEAD_BYTES, open_input
 from wdsplit.tables.table import InputFile, Remote
 
-__all__ = ["BLOCK_BYTES", "Block", "TextReader", "read_blocks"]
+__all__ = ["BLOCK_BYTES", "BOM", "Block", "TextReader", "read_blocks"]
 
 BLOCK_BYTES = 16 * 1024**2
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _MAX_ROW_BYTES = 2**31 - 2**20
 """Arrow's parsers count in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Whole rows of a file.
+    """Rows of a file.
 
     Attributes:
         path: The file.
         data: Their bytes.
         begin: Where they begin in the file.
-        line: The number of their first line, from 1; 0 if it is not known.
+        line: The number of their first line, from 1.
     """
 
     path: str
     data: bytes
     begin: int = 0
-    line: int = 0
+    line: int = 1
 
-    def error(self, cause: str, place: int | None, expected: str, found: str, remedy: str) -> InputError:
-        """Return an error that names file and line.
+    def after(self, place: int) -> Block:
+        """Return what follows a byte of the block."""
+        return Block(self.path, self.data[place:], self.begin + place, self.line + self.data.count(b"\n", 0, place))
 
-        Args:
-            cause: What is wrong.
-            place: The byte of the block at which it is; None if that is not known.
-            expected: What should be there.
-            found: What is there.
-            remedy: What to do.
-        """
-        last = self.line + self.data.count(b"\n", 0, max(0, len(self.data) - 1))
-        line = f"lines {self.line} to {last}" if place is None else f"line {self.line_at(place)}"
-        return InputError(cause, f"{self.path}, {line}", expected, found, remedy, url=self.path)
-
-    def line_at(self, place: int) -> int:
-        """Return the number of the line in which a byte of the block stands."""
-        return self.line + self.data.count(b"\n", 0, place)
+    def error(self, place: int, cause: str, expected: str, found: str, remedy: str) -> InputError:
+        """Return an error that names the file, and the line of a byte of the block."""
+        line = self.line + self.data.count(b"\n", 0, place)
+        return InputError(cause, f"{self.path}, line {line}", expected, found, remedy, url=self.path)
 
     def check_utf8(self) -> None:
         """Refuse what is not UTF-8.
@@ -66,16 +57,11 @@ class Block:
             InputError: It is not.
         """
         try:
-            pa.array([self.data], pa.large_binary()).cast(pa.large_string())
-            return
-        except pa.ArrowInvalid:
-            pass
-        try:
             self.data.decode()
         except UnicodeDecodeError as error:
             raise self.error(
-                "an input is not UTF-8",
                 error.start,
+                "an input is not UTF-8",
                 expected="text in UTF-8",
                 found=f"the bytes {self.data[error.start : error.start + 4]!r}",
                 remedy="convert it first, as with `iconv -f latin1 -t utf-8`",
@@ -88,19 +74,16 @@ class TextReader:
     Args:
         path: The file.
         row_end: Returns the place after the last row that is whole in a block; 0 if there is none. It is told whether
-            the file ends with the block, and what it returns then does not matter.
+            the file ends with the block; then all of it is whole, and what it returns does not matter.
         remote: How it is read, if it is remote.
     """
 
     def __init__(self, path: str, row_end: Callable[[Block, bool], int], remote: Remote | None = None) -> None:
-        self._path = path
-        self._row_end = row_end
-        self._remote = remote
+        self._path, self._row_end, self._remote = path, row_end, remote
         self._num_bytes, self._modified_ns = stat_of(path, remote)
         self._digest = xxhash.xxh3_128()
         self._begins: list[int] = []
         self._rows: list[int] = []
-        self._end = 0
 
     def blocks(self) -> Iterator[Block]:
         """Give the file in blocks of about 16 MiB, or of one row if that is larger; without a byte order mark.
@@ -109,51 +92,35 @@ class TextReader:
             InputError: A row is too large, or not UTF-8.
         """
         with open_input(self._path, self._remote, AHEAD_BYTES) as file:
-            begin, line, is_last = len(_BOM) if file.read(len(_BOM)) == _BOM else 0, 1, False
-            file.seek(begin)
-            self._digest.update(_BOM[:begin])
-            rest = b""
+            first = file.read(len(BOM))
+            self._digest.update(first)
+            rest = Block(self._path, b"", len(BOM)) if first == BOM else Block(self._path, first)
+            is_last = False
             while not is_last:
                 raise_if_cancelled()
-                wanted = max(BLOCK_BYTES, len(rest))
-                new = file.read(wanted)
+                num_bytes = max(BLOCK_BYTES, len(rest.data))
+                new = file.read(num_bytes)
                 self._digest.update(new)
-                is_last = len(new) < wanted
-                whole = Block(self._path, rest + new, begin, line)
-                cut = self._row_end(whole, is_last)
-                cut = len(whole.data) if is_last else cut
-                if not cut and len(whole.data) > _MAX_ROW_BYTES:
-                    raise whole.error(
-                        "a row is too large",
-                        0,
-                        expected="at most 2 GiB",
-                        found=f"more than {len(whole.data)} bytes without an end",
-                        remedy="check that the file has line ends, and that quotes are closed",
-                    )
-                rest = whole.data[cut:]
-                if cut:
-                    block = Block(self._path, whole.data[:cut], begin, line)
-                    block.check_utf8()
+                is_last = len(new) < num_bytes
+                whole = Block(self._path, rest.data + new, rest.begin, rest.line)
+                end = self._row_end(whole, is_last)
+                end = len(whole.data) if is_last else end
+                if not end and len(whole.data) > _MAX_ROW_BYTES:
+                    raise _too_large(whole)
+                block = Block(self._path, whole.data[:end], whole.begin, whole.line)
+                block.check_utf8()
+                rest = whole.after(end)
+                if end:
                     yield block
-                    line += block.data.count(b"\n")
-                    begin += cut
-            self._end = begin
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add_group(self, begin: int, num_rows: int) -> None:
+    def add_group(self, block: Block, num_rows: int) -> None:
         """Note a row group; one without rows is no group."""
         if num_rows:
-            self._begins.append(begin)
+            self._begins.append(block.begin)
             self._rows.append(num_rows)
 
     def input_file(self, name: str) -> InputFile:
-        """Return what was found, once all blocks were given.
-
-        Args:
-            name: The name of the format.
-        """
+        """Return what was found, once all blocks were given, for a format of some name."""
         return InputFile(
             self._path,
             self._num_bytes,
@@ -163,13 +130,23 @@ class TextReader:
             self._digest.hexdigest(),
             self._modified_ns,
             name,
-            (*self._begins, self._end),
+            (*self._begins, self._num_bytes),
             remote=self._remote,
         )
 
 
-def read_blocks(file: InputFile, groups: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Give the bytes of some row groups, each with its number.
+def _too_large(block: Block) -> InputError:
+    return block.error(
+        0,
+        "a row is too large",
+        expected="at most 2 GiB",
+        found=f"more than {len(block.data)} bytes without an end",
+        remedy="check that the file has line ends, and that quotes are closed",
+    )
+
+
+def read_blocks(file: InputFile, groups: Sequence[int], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Give the rows of some row groups, given what makes a table of the bytes of one.
 
     Raises:
         InputError: The file has changed since it was opened first.
@@ -177,4 +154,9 @@ def read_blocks(file: InputFile, groups: Sequence[int]) -> Iterator[tuple[int, b
     with open_unchanged(file) as source:
         for group in groups:
             source.seek(file.offsets[group])
-            yield group, source.read(file.offsets[group + 1] - file.offsets[group])
+            table = parse(source.read(file.offsets[group + 1] - file.offsets[group]))
+            if len(table) != file.row_groups[group]:
+                raise changed(file, f"{len(table)} rows in the block at byte {file.offsets[group]}")
+            for batch in table.combine_chunks().to_batches():
+                batch.validate()
+                yield from sliced(batch)
