@@ -74,7 +74,7 @@ def _delimiter(path: str) -> str:
 
 @functools.cache
 def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-    """Return what matches a row without its line end, and what matches up to 100 rows with theirs.
+    """Return what matches a row without its line end, and what matches up to 16 rows with theirs.
 
     A quote opens a quoted part only where a field begins, as for Arrow's parser and Python's.
     """
@@ -83,7 +83,7 @@ def _patterns(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     quoted = rb'(?<![^%s])"[^"]*(?:""[^"]*)*"(?=[%s]|\Z)' % (end, end)
     inside = rb'(?<=[^%s])"' % end
     row = rb"%s(?:(?:%s|%s)%s)*" % (plain, quoted, inside, plain)
-    return re.compile(row), re.compile(rb"(?:%s\r?\n){1,100}" % row)
+    return re.compile(row), re.compile(rb"(?:%s\r?\n){1,16}" % row)
 
 
 def _row_end(block: Block, delimiter: str, is_last: bool) -> int:

@@ -28,10 +28,11 @@ __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "re
 TYPED = False
 WHAT = "JSON lines"
 
+_OPENING, _CLOSING = b"{}"
 _NO_FIELDS = pa.field("", pa.struct([]))
 _DIGITS = bytes.maketrans(b".123456789", b"0" * 10)
-_LONG_NUMBER = re.compile(rb"[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?")
-_SMALL_NUMBER = re.compile(rb"[0-9][0-9.]*[eE]-[0-9]{3,}")
+_SUSPECT = re.compile(rb"[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?|[0-9][0-9.]*[eE]-[0-9]{3,}")
+"""A number that a double perhaps does not hold."""
 _NUMBER = r"^[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
 
 
@@ -89,7 +90,7 @@ def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
     if not lines:
         return found, 0
     # Arrow's parser crashes on a null that is no value of an object, so that lines are looked at before.
-    odd = next((line for line in lines if line[0] != ord("{") or line[-1] != ord("}")), None)
+    odd = next((line for line in lines if line[0] != _OPENING or line[-1] != _CLOSING), None)
     if odd is not None:
         raise _no_object(repr(odd[:30].decode("utf-8", "replace")))
     table = _parse(data, None)
@@ -187,25 +188,25 @@ def _check_numbers(data: bytes, columns: Mapping[str, pa.Array]) -> None:
         InputError: There is one.
     """
     doubles = [leaf for column in columns.values() for leaf in _doubles(column)]
-    if not doubles:
+    if not doubles or not (b"0" * 16 in data.translate(_DIGITS) or re.search(rb"[eE]-[0-9]{3}", data)):
         return
-    suspects = _inexact_numbers(data)
+    numbers = pa.array(_SUSPECT.findall(data), pa.binary()).cast(pa.string())  # some may be parts of strings
+    numbers = numbers.filter(pc.match_substring_regex(numbers, _NUMBER))
     if not any(pc.any(pc.greater_equal(pc.abs(leaf), 2**53)).as_py() for leaf in doubles):
-        suspects = {number for number in suspects if not number.isdigit()}  # no double was rounded from an integer
-    if not suspects:
-        return
+        numbers = numbers.filter(pc.match_substring_regex(numbers, "[.eE]"))  # no double was rounded from an integer
+    suspects = {number.encode() for number in inexact(numbers).to_pylist()}
     schema = pa.struct([(name, column.type) for name, column in columns.items()])
-    for line in data.split(b"\n"):
-        tokens = _LONG_NUMBER.findall(line) + _SMALL_NUMBER.findall(line)
-        if not suspects.isdisjoint(tokens):
-            found = _inexact_value(json.loads(line, parse_int=_Number, parse_float=_Number), schema)
-            if found is not None:
-                raise InputError(
-                    "a number has more digits than can be kept",
-                    expected="integers of 64 bits, and other numbers with the digits that a double holds",
-                    found=found,
-                    remedy="write it as a string",
-                )
+    for line in data.split(b"\n") if suspects else []:
+        if suspects.isdisjoint(_SUSPECT.findall(line)):
+            continue
+        found = _inexact_value(json.loads(line, parse_int=_Number, parse_float=_Number), schema)
+        if found is not None:
+            raise InputError(
+                "a number has more digits than can be kept",
+                expected="integers of 64 bits, and other numbers with the digits that a double holds",
+                found=found,
+                remedy="write it as a string",
+            )
 
 
 def _doubles(column: pa.Array) -> list[pa.Array]:
@@ -215,18 +216,6 @@ def _doubles(column: pa.Array) -> list[pa.Array]:
     if pa.types.is_list(column.type):
         return _doubles(column.values)
     return [column] if pa.types.is_floating(column.type) else []
-
-
-def _inexact_numbers(data: bytes) -> set[bytes]:
-    """Return the numbers that no double holds, without signs; some of them may be parts of strings."""
-    tokens: list[bytes] = []
-    if b"0" * 16 in data.translate(_DIGITS):
-        tokens += _LONG_NUMBER.findall(data)
-    if b"e-" in data or b"E-" in data:
-        tokens += _SMALL_NUMBER.findall(data)
-    numbers = pa.array(tokens, pa.binary()).cast(pa.string())
-    numbers = inexact(numbers.filter(pc.match_substring_regex(numbers, _NUMBER)))
-    return {number.encode() for number in numbers.to_pylist()}
 
 
 class _Number(str):
