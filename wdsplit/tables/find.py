@@ -1,6 +1,6 @@
 """Finding the input: the files that paths, folders, globs and brace expressions name.
 
-Nothing is opened here; that a file is a table is told by its name alone.
+Nothing is opened here; a file counts as a table by its name alone.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _names(storage: Storage, folder: str) -> tuple[list[str], list[str]]:
 
 
 def _patterns(place: _Disk | _Store) -> list[str]:
-    """Return what a brace expression stands for; a file whose own name has braces stands for itself."""
+    """Return what a brace expression stands for; a file whose own name has braces is itself."""
     path = place.pattern
     if "{" not in path or place.is_file(path) or place.is_folder(path):
         return [path]

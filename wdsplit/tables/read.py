@@ -60,7 +60,7 @@ class Rows:
         return Rows(columns, self.numbers[low:high], self.table)
 
     def where(self, row: int) -> str:
-        """Say where a row of the batch stands, for an error."""
+        """Return file and row of a row of the batch, for an error."""
         return self.table.where(int(self.numbers[row]))
 
 
@@ -164,10 +164,10 @@ def read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> It
 
 def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> Iterator[Rows]:
     picker = Picker(table)
-    wanted = list(dict.fromkeys([*columns, *picker.columns]))
+    to_read = list(dict.fromkeys([*columns, *picker.columns]))
     for part in table.ranges(first, stop):
         left = part.count
-        for arrays, numbers in _read_range(table, part, wanted, picker):
+        for arrays, numbers in _read_range(table, part, to_read, picker):
             for cut in decoded_parts([arrays[name] for name in columns], BATCH_BYTES):
                 taken = len(cut[0])
                 yield Rows(dict(zip(columns, cut, strict=True)), numbers[:taken], table)
@@ -185,36 +185,36 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
 
 def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
     """Join batches that are small, as those of many small files are: what is done with a batch has its price."""
-    held: list[Rows] = []
-    held_rows = held_bytes = 0
+    pending: list[Rows] = []
+    num_rows = num_bytes = 0
     for rows in batches:
-        num_bytes = rows.nbytes
-        small = len(rows) < _SMALL_ROWS and num_bytes < _SMALL_BYTES
-        if small:
-            held.append(rows)
-            held_rows, held_bytes = held_rows + len(rows), held_bytes + num_bytes
-        if not small or held_rows >= _SMALL_ROWS or held_bytes >= _SMALL_BYTES:
-            yield from _flushed(held)
-            held_rows = held_bytes = 0
-        if not small:
+        rows_bytes = rows.nbytes
+        is_small = len(rows) < _SMALL_ROWS and rows_bytes < _SMALL_BYTES
+        if is_small:
+            pending.append(rows)
+            num_rows, num_bytes = num_rows + len(rows), num_bytes + rows_bytes
+        if pending and (not is_small or num_rows >= _SMALL_ROWS or num_bytes >= _SMALL_BYTES):
+            yield _concatenated(pending)
+            pending, num_rows, num_bytes = [], 0, 0
+        if not is_small:
             yield rows
-    yield from _flushed(held)
+    if pending:
+        yield _concatenated(pending)
 
 
-def _flushed(held: list[Rows]) -> Iterator[Rows]:
-    """Give the batches that are held as one, and hold none any more."""
-    if held:
-        numbers = np.concatenate([rows.numbers for rows in held])
-        names, table = list(held[0].columns), held[0].table
-        columns = {name: pa.concat_arrays([rows.columns[name] for rows in held]) for name in names}
-        yield Rows(columns, numbers, table) if len(held) > 1 else held[0]
-    held.clear()
+def _concatenated(batches: Sequence[Rows]) -> Rows:
+    """Return batches as one."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    columns = {name: pa.concat_arrays([rows.columns[name] for rows in batches]) for name in first.columns}
+    return Rows(columns, np.concatenate([rows.numbers for rows in batches]), first.table)
 
 
 def _read_range(
     table: Table, part: FileRange, columns: Sequence[str], picker: Picker
 ) -> Iterator[tuple[dict[str, pa.Array], Int64]]:
-    """Read the rows of a file that are wanted: columns by their names, and the rows' numbers."""
+    """Read the selected rows of a file: columns by their names, and the rows' numbers."""
     read, picked = 0, 0
     for batch in file_batches(table, part.file, part.groups, columns):
         arrays = dict(zip(columns, batch.columns, strict=True))
@@ -250,7 +250,7 @@ def file_batches(
 def check_files(table: Table, first: int, stop: int) -> None:
     """Refuse local files with rows at the places first, ..., stop - 1 if they were written since the plan was made.
 
-    Remote ones are held to their version when they are read.
+    Remote ones are checked when they are read.
 
     Raises:
         InputError: One was, or is gone.

@@ -1,4 +1,4 @@
-"""The input as one table: its files, their row groups, and which of the rows are wanted.
+"""The input as one table: its files, their row groups, and which of the rows are kept.
 
 Pure (no I/O). Every row has a number, counted through all files in the order given. A selection keeps some of the rows;
 each of these has a place, counted through the rows that are kept. Without a selection numbers and places are the same.
@@ -34,7 +34,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input, as its footer tells it, or as one look through it does.
+    """A file of the input, as its footer, or one pass through it, describes it.
 
     Attributes:
         path: Where it is; of a remote one the URL as it may be shown.
@@ -42,9 +42,9 @@ class InputFile:
         num_rows: Rows in all.
         row_groups: Rows of each row group, or of whatever else the format can begin to read at.
         data_bytes: Size of its columns when decoded, about.
-        footer: Checksum of what tells one content from another.
-        modified_ns: When it was last written, or of a remote one any number that tells its version; not part of what
-            names a plan, as copies may differ in it.
+        footer: Checksum of the footer, or of whatever else changes with the content.
+        modified_ns: When it was last written, or of a remote one any number that identifies its version; not
+            part of what names a plan, as copies may differ in it.
         format: Name of the format.
         offsets: Where each row group begins and the last one ends, in bytes; empty if the footer says so itself.
         selected: Rows of each row group that are kept; None if all are.
@@ -66,7 +66,7 @@ class InputFile:
     remote: Remote | None = field(default=None, repr=False, compare=False)
 
     def narrowed(self, columns: Collection[str]) -> InputFile:
-        """Return the file with the size of some of its columns only, if it tells."""
+        """Return the file with the size of some of its columns only, if these sizes are known."""
         if not self.column_bytes:
             return self
         data_bytes = sum(size for name, size in self.column_bytes if name in columns)
@@ -186,7 +186,7 @@ class Table:
         return int(sum(file.row_bytes * sum(file.counts) for file in self.files))
 
     def where(self, number: int) -> str:
-        """Say where a row stands, for an error."""
+        """Return file and row of a row, for an error."""
         file = int(np.searchsorted(self._numbers, number, side="right")) - 1
         return f"{self.files[file].path}, row {number - int(self._numbers[file])}"
 
@@ -210,7 +210,7 @@ class Table:
                 yield self._range_of(number, skip, min(stop, end) - begin - skip)
 
     def _range_of(self, number: int, skip: int, count: int) -> FileRange:
-        """Return what is to be read of a file: the row groups that hold rows that are wanted, and no others."""
+        """Return what is to be read of a file: the row groups that hold any of these rows, and no others."""
         file = self.files[number]
         ends = np.cumsum(file.counts)
         begins = ends - file.counts

@@ -95,9 +95,9 @@ def test_each_format_gives_the_dataset_that_it_gives_from_the_disk(bucket, tmp_p
 
 
 @pytest.mark.parametrize("rows_per_group", [7, 1000])
-@pytest.mark.parametrize("held_bytes", [opening.HELD_BYTES, 20_000, 1])
-def test_parquet_files_give_the_same_whatever_is_held(bucket, tmp_path, monkeypatch, rows_per_group, held_bytes):
-    monkeypatch.setattr(parquet, "HELD_BYTES", held_bytes)
+@pytest.mark.parametrize("buffer_bytes", [opening.MAX_BUFFER_BYTES, 20_000, 1])
+def test_parquet_files_give_the_same_whatever_is_buffered(bucket, tmp_path, monkeypatch, rows_per_group, buffer_bytes):
+    monkeypatch.setattr(parquet, "MAX_BUFFER_BYTES", buffer_bytes)
     write_table(bucket.folder / "a.parquet", media(100, 2000), rows_per_group)
     for options in ({}, {"shuffle": True}):
         shutil.rmtree(tmp_path / "local", ignore_errors=True)
@@ -357,7 +357,7 @@ def test_many_row_groups_and_columns_are_opened_by_few_requests(bucket, fault_pr
 
 
 def test_a_row_group_that_is_too_large_to_be_held_is_read_in_pieces(bucket, fault_proxy, monkeypatch):
-    monkeypatch.setattr(parquet, "HELD_BYTES", 100_000)
+    monkeypatch.setattr(parquet, "MAX_BUFFER_BYTES", 100_000)
     monkeypatch.setattr(parquet, "AHEAD_BYTES", 200_000)
     pq.write_table(media(100, 10_000), bucket.folder / "a.parquet", use_dictionary=False, **PAGES)
     opened = open_inputs([f"{bucket.url}/a.parquet"])

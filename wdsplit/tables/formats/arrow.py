@@ -29,7 +29,7 @@ from wdsplit.tables.formats.common import (
     sliced,
     stat_of,
 )
-from wdsplit.tables.formats.opening import HELD_BYTES, RemoteInput, open_input
+from wdsplit.tables.formats.opening import MAX_BUFFER_BYTES, RemoteInput, open_input
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
@@ -154,7 +154,7 @@ def _is_file(source: pa.NativeFile) -> bool:
 
 
 def _schema_of(source: pa.NativeFile) -> pa.Schema:
-    """Return the columns, as the first message of a file or a stream tells them."""
+    """Return the columns, from the first message of a file or a stream."""
     source.seek(_FIRST_MESSAGE if _is_file(source) else 0)
     return ipc.open_stream(source).schema
 
@@ -227,13 +227,13 @@ def read_batches(
         begins = sorted(set(file.offsets))
         batch_of = {begin: number for number, begin in enumerate(begins)}
         by_batch = [
-            (number, list(its_groups))
-            for number, its_groups in itertools.groupby(groups, lambda group: batch_of[file.offsets[group]])
+            (number, list(batch_groups))
+            for number, batch_groups in itertools.groupby(groups, lambda group: batch_of[file.offsets[group]])
         ]
         numbers = [number for number, _ in by_batch]
         batches = _batches(source, own, begins, numbers, indices)
-        for (_, its_groups), batch in zip(by_batch, batches, strict=True):
-            yield from _parts(file, batch.select(list(columns)), its_groups)
+        for (_, batch_groups), batch in zip(by_batch, batches, strict=True):
+            yield from _parts(file, batch.select(list(columns)), batch_groups)
 
 
 def _parts(file: InputFile, batch: pa.RecordBatch, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -288,7 +288,7 @@ class _Messages:
         return self.file if self._remote is None else _opened(self._path, self._remote, skims=True)
 
     def parts(self, parts: Sequence[tuple[int, int]], end: int) -> pa.NativeFile:
-        """Return some parts (begin, end) of what stands before `end`, as one."""
+        """Return some parts (begin, end) of the bytes before `end`, as one."""
         if self.remote is not None:
             return pa.PythonFile(_RemoteParts(self.remote, parts), mode="r")
         self.file.seek(0)
@@ -312,25 +312,27 @@ def _batches(
         columns: The columns, rising.
     """
     first = _FIRST_MESSAGE if _is_file(source.file) else 0
-    wanted = [(begins[number], begins[number + 1]) for number in numbers]
+    ranges = [(begins[number], begins[number + 1]) for number in numbers]
     if "dictionary<" in str(schema):
-        parts = _parts_with_dictionaries(source.skimmed(), first, {end for _, end in wanted}, begins[-1])
+        parts = _parts_with_dictionaries(source.skimmed(), first, {end for _, end in ranges}, begins[-1])
     else:
-        parts = [(first, begins[0]), *wanted]
+        parts = [(first, begins[0]), *ranges]
     stream = source.parts(parts, begins[-1])
     yield from ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=list(columns), use_threads=False))
 
 
-def _parts_with_dictionaries(source: pa.NativeFile, first: int, wanted: set[int], end: int) -> list[tuple[int, int]]:
-    """Return where the schema, the dictionaries and some batches stand, in the order in which to read them.
+def _parts_with_dictionaries(
+    source: pa.NativeFile, first: int, batch_ends: set[int], end: int
+) -> list[tuple[int, int]]:
+    """Return where the schema, the dictionaries and some batches are, in the order in which to read them.
 
     In a stream a batch goes by the dictionaries before it, which later ones may replace. Those of a file only grow, and
-    may stand anywhere.
+    may be anywhere.
 
     Args:
         source: The file or stream.
         first: Where the schema begins.
-        wanted: Where the batches end.
+        batch_ends: Where the batches end.
         end: Where the last batch ends.
     """
     source.seek(first)
@@ -341,7 +343,7 @@ def _parts_with_dictionaries(source: pa.NativeFile, first: int, wanted: set[int]
         at = source.tell()
         if message.type != "record batch":
             parts.append(part)
-        elif at in wanted:
+        elif at in batch_ends:
             (batches if first else parts).append(part)
     return parts + batches
 
@@ -374,15 +376,15 @@ class _Parts:
 
 
 class _RemoteParts(_Parts):
-    """Parts of a remote file: a request fetches several that are small, or all of one, as it is wanted whole anyway."""
+    """Parts of a remote file: a request fetches several that are small, or all of one, as all of it is read anyway."""
 
     def __init__(self, source: RemoteInput, parts: Sequence[tuple[int, int]]) -> None:
         super().__init__(pa.py_buffer(b""), parts)
         self._source = source
 
     def _slice(self, begin: int, stop: int) -> Any:
-        if not self._source.holds(begin, stop):
+        if not self._source.has_buffered(begin, stop):
             coming = [(begin, self._left[-1][1]), *self._left[-2::-1]]
             ends = list(itertools.accumulate(end - first for first, end in coming))
-            self._source.hold(coming[: max(1, bisect_right(ends, HELD_BYTES))])
+            self._source.buffer(coming[: max(1, bisect_right(ends, MAX_BUFFER_BYTES))])
         return self._source.read_at(begin, stop - begin)

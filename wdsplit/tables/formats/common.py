@@ -31,7 +31,7 @@ MAX_BATCH_ROWS = 8192
 
 
 def checksum(data: bytes | memoryview) -> str:
-    """Return what tells one content from another."""
+    """Return a checksum of some content."""
     return xxhash.xxh3_128_hexdigest(data)
 
 

@@ -1,6 +1,6 @@
 """Inputs opened for reading: local files, and objects of a store by requests for ranges, few and large.
 
-An object is held to the version that it had when it was opened.
+An object that is replaced after it was opened is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.storage.opening import open_object
 from wdsplit.tables.table import Remote
 
-__all__ = ["AHEAD_BYTES", "HELD_BYTES", "RemoteInput", "copied", "joined_ranges", "open_input"]
+__all__ = ["AHEAD_BYTES", "MAX_BUFFER_BYTES", "RemoteInput", "copied", "joined_ranges", "open_input"]
 
 AHEAD_BYTES = 8 * 1024**2
 """What is asked for at least where a file is read from its beginning to its end."""
-HELD_BYTES = 32 * 1024**2
-"""What is asked for and held at once, at most, where it is known what will be read."""
+MAX_BUFFER_BYTES = 32 * 1024**2
+"""What is asked for and kept in memory at once, at most, where it is known what will be read."""
 _CONNECTIONS = 4
 _HOLE_BYTES = 1024**2
 """What is read in vain rather than sending another request."""
@@ -38,7 +38,7 @@ class RemoteInput:
 
     Attributes:
         size: Its bytes.
-        modified_ns: A number that tells its version.
+        modified_ns: A number that identifies its version.
     """
 
     closed = False
@@ -48,7 +48,7 @@ class RemoteInput:
         self.size = self._file.size
         self.modified_ns = xxhash.xxh3_64_intdigest(self._file.version.encode())
         self._ahead_bytes = ahead_bytes
-        self._held: list[tuple[int, memoryview]] = []
+        self._buffers: list[tuple[int, memoryview]] = []
         self._at = 0
 
     def __enter__(self) -> RemoteInput:
@@ -58,8 +58,8 @@ class RemoteInput:
         self.close()
 
     def close(self) -> None:
-        """Let go of what is held."""
-        self._held = []
+        """Drop the buffers."""
+        self._buffers = []
 
     def readable(self) -> bool:
         """Tell that it can be read."""
@@ -87,34 +87,34 @@ class RemoteInput:
 
     def read_at(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
-        first = self._held_from(offset, num_bytes)
+        first = self._buffered_at(offset, num_bytes)
         begin, left = offset + len(first), num_bytes - len(first)
         if not left:
             return bytes(first)
-        wanted = min(max(left, self._ahead_bytes), self.size - begin)
-        data = self._file.read(begin, wanted)
-        if wanted > left:
-            self._held = [(begin, memoryview(data))]
-        return bytes(first) + data[:left] if len(first) or wanted > left else data
+        num_asked = min(max(left, self._ahead_bytes), self.size - begin)
+        data = self._file.read(begin, num_asked)
+        if num_asked > left:
+            self._buffers = [(begin, memoryview(data))]
+        return bytes(first) + data[:left] if len(first) or num_asked > left else data
 
-    def _held_from(self, offset: int, num_bytes: int) -> memoryview:
-        """Return as many of the bytes from an offset on as are held in one piece."""
-        for begin, data in self._held:
+    def _buffered_at(self, offset: int, num_bytes: int) -> memoryview:
+        """Return as many of the bytes from an offset on as are buffered in one piece."""
+        for begin, data in self._buffers:
             if begin <= offset < begin + len(data):
                 return data[offset - begin : offset - begin + num_bytes]
         return memoryview(b"")
 
-    def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Read some ranges (begin, end), and hold them, and nothing else, until others are held."""
-        if not all(self.holds(begin, min(end, self.size)) for begin, end in ranges):
-            self._held = []
-            self._held = self.fetched(ranges)
+    def buffer(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read some ranges (begin, end) into buffers, which replace those of before."""
+        if not all(self.has_buffered(begin, min(end, self.size)) for begin, end in ranges):
+            self._buffers = []
+            self._buffers = self.fetch(ranges)
 
-    def take(self, held: list[tuple[int, memoryview]]) -> None:
-        """Hold what was fetched, and nothing else."""
-        self._held = held
+    def use_buffers(self, buffers: list[tuple[int, memoryview]]) -> None:
+        """Read from what was fetched; it replaces the buffers of before."""
+        self._buffers = buffers
 
-    def fetched(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, memoryview]]:
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, memoryview]]:
         """Return the offsets and the bytes of some ranges (begin, end); what is large comes by several connections."""
         inside = [(begin, min(end, self.size)) for begin, end in ranges if begin < min(end, self.size)]
         found = [(begin, bytearray(end - begin)) for begin, end in joined_ranges(inside)]
@@ -127,9 +127,9 @@ class RemoteInput:
             pass
         return [(begin, memoryview(data)) for begin, data in found]
 
-    def holds(self, begin: int, end: int) -> bool:
-        """Tell whether all bytes of a range are held in one piece."""
-        return len(self._held_from(begin, end - begin)) == end - begin
+    def has_buffered(self, begin: int, end: int) -> bool:
+        """Tell whether all bytes of a range are buffered in one piece."""
+        return len(self._buffered_at(begin, end - begin)) == end - begin
 
     def as_arrow(self) -> pa.NativeFile:
         """Return it as Arrow's readers take it."""
@@ -153,7 +153,7 @@ def open_input(path: str, remote: Remote | None = None, ahead_bytes: int = 0) ->
 
 
 def copied(remote: Remote) -> IO[bytes]:
-    """Return an object in a temporary file of the local disk: what is wanted of it may stand anywhere in it."""
+    """Return an object in a temporary file of the local disk: what is read of it may be anywhere in it."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     with RemoteInput(remote) as source:
         while data := source.read(AHEAD_BYTES):

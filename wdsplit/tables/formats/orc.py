@@ -1,4 +1,4 @@
-"""ORC: stripes are the row groups; each is read at once, with the columns that are wanted."""
+"""ORC: stripes are the row groups; each is read at once, with the requested columns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _source(path: str, remote: RemoteInput | None) -> pa.NativeFile:
 
 
 def _stripe_rows(table: orc.ORCFile) -> tuple[int, ...]:
-    """Return the rows of each stripe, which pyarrow tells only of what it has read."""
+    """Return the rows of each stripe, which pyarrow knows only of those that it has read."""
     if table.nstripes <= 1:
         return (int(table.nrows),) * int(table.nstripes)
     column = min(table.schema, key=_cost).name

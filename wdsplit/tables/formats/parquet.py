@@ -1,4 +1,4 @@
-"""Parquet: the footer tells all that a plan needs; row groups may be of any size, because they are read in pieces."""
+"""Parquet: the footer holds all that a plan needs; row groups may be of any size, because they are read in pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyarrow.fs import LocalFileSystem
 
 from wdsplit.engines.local import ahead
 from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
-from wdsplit.tables.formats.opening import AHEAD_BYTES, HELD_BYTES, RemoteInput, open_input
+from wdsplit.tables.formats.opening import AHEAD_BYTES, MAX_BUFFER_BYTES, RemoteInput, open_input
 from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["TYPED", "WHAT", "matching_groups", "open_file", "read_batches"]
@@ -71,11 +71,11 @@ def _footer_of(source: IO[bytes] | RemoteInput) -> tuple[int, str]:
     """Return the size of a file and the checksum of its footer, which its last eight bytes measure."""
     size = source.seek(0, os.SEEK_END)
     if isinstance(source, RemoteInput):
-        source.hold([(max(0, size - _TAIL_BYTES), size)])
+        source.buffer([(max(0, size - _TAIL_BYTES), size)])
     source.seek(max(0, size - 8))
     length = int.from_bytes(source.read(4), "little")
     if isinstance(source, RemoteInput) and _TAIL_BYTES < length + 8 <= size:
-        source.hold([(size - 8 - length, size)])
+        source.buffer([(size - 8 - length, size)])
     source.seek(max(0, size - 8 - length))
     return size, checksum(source.read(length))
 
@@ -97,7 +97,7 @@ def read_batches(
             runs: Iterable[list[int]] = [list(groups)]
             if isinstance(source, RemoteInput):
                 check_unchanged(file, source)
-                runs = _held_runs(source, table, groups, columns)
+                runs = _buffered_runs(source, table, groups, columns)
             rows = 0
             for run in runs:
                 rows = rows or _batch_rows(file, table, groups, columns)
@@ -105,37 +105,37 @@ def read_batches(
                     yield batch.select(list(columns))
 
 
-def _held_runs(
+def _buffered_runs(
     source: RemoteInput, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[list[int]]:
-    """Give runs of row groups whose bytes are held until the next is asked for, which is fetched meanwhile."""
-    for run, held in ahead((run, source.fetched(ranges)) for run, ranges in _runs(table, groups, columns)):
-        source.take(held)
+    """Give runs of row groups whose bytes are in memory until the next is asked for, which is fetched meanwhile."""
+    for run, buffers in ahead((run, source.fetch(ranges)) for run, ranges in _runs(table, groups, columns)):
+        source.use_buffers(buffers)
         yield run
 
 
 def _runs(
     table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Cut row groups into runs that can be held in memory; give with each the ranges of the columns' chunks.
+    """Cut row groups into runs that fit into memory; give with each the ranges of the columns' chunks.
 
     A row group that is too large for that has no ranges: its chunks are read piece by piece, as those of local files.
     """
     run: list[int] = []
-    held: list[tuple[int, int]] = []
+    run_ranges: list[tuple[int, int]] = []
     for group in groups:
         ranges = _chunk_ranges(table, group, columns)
-        num_bytes = sum(end - begin for begin, end in held + ranges)
-        if run and num_bytes > HELD_BYTES:
-            yield run, held
-            run, held = [], []
-        if sum(end - begin for begin, end in ranges) > HELD_BYTES:
+        num_bytes = sum(end - begin for begin, end in run_ranges + ranges)
+        if run and num_bytes > MAX_BUFFER_BYTES:
+            yield run, run_ranges
+            run, run_ranges = [], []
+        if sum(end - begin for begin, end in ranges) > MAX_BUFFER_BYTES:
             yield [group], []
             continue
         run.append(group)
-        held += ranges
+        run_ranges += ranges
     if run:
-        yield run, held
+        yield run, run_ranges
 
 
 def _chunk_ranges(table: pq.ParquetFile, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
@@ -160,7 +160,7 @@ def _column_of(path: str, names: Collection[str]) -> str:
 def _batch_rows(file: InputFile, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> int:
     """Return how many rows make a batch: by the footer, or by the first rows if they are larger when decoded.
 
-    Values that repeat stand only once in a parquet file, so the footer may tell far too little.
+    Values that repeat are stored once in a parquet file, so the footer may state far too little.
     """
     group = table.metadata.row_group(groups[0])
     sizes = _column_sizes([group], table.schema_arrow)
@@ -188,7 +188,7 @@ def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
     if file.remote is None:
         return _matching_groups(file.path, expression)
     with RemoteInput(file.remote) as source:
-        _footer_of(source)  # holds it
+        _footer_of(source)  # so that it is buffered
         return _matching_groups(source.as_arrow(), expression)
 
 

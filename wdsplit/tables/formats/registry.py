@@ -1,13 +1,14 @@
-"""The formats that input files may have, each a module with the same functions.
+"""The formats that input files may have, each a module of the same name with the same functions.
 
-A module of a format offers what `Format` says. Everything else, such as selecting rows, is common to all
-and lives in `inputs`.
+A module of a format offers what `Format` says. Everything else, such as selecting rows, is common to all and lives in
+`wdsplit.tables.read`. A new format is a module and a line in `_FORMATS`.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -18,23 +19,36 @@ from wdsplit.tables.table import InputFile, Remote
 
 __all__ = ["FOLDER_SUFFIXES", "Format", "format_named", "is_compressed", "name_of_format"]
 
-FOLDER_SUFFIXES = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".orc": "orc",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".tar": "tar",
-}
-"""What is looked for in a folder."""
 
-_SUFFIXES = {**FOLDER_SUFFIXES, ".pq": "parquet", ".json": "jsonl"}
+@dataclass(frozen=True)
+class _Names:
+    """How files of a format are recognised.
+
+    Attributes:
+        suffixes: How their names end.
+        other_suffixes: How the names of some end, which are looked for in no folder.
+        magic: How their bytes begin; empty if that is not certain.
+    """
+
+    suffixes: tuple[str, ...]
+    other_suffixes: tuple[str, ...] = ()
+    magic: bytes = b""
+
+
+_FORMATS = {
+    "parquet": _Names((".parquet",), (".pq",), b"PAR1"),
+    "arrow": _Names((".arrow", ".feather", ".ipc"), magic=b"ARROW1"),
+    "orc": _Names((".orc",), magic=b"ORC"),
+    "csv": _Names((".csv", ".tsv")),
+    "jsonl": _Names((".jsonl", ".ndjson"), (".json",)),
+    "tar": _Names((".tar",)),
+}
+
+FOLDER_SUFFIXES = {suffix: name for name, names in _FORMATS.items() for suffix in names.suffixes}
+"""What is looked for in a folder: suffix to name of the format."""
+
+_SUFFIXES = FOLDER_SUFFIXES | {suffix: name for name, names in _FORMATS.items() for suffix in names.other_suffixes}
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".tgz")
-_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"ORC": "orc"}
 
 
 class Format(Protocol):
@@ -74,7 +88,7 @@ class Format(Protocol):
         Args:
             file: The file.
             groups: The row groups, rising.
-            columns: Names of the columns, in the order wanted, at least one.
+            columns: Names of the columns, in the order requested, at least one.
             schema: The columns of the whole input, which a file without types of its own is read by.
 
         Raises:
@@ -83,7 +97,7 @@ class Format(Protocol):
         """
 
     def matching_groups(self, file: InputFile, expression: Any) -> Sequence[int]:
-        """Return the row groups that may hold rows that meet a condition, rising; all, if the file does not tell."""
+        """Return the row groups that may hold rows that meet a condition, rising; all if nothing is known."""
 
 
 def is_compressed(path: str) -> bool:
@@ -94,17 +108,14 @@ def is_compressed(path: str) -> bool:
 
 def format_named(name: str) -> Format:
     """Return the module of a format, imported when it is first asked for."""
-    return cast(Format, importlib.import_module(f"wdsplit.tables.formats.{_MODULES[name]}"))
-
-
-_MODULES = {"parquet": "parquet", "arrow": "arrow", "orc": "orc", "csv": "csv", "jsonl": "jsonl", "tar": "tars"}
+    return cast(Format, importlib.import_module(f"wdsplit.tables.formats.{name}"))
 
 
 def name_of_format(path: str, remote: Remote | None = None) -> str:
     """Return the name of a file's format: by its suffix, else by its first bytes. The arguments are `open_file`'s.
 
     Raises:
-        InputError: Neither tells.
+        InputError: Neither is that of a known format.
     """
     lower = path.lower()
     for suffix, name in _SUFFIXES.items():
@@ -113,8 +124,8 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
     compressed = lower.endswith(_COMPRESSED)
     with open_input(path, remote) as file:
         first = file.read(8)
-    for magic, name in _MAGIC.items():
-        if first.startswith(magic):
+    for name, names in _FORMATS.items():
+        if names.magic and first.startswith(names.magic):
             return name
     raise InputError(
         "the format of an input is not known",

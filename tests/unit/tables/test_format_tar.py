@@ -12,7 +12,7 @@ from format_inputs import read_files
 from tables import converted, mixed_table, real_samples, shard_files, write_table
 from tars import archives, by_tarfile, gnu_tar
 from wdsplit.errors import InputError
-from wdsplit.tables.formats import tars
+from wdsplit.tables.formats import tar
 from wdsplit.tables.read import open_inputs, read_rows
 
 
@@ -24,7 +24,7 @@ def tar_file(folder, members, name="a.tar", **options) -> str:
 
 def read(paths, columns=None) -> pa.Table:
     paths = [paths] if isinstance(paths, str) else paths
-    return read_files(tars, paths, columns)
+    return read_files(tar, paths, columns)
 
 
 # Samples
@@ -34,9 +34,9 @@ def read(paths, columns=None) -> pa.Table:
 def test_samples_are_rows_and_fields_columns(tmp_path_factory, archive, max_samples, group_bytes):
     path = tar_file(tmp_path_factory.mktemp("tars"), archive.data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tars, "_GROUP_SAMPLES", max_samples)
-        patch.setattr(tars, "BATCH_BYTES", group_bytes)
-        file, schema = tars.open_file(path)
+        patch.setattr(tar, "_GROUP_SAMPLES", max_samples)
+        patch.setattr(tar, "BATCH_BYTES", group_bytes)
+        file, schema = tar.open_file(path)
         rows = read(path).to_pylist()
     assert file.num_rows == sum(file.row_groups) == len(archive.samples) == len(rows)
     assert max(file.row_groups, default=0) <= max_samples
@@ -85,10 +85,10 @@ def test_fields_are_found_in_lower_case_whatever_their_letters(tmp_path):
 
 
 def test_row_groups_hold_runs_of_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "BATCH_BYTES", 4096)
+    monkeypatch.setattr(tar, "BATCH_BYTES", 4096)
     sizes = [100, 100, 9000, 100, 100, 100, 100, 100, 5000]
     path = tar_file(tmp_path, [(f"{number}.bin", bytes(size)) for number, size in enumerate(sizes)])
-    file, _ = tars.open_file(path)
+    file, _ = tar.open_file(path)
     assert file.row_groups == (2, 1, 4, 1, 1)
     assert file.offsets[:3] == (0, 2048, 2048 + 512 + 9216)
     assert file.data_bytes == sum(sizes)
@@ -96,7 +96,7 @@ def test_row_groups_hold_runs_of_samples(tmp_path, monkeypatch):
 
 
 def test_only_the_samples_that_are_asked_for_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "_GROUP_SAMPLES", 2)
+    monkeypatch.setattr(tar, "_GROUP_SAMPLES", 2)
     path = tar_file(tmp_path, [(f"{number}.txt", b"x" * 600) for number in range(10)])
     table = open_inputs([path])
     data = bytearray(Path(path).read_bytes())
@@ -143,7 +143,7 @@ def test_shards_that_are_sharded_again_hold_the_same_samples_without_the_pads(tm
 
 
 def test_a_tar_without_samples_has_no_rows(tmp_path):
-    file, schema = tars.open_file(tar_file(tmp_path, []))
+    file, schema = tar.open_file(tar_file(tmp_path, []))
     assert (file.num_rows, file.row_groups, schema.names) == (0, (), ["__key__"])
 
 
@@ -170,5 +170,5 @@ def test_names_and_sizes_make_the_checksum(tmp_path):
     members = [("a.txt", b"1"), ("b.txt", b"2")]
     longer = [("a.txt", b"11"), members[1]]
     kinds = ((members, {}), (members[::-1], {}), (longer, {}), (members, {"mtime": 5}))
-    footers = {tars.open_file(tar_file(tmp_path, its, **changes))[0].footer for its, changes in kinds}
+    footers = {tar.open_file(tar_file(tmp_path, its, **changes))[0].footer for its, changes in kinds}
     assert len(footers) == 4

@@ -47,7 +47,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         samples = group_samples(scan)
     except WdsplitError as error:
         raise _named(error, path) from error
-    _tell_left_out(path, samples)
+    _warn_of_left_out(path, samples)
     num_samples = len(samples.keys) - samples.num_pads
     cuts = _cuts(samples.offsets[: num_samples + 1])
     file = InputFile(
@@ -79,7 +79,7 @@ def _checksum_of_headers(data: memoryview, scan: Scan) -> str:
     return str(digest.hexdigest())
 
 
-def _tell_left_out(path: str, samples: TarSamples) -> None:
+def _warn_of_left_out(path: str, samples: TarSamples) -> None:
     if samples.num_left_out:
         logger.warning(
             "%s: %d members belong to no sample and are left out, the first of them %r",
@@ -107,7 +107,7 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """Return the fields of all tars, in the order of their first appearance.
 
     Args:
-        schemas: Path to fields, as `open_file` tells them.
+        schemas: Path to fields, as `open_file` returns them.
     """
     return pa.schema(list({field.name: field for schema in schemas.values() for field in schema}.values()))
 
