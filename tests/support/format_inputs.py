@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from wdsplit.tables.formats import arrow, common, text
+
+
+def cut_small(patch) -> None:
+    """Let files be cut into blocks and batches of a few rows."""
+    patch.setattr(text, "BLOCK_BYTES", 100)
+    patch.setattr(arrow, "_GROUP_BYTES", 100)
+    patch.setattr(common, "BATCH_BYTES", 150)
+
 
 def read_files(module, paths, columns=None) -> pa.Table:
     opened = {path: module.open_file(path) for path in paths}

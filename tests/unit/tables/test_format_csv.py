@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import format_inputs
@@ -111,6 +111,8 @@ def test_a_header_alone_has_no_rows(read):
         (["0.12345678901234567890", "1"], pa.string()),
         (["9007199254740993", "1.5"], pa.string()),
         (["9007199254740994", "1.5"], pa.float64()),
+        (["1000000000000000000", "1.5"], pa.float64()),
+        (["18446744073709551616", "1.5"], pa.string()),
         (["1e400"], pa.string()),
         (["1e-400"], pa.string()),
         (["00.5"], pa.string()),
@@ -186,6 +188,7 @@ def test_a_double_printed_with_any_number_of_digits_is_exact(value, form):
     assert exact or form in ("%f", "%.15g")
 
 
+@settings(max_examples=40)
 @given(st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?(e-?[0-9]{1,3})?", fullmatch=True))
 def test_a_number_is_exact_if_its_double_is_printed_the_same(number):
     digits = number.split("e")[0].replace(".", "").lstrip("-0")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import format_inputs
@@ -62,6 +62,7 @@ def lacks(row, kind):
     return {field.name: lacks(row.get(field.name), field.type) for field in kind}
 
 
+@settings(max_examples=50)
 @given(rows(), st.sampled_from([1, 20, 10_000]), st.booleans(), st.sampled_from(["\n", "\r\n", "\n\n", " \n \n"]))
 def test_what_python_writes_is_read_as_it_was(tmp_path_factory, rows, size, ascii_only, end):
     path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
@@ -143,6 +144,12 @@ def test_a_large_integer_among_doubles_is_refused(read, order):
     rows = ['{"a": [9007199254740993]}', '{"a": [0.5]}'][::order]
     with pytest.raises(InputError, match=r"more digits than can be kept|of two types"):
         read("\n".join(rows))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_large_integers_that_doubles_hold_become_doubles(read, order):
+    rows = [{"a": 2**53 + 2, "b": 2**53 + 1}, {"a": 1e20, "b": 1}][::order]
+    assert read("".join(json.dumps(row) + "\n" for row in rows)).to_pylist() == rows
 
 
 def test_large_integers_beside_large_doubles_are_kept(read):

@@ -27,11 +27,8 @@ __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "re
 TYPED = False
 WHAT = "CSV"
 
-_NUMBER = (
-    r"^(?:0|-?[1-9][0-9]{0,17}"  # an integer that is certainly one of 64 bits
-    r"|-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][-+]?[0-9]+|(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+(?:[eE][-+]?[0-9]+)?)"
-    r"|(?i:nan|[-+]?inf(?:inity)?))$"
-)
+_NUMBER = r"^(?:-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|(?i:nan|[-+]?inf(?:inity)?))$"
+_WHOLE = "^[-0-9]+$"
 _TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]
 _HEAD_ROWS = 64
 
@@ -241,7 +238,10 @@ def _allows(kind: pa.DataType, values: pa.Array) -> bool:
     if kind == pa.bool_():
         return all_true(pc.is_in(values, pa.array(_TRUE + _FALSE)))
     if kind == pa.float64():
-        return all_true(pc.match_substring_regex(values, _NUMBER)) and not len(inexact(values))
+        if not all_true(pc.match_substring_regex(values, _NUMBER)):
+            return False
+        whole = values.filter(pc.match_substring_regex(values, _WHOLE))
+        return _allows(pa.int64(), whole) and not len(inexact(values))
     try:
         return bool(values.cast(kind).cast(pa.string()).equals(values))
     except pa.ArrowInvalid:
