@@ -216,6 +216,8 @@ def test_a_file_of_json_that_is_no_lines_says_what_is_expected(tmp_path):
     assert "an object a line" in caught.value.expected
 
 
-def test_a_value_that_is_nested_too_deeply_is_refused(read):
-    with pytest.raises(InputError):
-        read('{"a": 1} ' + "null" * 3 + '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+@pytest.mark.parametrize("depth", [2000, 100_000])
+def test_a_value_that_is_nested_too_deeply_is_refused(read, depth):
+    with pytest.raises(InputError, match="recursion") as caught:
+        read('{"a": []}\n{"a": ' + "[" * depth + "]" * depth + "}\n")
+    assert caught.value.place.endswith("line 2")

@@ -28,6 +28,8 @@ __all__ = ["TYPED", "WHAT", "common_schema", "matching_groups", "open_file", "re
 TYPED = False
 WHAT = "JSON lines"
 
+_UNREADABLE = (pa.ArrowException, ValueError, RecursionError)
+_MAX_DEPTH = 5000
 _OPENING, _CLOSING = b"{}"
 _NO_FIELDS = pa.field("", pa.struct([]))
 _DIGITS = bytes.maketrans(b".123456789", b"0" * 10)
@@ -43,7 +45,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
     for block in reader.blocks():
         try:
             after, num_rows = _joined_types(found, block.data)
-        except (pa.ArrowException, ValueError) as error:
+        except _UNREADABLE as error:
             raise _first_error(found, block, error) from error
         found = after
         reader.add_group(block, num_rows)
@@ -59,7 +61,7 @@ def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
     def fails(line: int) -> bool:
         try:
             _joined_types(found, data[: line_ends[line]])
-        except (pa.ArrowException, ValueError) as its_error:
+        except _UNREADABLE as its_error:
             errors[line] = its_error
         return line in errors
 
@@ -84,15 +86,18 @@ def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
 
     Raises:
         InputError: A line holds no object, or a number would lose digits; it names no place.
-        TwoTypesError, pa.ArrowException: The values are of two kinds, or cannot be read.
+        TwoTypesError, pa.ArrowException, RecursionError: The values are of two kinds, or cannot be read.
     """
     lines = [line for line in map(bytes.strip, data.split(b"\n")) if line]
     if not lines:
         return found, 0
-    # Arrow's parser crashes on a null that is no value of an object, so that lines are looked at before.
+    # Arrow's parser crashes on a null that is no value of an object, and on values that are nested too deeply.
     odd = next((line for line in lines if line[0] != _OPENING or line[-1] != _CLOSING), None)
     if odd is not None:
         raise _no_object(repr(odd[:30].decode("utf-8", "replace")))
+    for line in lines:
+        if len(line) > _MAX_DEPTH and line.count(b"[") + line.count(b"{") > _MAX_DEPTH:
+            json.loads(line)
     table = _parse(data, None)
     if len(table) != len(lines):
         raise _no_object(f"{len(table)} values in {len(lines)} lines")
