@@ -33,6 +33,7 @@ def run(*command, text="", **environ):
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
+        cwd=ROOT,
         env={**os.environ, **environ},
     )
     assert done.returncode == 0, done.stderr
@@ -69,7 +70,7 @@ def test_the_notebook_is_of_format_4_and_small():
 
 def test_the_benchmark_prints_a_row_for_each_mesh(tmp_path):
     options = ["--rows=32", "--batch-size=16", "--features=4", "--devices=1,2", "--rounds=1"]
-    said = run(ROOT / "tools" / "bench_jax.py", *options, f"--output={tmp_path}")
+    said = run("-m", "tools.bench.jax", *options, f"--output={tmp_path}")
     rows = [re.split(r" *\| *", line.strip("| ")) for line in said.splitlines() if line.startswith("|")]
     columns = ["arrays in memory", "Loader, device_put", "JaxLoader, prefetch 0", "JaxLoader, prefetch 2"]
     assert rows[0] == ["devices", "mesh", *columns, "the last one: x Loader, device_put"]

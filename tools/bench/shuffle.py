@@ -4,16 +4,12 @@ A table of one integer a row is made in files of a million rows. All rows are sc
 the dataset, are gathered and written, because the tar of 100 million samples would take 100 GB. Printed are seconds
 and the most memory that the process had, mapped files included.
 
-Example: python tools/bench_shuffle.py --rows 100000000 --jobs 2
+Example: python -m tools.bench.shuffle --rows 100000000 --jobs 2
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import re
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tools.bench import core
 from wdsplit.conversion.passes import merge_pass, scatter_pass, write_pass
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan import Plan
@@ -45,8 +42,7 @@ class Peak:
 
     def _watch(self) -> None:
         while True:
-            found = re.search(r"VmRSS:\s*(\d+)", Path("/proc/self/status").read_text())
-            self._kib = max(self._kib, int(found[1]) if found else 0)
+            self._kib = max(self._kib, core.resident_kib())
             time.sleep(0.02)
 
     def megabytes(self) -> int:
@@ -95,9 +91,9 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=12, help="how many shards to write")
     parser.add_argument("--folder", type=Path, help="where to work; the default is the folder for temporary files")
     arguments = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, pyarrow {pa.__version__}")
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        make_table(Path(name) / "in", arguments.rows)
+    core.print_machine()
+    with core.work_folder(arguments.folder) as name:
+        make_table(name / "in", arguments.rows)
         started = time.perf_counter()
         plan = plan_conversion(f"{name}/in", ConvertOptions(PlanOptions(shuffle=True)))
         print(f"planned: {plan.num_rows:,} rows, {plan.num_shards:,} shards in {time.perf_counter() - started:.2f} s")

@@ -12,22 +12,16 @@ for with `jax.block_until_ready`. Printed are medians over the rounds, in which 
 computed with a batch, so prefetching has only the copies to hide, and because such devices share the processors more
 of them are no faster: what counts is how the columns compare. On a CPU, `jax.device_put` may use an array where it is.
 
-Example: python tools/bench_jax.py --output /dev/shm --devices 1,8 --rounds 5
+Example: python -m tools.bench.jax --output /dev/shm --devices 1,8 --rounds 5
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +30,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from bench_load import ProcessError, print_row
+
+from tools.bench import core
+from tools.bench.core import ProcessError, Result
 
 DEVICES = (1, 2, 4, 8)
 ROWS, FEATURES = 16_384, 1024
@@ -48,9 +44,6 @@ MODEL = 2
 IN_MEMORY, BY_HAND = "arrays in memory", "Loader, device_put"
 OURS = {f"JaxLoader, prefetch {count}": count for count in PREFETCH}
 COLUMNS = (IN_MEMORY, BY_HAND, *OURS)
-
-Rates = dict[str, dict[str, float]]
-"""Samples a second, by mesh and column."""
 
 
 def make_dataset(folder: Path, num_rows: int, num_features: int) -> Path:
@@ -69,7 +62,7 @@ def make_dataset(folder: Path, num_rows: int, num_features: int) -> Path:
 # In a process of its own
 
 
-def measure(path: str, num_devices: int, global_batch: int, workers: int, turn: int) -> Rates:
+def measure(path: str, num_devices: int, global_batch: int, workers: int, turn: int) -> Result:
     """Return what each column gave on each mesh; every other turn goes the other way round."""
     import jax
     import jax.sharding
@@ -84,16 +77,12 @@ def measure(path: str, num_devices: int, global_batch: int, workers: int, turn: 
             devices.reshape(-1, along_model), ("data", "model")
         ),
     }
-    rates: Rates = {}
-    for name, mesh in taking_turns(meshes.items(), turn):
+    core.begin()
+    rates: Result = {}
+    for name, mesh in core.in_turn(meshes.items(), turn):
         readers = open_readers(path, mesh, global_batch, workers)
-        rates[name] = {column: rate(read) for column, read in taking_turns(readers.items(), turn)}
+        rates[name] = {column: rate(read) for column, read in core.in_turn(readers.items(), turn)}
     return rates
-
-
-def taking_turns(items: Iterable[Any], turn: int) -> list[Any]:
-    """Return items in their order, or in the other one every second turn."""
-    return list(items)[:: 1 if turn % 2 == 0 else -1]
 
 
 def open_readers(path: str, mesh: Any, global_batch: int, workers: int) -> dict[str, Callable[[], Iterator[Any]]]:
@@ -152,72 +141,48 @@ def check_once(labels: npt.NDArray[Any]) -> None:
 # Rounds
 
 
-def in_own_process(num_devices: int, *arguments: Any) -> Rates:
-    """Measure in a process that has so many devices.
-
-    Raises:
-        ProcessError: It failed.
-    """
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
-    command = [sys.executable, __file__, "--measure", json.dumps([*arguments])]
-    env = {**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=env)
-    if ended.returncode:
-        raise ProcessError(f"{num_devices} devices: the process failed:\n{ended.stderr}")
-    rates: Rates = json.loads(ended.stdout.splitlines()[-1])
-    return rates
-
-
-def run_rounds(path: Path, arguments: argparse.Namespace) -> dict[int, list[Rates]]:
-    """Return what was measured in each round, by the number of devices."""
-    runs: dict[int, list[Rates]] = {count: [] for count in arguments.devices}
-    for turn in range(arguments.rounds):
-        for count in taking_turns(runs, turn):
-            rates = in_own_process(count, str(path), count, arguments.batch_size, arguments.workers, turn)
-            runs[count].append(rates)
-    return runs
-
-
-def report(runs: dict[int, list[Rates]]) -> None:
+def report(runs: dict[int, list[Result]], what: str) -> None:
     """Print medians, and how the last column compares with the loop by hand."""
-    print_row("devices", "mesh", *COLUMNS, f"the last one: x {BY_HAND}")
-    print_row("---:", "---", *["---:"] * (len(COLUMNS) + 1))
+    rows = []
     for count, rounds in runs.items():
         for mesh in sorted(rounds[0], key=len):
             medians = [statistics.median(rates[mesh][column] for rates in rounds) for column in COLUMNS]
             ratio = medians[-1] / medians[COLUMNS.index(BY_HAND)]
-            print_row(str(count), mesh, *(f"{median:,.0f}" for median in medians), f"{ratio:.2f}")
+            rows.append((str(count), mesh, *(f"{median:,.0f}" for median in medians), f"{ratio:.2f}"))
+    header = ("devices", "mesh", *COLUMNS, f"the last one: x {BY_HAND}")
+    core.print_table(f"Samples a second ({what})", header, rows, names=2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="folder to write to; a RAM disk leaves the disk out of it")
-    parser.add_argument("--devices", default=DEVICES, type=numbers, help="numbers of devices, such as 1,2,4,8")
-    parser.add_argument("--batch-size", type=int, default=256, help="samples of a global batch, on any mesh")
-    parser.add_argument("--rows", type=int, default=ROWS, help="a multiple of --batch-size")
-    parser.add_argument("--features", type=int, default=FEATURES, help="float32 values of a row")
-    parser.add_argument("--workers", type=int, default=0, help="threads that read and decode; 0: the one that waits")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser = core.parser_of(__doc__)
+    parser.add_argument("--devices", default=DEVICES, type=core.numbers, help="Numbers of devices. Default: 1,2,4,8.")
+    parser.add_argument("--batch-size", type=int, default=256, help="Samples of a global batch. Default: 256.")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"A multiple of --batch-size. Default: {ROWS}.")
+    parser.add_argument("--features", type=int, default=FEATURES, help=f"float32 values of a row. Default: {FEATURES}.")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="Threads that read and decode. Default: 0, only the main."
+    )
     arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(*json.loads(arguments.measure))))
-        return
     least = math.lcm(LANES, *arguments.devices)
     if arguments.batch_size % least or arguments.rows % arguments.batch_size or arguments.rows < 1:
         parser.error(f"--batch-size must be a multiple of {least}, and --rows one of --batch-size")
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    with tempfile.TemporaryDirectory(dir=arguments.output) as name:
-        path = make_dataset(Path(name), arguments.rows, arguments.features)
-        runs = run_rounds(path, arguments)
+    core.print_machine()
+    if not core.is_installed("JAX", "jax"):
+        return
+    turns = dict.fromkeys(arguments.devices, 0)
+    with core.work_folder(arguments.output) as folder:
+        path = make_dataset(folder, arguments.rows, arguments.features)
+
+        def run(count: int) -> Result:
+            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+            environ = {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"}
+            sizes = (count, arguments.batch_size, arguments.workers, turns[count])
+            turns[count] += 1
+            return core.in_own_process(measure, path, *sizes, environ=environ)
+
+        runs = core.run_rounds(arguments.devices, arguments.rounds, run, required=lambda _: True)
     what = f"{arguments.rows:,} rows of {arguments.features:,} float32 values, global batches of {arguments.batch_size}"
-    print(f"\nSamples a second ({what}, {arguments.workers} workers, medians of {arguments.rounds})\n")
-    report(runs)
-
-
-def numbers(text: str) -> Sequence[int]:
-    """Return the numbers of a list such as 1,2,4."""
-    return tuple(map(int, text.split(",")))
+    report(runs, f"{what}, {arguments.workers} workers, medians of {arguments.rounds}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def why_not() -> str:
 def enter() -> None:
     """Run this program again from its beginning in a network of its own, unless it is there already."""
     if OURS not in os.environ:
-        os.execvpe("unshare", ["unshare", "--net", sys.executable, *sys.argv], {**os.environ, OURS: "1"})
+        os.execvpe("unshare", ["unshare", "--net", sys.executable, *sys.orig_argv[1:]], {**os.environ, OURS: "1"})
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 

@@ -7,7 +7,6 @@ Libraries are imported where they are used, because few have all of them.
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import os
 import threading
 from collections.abc import Callable
@@ -112,10 +111,6 @@ class Client:
     module: str
     make: Callable[[Path], Fetch]
     protocol: str = "s3"
-
-    @property
-    def is_installed(self) -> bool:
-        return importlib.util.find_spec(self.module) is not None
 
 
 CLIENTS = (

@@ -1,0 +1,1 @@
+"""Programs for those who work on wdsplit; run them from the root of the repository."""

@@ -1,0 +1,71 @@
+"""The tables that benchmarks convert and read, and wdsplit's shards of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+SOURCE = "source.parquet"
+SHARDS = "wdsplit"
+
+
+def make_small(path: Path, num_rows: int) -> None:
+    """Write rows of 256 to 384 characters and a label."""
+    chance = np.random.default_rng(0)
+    lengths = chance.integers(256, 385, num_rows)
+    letters = chance.integers(97, 123, int(lengths.sum()), dtype=np.uint8)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    text = pa.StringArray.from_buffers(num_rows, pa.py_buffer(offsets), pa.py_buffer(letters))
+    table = pa.table({"text": text, "label": chance.integers(0, 1000, num_rows)})
+    pq.write_table(table, path, row_group_size=50_000)
+
+
+def make_image(path: Path, num_rows: int) -> None:
+    """Write rows of 50 to 150 kB of incompressible bytes that begin as JPEGs do, and a label."""
+    chance = np.random.default_rng(1)
+    schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
+    with pq.ParquetWriter(path, schema, compression="none") as writer:
+        for first in range(0, num_rows, 500):
+            sizes = chance.integers(50_000, 150_001, min(500, num_rows - first))
+            images = [b"\xff\xd8\xff" + chance.bytes(int(size)) for size in sizes]
+            writer.write_table(pa.table([images, chance.integers(0, 1000, len(images))], schema=schema))
+
+
+def make_jpeg(path: Path, num_rows: int) -> None:
+    """Write pictures of 500 x 375 pixels and about 100 kB, sums of sines and noise, and a label."""
+    from PIL import Image
+
+    chance = np.random.default_rng(2)
+    y, x = np.mgrid[0:375, 0:500].astype(np.float32)
+    images = []
+    for _ in range(num_rows):
+        slopes, phases = chance.uniform(0.005, 0.1, (3, 2)), chance.uniform(0, 6, 3)
+        planes = [np.sin(a * x + b * y + phase) for (a, b), phase in zip(slopes, phases, strict=True)]
+        pixels = 128 + 80 * np.stack(planes, axis=-1) + chance.normal(0, 22, (375, 500, 1))
+        file = io.BytesIO()
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+        images.append(file.getvalue())
+    pq.write_table(pa.table({"image": images, "label": chance.integers(0, 1000, num_rows)}), path, row_group_size=500)
+
+
+MAKERS: dict[str, Callable[[Path, int], None]] = {"small": make_small, "image": make_image, "jpeg": make_jpeg}
+
+
+def make_shards(folder: Path, output: str = SHARDS, emit: tuple[str, ...] = ("energon",), **plan: Any) -> None:
+    """Convert the table of a folder."""
+    from wdsplit import ConvertOptions, PlanOptions, convert
+
+    options = ConvertOptions(PlanOptions(pad="none", **plan), emit=emit, jobs=2)
+    convert(str(folder / SOURCE), str(folder / output), options)
+
+
+def payload_sizes(path: Path) -> Any:
+    """Return the bytes of each value of a table's first column."""
+    return pc.binary_length(pq.read_table(path, columns=[pq.read_schema(path).names[0]]).column(0))
