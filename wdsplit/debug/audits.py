@@ -177,10 +177,10 @@ class Audit:
         complete = all(each.complete for each in facts)
         faults: Faults | None = None
         if "__key__" in by:
-            self._refuse_repeated(record, facts, find_repeated(self._meetings, record.hashes(), total))
+            self._refuse_repeated(record, facts, find_repeated(self._rendezvous, record.hashes(), total))
         if "__position__" in by:
             due = due_positions(record, facts)
-            faults = compare_positions(self._meetings, record.positions(), total, due, record.stop)
+            faults = compare_positions(self._rendezvous, record.positions(), total, due, record.stop)
             self._refuse_repeated(record, facts, faults)
         self._refuse_contradictions(record, facts)
         self._refuse_gaps(record, facts, faults)

@@ -520,12 +520,12 @@ def test_positions_are_compared_over_all_of_an_epoch(monkeypatch):
     def even(positions):
         return positions % 2 == 0
 
-    meetings = Rendezvous(Ranks(), "test", 1.0)
-    faults = delivered.compare_positions(meetings, given, len(given), even, stop=20)
+    alone = Rendezvous(Ranks(), "test", 1.0)
+    faults = delivered.compare_positions(alone, given, len(given), even, stop=20)
     assert (faults.num_repeated, faults.repeated) == (1, [[(0, 1), (0, 6)]])
     assert (faults.num_missing, faults.missing) == (4, [10, 12, 14, 16])
     assert (faults.num_unexpected, faults.unexpected) == (1, [(0, 7)])
-    assert delivered.compare_positions(meetings, given[:0], 0, even, stop=20).num_missing == 10
+    assert delivered.compare_positions(alone, given[:0], 0, even, stop=20).num_missing == 10
 
 
 def test_large_audits_go_in_buckets(numbers, monkeypatch):
