@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from wdsplit.integrations.tensorflow import TensorFlowLoader
 
 NUM_SAMPLES = 101
 STEPS = 7
+SPEC = (tf.TensorSpec((16,), tf.int64),)
 
 CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -122,6 +124,19 @@ def check_some_epochs_follow_one_another(path):
 def check_tensorflow_is_told_not_to_shard(path):
     policy = loader_of(path).dataset().options().experimental_distribute.auto_shard_policy
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+def check_tensorflow_takes_no_more_ahead_than_prefetch(path):
+    """A slow consumer lets TensorFlow's own prefetch grow until it has taken a whole epoch ahead."""
+    for prefetch in (0, 2):
+        taken = []
+        dataset = wdsplit.Dataset(path).decode().map(lambda sample: taken.append(1) or sample).to_tuple("cls")
+        loader = TensorFlowLoader(wdsplit.Loader(dataset, 16), prefetch=prefetch, element_spec=SPEC)
+        batches = iter(loader.dataset())
+        for _ in range(3):
+            next(batches)
+        time.sleep(0.3)
+        assert len(taken) == 16 * (3 + prefetch)
 
 
 def check_keras_trains_on_every_sample_once_an_epoch(path):

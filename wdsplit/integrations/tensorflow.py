@@ -73,8 +73,9 @@ class TensorFlowLoader(AheadLoader):
     def dataset(self, epochs: int | None = None) -> Any:
         """Return a tf.data.Dataset of the batches of some epochs, one after another; of all for None.
 
-        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. TensorFlow
-        is told not to shard it.
+        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. Its
+        options keep TensorFlow from sharding it, and from adding a prefetch of its own: end stages that you add with
+        a `prefetch`.
 
         Which batches were used is known only of those that `callback` has seen in Keras. With it, a dataset of all
         epochs that is iterated again (by a further `fit`) goes on after them; one of some epochs begins the epoch
@@ -96,6 +97,8 @@ class TensorFlowLoader(AheadLoader):
         dataset = tf.data.Dataset.from_generator(batches, output_signature=self.element_spec)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        # TensorFlow adds a prefetch of a size of its own choice otherwise, and may reach the end of the epoch in it.
+        options.experimental_optimization.inject_prefetch = False
         dataset = dataset.with_options(options)
         return dataset.prefetch(self._prefetch) if self._prefetch else dataset
 
