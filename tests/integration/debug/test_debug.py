@@ -24,7 +24,7 @@ from wdsplit.debug.diagnosis import Figures, advice
 from wdsplit.debug.parameters import differing, odd_ones
 from wdsplit.debug.ranks import Ranks, Rendezvous
 from wdsplit.errors import DatasetNotFoundError, InputError
-from wdsplit.integrations.delegate import Delegate
+from wdsplit.integrations.opaque_loader import OpaqueLoader
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import hash_stream
@@ -858,9 +858,9 @@ def test_a_diagnosis_of_an_audit_is_that_of_its_loader(numbers):
 
 
 def test_a_loader_is_diagnosed_also_as_an_integration_has_it_and_nothing_else(numbers):
-    delegate = Delegate(Loader(Dataset(numbers), 12))
-    list(delegate)
-    assert debug.diagnose(delegate).figures.batches == 9
+    opaque = OpaqueLoader(Loader(Dataset(numbers), 12))
+    list(opaque)
+    assert debug.diagnose(opaque).figures.batches == 9
     with pytest.raises(InputError, match=r"expected: a wdsplit\.Loader.*\n  found: list"):
         debug.diagnose([1, 2])
 
