@@ -68,9 +68,28 @@ def parameters(rank):
     result["meta on one rank"] = said(debug.check_same_parameters, torch.nn.Linear(3, 2, device=device))
     buffered = torch.nn.BatchNorm1d(3)
     buffered.running_mean += rank
-    result["buffers"] = said(debug.check_same_parameters, buffered, buffers=True)
-    result["no buffers"] = said(debug.check_same_parameters, buffered)
+    result["all buffers"] = said(debug.check_same_parameters, buffered, buffers=True)
+    result["running statistics"] = said(debug.check_same_parameters, buffered)
+    masked = torch.nn.LayerNorm(3)
+    masked.register_buffer("mask", torch.tensor([rank]))
+    result["own buffer"] = said(debug.check_same_parameters, masked)
+    result["no buffers"] = said(debug.check_same_parameters, masked, buffers=False)
     result["unreadable"] = said(debug.check_same_parameters, Unreadable() if rank else {})
+    return result
+
+
+def optimizers(rank):
+    """An optimizer after a step: the same on both ranks, then with another option, then with another state."""
+    model = model_of(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    result = {"same": said(debug.check_same_optimizer, optimizer)}
+    optimizer.param_groups[0]["lr"] = 0.1 + rank
+    result["option"] = said(debug.check_same_optimizer, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.state[model[2].bias]["exp_avg"][0] += rank
+    result["state"] = said(debug.check_same_optimizer, optimizer)
     return result
 
 
@@ -297,6 +316,7 @@ def main(path, folder):
         "late": late(rank),
         "groups": groups(path),
         "parameters": parameters(rank),
+        "optimizers": optimizers(rank),
         "sharded": sharded(rank),
         "gradients": gradients(rank),
         "audits that hold": audits_that_hold(path, rank),

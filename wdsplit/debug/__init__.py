@@ -10,7 +10,7 @@ from wdsplit.debug.audits import AUDITED, Audit, EpochAudit, audit
 from wdsplit.debug.diagnosis import Diagnosis, diagnose
 from wdsplit.debug.gradients import check_same_gradients
 from wdsplit.debug.losses import Divergence, Losses, LossLog, read_losses
-from wdsplit.debug.parameters import check_same_parameters, param_hash
+from wdsplit.debug.parameters import check_same_optimizer, check_same_parameters, param_hash
 from wdsplit.debug.ranks import CheckError, barrier
 from wdsplit.debug.seeds import Seeded, set_seed
 
@@ -27,6 +27,7 @@ __all__ = [
     "audit",
     "barrier",
     "check_same_gradients",
+    "check_same_optimizer",
     "check_same_parameters",
     "diagnose",
     "param_hash",

@@ -120,9 +120,8 @@ class TensorFlowLoader(PrefetchingLoader):
 
     def _batches(self, epochs: int | None) -> Iterator[Any]:
         """Give batches as numpy has them, and note the state after each. TensorFlow does so in a thread of its own."""
-        is_lost = (
-            epochs is None and not self._reports_use and len(self._made) > self._prefetch + 2
-        )  # a look at a first batch makes fewer
+        # Where no more than these were made, a library may just have looked at a first batch: nothing is lost.
+        is_lost = epochs is None and not self._reports_use and len(self._made) > self._prefetch + 2
         made = self._made = deque()
         self._error, given = None, 0
         try:
