@@ -208,12 +208,12 @@ def a_comparison_that_fails(path, rank):
     def broken(*arguments):
         raise OSError("the disk is gone")
 
-    told = Record.told
+    describe = Record.describe
     if not rank:
-        Record.told = broken
+        Record.describe = broken
     loader = loader_of(path, rank=0, world_size=1)
     result = said(audited, loader, between=lambda batches, epoch, step: "stop" if step == 2 else None)
-    Record.told = told
+    Record.describe = describe
     return result
 
 

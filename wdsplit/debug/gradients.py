@@ -73,7 +73,7 @@ def check_same_gradients(
         raise InputError("invalid sample", expected="an integer of at least 1, or None", found=repr(sample))
     if not 0 <= tolerance < 1:
         raise InputError("invalid tolerance", expected="0 <= tolerance < 1", found=repr(tolerance))
-    rendezvous = Rendezvous(Ranks.of(group), "check_same_gradients", timeout_s)
+    rendezvous = Rendezvous(Ranks.in_group(group), "check_same_gradients", timeout_s)
     ranks = rendezvous.ranks
     gathered = rendezvous.gathered_or_raised(lambda: list(_gradients(model, sample)))
     names = [gradient.entry.name for gradient in gathered[0]]

@@ -68,7 +68,7 @@ def check_same_parameters(
         TopologyError: This process is not in the group.
     """
     return _check_same(
-        Rendezvous(Ranks.of(group), "check_same_parameters", timeout_s),
+        Rendezvous(Ranks.in_group(group), "check_same_parameters", timeout_s),
         lambda: _model_entries(model_or_state_dict, buffers),
         "parameter",
         "make the model from one seed on all ranks (wdsplit.debug.set_seed(seed, rank=0)), load the checkpoint "
@@ -97,7 +97,7 @@ def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None,
         TopologyError: This process is not in the group.
     """
     return _check_same(
-        Rendezvous(Ranks.of(group), "check_same_optimizer", timeout_s),
+        Rendezvous(Ranks.in_group(group), "check_same_optimizer", timeout_s),
         lambda: _optimizer_entries(optimizer),
         "optimizer value",
         "load the optimizer's checkpoint on all ranks, give all the same options, and let no rank skip a step",

@@ -81,7 +81,7 @@ def test_a_seed_says_what_it_set_and_that_is_the_documented_hash():
 
 @pytest.mark.parametrize("arguments", [(-1,), (1.5,), (True,), (2**63,), (0, -1), ("0",)])
 def test_a_seed_that_cannot_be_is_refused(arguments):
-    with pytest.raises(InputError, match=r"the (seed|rank) cannot be"):
+    with pytest.raises(InputError, match=r"invalid (seed|rank)"):
         debug.set_seed(*arguments)
 
 
@@ -594,10 +594,10 @@ def test_a_mixture_is_audited_by_positions_because_its_keys_come_again(numbers):
 def test_a_collate_fn_says_itself_where_the_samples_stand(numbers):
     loader = Loader(Dataset(numbers), 12, collate_fn=lambda samples: samples)
 
-    def of(samples):
+    def identify(samples):
         return {name: [sample[name] for sample in samples] for name in debug.AUDITED}
 
-    with debug.audit(loader, of=of) as audited:
+    with debug.audit(loader, identify=identify) as audited:
         batches = list(audited)
     assert audited.epochs[0].samples == 101
     assert isinstance(batches[0], list)
