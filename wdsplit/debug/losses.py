@@ -97,8 +97,8 @@ class Divergence:
     Attributes:
         rank: The rank.
         step: Where it was first seen.
-        loss: The mean of its last losses there; NaN if its loss is not finite.
-        others: The same of the other ranks.
+        loss: Its loss there, without the noise of single steps; NaN if it is not finite.
+        others: The median of the ranks there.
     """
 
     rank: int
@@ -154,45 +154,35 @@ class Losses:
         noise = float(np.median(changes)) if len(changes) else 0.0
         # The difference of two losses has twice the variance of one, and a mean of so many this share of it.
         bound = threshold * noise * math.sqrt(2 / window)
-        distances = self._distances()
-        found = []
-        for column in range(len(self.ranks)):
-            signs = [self._not_finite(column), self._away(column, distances[:, column], window, bound)]
-            found += sorted((each for each in signs if each is not None), key=lambda each: each.step)[:1]
-        return sorted(found, key=lambda each: (each.step, each.rank))
+        others = self._others()
+        signs = [self._first_sign(column, others[:, column], window, bound) for column in range(len(self.ranks))]
+        return sorted((each for each in signs if each is not None), key=lambda each: (each.step, each.rank))
 
-    def _distances(self) -> npt.NDArray[np.float64]:
-        """Return the distance of each loss from the median of its step; NaN where there is none to compare with."""
-        losses = np.where(np.isfinite(self.losses), self.losses, np.nan)
-        counts = np.isfinite(losses).sum(axis=1)
-        distances = np.full(losses.shape, np.nan)
-        comparable = losses[counts > 1]
-        distances[counts > 1] = comparable - np.nanmedian(comparable, axis=1, keepdims=True)
-        distances[counts == 2] *= 2  # the median of two lies halfway between them
-        return distances
+    def _others(self) -> npt.NDArray[np.float64]:
+        """Return what each loss is compared with: the median of all ranks, or the other one of two; NaN for none."""
+        finite = np.isfinite(self.losses)
+        losses, counts = np.where(finite, self.losses, np.nan), finite.sum(axis=1, keepdims=True)
+        medians = np.full(counts.shape, np.nan)
+        known = counts[:, 0] > 0
+        medians[known] = np.nanmedian(losses[known], axis=1, keepdims=True)
+        others = np.where(finite & (counts == 2), 2 * medians - losses, medians)  # it lies halfway between the two
+        others[finite & (counts == 1)] = np.nan
+        return others
 
-    def _not_finite(self, column: int) -> Divergence | None:
-        """Return where the loss of a rank is first not finite."""
-        rows = np.flatnonzero(self.present[:, column] & ~np.isfinite(self.losses[:, column]))
-        if not len(rows):
-            return None
-        row = self.losses[rows[0]]
-        finite = row[np.isfinite(row)]
-        others = float(np.median(finite)) if len(finite) else math.nan
-        return Divergence(self.ranks[column], int(self.steps[rows[0]]), math.nan, others)
-
-    def _away(self, column: int, distances: npt.NDArray[np.float64], window: int, bound: float) -> Divergence | None:
-        """Return where the mean distance of a rank from the others is first above a bound."""
-        rows = np.flatnonzero(~np.isnan(distances))
-        if len(rows) < max(window, 2):
-            return None
-        means = np.convolve(distances[rows], np.full(window, 1 / window), "valid")
-        away = np.flatnonzero(np.abs(means) > bound)
+    def _first_sign(self, column: int, others: npt.NDArray[np.float64], window: int, bound: float) -> Divergence | None:
+        """Return where the loss of a rank is first not finite, or on average too far from the others."""
+        own = self.losses[:, column]
+        rows = np.flatnonzero(np.isfinite(own) & ~np.isnan(others))
+        means = np.full(len(own), np.nan)
+        if len(rows) >= max(window, 2):
+            means[rows[window - 1 :]] = np.convolve(own[rows] - others[rows], np.full(window, 1 / window), "valid")
+        is_broken = self.present[:, column] & ~np.isfinite(own)
+        away = np.flatnonzero(is_broken | (np.abs(means) > bound))
         if not len(away):
             return None
-        rows = rows[away[0] : away[0] + window]
-        loss = float(self.losses[rows, column].mean())
-        return Divergence(self.ranks[column], int(self.steps[rows[-1]]), loss, loss - float(means[away[0]]))
+        row = away[0]
+        loss = math.nan if is_broken[row] else float(others[row] + means[row])
+        return Divergence(self.ranks[column], int(self.steps[row]), loss, float(others[row]))
 
     def __str__(self) -> str:
         if not len(self.steps):
