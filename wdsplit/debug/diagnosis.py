@@ -1,6 +1,6 @@
 """Is the loader or the model the bottleneck, and what would help: a diagnosis of the gaps between batches.
 
-`advice` is a pure function of figures that were measured: each piece of advice has a condition on them.
+Advice is a pure function of the figures that were measured: each piece has a condition on them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from wdsplit.loading.stages.decoders import Decode
 from wdsplit.loading.stages.images import ImageField
 from wdsplit.order.distribution import reading_advice
 
-__all__ = ["Diagnosis", "Figures", "advice", "diagnose"]
+__all__ = ["Diagnosis", "diagnose"]
 
 _PERCENTILES = (50, 90, 99, 100)
 _MAX_WAIT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What was measured of a loader, and how it is set up."""
+class Diagnosis:
+    """Whether the loader or the model is the bottleneck, the figures that show it, and what would help.
+
+    The fields are what was measured of a loader, and how it is set up.
+    """
 
     batches: int
     samples: int
@@ -57,19 +60,53 @@ class Figures:
     @property
     def wait_share(self) -> float:
         """The share of the time in which the training waited, from 0 to 1."""
-        total = self.wait_s + self.compute_s
-        return self.wait_s / total if total else 0.0
+        return self.wait_s / ((self.wait_s + self.compute_s) or 1.0)
+
+    @property
+    def bottleneck(self) -> str:
+        """`loader` if the training waits for more than a tenth of the time, else `model`; "" without a batch."""
+        if not self.batches:
+            return ""
+        return "loader" if self.wait_share > _MAX_WAIT_SHARE else "model"
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would let the training wait less, most likely first; empty if the loader keeps up."""
+        return tuple(text for holds, text in _rules(self) if holds) if self.bottleneck == "loader" else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain JSON values, with throughput."""
+        seconds = (self.wait_s + self.compute_s) or 1.0
+        return {
+            "bottleneck": self.bottleneck,
+            "wait_share": self.wait_share,
+            "samples_per_s": self.samples / seconds,
+            "bytes_per_s": self.num_bytes / seconds,
+            **dataclasses.asdict(self),
+            "advice": list(self.advice),
+        }
+
+    def __str__(self) -> str:
+        if not self.batches:
+            return "nothing was delivered yet"
+        values = self.as_dict()
+        bound = {
+            "loader": "loader-bound: the training waits for batches",
+            "model": "compute-bound: the loader keeps up",
+        }
+        lines = [
+            f"{bound[self.bottleneck]} {self.wait_share:.0%} of the time",
+            f"  {self.batches:,} batches, {self.samples:,} samples: {values['samples_per_s']:,.0f} samples/s, "
+            f"{values['bytes_per_s'] / 1e6:,.1f} MB/s",
+            f"  first batches of {self.iterations} epochs: waited {_time(self.first_wait_s)}",
+            f"  then waited for a batch: {_listed(self.waits)}",
+            f"  between batches: {_listed(self.computes)}",
+        ]
+        return "\n".join([*lines, *(f"  - {each}" for each in self.advice)])
 
 
-def advice(figures: Figures) -> list[str]:
-    """Return what would let the training wait less; nothing if it waits for a tenth of the time or less. Pure."""
-    if figures.wait_share <= _MAX_WAIT_SHARE:
-        return []
-    return [text for holds, text in _rules(figures) if holds]
-
-
-def _rules(at: Figures) -> list[tuple[bool, str]]:
-    """Return all pieces of advice for a loader that is waited for, and whether each applies."""
+def _rules(at: Diagnosis) -> list[tuple[bool, str]]:
+    """Return all pieces of advice for a loader that is waited for, and whether each applies. Pure (no I/O)."""
     first_share, sample_kb = at.first_wait_s / at.wait_s, at.num_bytes / max(1, at.samples) / 1e3
     median, slowest = at.waits.get("50", 0.0), at.waits.get("99", 0.0)
     restarts = at.num_workers > 0 and not at.is_persistent and not at.is_threaded
@@ -125,56 +162,6 @@ def _rules(at: Figures) -> list[tuple[bool, str]]:
     ]
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Whether the loader or the model is the bottleneck, the figures that say so, and what would help.
-
-    Attributes:
-        figures: What was measured.
-        advice: What would help, most likely first; empty if the loader keeps up.
-    """
-
-    figures: Figures
-    advice: tuple[str, ...]
-
-    @property
-    def bottleneck(self) -> str:
-        """`loader` if the training waits for more than a tenth of the time, else `model`; "" without a batch."""
-        if not self.figures.batches:
-            return ""
-        return "loader" if self.figures.wait_share > _MAX_WAIT_SHARE else "model"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values, with `bottleneck`, `wait_share` and throughput."""
-        seconds = self.figures.wait_s + self.figures.compute_s
-        return {
-            "bottleneck": self.bottleneck,
-            "wait_share": self.figures.wait_share,
-            "samples_per_s": self.figures.samples / seconds if seconds else 0.0,
-            "bytes_per_s": self.figures.num_bytes / seconds if seconds else 0.0,
-            **dataclasses.asdict(self.figures),
-            "advice": list(self.advice),
-        }
-
-    def __str__(self) -> str:
-        at, values = self.figures, self.as_dict()
-        if not at.batches:
-            return "nothing was delivered yet"
-        bound = {
-            "loader": "loader-bound: the training waits for batches",
-            "model": "compute-bound: the loader keeps up",
-        }
-        lines = [
-            f"{bound[self.bottleneck]} {at.wait_share:.0%} of the time",
-            f"  {at.batches:,} batches, {at.samples:,} samples: {values['samples_per_s']:,.0f} samples/s, "
-            f"{values['bytes_per_s'] / 1e6:,.1f} MB/s",
-            f"  first batches of {at.iterations} epochs: waited {_time(at.first_wait_s)}",
-            f"  then waited for a batch: {_listed(at.waits)}",
-            f"  between batches: {_listed(at.computes)}",
-        ]
-        return "\n".join([*lines, *(f"  - {each}" for each in self.advice)])
-
-
 def _listed(percentiles: dict[str, float]) -> str:
     names = {"50": "median", "100": "at most"}
     texts = [f"{names.get(name, f'{name} %')} {_time(value)}" for name, value in percentiles.items()]
@@ -205,18 +192,17 @@ def diagnose(loader: Any) -> Diagnosis:
             expected="a wdsplit.Loader, the audit of one, or an integration's loader",
             found=type(loader).__name__,
         )
-    figures = _figures(found)
-    return Diagnosis(figures, tuple(advice(figures)))
+    return _diagnosis(found)
 
 
-def _figures(loader: Loader) -> Figures:
+def _diagnosis(loader: Loader) -> Diagnosis:
     clock, made, dataset = loader._clock, loader.statistics(), loader.dataset
     source: Any = dataset.source
     sources: tuple[Source, ...] = getattr(source, "sources", (source,))
     access, world = sources[0].access, dataset.world()
     num_windows = sum(int((-(-each.manifest.shards.num_real // each.options.window)).sum()) for each in sources)
     needed = num_windows * made.samples_made / max(1, source.num_samples)
-    return Figures(
+    return Diagnosis(
         batches=made.batches,
         samples=made.samples,
         num_bytes=made.delivered_bytes,

@@ -33,14 +33,14 @@ def test_a_loader_that_is_slow_is_told_from_a_model_that_is(numbers):
     assert found.bottleneck == "loader"
     assert str(found).startswith("loader-bound: the training waits for batches ")
     assert any("more workers" in each for each in found.advice)
-    assert 0.009 < found.figures.waits["50"] < found.figures.waits["100"] < taken_s
+    assert 0.009 < found.waits["50"] < found.waits["100"] < taken_s
     loader = Loader(Dataset(numbers), 12)
     for _ in loader:
         time.sleep(0.1)
     found = debug.diagnose(loader)
     assert (found.bottleneck, found.advice) == ("model", ())
     assert str(found).startswith("compute-bound: the loader keeps up")
-    assert found.figures.computes["50"] > 0.099
+    assert found.computes["50"] > 0.099
     values = json.loads(json.dumps(found.as_dict()))
     assert (values["batches"], values["samples"], values["iterations"]) == (9, 108, 1)
     assert values["samples_per_s"] == pytest.approx(108 / (values["wait_s"] + values["compute_s"]))
@@ -52,17 +52,17 @@ def test_a_diagnosis_knows_how_the_loader_is_set_up(numbers):
     assert str(debug.diagnose(loader)) == "nothing was delivered yet"
     for _ in range(2):
         list(loader)
-    found = debug.diagnose(loader).figures
+    found = debug.diagnose(loader)
     assert (found.iterations, found.num_workers, found.is_threaded, found.prefetch_factor) == (2, 2, True, 3)
     assert (found.is_remote, found.is_cached, found.decodes_images, found.collates) == (False, False, False, False)
-    assert debug.diagnose(Loader(Dataset(numbers).decode("pil"), 12)).figures.decodes_images
+    assert debug.diagnose(Loader(Dataset(numbers).decode("pil"), 12)).decodes_images
     assert found.first_wait_s <= found.wait_s
 
 
 def test_a_loader_is_diagnosed_also_as_an_integration_has_it_and_nothing_else(numbers):
     opaque = OpaqueLoader(Loader(Dataset(numbers), 12))
     list(opaque)
-    assert debug.diagnose(opaque).figures.batches == 9
+    assert debug.diagnose(opaque).batches == 9
     with pytest.raises(InputError, match=r"expected: a wdsplit\.Loader.*\n  found: list"):
         debug.diagnose([1, 2])
 
@@ -84,7 +84,7 @@ with debug.audit(wdsplit.Loader(wdsplit.Dataset({numbers!r}), 12)) as audited, d
         log.log(step, 0.5)
 assert audited.epochs[0].samples == 101, audited.epochs
 assert debug.read_losses({str(tmp_path)!r}).losses.shape == (9, 1)
-assert debug.diagnose(audited).figures.batches == 9
+assert debug.diagnose(audited).batches == 9
 debug.barrier(1)
 try:
     debug.param_hash({{}})

@@ -228,4 +228,4 @@ def epoch_of(loader, epoch):
 def test_a_diagnosis_of_an_audit_is_that_of_its_loader(numbers):
     with debug.audit(Loader(Dataset(numbers), 12)) as audited:
         list(audited)
-        assert debug.diagnose(audited).figures.batches == 9
+        assert debug.diagnose(audited).batches == 9

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from wdsplit.debug.diagnosis import Figures, advice
+from wdsplit.debug import Diagnosis
 
-MODEST = Figures(
+MODEST = Diagnosis(
     batches=100,
     samples=1000,
     num_bytes=10**6,
@@ -35,7 +35,7 @@ MODEST = Figures(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "text"),
     [
         ({}, "4 workers keep all 4 processors busy"),
         ({"num_workers": 0}, "more workers (now num_workers=0): this machine has 4 processors"),
@@ -49,9 +49,9 @@ MODEST = Figures(
         ({"windows_read": 2.5, "sharing": "use 2 ranks"}, "each window is read 2.5 times: use 2 ranks"),
     ],
 )
-def test_each_piece_of_advice_has_its_condition(changes, told):
-    busy = advice(MODEST)
-    assert len(busy) == 1
-    assert any(told in each for each in advice(replace(MODEST, **changes)))
-    assert not changes or not any(told in each for each in busy)
-    assert advice(replace(MODEST, **changes, wait_s=0.5)) == []
+def test_each_piece_of_advice_has_its_condition(changes, text):
+    changed = replace(MODEST, **changes)
+    assert len(MODEST.advice) == 1
+    assert any(text in each for each in changed.advice)
+    assert not changes or not any(text in each for each in MODEST.advice)
+    assert replace(changed, wait_s=0.5).advice == ()
