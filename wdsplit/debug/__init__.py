@@ -1,7 +1,8 @@
-"""Debugging a training on many ranks: what differs between them, what they were given, and who waits for whom.
+"""Debugging a training on many ranks: what differs between them, what they were given, and which one waits.
 
-Nothing here is needed for training, and nothing of it is loaded with `import wdsplit`. What ranks tell each other goes
-over `torch.distributed`; without it, all that needs no other rank works in one process.
+Nothing here is needed for training, and `import wdsplit` loads none of it. Ranks exchange values over
+`torch.distributed`; without it, all that needs no other rank works in one process. Each module has one check; `ranks`,
+`tensors` and the three modules below `audits` serve them. Begin with `ranks`.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def check_same_parameters(
         model_or_state_dict: As of `param_hash`.
         group: A process group or DeviceMesh whose ranks are compared; by default all. Ranks of a pipeline have
             different parameters: name a group that has the same.
-        buffers: Of a module, compare its buffers too. By default all but the running statistics of batch
-            normalisation, which differ between ranks by design.
+        buffers: Of a module, compare its buffers too. By default all but those of batch and instance normalisation,
+            whose running statistics differ between ranks by design.
         timeout_s: Seconds that a rank waits for the others to call this, too.
 
     Returns:
@@ -183,10 +183,10 @@ def _model_entries(model: torch.nn.Module | Mapping[str, Any], buffers: bool | N
 
 def _named_buffers(model: torch.nn.Module, buffers: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the buffers of a module: all for True, none for False, those that should be the same on all for None."""
-    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.batchnorm import _NormBase
 
     for prefix, module in model.named_modules() if buffers is not False else ():
-        if buffers is None and isinstance(module, _BatchNorm):
+        if buffers is None and isinstance(module, _NormBase):
             continue
         yield from module.named_buffers(prefix, recurse=False)
 

@@ -25,7 +25,7 @@ def slow(value, seconds):
     return value
 
 
-def test_a_loader_that_is_slow_is_told_from_a_model_that_is(numbers):
+def test_a_slow_loader_is_distinguished_from_a_slow_model(numbers):
     loader, begun = Loader(Dataset(numbers).map(lambda sample: slow(sample, 0.001)), 12), time.perf_counter()
     list(loader)
     taken_s = time.perf_counter() - begun

@@ -15,7 +15,7 @@ def test_ranks_find_their_seeds_before_the_process_group_and_with_it(job):
         assert said["seed"] == [rank, value, value, value]
 
 
-def test_a_barrier_names_who_did_not_come_and_who_comes_too_late_is_told(job):
+def test_a_barrier_names_the_ranks_that_did_not_come_and_fails_for_one_that_comes_too_late(job):
     first, second = (rank["late"] for rank in job.ranks)
     assert first["met"] == second["met"] == {"returned": None}
     assert "found: rank 1 did not come" in first["alone"]["text"]

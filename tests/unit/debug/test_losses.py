@@ -73,7 +73,7 @@ def test_a_loss_that_is_not_finite_diverges_at_once_also_alone(tmp_path):
     assert [(each.rank, each.step, each.others) for each in losses.diverged(window=2)] == [(1, 1, 0.5)]
 
 
-def test_a_rank_that_ends_early_is_told(tmp_path):
+def test_a_rank_that_ends_early_is_named(tmp_path):
     losses = logged(tmp_path, {0: noisy(0, 40), 1: noisy(1, 25), 2: []})
     assert losses.behind() == {1: 24, 2: -1}
     assert "ends early: rank 1, at step 24" in str(losses)
