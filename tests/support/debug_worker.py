@@ -30,7 +30,7 @@ def model_of(seed):
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
 
 
-def said(check, *arguments, **options):
+def outcome_of(check, *arguments, **options):
     """Return what a check returned, or what its error said."""
     try:
         return {"returned": check(*arguments, **options)}
@@ -58,19 +58,38 @@ class Unreadable(dict):
 
 def parameters(rank):
     model = model_of(0)
-    result = {"same": said(debug.check_same_parameters, model), "hash": debug.param_hash(model)}
+    result = {"same": outcome_of(debug.check_same_parameters, model), "hash": debug.param_hash(model)}
     with torch.no_grad():
         model[2].weight[0, 0] += rank
-    result["different"] = said(debug.check_same_parameters, model)
-    result["shapes"] = said(debug.check_same_parameters, torch.nn.Linear(3, 2 + rank))
-    result["names"] = said(debug.check_same_parameters, {"a": torch.ones(1), f"b{rank}": torch.ones(1)})
+    result["different"] = outcome_of(debug.check_same_parameters, model)
+    result["shapes"] = outcome_of(debug.check_same_parameters, torch.nn.Linear(3, 2 + rank))
+    result["names"] = outcome_of(debug.check_same_parameters, {"a": torch.ones(1), f"b{rank}": torch.ones(1)})
     device = "meta" if rank else "cpu"
-    result["meta on one rank"] = said(debug.check_same_parameters, torch.nn.Linear(3, 2, device=device))
+    result["meta on one rank"] = outcome_of(debug.check_same_parameters, torch.nn.Linear(3, 2, device=device))
     buffered = torch.nn.BatchNorm1d(3)
     buffered.running_mean += rank
-    result["buffers"] = said(debug.check_same_parameters, buffered, buffers=True)
-    result["no buffers"] = said(debug.check_same_parameters, buffered)
-    result["unreadable"] = said(debug.check_same_parameters, Unreadable() if rank else {})
+    result["all buffers"] = outcome_of(debug.check_same_parameters, buffered, buffers=True)
+    result["running statistics"] = outcome_of(debug.check_same_parameters, buffered)
+    masked = torch.nn.LayerNorm(3)
+    masked.register_buffer("mask", torch.tensor([rank]))
+    result["own buffer"] = outcome_of(debug.check_same_parameters, masked)
+    result["no buffers"] = outcome_of(debug.check_same_parameters, masked, buffers=False)
+    result["unreadable"] = outcome_of(debug.check_same_parameters, Unreadable() if rank else {})
+    return result
+
+
+def optimizers(rank):
+    """An optimizer after a step: the same on both ranks, then with another option, then with another state."""
+    model = model_of(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    result = {"same": outcome_of(debug.check_same_optimizer, optimizer)}
+    optimizer.param_groups[0]["lr"] = 0.1 + rank
+    result["option"] = outcome_of(debug.check_same_optimizer, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.state[model[2].bias]["exp_avg"][0] += rank
+    result["state"] = outcome_of(debug.check_same_optimizer, optimizer)
     return result
 
 
@@ -78,32 +97,32 @@ def sharded(rank):
     """FSDP2 on a mesh of one dimension, where each rank has its own; on two, where a replica can differ; and FSDP1."""
     whole = model_of(0)
     fully_shard(whole, mesh=init_device_mesh("cpu", (2,)))
-    result = {"own parts": said(debug.check_same_parameters, whole)}
+    result = {"own parts": outcome_of(debug.check_same_parameters, whole)}
     hybrid = model_of(0)
     fully_shard(hybrid, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
-    result["replicas"] = said(debug.check_same_parameters, hybrid)
+    result["replicas"] = outcome_of(debug.check_same_parameters, hybrid)
     with torch.no_grad():
         hybrid[0].bias.to_local().add_(rank)
-    result["a replica that differs"] = said(debug.check_same_parameters, hybrid)
+    result["a replica that differs"] = outcome_of(debug.check_same_parameters, hybrid)
     hybrid(torch.ones(2, 3)).sum().backward()
-    result["gradients of replicas"] = said(debug.check_same_gradients, hybrid)
+    result["gradients of replicas"] = outcome_of(debug.check_same_gradients, hybrid)
     mesh = init_device_mesh("cpu", (2,))
     tensors = {
         "rows": distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)]),
         "copies": distribute_tensor(torch.arange(8.0), mesh, [Replicate()]),
     }
-    result["tensors"] = said(debug.check_same_parameters, tensors)
+    result["tensors"] = outcome_of(debug.check_same_parameters, tensors)
     hybrid = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     row = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
     mixed = {"experts": row, "dense": distribute_tensor(torch.arange(4.0), hybrid["shard"], [Shard(0)])}
-    result["meshes"] = said(debug.check_same_parameters, mixed)
+    result["meshes"] = outcome_of(debug.check_same_parameters, mixed)
     mixed["dense"].to_local().add_(rank)
-    result["meshes, one differs"] = said(debug.check_same_parameters, mixed)
+    result["meshes, one differs"] = outcome_of(debug.check_same_parameters, mixed)
     turned = distribute_tensor(torch.arange(4.0), DeviceMesh("cpu", [1, 0]), [Shard(0)])
-    result["meshes that look alike"] = said(debug.check_same_parameters, {"experts": row, "dense": turned})
+    result["meshes that look alike"] = outcome_of(debug.check_same_parameters, {"experts": row, "dense": turned})
     unreduced = {"sum": DTensor.from_local(torch.ones(2), mesh, [Partial()])}
-    result["not reduced"] = said(debug.check_same_parameters, unreduced)
-    result["old"] = said(debug.check_same_parameters, FullyShardedDataParallel(model_of(0), device_id="cpu"))
+    result["not reduced"] = outcome_of(debug.check_same_parameters, unreduced)
+    result["old"] = outcome_of(debug.check_same_parameters, FullyShardedDataParallel(model_of(0), device_id="cpu"))
     return result
 
 
@@ -112,20 +131,20 @@ def gradients(rank):
     inputs = torch.randn(5, 3)
     plain = model_of(0)
     plain(inputs).square().sum().backward()
-    result = {"not reduced": said(debug.check_same_gradients, plain)}
-    result["within a tolerance"] = said(debug.check_same_gradients, plain, tolerance=0.999)
+    result = {"not reduced": outcome_of(debug.check_same_gradients, plain)}
+    result["within a tolerance"] = outcome_of(debug.check_same_gradients, plain, tolerance=0.999)
     turned = torch.nn.Linear(1, 1, dtype=torch.complex64)
     turned.weight.grad = torch.tensor([[1 + 1j + 4j * rank]])
-    result["complex, within a tolerance"] = said(debug.check_same_gradients, turned, tolerance=0.1)
+    result["complex, within a tolerance"] = outcome_of(debug.check_same_gradients, turned, tolerance=0.1)
     reduced = DistributedDataParallel(model_of(0))
     reduced(inputs).square().sum().backward()
-    result["reduced"] = said(debug.check_same_gradients, reduced)
+    result["reduced"] = outcome_of(debug.check_same_gradients, reduced)
     if rank:
         reduced.module[2].bias.grad[1] = torch.nan
-    result["nan"] = said(debug.check_same_gradients, reduced, sample=None)
+    result["nan"] = outcome_of(debug.check_same_gradients, reduced, sample=None)
     if rank:
         reduced.module[2].bias.grad = None
-    result["none"] = said(debug.check_same_gradients, reduced)
+    result["none"] = outcome_of(debug.check_same_gradients, reduced)
     return result
 
 
@@ -189,41 +208,41 @@ def a_comparison_that_fails(path, rank):
     def broken(*arguments):
         raise OSError("the disk is gone")
 
-    told = Record.told
+    describe = Record.describe
     if not rank:
-        Record.told = broken
+        Record.describe = broken
     loader = loader_of(path, rank=0, world_size=1)
-    result = said(audited, loader, between=lambda batches, epoch, step: "stop" if step == 2 else None)
-    Record.told = told
+    result = outcome_of(audited, loader, between=lambda batches, epoch, step: "stop" if step == 2 else None)
+    Record.describe = describe
     return result
 
 
 def audits_that_fail(path, rank):
     result = {
-        "ignored rank": said(audited, loader_of(path, rank=0, world_size=1)),
-        "other seeds": said(audited, loader_of(path, seed=rank)),
-        "lost": said(audited, losing(path, rank)),
-        "lost, uneven": said(audited, losing(path, rank, tail="uneven")),
+        "ignored rank": outcome_of(audited, loader_of(path, rank=0, world_size=1)),
+        "other seeds": outcome_of(audited, loader_of(path, seed=rank)),
+        "lost": outcome_of(audited, losing(path, rank)),
+        "lost, uneven": outcome_of(audited, losing(path, rank, tail="uneven")),
     }
-    result["one leaves early"] = said(
+    result["one leaves early"] = outcome_of(
         audited, loader_of(path), between=lambda batches, epoch, step: "stop" if (rank, step) == (1, 6) else None
     )
-    result["lost, left before the end"] = said(asked_for, losing(path, rank), 8)
+    result["lost, left before the end"] = outcome_of(asked_for, losing(path, rank), 8)
     result["comparison"] = a_comparison_that_fails(path, rank)
     keys = Dataset(path, rank=0, world_size=1).to_tuple("__key__", "__pad__")
-    result["ignored rank, keys alone"] = said(audited, Loader(keys, BATCH_SIZE))
+    result["ignored rank, keys alone"] = outcome_of(audited, Loader(keys, BATCH_SIZE))
     positions = Dataset(path, rank=0, world_size=1).to_tuple("__position__")
-    result["ignored rank, positions alone"] = said(audited, Loader(positions, BATCH_SIZE))
+    result["ignored rank, positions alone"] = outcome_of(audited, Loader(positions, BATCH_SIZE))
     loader = loader_of(path)
     loader.set_epoch(rank)
-    result["other epochs"] = said(audited, loader)
+    result["other epochs"] = outcome_of(audited, loader)
     loader = loader_of(path)
     if rank:
         skipping = loader_of(path)
         next(iter(skipping))
         loader.load_state_dict(skipping.state_dict())
-    result["other positions"] = said(audited, loader)
-    result["dropped fields"] = said(audited, Loader(Dataset(path).to_tuple("cls"), BATCH_SIZE))
+    result["other positions"] = outcome_of(audited, loader)
+    result["dropped fields"] = outcome_of(audited, Loader(Dataset(path).to_tuple("cls"), BATCH_SIZE))
     return result
 
 
@@ -240,7 +259,7 @@ def a_rank_that_fails(path, rank):
 
     begun = time.monotonic()
     try:
-        result = said(audited, loader_of(path), between=failing)
+        result = outcome_of(audited, loader_of(path), between=failing)
     except EndedError:
         result = {}
     distributed.barrier()
@@ -249,18 +268,18 @@ def a_rank_that_fails(path, rank):
 
 def late(rank):
     """Rank 1 does not come to a barrier, but to the next; nor to a check."""
-    result = {"met": said(debug.barrier, 200, name="first")}
+    result = {"met": outcome_of(debug.barrier, 200, name="first")}
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
     tensors = {"a": torch.ones(1)}
     if not rank:
-        result["alone"] = said(debug.barrier, 0.5, name="second")
-        result["alone in a mesh"] = said(debug.barrier, 0.5, mesh, name="third")
-        result["alone in a check"] = said(debug.check_same_parameters, tensors, timeout_s=0.5)
+        result["alone"] = outcome_of(debug.barrier, 0.5, name="second")
+        result["alone in a mesh"] = outcome_of(debug.barrier, 0.5, mesh, name="third")
+        result["alone in a check"] = outcome_of(debug.check_same_parameters, tensors, timeout_s=0.5)
     distributed.barrier()
     if rank:
-        result["too late"] = said(debug.barrier, 200, name="second")
-        result["too late in a mesh"] = said(debug.barrier, 200, mesh, name="third")
-        result["too late in a check"] = said(debug.check_same_parameters, tensors)
+        result["too late"] = outcome_of(debug.barrier, 200, name="second")
+        result["too late in a mesh"] = outcome_of(debug.barrier, 200, mesh, name="third")
+        result["too late in a check"] = outcome_of(debug.check_same_parameters, tensors)
     return result
 
 
@@ -297,11 +316,12 @@ def main(path, folder):
         "late": late(rank),
         "groups": groups(path),
         "parameters": parameters(rank),
+        "optimizers": optimizers(rank),
         "sharded": sharded(rank),
         "gradients": gradients(rank),
         "audits that hold": audits_that_hold(path, rank),
         "audits that fail": audits_that_fail(path, rank),
-        "unequal epochs": said(audited, loader_of(path), epochs=2 - rank),
+        "unequal epochs": outcome_of(audited, loader_of(path), epochs=2 - rank),
         "a rank that fails": a_rank_that_fails(path, rank),
         "losses": losses(rank, out),
     }

@@ -95,7 +95,7 @@ def warned(path):
     accelerator, model, _, loader = accelerated(path)
     steps = []
     for step, batch in enumerate(loader, 1):
-        with accelerator.accumulate(model), logged("wdsplit.integrations.delegate") as lines:
+        with accelerator.accumulate(model), logged("wdsplit.integrations.opaque_loader") as lines:
             accelerator.backward(model(batch[1][:, None] / 100.0).square().mean())
             loader.state_dict()
         steps += [step] * len(lines)

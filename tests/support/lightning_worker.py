@@ -139,7 +139,7 @@ class SaveEach(Callback):
         self.path, self.warned = path, []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        handler, logger = logging.Handler(), logging.getLogger("wdsplit.integrations.delegate")
+        handler, logger = logging.Handler(), logging.getLogger("wdsplit.integrations.opaque_loader")
         handler.emit = lambda record: self.warned.append(batch_idx + 1)
         logger.addHandler(handler)
         trainer.save_checkpoint(self.path)

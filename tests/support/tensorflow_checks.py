@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def check_batches_are_those_of_the_loader(path):
             assert content(loader) == expected_batches(path, STEPS, global_batch=16, epoch=epoch)
 
 
-def check_the_spec_is_told_by_the_batches(path):
+def check_the_spec_is_that_of_the_batches(path):
     assert loader_of(path).element_spec == (
         tf.TensorSpec((16,), tf.int64),
         tf.TensorSpec((16,), tf.int64),
@@ -119,9 +120,20 @@ def check_some_epochs_follow_one_another(path):
     assert content(loader.dataset().take(10)) == expected[2] + expected[3][:3]
 
 
-def check_tensorflow_is_told_not_to_shard(path):
+def check_tensorflow_does_not_shard(path):
     policy = loader_of(path).dataset().options().experimental_distribute.auto_shard_policy
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+def check_tensorflow_takes_no_more_ahead_than_prefetch(path):
+    """A slow consumer lets TensorFlow's own prefetch grow until it has taken a whole epoch ahead."""
+    for prefetch in (0, 2):
+        loader = loader_of(path, prefetch=prefetch)
+        batches = iter(loader.dataset())
+        for _ in range(3):
+            next(batches)
+        time.sleep(0.3)
+        assert loader.loader.statistics().batches == 3 + prefetch
 
 
 def check_keras_trains_on_every_sample_once_an_epoch(path):
@@ -163,8 +175,8 @@ def check_training_resumes_after_what_keras_has_used(path):
         assert (resumed.epoch, resumed.step) == (1, 0)
 
 
-def check_an_endless_dataset_goes_on_where_keras_was_told_to_have_got(path):
-    """Nine steps by fits of three, across the end of an epoch of seven; without the callback it says what happens."""
+def check_an_endless_dataset_goes_on_after_the_batches_that_keras_used(path):
+    """Nine steps by fits of three, across the end of an epoch of seven; without the callback it logs what happens."""
     expected = [batch for epoch in (0, 1) for batch in expected_batches(path, STEPS, global_batch=16, epoch=epoch)]
     for prefetch in (0, 2):
         loader = loader_of(path, prefetch=prefetch)
@@ -172,8 +184,8 @@ def check_an_endless_dataset_goes_on_where_keras_was_told_to_have_got(path):
         seen = [fitted(endless, [loader.callback()], steps_per_epoch=3) for _ in range(3)]
         assert [batch for each in seen for batch in content(each)] == expected[:9]
         assert (loader.epoch, loader.step) == (1, 2)
-    untold = loader_of(path, prefetch=0)
-    endless = untold.dataset()
+    unreported = loader_of(path, prefetch=0)
+    endless = unreported.dataset()
     with logged() as lines:
         assert content(fitted(endless, [], steps_per_epoch=4)) == expected[:4]
         assert lines == []

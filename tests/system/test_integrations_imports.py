@@ -1,4 +1,4 @@
-"""What training libraries cost those who have none of them: nothing; and what those are told who lack one."""
+"""Training libraries are not loaded by wdsplit, and one that is missing is named with its extra."""
 
 import subprocess
 import sys
@@ -7,6 +7,8 @@ LIBRARIES = {
     "accelerate": ["accelerate"],
     "lightning": ["lightning", "pytorch_lightning"],
     "transformers": ["transformers"],
+    "jax": ["jax"],
+    "tensorflow": ["tensorflow"],
 }
 
 
@@ -25,14 +27,19 @@ def test_importing_wdsplit_and_its_loader_loads_no_training_library():
     assert not loaded & {name for names in LIBRARIES.values() for name in names}
 
 
-def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it():
+def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it(numbers):
+    """TensorFlow is imported when a loader is made; it needs no torch, nor does JAX."""
     script = f"""
 import importlib, sys
 import wdsplit
+loader = wdsplit.Loader(wdsplit.Dataset({numbers!r}), 8)
 for name, names in {LIBRARIES}.items():
     sys.modules.update(dict.fromkeys(names))
+    if name == "jax":
+        sys.modules["torch"] = None
     try:
-        importlib.import_module(f"wdsplit.integrations.{{name}}")
+        module = importlib.import_module(f"wdsplit.integrations.{{name}}")
+        module.TensorFlowLoader(loader)
     except wdsplit.MissingDependencyError as error:
         print(error.cause, error.remedy)
     for each in names:

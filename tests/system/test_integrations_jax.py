@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,7 +9,6 @@ from made_datasets import delivering, expected_batches, real_rows
 from paths import SUPPORT
 from s3server import free_port
 from tables import outputs_of, start_process
-from wdsplit.errors import MissingDependencyError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
@@ -72,10 +70,3 @@ def test_the_state_of_two_processes_resumes_on_one(two_processes, numbers):
     loader.load_state_dict(first)
     resumed = [list(zip(*(column.tolist() for column in batch), strict=True)) for batch in loader]
     assert resumed == expected_batches(numbers, 7, global_batch=16)[2:]
-
-
-def test_without_jax_the_error_says_what_to_install():
-    script = "import sys; sys.modules.update(jax=None, torch=None); import wdsplit.integrations.jax"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert MissingDependencyError.__name__ in done.stderr
-    assert "pip install 'wdsplit[jax]'" in done.stderr

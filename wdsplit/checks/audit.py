@@ -1,7 +1,7 @@
-"""Auditing the order: that what was promised holds for a given topology, proved on this very dataset.
+"""Auditing the order: does each promise of loading hold for this dataset and a topology.
 
-Composition of the order and the split, or of real loaders. Each promise is a check over all positions of an epoch that
-a wrong order would fail.
+Each promise is a check over all positions of an epoch, which a wrong order would fail: of positions alone, or of what
+real loaders read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AuditOptions:
             if getattr(self, name) < low
         ]
         if problems:
-            raise InputError("the options cannot be", found="; ".join(problems))
+            raise InputError("invalid audit options", found="; ".join(problems))
 
     @property
     def global_batch(self) -> int:
@@ -67,7 +67,14 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a promise held in an epoch, and the figures that say so."""
+    """Whether a promise held in an epoch, and the figures that show it.
+
+    Attributes:
+        epoch: The epoch.
+        promise: Its name, such as `exactly once`.
+        held: Whether it held.
+        evidence: The figures, as text.
+    """
 
     epoch: int
     promise: str
@@ -149,23 +156,25 @@ def _spread(values: list[int]) -> str:
 
 
 def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
-    """Weave each step from the parts of all workers of all ranks, and compare it with one reader's step."""
+    """Weave each step from the batches of all workers of all ranks, and compare it with the step of a single reader.
+
+    Returns:
+        Whether all steps are equal, and how many positions were compared.
+    """
     num_workers = max(1, options.num_workers)
     alone = Steps(order, World(), options.global_batch)
     count = 0
-    for whole, *parts in zip_longest(alone, *_ranks(order, options)):
-        if whole is None or not all(parts):
+    for whole, *batches in zip_longest(alone, *_ranks(order, options)):
+        if whole is None or not all(batches):
             return False, count
         woven = np.full(options.global_batch, -1, np.int64)
-        for rank, part in enumerate(parts):
-            batch = np.full(len(part.positions), -1, np.int64)
-            owner = worker_of(part.positions, options.world_size, num_workers)
-            for worker in range(num_workers):
-                batch[owner == worker] = part.positions[owner == worker]
+        for rank, batch in enumerate(batches):
+            is_read = worker_of(batch.positions, options.world_size, num_workers) < num_workers
+            # Rank r of W reads the positions g with g % W == r.
             places = np.arange((rank - whole.positions[0]) % options.world_size, len(woven), options.world_size)
-            if len(places) != len(batch):
+            if len(places) != len(batch.positions):
                 return False, count
-            woven[places] = batch
+            woven[places] = np.where(is_read, batch.positions, -1)
         if not np.array_equal(woven, whole.positions):
             return False, count
         count += len(woven)
@@ -178,7 +187,7 @@ def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int]:
     seen = np.zeros(order.num_samples, np.int64)
     pads = 0
     for rank in ranks:
-        for positions in _gathered(step.positions for step in rank):
+        for positions in _in_large_chunks(step.positions for step in rank):
             located = order.locate(positions)
             real = ~located.pad
             pads += int(located.pad.sum())
@@ -186,16 +195,16 @@ def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int]:
     return seen, pads
 
 
-def _gathered(parts: Iterator[Int64]) -> Iterator[Int64]:
-    """Put arrays together to at least a million entries where there are as many."""
-    held: list[Int64] = []
-    for part in parts:
-        held.append(part)
-        if len(held) * len(part) >= _POSITIONS_AT_ONCE:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
+def _in_large_chunks(arrays: Iterator[Int64]) -> Iterator[Int64]:
+    """Concatenate arrays to chunks of about a million entries: locating many positions at once is faster."""
+    chunk: list[Int64] = []
+    for array in arrays:
+        chunk.append(array)
+        if len(chunk) * len(array) >= _POSITIONS_AT_ONCE:
+            yield np.concatenate(chunk)
+            chunk = []
+    if chunk:
+        yield np.concatenate(chunk)
 
 
 def _resume_points(num_steps: int) -> list[int]:
@@ -220,40 +229,19 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
 
 def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
-    try:
-        from wdsplit.loading.dataset import Dataset
-        from wdsplit.loading.loader import Loader
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.for_extra("torch") from error
-
-    def loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
-        dataset = Dataset(
-            url,
-            seed=options.seed,
-            shuffle=options.shuffle,
-            tail=options.tail,
-            rank=rank,
-            world_size=world_size,
-        ).to_tuple("__position__", "__pad__", "__key__")
-        made = Loader(dataset, batch_size, num_workers=num_workers)
-        made.set_epoch(order.epoch)
-        return made
-
-    alone, _ = _read_keys(loader(0, 1, 0, options.global_batch))
+    open_loader = _loaders(url, order.epoch, options)
+    alone, _ = _read_keys(open_loader(0, 1, 0, options.global_batch))
     merged: dict[int, tuple[str, bool]] = {}
     delivered = 0
     for rank in range(options.world_size):
-        entries, count = _read_keys(loader(rank, options.world_size, options.num_workers, options.batch_size))
+        entries, count = _read_keys(open_loader(rank, options.world_size, options.num_workers, options.batch_size))
         merged |= entries
         delivered += count
+    is_even = options.tail != "uneven"
+    if is_even:
+        evidence = f"{len(merged):,} samples read by {options.world_size} ranks x {options.num_workers} workers"
+        yield Finding(order.epoch, "same batches, read", merged == alone, evidence)
     real = [key for key, pad in merged.values() if not pad]
-    if options.tail != "uneven":
-        yield Finding(
-            order.epoch,
-            "same batches, read",
-            merged == alone,
-            f"{len(merged):,} samples read by {options.world_size} ranks x {options.num_workers} workers",
-        )
     expected = manifest.num_samples
     if options.tail == "drop":
         expected = min(expected, _positions_left(order, options.global_batch))
@@ -261,8 +249,27 @@ def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditO
     once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
     evidence = f"{len(real):,} of {manifest.num_samples:,} keys read, {once}; {delivered - len(real):,} pads"
     yield Finding(order.epoch, "exactly once, read", held, evidence)
-    if options.tail != "uneven":
-        yield _audit_read_resume(loader, order, alone, options)
+    if is_even:
+        yield _audit_read_resume(open_loader, order, alone, options)
+
+
+def _loaders(url: str, epoch: int, options: AuditOptions) -> Callable[[int, int, int, int], Any]:
+    """Return what opens a loader for a rank, world size, number of workers and batch size."""
+    try:
+        from wdsplit.loading.dataset import Dataset
+        from wdsplit.loading.loader import Loader
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.for_extra("torch") from error
+
+    def open_loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
+        dataset = Dataset(
+            url, seed=options.seed, shuffle=options.shuffle, tail=options.tail, rank=rank, world_size=world_size
+        )
+        loader = Loader(dataset.to_tuple("__position__", "__pad__", "__key__"), batch_size, num_workers=num_workers)
+        loader.set_epoch(epoch)
+        return loader
+
+    return open_loader
 
 
 def _read_keys(batches: Any) -> tuple[dict[int, tuple[str, bool]], int]:
@@ -278,13 +285,13 @@ def _read_keys(batches: Any) -> tuple[dict[int, tuple[str, bool]], int]:
 
 
 def _audit_read_resume(
-    loader: Callable[[int, int, int, int], Any],
+    open_loader: Callable[[int, int, int, int], Any],
     order: EpochOrder,
     alone: dict[int, tuple[str, bool]],
     options: AuditOptions,
 ) -> Finding:
     """Stop one loader in the middle, hand its state to one more rank, and compare what is read from there."""
-    first = loader(0, options.world_size, options.num_workers, options.batch_size)
+    first = open_loader(0, options.world_size, options.num_workers, options.batch_size)
     stop = len(first) // 2
     for _, _ in zip(range(stop), first, strict=False):
         state = first.state_dict()
@@ -292,7 +299,7 @@ def _audit_read_resume(
         return Finding(order.epoch, "resume, read", True, "one step only: nothing to resume")
     rest: dict[int, tuple[str, bool]] = {}
     for rank in range(options.world_size + 1):
-        resumed = loader(rank, options.world_size + 1, 0, options.batch_size)
+        resumed = open_loader(rank, options.world_size + 1, 0, options.batch_size)
         resumed.load_state_dict(state)
         rest |= _read_keys(resumed)[0]
     expected = {position: entry for position, entry in alone.items() if position >= state["position"]}

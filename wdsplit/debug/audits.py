@@ -1,8 +1,7 @@
 """Was each sample delivered once: an audit of what a real training is given, over all its ranks.
 
-It looks at what the batches hold, `__key__` and `__position__`, not at what the loader meant to deliver. At the end of
-an epoch the ranks compare what they were given. A rank keeps up to 16 bytes for each sample that it is given in an
-epoch.
+It takes `__key__` and `__position__` from the batches, and trusts nothing that the loader says. The ranks compare at
+the end of an epoch; until then a rank keeps up to 16 bytes a sample.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from wdsplit.debug.delivered import Delivery, Faults, compare_positions, find_repeated
 from wdsplit.debug.identity import AUDITED, Identifier
 from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, listed
-from wdsplit.debug.record import Facts, Record, due_positions, key_at, num_due
+from wdsplit.debug.record import Facts, Record, due_positions, num_due, sample_name
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 
@@ -36,7 +35,7 @@ class EpochAudit:
         samples: Samples that all ranks were given, pads left out.
         pads: Pads that they were given.
         complete: Whether it was iterated to its end on all ranks. Else gaps are looked for in the steps that they had.
-        by: What the samples were told apart by: `__key__`, `__position__` or both.
+        by: What the samples were identified by: `__key__`, `__position__` or both.
     """
 
     epoch: int
@@ -48,18 +47,18 @@ class EpochAudit:
     by: tuple[str, ...]
 
     def __str__(self) -> str:
-        whole = "nothing is missing" if self.complete else "left before its end"
+        ending = "nothing is missing" if self.complete else "left before its end"
         resumed = f" from position {self.start:,} on" if self.start else ""
         return (
             f"epoch {self.epoch}{resumed}: {self.samples:,} samples, each once, by {' and '.join(self.by)}; "
-            f"pads: {self.pads:,}; {whole}"
+            f"pads: {self.pads:,}; {ending}"
         )
 
 
 def audit(
     loader: Loader,
     *,
-    of: Callable[[Any], Mapping[str, Any]] | None = None,
+    identify: Callable[[Any], Mapping[str, Any]] | None = None,
     group: Any = None,
     timeout_s: float = 300.0,
 ) -> Audit:
@@ -68,7 +67,7 @@ def audit(
     Iterate what this gives instead of the loader; it has all that the loader has. At the end of each epoch the ranks
     compare what they were given; all of them fail if a sample came twice or not at all, or if they had other numbers of
     steps. An epoch that is left early is compared when the next one begins or the `with` ends, as far as it went. One
-    that was resumed is audited from there on. If a rank fails, the others are told and do not wait for it.
+    that was resumed is audited from there on. If a rank fails, the others do not wait for it: they fail, too.
 
         with wdsplit.debug.audit(loader) as audited:
             for epoch in range(3):
@@ -77,19 +76,18 @@ def audit(
 
     Args:
         loader: The loader; with one of several ranks, all of them must do the same.
-        of: Finds in a batch what tells its samples: returns a dict of `__key__`, `__position__` and `__pad__`, or some
-            of them. None if the batches are dicts that have them, or tuples of a dataset whose last stage is a
-            `to_tuple` that names them.
+        identify: Returns of a batch a dict of `__key__`, `__position__` and `__pad__`, or some of them. None if the
+            batches are dicts that have them, or tuples of a dataset whose last stage is a `to_tuple` that names them.
         group: A process group or DeviceMesh whose ranks share an epoch; by default the dataset's, else all.
-        timeout_s: How long a rank waits for the others at the end of an epoch.
+        timeout_s: Seconds that a rank waits for the others at the end of an epoch.
 
     Raises:
-        InputError: It is no wdsplit.Loader, or the time cannot be; and, when it is iterated, if a batch does not tell
-            which samples it holds.
+        InputError: It is no wdsplit.Loader, or the time is invalid; and, when it is iterated, a batch does not
+            identify its samples.
         CheckError: When it is iterated, or left: a sample came twice, or is missing; or ranks had other numbers of
             steps, or did not come.
     """
-    return Audit(loader, of, group, timeout_s)
+    return Audit(loader, identify, group, timeout_s)
 
 
 class Audit:
@@ -100,13 +98,13 @@ class Audit:
     """
 
     def __init__(
-        self, loader: Loader, of: Callable[[Any], Mapping[str, Any]] | None, group: Any, timeout_s: float
+        self, loader: Loader, identify: Callable[[Any], Mapping[str, Any]] | None, group: Any, timeout_s: float
     ) -> None:
         if not isinstance(loader, Loader):
-            raise InputError("this cannot be audited", expected="a wdsplit.Loader", found=type(loader).__name__)
+            raise InputError("cannot audit this object", expected="a wdsplit.Loader", found=type(loader).__name__)
         self.epochs: list[EpochAudit] = []
         self._loader = loader
-        self._identify = Identifier(loader, of)
+        self._identify = Identifier(loader, identify)
         self._group = loader.dataset._group if group is None else group
         self._timeout_s = timeout_s
         self._rendezvous = Rendezvous(Ranks(), "audit", timeout_s)
@@ -122,7 +120,7 @@ class Audit:
         return len(self._loader)
 
     def __enter__(self) -> Audit:
-        self._rendezvous = Rendezvous(Ranks.of(self._group), "audit", self._timeout_s)
+        self._rendezvous = Rendezvous(Ranks.in_group(self._group), "audit", self._timeout_s)
         self._is_entered = True
         world = self._loader.dataset.world()
         if len(self._rendezvous.ranks) == 1 and world.world_size > 1:
@@ -163,29 +161,23 @@ class Audit:
         record, self._record = self._record, None
         if record is None or not self._is_entered:
             return
-        place = self._rendezvous.ranks.place
         facts = self._rendezvous.gathered(record.facts())
         total = sum(each.num_samples for each in facts)
-        by = tuple(
-            name
-            for name, is_known in (
-                ("__key__", all(each.has_keys for each in facts)),
-                ("__position__", all(each.has_positions for each in facts)),
-            )
-            if is_known
-        )
-        complete = all(each.complete for each in facts)
+        by: tuple[str, ...] = ()
         faults: Faults | None = None
-        if "__key__" in by:
-            self._refuse_repeated(record, facts, find_repeated(self._meetings, record.hashes(), total))
-        if "__position__" in by:
+        if all(each.has_keys for each in facts):
+            by += ("__key__",)
+            self._refuse_repeated(record, facts, find_repeated(self._rendezvous, record.hashes(), total))
+        if all(each.has_positions for each in facts):
+            by += ("__position__",)
             due = due_positions(record, facts)
-            faults = compare_positions(self._meetings, record.positions(), total, due, record.stop)
+            faults = compare_positions(self._rendezvous, record.positions(), total, due, record.stop)
             self._refuse_repeated(record, facts, faults)
         self._refuse_contradictions(record, facts)
         self._refuse_gaps(record, facts, faults)
-        num_pads = sum(each.num_pads for each in facts)
-        found = EpochAudit(record.order.epoch, record.start, facts[place].steps, total, num_pads, complete, by)
+        place, num_pads = self._rendezvous.ranks.place, sum(each.num_pads for each in facts)
+        is_complete = all(each.complete for each in facts)
+        found = EpochAudit(record.order.epoch, record.start, facts[place].steps, total, num_pads, is_complete, by)
         self.epochs.append(found)
         if place == 0:
             logger.info("%s: %s", self._loader.dataset.source.url, found)
@@ -193,36 +185,36 @@ class Audit:
     def _refuse_repeated(self, record: Record, facts: list[Facts], faults: Faults) -> None:
         if not faults.num_repeated:
             return
-        told = self._told(record, [delivery for group in faults.repeated for delivery in group])
-        texts = []
-        for group in faults.repeated:
-            where = listed(
-                f"rank {self._rendezvous.ranks.members[place]} in step {told[place, index][1]}"
-                for place, index in group
-            )
-            texts.append(f"{told[group[0]][0]}: {where}")
+        known = self._described(record, [delivery for deliveries in faults.repeated for delivery in deliveries])
+        texts = [f"{faults.num_repeated} deliveries too many"]
+        for deliveries in faults.repeated:
+            texts.append(f"{known[deliveries[0]][0]}: {listed(self._where(each, known) for each in deliveries)}")
         raise CheckError(
             f"samples were delivered more than once in epoch {record.order.epoch}",
             place=self._loader.dataset.source.url,
             expected="each sample once, on one rank",
-            found="; ".join([f"{faults.num_repeated} deliveries too many", *texts, *self._contradictions(facts)]),
-            remedy="let the dataset find out its rank: leave out rank= and world_size=, and begin to iterate after "
+            found="; ".join([*texts, *self._contradictions(facts)]),
+            remedy="let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
             "init_process_group; set the same seed and epoch on all ranks. Ranks that shall have the same samples "
             "(tensor parallelism) need group=, of the Dataset or of the audit",
         )
 
-    def _told(self, record: Record, deliveries: list[Delivery]) -> dict[Delivery, tuple[str, int]]:
-        """Return how the ranks call some samples that they were given, and in which steps."""
+    def _described(self, record: Record, deliveries: list[Delivery]) -> dict[Delivery, tuple[str, int]]:
+        """Return the names and steps of some samples, each from the rank that it was delivered to."""
         place = self._rendezvous.ranks.place
-        own = {each: record.told(each[1], self._loader) for each in deliveries if each[0] == place}
-        return {delivery: told for part in self._rendezvous.gathered(own) for delivery, told in part.items()}
+        own = {each: record.describe(each[1], self._loader) for each in deliveries if each[0] == place}
+        return {delivery: text for part in self._rendezvous.gathered(own) for delivery, text in part.items()}
+
+    def _where(self, delivery: Delivery, known: Mapping[Delivery, tuple[str, int]]) -> str:
+        return f"rank {self._rendezvous.ranks.members[delivery[0]]} in step {known[delivery][1]}"
 
     def _contradictions(self, facts: list[Facts]) -> list[str]:
         """Return where the ranks contradict each other."""
         members, first = self._rendezvous.ranks.members, facts[0]
+        are_odd = {(each.rank, each.world_size) for each in facts} != {(rank, len(facts)) for rank in range(len(facts))}
         found = []
         for place, (member, each) in enumerate(zip(members, facts, strict=True)):
-            if len(facts) > 1 and (each.rank, each.world_size) != (place, len(facts)) and _is_odd(facts):
+            if len(facts) > 1 and are_odd and (each.rank, each.world_size) != (place, len(facts)):
                 found.append(f"rank {member} reads as rank {each.rank} of {each.world_size}")
             found += [
                 f"rank {member} has {name} {value}, rank {members[0]} {first.settings[name]}"
@@ -247,25 +239,25 @@ class Audit:
 
     def _unlike(self, name: str, values: list[int]) -> list[str]:
         """Say what each rank has, if not all have the same."""
-        told = zip(self._rendezvous.ranks.members, values, strict=True)
-        return [f"{name}: {listed(f'rank {member} {value}' for member, value in told)}"] if len(set(values)) > 1 else []
+        if len(set(values)) == 1:
+            return []
+        pairs = zip(self._rendezvous.ranks.members, values, strict=True)
+        return [f"{name}: {listed(f'rank {member} {value}' for member, value in pairs)}"]
 
     def _refuse_gaps(self, record: Record, facts: list[Facts], faults: Faults | None) -> None:
         """Refuse what was delivered unless it is what is due; without positions there are only numbers to compare."""
         texts = []
-        if faults is not None and faults.num_unexpected:
-            told = self._told(record, faults.unexpected)
-            texts.append(f"{faults.num_unexpected} samples too many, from before the start or after the end")
-            texts += [
-                f"{told[place, index][0]}: rank {self._rendezvous.ranks.members[place]} in step {told[place, index][1]}"
-                for place, index in faults.unexpected
-            ]
         if faults is None:
             delivered, due = sum(each.num_samples for each in facts), num_due(record, facts)
             if delivered != due:
                 texts.append(f"{delivered} samples instead of {due}: keep __position__ to have them named")
+        elif faults.num_unexpected:
+            known = self._described(record, faults.unexpected)
+            texts.append(f"{faults.num_unexpected} samples too many, from before the start or after the end")
+            texts += [f"{known[each][0]}: {self._where(each, known)}" for each in faults.unexpected]
         if faults is not None and faults.num_missing:
-            texts += [f"{faults.num_missing} samples missing", *map(self._missing(record), faults.missing)]
+            texts.append(f"{faults.num_missing} samples missing")
+            texts += [self._missing(record, position) for position in faults.missing]
         if record.order.options.tail != "uneven":
             texts += self._unlike("steps", [each.steps for each in facts])
         if texts:
@@ -278,21 +270,12 @@ class Audit:
                 "replace samples or batches",
             )
 
-    def _missing(self, record: Record) -> Callable[[int], str]:
-        """Return what tells of a position who should have been given it."""
+    def _missing(self, record: Record, position: int) -> str:
+        """Say which rank should have been given a position, and in which step."""
         world_size = record.world.world_size
-        global_batch = self._loader.batch_size * world_size
-
-        def told(position: int) -> str:
-            key = key_at(self._loader, record.order, position)
-            name = f"position {position}" if key is None else f"sample {key!r} at position {position}"
-            ahead = (position - record.start) // global_batch
-            step = "" if record.order.options.tail == "uneven" else f" in step {record.first_step + ahead}"
-            return f"{name}, which rank {position % world_size} should have had{step}"
-
-        return told
-
-
-def _is_odd(facts: list[Facts]) -> bool:
-    """Tell whether the ranks' places are not 0, 1, 2, ... of as many as there are."""
-    return sorted((each.rank, each.world_size) for each in facts) != [(rank, len(facts)) for rank in range(len(facts))]
+        name = sample_name(self._loader, record.order, position)
+        text = f"{name}, which rank {position % world_size} should have had"
+        if record.order.options.tail == "uneven":
+            return text
+        step = record.first_step + (position - record.start) // (self._loader.batch_size * world_size)
+        return f"{text} in step {step}"

@@ -51,15 +51,15 @@ class _Bucket:
     """Some of the values that all ranks were given: arrays of one length, in the order of the values.
 
     Attributes:
-        number: Which bucket: it has the values that leave this rest when divided by `of`.
-        of: How many buckets there are.
+        number: Which bucket: it has the values that leave this remainder when divided by `num_buckets`.
+        num_buckets: How many buckets there are.
         values: The values.
         places: Which rank was given each, by its place.
         indexes: Where it stands in what that rank was given.
     """
 
     number: int
-    of: int
+    num_buckets: int
     values: Values
     places: Int64
     indexes: Int64
@@ -69,18 +69,18 @@ class _Bucket:
 
 
 def _buckets(rendezvous: Rendezvous, values: Values, total: int) -> Iterator[_Bucket]:
-    of = max(1, -(-total // _AT_ONCE))
-    bucket = (values % values.dtype.type(of)).astype(np.int64)
+    num_buckets = max(1, -(-total // _AT_ONCE))
+    bucket = (values % values.dtype.type(num_buckets)).astype(np.int64)
     order = np.argsort(bucket, kind="stable")
-    cuts = np.searchsorted(bucket[order], np.arange(of + 1))
-    for number in range(of):
+    cuts = np.searchsorted(bucket[order], np.arange(num_buckets + 1))
+    for number in range(num_buckets):
         mine = order[cuts[number] : cuts[number + 1]]
         parts = rendezvous.gathered((values[mine], mine))
         given = np.concatenate([part for part, _ in parts])
         places = np.repeat(np.arange(len(parts)), [len(part) for part, _ in parts])
         by_value = np.argsort(given, kind="stable")
         indexes = np.concatenate([part for _, part in parts])
-        yield _Bucket(number, of, given[by_value], places[by_value], indexes[by_value])
+        yield _Bucket(number, num_buckets, given[by_value], places[by_value], indexes[by_value])
 
 
 def find_repeated(rendezvous: Rendezvous, values: Values, total: int) -> Faults:
@@ -113,10 +113,10 @@ def compare_positions(
     for bucket in _buckets(rendezvous, values, total):
         _note_repeated(faults, bucket)
         positions = bucket.values.astype(np.int64)
-        for first in range(bucket.number, stop, bucket.of * _AT_ONCE):
-            wanted = np.arange(first, min(stop, first + bucket.of * _AT_ONCE), bucket.of)
-            wanted = wanted[expected(wanted)]
-            missing = wanted[~_among(wanted, positions)]
+        for first in range(bucket.number, stop, bucket.num_buckets * _AT_ONCE):
+            due = np.arange(first, min(stop, first + bucket.num_buckets * _AT_ONCE), bucket.num_buckets)
+            due = due[expected(due)]
+            missing = due[~np.isin(due, positions)]
             faults.num_missing += len(missing)
             faults.missing += missing[: _MAX_EXAMPLES - len(faults.missing)].tolist()
         rows = np.flatnonzero((positions >= stop) | ~expected(positions))
@@ -124,14 +124,6 @@ def compare_positions(
         faults.unexpected += [bucket.delivery(row) for row in rows[: _MAX_EXAMPLES - len(faults.unexpected)]]
     faults.missing.sort()
     return faults
-
-
-def _among(wanted: Int64, given: Int64) -> npt.NDArray[np.bool_]:
-    """Tell which of some values are among those that were given; both rise."""
-    if not len(given):
-        return np.zeros(len(wanted), np.bool_)
-    found: npt.NDArray[np.bool_] = given[np.minimum(np.searchsorted(given, wanted), len(given) - 1)] == wanted
-    return found
 
 
 def _note_repeated(faults: Faults, bucket: _Bucket) -> None:

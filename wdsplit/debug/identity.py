@@ -20,7 +20,7 @@ from wdsplit.order.split import AnyOrder
 __all__ = ["AUDITED", "Identifier", "Identities", "key_hash"]
 
 AUDITED = ("__key__", "__position__", "__pad__")
-"""The fields of a sample that tell which one it is: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
+"""The fields that identify a sample: `dataset.to_tuple("jpg", "cls", *AUDITED)`."""
 
 _KEY, _POSITION, _PAD = AUDITED
 
@@ -53,14 +53,14 @@ class Identifier:
 
     Args:
         loader: The loader.
-        of: Returns of a batch a dict of `__key__` (texts), `__position__` (integers) and `__pad__` (truth values), or
-            of those that there are; None to look by name.
+        columns_of: Returns of a batch a dict of `__key__` (str), `__position__` (int) and `__pad__` (bool), or some of
+            them; None to look by name.
     """
 
-    def __init__(self, loader: Loader, of: Callable[[Any], Mapping[str, Any]] | None) -> None:
+    def __init__(self, loader: Loader, columns_of: Callable[[Any], Mapping[str, Any]] | None) -> None:
         last = loader.dataset.pipeline[-1]
         self._names = last.names if isinstance(last, ToTuple) else ()
-        self._of = of
+        self._columns_of = columns_of
         self._has_own_keys = isinstance(loader.dataset.source, Source)
         self._may_pad = loader.dataset.options.tail == "pad"
 
@@ -70,7 +70,7 @@ class Identifier:
         A mixture may have a key several times an epoch, so of mixtures the positions count alone.
 
         Raises:
-            InputError: The batch does not tell.
+            InputError: The batch does not identify its samples.
         """
         columns = self._columns(batch)
         keys = columns.get(_KEY) if self._has_own_keys else None
@@ -93,8 +93,8 @@ class Identifier:
         return Identities(hashes, None if at is None else at[is_real], int((~is_real).sum()))
 
     def _columns(self, batch: Any) -> Mapping[str, Any]:
-        if self._of is not None:
-            batch = self._of(batch)
+        if self._columns_of is not None:
+            batch = self._columns_of(batch)
         if isinstance(batch, Mapping):
             return batch
         if isinstance(batch, (tuple, list)) and len(batch) == len(self._names):
@@ -108,7 +108,7 @@ class Identifier:
             expected=f"{needed}" + (f", and {_PAD} or {_POSITION}" if self._may_pad else ""),
             found=", ".join(map(str, columns)) or "a batch without names",
             remedy="let the dataset keep them: .to_tuple('jpg', 'cls', *wdsplit.debug.AUDITED), or in a map return "
-            "{**sample, ...}; or pass of=, a function that finds them in a batch and returns a dict",
+            "{**sample, ...}; or pass identify=, a function that finds them in a batch and returns a dict",
         )
 
 

@@ -1,8 +1,8 @@
-"""The ranks that a check goes over: what they tell each other, and how they wait for each other.
+"""The ranks that a check compares: how they exchange values without waiting forever for one that does not come.
 
-Ranks meet before each exchange: each leaves a note in the store of the process group and waits, for a limited time, for
-those of the others. So one that is late, stuck or gone is named, whatever the backend is, and nobody goes into a
-collective to which another does not come.
+Before each exchange every rank leaves a note in the store of the process group and waits, for a limited time, for the
+notes of the others. So a rank that is late, stuck or gone is named, whatever the backend is, and no rank enters a
+collective that another does not enter.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ Value = TypeVar("Value")
 
 _HERE, _LEFT = b"here", b"left"
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
-"""How many meetings of a name some ranks have arranged: all of them count alike."""
+"""How many rendezvous of a name some ranks have made: all of them count alike."""
 _passed: dict[tuple[str, tuple[int, ...]], str] = {}
-"""This rank's note of the last meeting of a name that some ranks have held."""
+"""The key of this rank's note at the last meeting of a name."""
 _groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
-"""The groups that were made for meshes, by their members; torch holds them until they are destroyed."""
+"""The groups that were made for meshes, by their members; torch keeps them until they are destroyed."""
 
 
 class CheckError(WdsplitError, AssertionError):
     """A check of `wdsplit.debug` has failed: ranks differ, or were not given what they should have been."""
 
 
-def listed(items: Iterable[Any], most: int = 8) -> str:
+def listed(items: Iterable[Any], max_items: int = 8) -> str:
     """Return some items as a text, and how many more there are."""
     texts = [str(item) for item in items]
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    more = f" and {len(texts) - max_items} more" if len(texts) > max_items else ""
+    return ", ".join(texts[:max_items]) + more
 
 
 def names_of(ranks: Sequence[int]) -> str:
@@ -63,7 +64,7 @@ class Ranks:
     group: Any = None
 
     @classmethod
-    def of(cls, group: Any = None) -> Ranks:
+    def in_group(cls, group: Any = None) -> Ranks:
         """Return the ranks of a process group or DeviceMesh, by default of the whole job.
 
         Raises:
@@ -117,25 +118,25 @@ def _group_of(members: tuple[int, ...]) -> Any:
 
 
 class Rendezvous:
-    """Where some ranks meet, and tell each other what they have, as often as they like.
+    """Lets some ranks exchange values, any number of times.
 
     Args:
-        ranks: Those that meet; all of them must make this, for meetings of one name equally often.
-        name: What the meetings are called in errors.
-        timeout_s: How long a rank waits for the others.
+        ranks: Those that meet; all of them must make a rendezvous of a name equally often.
+        name: What it is called in errors.
+        timeout_s: Seconds that a rank waits for the others.
 
     Raises:
-        InputError: The time cannot be.
+        InputError: The time is not a number above 0.
     """
 
     def __init__(self, ranks: Ranks, name: str, timeout_s: float) -> None:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-            raise InputError("timeout_s cannot be", expected="seconds, more than 0", found=repr(timeout_s))
+            raise InputError("invalid timeout_s", expected="seconds, more than 0", found=repr(timeout_s))
         self.ranks = ranks
         self._name = name
         self._timeout_s = float(timeout_s)
-        self._held = 0
-        self._arranged = f"{_made[name, ranks.members]}"
+        self._num_meetings = 0
+        self._number = _made[name, ranks.members]
         _made[name, ranks.members] += 1
 
     def meet(self) -> None:
@@ -149,7 +150,7 @@ class Rendezvous:
         store, keys = _store(), self._keys()
         own = keys[self.ranks.place]
         store.set(own, _HERE)
-        self._held += 1
+        self._num_meetings += 1
         try:
             store.wait(keys, timedelta(seconds=self._timeout_s))
         except Exception as error:
@@ -164,7 +165,7 @@ class Rendezvous:
                 "other steps than the rest, or need more time (timeout_s)",
             ) from error
         notes = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
-        self._refuse_those_who_left([bytes(note) for note in notes])
+        self._raise_if_left([bytes(note) for note in notes])
         self._forget_last(store, own)
 
     def gathered(self, value: Value) -> list[Value]:
@@ -176,7 +177,7 @@ class Rendezvous:
         self.meet()
         return self.ranks.gathered(value)
 
-    def gathered_or_raised(self, made: Callable[[], Value]) -> list[Value]:
+    def gathered_or_raised(self, function: Callable[[], Value]) -> list[Value]:
         """Return what a function returns on each rank; if it fails on one of them, all raise its error.
 
         Raises:
@@ -185,19 +186,19 @@ class Rendezvous:
         value: Any = None
         own: Exception | None = None
         try:
-            value = made()
+            value = function()
         except Exception as error:
             own = error
-        parts = self.gathered((value, None if own is None else _told(own)))
+        outcomes = self.gathered((value, None if own is None else _as_sent(own)))
         if own is not None:
             raise own
-        for member, (_, told) in zip(self.ranks.members, parts, strict=True):
-            if told is not None:
-                raise told.at(f"rank {member}")
-        return [part for part, _ in parts]
+        for member, (_, failure) in zip(self.ranks.members, outcomes, strict=True):
+            if failure is not None:
+                raise failure.at(f"rank {member}")
+        return [value for value, _ in outcomes]
 
     def _forget_last(self, store: Any, own: str) -> None:
-        """Take back the note of the last meeting that was held: all have met since, so all have read it."""
+        """Delete this rank's note of the meeting before: all have met since, so all have read it."""
         which = self._name, self.ranks.members
         last, _passed[which] = _passed.get(which), own
         if last is not None:
@@ -205,29 +206,29 @@ class Rendezvous:
                 store.delete_key(last)
 
     def _missing(self, store: Any, keys: list[str]) -> list[int]:
-        """Return who has left no note."""
+        """Return the ranks without a note."""
         try:
             return [rank for rank, key in zip(self.ranks.members, keys, strict=True) if not store.check([key])]
         except Exception as error:
             raise CheckError(
-                "the other ranks cannot be asked any more",
+                "lost contact with the other ranks",
                 place=self._name,
                 expected="the store of the process group",
                 found=f"{type(error).__name__}: {error}",
-                remedy="see what ended the rank or the launcher that holds the store",
+                remedy="see what ended the rank or the launcher that runs the store",
             ) from error
 
     def leave(self, why: str) -> None:
-        """Tell those who wait, or will, that this rank does not come any more."""
+        """Let this rank's note say that it has left, for those who wait, or will."""
         if len(self.ranks) > 1 and is_group_initialised():
             _store().set(self._keys()[self.ranks.place], _LEFT + b": " + why.encode()[:1000])
 
     def _keys(self) -> list[str]:
         members = xxhash.xxh3_64_hexdigest(repr(self.ranks.members).encode())
-        folder = f"wdsplit/{self._name}/{members}/{self._arranged}/{self._held}"
+        folder = f"wdsplit/{self._name}/{members}/{self._number}/{self._num_meetings}"
         return [f"{folder}/{rank}" for rank in self.ranks.members]
 
-    def _refuse_those_who_left(self, notes: list[bytes]) -> None:
+    def _raise_if_left(self, notes: list[bytes]) -> None:
         left = [
             f"rank {rank} {note.decode(errors='replace')}"
             for rank, note in zip(self.ranks.members, notes, strict=True)
@@ -239,18 +240,18 @@ class Rendezvous:
                 place=self._name,
                 expected=f"{len(notes)} ranks",
                 found=listed(left),
-                remedy="see what ended them: the error of the first that left is the one to mend",
+                remedy="see what ended them, the first that left before all",
             )
 
 
-def _told(error: Exception) -> WdsplitError:
-    """Return an error as other ranks are told of it."""
+def _as_sent(error: Exception) -> WdsplitError:
+    """Return an error as other ranks raise it: they may not have the class of one that is not ours."""
     if isinstance(error, WdsplitError):
         return error
     return CheckError(
-        "a check could not be made on one of the ranks",
+        "a check failed on one of the ranks",
         found=f"{type(error).__name__}: {error}"[:1000],
-        remedy="see what that rank itself says: its error is the one to mend",
+        remedy="see the error of that rank itself",
     )
 
 
@@ -262,7 +263,7 @@ def _store() -> Any:
 
 
 def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -> None:
-    """Wait until all ranks have come here, and tell which did not: a detector of hangs.
+    """Wait until all ranks have come here, and name those that did not: a detector of hangs.
 
     Put it where a training stands still, between two lines, with another name at each place. It works with any
     backend. Without a process group it returns at once.
@@ -274,7 +275,7 @@ def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -
 
     Raises:
         CheckError: Some ranks did not come in time; every rank that did names them.
-        InputError: The time cannot be.
+        InputError: The time is not a number above 0.
         TopologyError: This process is not in the group.
     """
-    Rendezvous(Ranks.of(group), name, timeout_s).meet()
+    Rendezvous(Ranks.in_group(group), name, timeout_s).meet()

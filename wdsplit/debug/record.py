@@ -1,4 +1,4 @@
-"""What a rank was given in an iteration, and what it tells the other ranks of that."""
+"""What a rank was given in an iteration, and what the other ranks need to know of that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import EpochOrder, Int64
 from wdsplit.order.split import Steps
 
-__all__ = ["Facts", "Record", "due_positions", "key_at", "num_due"]
+__all__ = ["Facts", "Record", "due_positions", "num_due", "sample_name"]
 
 _POSITIONS_AT_ONCE = 1 << 20
 
@@ -133,28 +133,25 @@ class Record:
         """Return all positions, in the order of their deliveries."""
         return np.concatenate([np.zeros(0, np.int64), *self._positions])
 
-    def told(self, index: int, loader: Loader) -> tuple[str, int]:
-        """Return how to call a sample that was delivered, and the step."""
+    def describe(self, index: int, loader: Loader) -> tuple[str, int]:
+        """Return the name of a sample that was delivered, by its number among all, and the step."""
         step = self.first_step + int(np.searchsorted(self._ends, index, side="right"))
         hashes = self.hashes()[index : index + 1].tolist()
-        if not self._positions:
-            return f"the sample whose key has the hash {hashes[0]:016x}", step
-        position = int(self.positions()[index])
-        key = key_at(loader, self.order, position)
-        if key is None or (hashes and key_hash(key) != hashes[0]):
-            return f"the sample at position {position}", step
-        return f"sample {key!r} at position {position}", step
+        if self._positions:
+            return sample_name(loader, self.order, int(self.positions()[index]), *hashes), step
+        return f"the sample whose key has the hash {hashes[0]:016x}", step
 
 
-def key_at(loader: Loader, order: Any, position: int) -> str | None:
-    """Return the key of the sample at a position; None if it cannot be found out."""
-    if not isinstance(order, EpochOrder):
-        return None
-    located = order.locate(np.array([position]))
-    shard = int(located.shard[0])
-    with contextlib.suppress(Exception):  # whatever fails, the audit has something more important to say
-        return str(loader.dataset.sample(int(order.counts[:shard].sum() + located.sample[0]))["__key__"])
-    return None
+def sample_name(loader: Loader, order: Any, position: int, key_digest: int | None = None) -> str:
+    """Return what to call the sample at a position: by its key, if that can be read and has the hash that is given."""
+    if isinstance(order, EpochOrder):
+        located = order.locate(np.array([position]))
+        index = int(order.counts[: int(located.shard[0])].sum() + located.sample[0])
+        with contextlib.suppress(Exception):  # whatever fails, the audit has something more important to say
+            key = str(loader.dataset.sample(index)["__key__"])
+            if key_digest in (None, key_hash(key)):
+                return f"sample {key!r} at position {position}"
+    return f"the sample at position {position}"
 
 
 def due_positions(record: Record, facts: Sequence[Facts]) -> Callable[[Int64], npt.NDArray[np.bool_]]:

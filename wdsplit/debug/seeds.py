@@ -1,4 +1,4 @@
-"""Seeds of the global random generators: another one for each rank, the same ones in each run."""
+"""Seeds of the global random generators: different on each rank, the same in each run."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def set_seed(seed: int, rank: int | None = None) -> Seeded:
         rank: At least 0; detected if None.
 
     Raises:
-        InputError: The seed or the rank cannot be.
-        TopologyError: The rank is to be detected, and what tells it contradicts itself.
+        InputError: The seed or the rank is no integer from 0 to 2**63 - 1.
+        TopologyError: The rank cannot be detected, because its sources contradict each other.
     """
     seed, rank = whole(seed), detect_rank().rank if rank is None else whole(rank)
     for name, number in (("seed", seed), ("rank", rank)):
         if type(number) is not int or not 0 <= number <= MAX_SEED:
-            raise InputError(f"the {name} cannot be", expected="an integer from 0 to 2**63 - 1", found=repr(number))
+            raise InputError(f"invalid {name}", expected="an integer from 0 to 2**63 - 1", found=repr(number))
     value = hash_stream(seed, _DOMAIN, rank)
     random.seed(value)
     np.random.seed([value & 0xFFFFFFFF, value >> 32])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
-from wdsplit.integrations.delegate import Delegate
+from wdsplit.integrations.opaque_loader import OpaqueLoader
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.world import detect_rank
 from wdsplit.order.split import World
@@ -26,8 +26,8 @@ except ModuleNotFoundError as error:
 __all__ = ["PreparedLoader"]
 
 
-class PreparedLoader(Delegate, DataLoaderStateMixin):  # type: ignore[misc]
-    """A loader whose batches come on the accelerator's device; the last one of an epoch is told to the accelerator.
+class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
+    """A loader whose batches come on the accelerator's device; the accelerator is notified of the last one of an epoch.
 
     It goes to `Accelerator.prepare` or not: nothing changes. With `Accelerator.register_for_checkpointing`, its state
     is saved and loaded with all else. `gather_for_metrics` cuts nothing off: pads are flagged by `__pad__`.
@@ -37,8 +37,8 @@ class PreparedLoader(Delegate, DataLoaderStateMixin):  # type: ignore[misc]
         accelerator: The accelerator.
 
     Raises:
-        InputError: The accelerator was told to split or dispatch batches by itself.
-        TopologyError: The dataset is split by all processes, and the accelerator wants some of them to read the same.
+        InputError: The accelerator is configured to split or dispatch batches by itself.
+        TopologyError: The dataset is split by all processes, and the accelerator needs some of them to read the same.
     """
 
     def __init__(self, loader: Loader, accelerator: Any) -> None:
@@ -82,16 +82,16 @@ def _check_ranks(loader: Loader, accelerator: Any) -> None:
         TopologyError: They are not.
     """
     mesh, world = getattr(accelerator, "torch_device_mesh", None), loader.dataset.world()
-    if mesh is None or world != detect_rank():  # the program has said it
+    if mesh is None or world != detect_rank():  # rank and world size were given by the program
         return
     names = tuple(accelerator.parallelism_config.dp_dim_names)
-    wanted = detect_rank(group=mesh[names]) if names else World()
-    if world != wanted:
+    expected = detect_rank(group=mesh[names]) if names else World()
+    if world != expected:
         group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
         raise TopologyError(
-            "the dataset is split by all processes, and the accelerator wants it split by fewer",
+            "the dataset is split by all processes, but the accelerator needs it split by fewer",
             place=loader.dataset.source.url,
-            expected=f"rank {wanted.rank} of {wanted.world_size}",
+            expected=f"rank {expected.rank} of {expected.world_size}",
             found=f"rank {world.rank} of {world.world_size}",
             remedy=f"open the dataset with {group if names else 'rank=0 and world_size=1'}",
         )

@@ -1,4 +1,4 @@
-"""JAX: batches as global arrays over the devices of a mesh, on their way there before they are wanted.
+"""JAX: batches as global arrays over the devices of a mesh, copied there before they are used.
 
 Adapter over `wdsplit.Loader`; torch need not be installed. Each process reads the rows that its own devices hold, and
 processes whose devices hold the same rows (along a model axis, say) read the same samples. Which rows those are follows
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError, MissingDependencyError, TopologyError
-from wdsplit.integrations.progress import AheadLoader, Progress
+from wdsplit.integrations.prefetching_loader import PrefetchingLoader, StatefulBatches
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.order.split import Step, World, whole
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
         return jax.tree.map(lambda leaf: self.valid.reshape(-1, *[1] * (leaf.ndim - 1)), self.data)
 
 
-class JaxLoader(AheadLoader):
+class JaxLoader(PrefetchingLoader):
     """Global batches of a `Dataset` over the devices of a mesh.
 
     All batches have one shape, the last one too. The samples of step t are those of `wdsplit.Loader` for the same
@@ -72,7 +72,7 @@ class JaxLoader(AheadLoader):
         batch_size: Samples a place of the data axis: a device, unless several hold the same rows.
         mesh: The devices; None for all that JAX has, as one data axis.
         data_axis: The axis, or axes, of the mesh over which batches are split; they are repeated along all others.
-        prefetch: Batches that are put on the devices ahead of the one that is asked for.
+        prefetch: Batches that are put on the devices ahead of the requested one.
         num_workers: Workers of this process; 0 reads in this thread.
         workers: What they are: `thread`, or `process` (needs torch; JAX asks not to be forked, so pass
             multiprocessing_context="forkserver" or "spawn").
@@ -101,16 +101,16 @@ class JaxLoader(AheadLoader):
             mesh = Mesh(np.array(jax.devices()).reshape(-1, *[1] * (len(axes) - 1)), axes)
         batch_size, prefetch = whole(batch_size), whole(prefetch)
         _check(dataset, batch_size, mesh, axes, prefetch, options)
-        num_parts = math.prod(mesh.shape[axis] for axis in axes)
+        num_shards = math.prod(mesh.shape[axis] for axis in axes)
         self.mesh = mesh
         self.sharding = NamedSharding(mesh, PartitionSpec(axes if len(axes) > 1 else axes[0]))
-        self.global_batch = batch_size * num_parts
-        self._world = world_of(self.sharding, num_parts)
+        self.global_batch = batch_size * num_shards
+        self._world = world_of(self.sharding, num_shards)
         if dataset.options.tail == "uneven" and self._world.world_size > 1:
             raise InputError(
                 "tail='uneven' does not go with several processes",
                 expected="as many batches on each, because all take part in each",
-                remedy="use tail='pad': `valid` tells the pads, so that an evaluation is exact",
+                remedy="use tail='pad': `valid` flags the pads, so that an evaluation is exact",
             )
         loader = Loader(
             dataset.at_rank(self._world.rank, self._world.world_size),
@@ -122,7 +122,7 @@ class JaxLoader(AheadLoader):
         )
         super().__init__(loader)
         self._prefetch = prefetch
-        self._noted: set[str] = set()
+        self._logged: set[str] = set()
 
     def __iter__(self) -> Iterator[Batch]:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
@@ -134,19 +134,19 @@ class JaxLoader(AheadLoader):
         def used(state: State) -> None:
             self.used(iteration, state)
 
-        return _Ahead(progress, put, used, self._prefetch)
+        return _Prefetched(progress, put, used, self._prefetch)
 
     def __repr__(self) -> str:
         return f"JaxLoader({self.loader.dataset!r}, global_batch={self.global_batch}, mesh={dict(self.mesh.shape)})"
 
     def _put(self, batch: Any, is_real: npt.NDArray[np.bool_]) -> Batch:
-        """Fill this process's part of a batch up, and begin to copy it to the devices."""
+        """Fill this process's rows of a batch up, and begin to copy it to the devices."""
         missing = self.loader.batch_size - len(is_real)
         valid = np.concatenate([is_real, np.zeros(missing, np.bool_)])
-        data, host = _parted(batch)
-        arrays = {name: self._array(name, _filled(values, missing)) for name, values in data.items()}
+        data, host = _split_columns(batch)
+        arrays = {name: self._array(name, _padded(values, missing)) for name, values in data.items()}
         texts = {name: values + [None] * missing for name, values in host.items()}
-        return Batch(_shaped(batch, arrays), self._global(valid), _shaped(batch, texts))
+        return Batch(_like_batch(batch, arrays), self._global(valid), _like_batch(batch, texts))
 
     def _array(self, name: Any, values: npt.NDArray[Any]) -> jax.Array:
         """Put one field on the devices, as a dtype that JAX has.
@@ -166,8 +166,8 @@ class JaxLoader(AheadLoader):
                     found=f"{values.min()} to {values.max()}",
                     remedy="call jax.config.update('jax_enable_x64', True), or leave the field out with to_tuple",
                 )
-        elif name not in self._noted:
-            self._noted.add(name)
+        elif name not in self._logged:
+            self._logged.add(name)
             logger.info("%r: %s becomes %s, because jax_enable_x64 is off", name, values.dtype, dtype)
         return self._global(values.astype(dtype))
 
@@ -179,18 +179,18 @@ class JaxLoader(AheadLoader):
         return jax.make_array_from_process_local_data(self.sharding, values, shape)
 
 
-class _Ahead(Iterator[Batch]):
-    """Batches, of which some are put on the devices before they are asked for.
+class _Prefetched(Iterator[Batch]):
+    """Batches, of which some are put on the devices before they are requested.
 
     Args:
         progress: What the loader gives.
         put: Puts one on the devices.
-        used: Told the state after each batch that was asked for.
+        used: Called with the state after each batch that was requested.
         prefetch: How many are put ahead.
     """
 
     def __init__(
-        self, progress: Progress, put: Callable[[Any, Step], Batch], used: Callable[[State], None], prefetch: int
+        self, progress: StatefulBatches, put: Callable[[Any, Step], Batch], used: Callable[[State], None], prefetch: int
     ) -> None:
         self._progress = progress
         self._put, self._used, self._prefetch = put, used, prefetch
@@ -216,32 +216,32 @@ class _Ahead(Iterator[Batch]):
         return placed
 
 
-def world_of(sharding: NamedSharding, num_parts: int) -> World:
+def world_of(sharding: NamedSharding, num_shards: int) -> World:
     """Return this process's place among those whose devices hold different rows of a batch.
 
     Args:
         sharding: How batches are split.
-        num_parts: Into how many parts.
+        num_shards: Into how many shards.
 
     Raises:
         TopologyError: This process has no device in the mesh, or processes hold some of their rows in common.
     """
-    parts: dict[int, set[int]] = {}
-    for device, index in sharding.devices_indices_map((num_parts,)).items():
-        parts.setdefault(device.process_index, set()).add(index[0].start or 0)
-    own = parts.get(jax.process_index())
+    rows_of: dict[int, set[int]] = {}
+    for device, index in sharding.devices_indices_map((num_shards,)).items():
+        rows_of.setdefault(device.process_index, set()).add(index[0].start or 0)
+    own = rows_of.get(jax.process_index())
     if own is None:
         raise TopologyError(
             "this process has no device in the mesh",
-            expected=f"process {jax.process_index()} among {sorted(parts)}",
+            expected=f"process {jax.process_index()} among {sorted(rows_of)}",
             remedy="make the mesh of the devices of all processes that iterate the loader",
         )
-    ranks = sorted({tuple(sorted(held)) for held in parts.values()})
-    if sum(map(len, ranks)) != num_parts or len(set(map(len, ranks))) > 1:
+    ranks = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
+    if sum(map(len, ranks)) != num_shards or len(set(map(len, ranks))) > 1:
         raise TopologyError(
             "the mesh gives processes some rows in common and some of their own",
             expected="any two processes hold the same rows of a batch, or none in common, and all as many",
-            found="; ".join(f"process {process}: parts {sorted(held)}" for process, held in sorted(parts.items())),
+            found="; ".join(f"process {process}: shards {sorted(rows)}" for process, rows in sorted(rows_of.items())),
             remedy="order the devices so that those of one process lie side by side (jax.make_mesh does)",
         )
     return World(ranks.index(tuple(sorted(own))), len(ranks))
@@ -262,17 +262,17 @@ def _check(
     known = {"multiprocessing_context", "persistent_workers", "prefetch_bytes", "prefetch_factor"}
     problems += [f"{name}: no option of a JaxLoader" for name in options if name not in known]
     if problems:
-        raise InputError("the loader's arguments cannot be", found="; ".join(problems))
+        raise InputError("invalid JaxLoader arguments", found="; ".join(problems))
 
 
-def _parted(batch: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+def _split_columns(batch: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """Return the columns of a batch that are arrays, and those that are lists, by their names or numbers."""
     columns = batch if isinstance(batch, dict) else dict(enumerate(batch if isinstance(batch, tuple) else [batch]))
     lists = {name: values for name, values in columns.items() if isinstance(values, list)}
     return {name: values for name, values in columns.items() if name not in lists}, lists
 
 
-def _shaped(batch: Any, columns: dict[Any, Any]) -> Any:
+def _like_batch(batch: Any, columns: dict[Any, Any]) -> Any:
     """Return columns as the batch has them: a dict, a tuple or one; None for none."""
     if not columns:
         return None
@@ -281,6 +281,6 @@ def _shaped(batch: Any, columns: dict[Any, Any]) -> Any:
     return tuple(columns.values()) if isinstance(batch, tuple) else columns[0]
 
 
-def _filled(values: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
+def _padded(values: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
     """Return an array with some more rows, which repeat the last one."""
     return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)]) if missing else values

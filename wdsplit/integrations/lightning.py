@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsplit.errors import MissingDependencyError, TopologyError
-from wdsplit.integrations.delegate import Delegate
+from wdsplit.integrations.opaque_loader import OpaqueLoader
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.world import detect_rank
@@ -79,21 +79,21 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
             if getattr(type(self), hook) is getattr(_library.LightningDataModule, hook):
                 setattr(self, hook, getattr(self, f"{name}_loader"))
 
-    def train_loader(self) -> Delegate:
+    def train_loader(self) -> OpaqueLoader:
         """Return what Lightning trains on."""
         self._check_ranks("train")
         loader = self.loaders["train"]
-        return Delegate(loader) if self.trainer is None else _TrainingLoader(loader, self.trainer)
+        return OpaqueLoader(loader) if self.trainer is None else _TrainingLoader(loader, self.trainer)
 
-    def val_loader(self) -> Delegate:
+    def val_loader(self) -> OpaqueLoader:
         """Return what Lightning validates on."""
         self._check_ranks("val")
-        return Delegate(self.loaders["val"])
+        return OpaqueLoader(self.loaders["val"])
 
-    def test_loader(self) -> Delegate:
+    def test_loader(self) -> OpaqueLoader:
         """Return what Lightning tests on."""
         self._check_ranks("test")
-        return Delegate(self.loaders["test"])
+        return OpaqueLoader(self.loaders["test"])
 
     def _check_ranks(self, name: str) -> None:
         """Refuse ranks that are not those of the strategy: with tensor parallelism several processes are one rank.
@@ -103,14 +103,14 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
         """
         if self.trainer is None:
             return
-        wanted, world = self.trainer.distributed_sampler_kwargs, self.loaders[name].dataset.world()
-        if wanted is None or world != detect_rank():  # the program has said it
+        expected, world = self.trainer.distributed_sampler_kwargs, self.loaders[name].dataset.world()
+        if expected is None or world != detect_rank():  # rank and world size were given by the program
             return
-        if (world.rank, world.world_size) != (wanted["rank"], wanted["num_replicas"]):
+        if (world.rank, world.world_size) != (expected["rank"], expected["num_replicas"]):
             raise TopologyError(
-                "the dataset is split by all processes, and the strategy wants it split by fewer",
+                "the dataset is split by all processes, but the strategy needs it split by fewer",
                 place=f"{name}: {self.loaders[name].dataset.source.url}",
-                expected=f"rank {wanted['rank']} of {wanted['num_replicas']}",
+                expected=f"rank {expected['rank']} of {expected['num_replicas']}",
                 found=f"rank {world.rank} of {world.world_size}",
                 remedy="open the dataset with rank= and world_size=; or, once there is a mesh, that is in setup() of a "
                 "subclass, with group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
@@ -118,8 +118,8 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
             )
 
 
-class _TrainingLoader(Delegate):
-    """A loader whose epoch is the trainer's, and which tells the trainer where it has resumed."""
+class _TrainingLoader(OpaqueLoader):
+    """A loader whose epoch is the trainer's, and which corrects the trainer's count when it resumes."""
 
     def __init__(self, loader: Loader, trainer: Any) -> None:
         super().__init__(loader)
@@ -167,7 +167,7 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
     def _set_epoch(self, trainer: Any) -> bool:
         """Tell whether some loader was in another epoch."""
         epoch = _epoch(trainer)
-        loaders = [loader for loader in _leaves(trainer.train_dataloader) if isinstance(loader, (Delegate, Loader))]
+        loaders = [loader for loader in _leaves(trainer.train_dataloader) if isinstance(loader, (OpaqueLoader, Loader))]
         others = [loader for loader in loaders if loader.epoch != epoch]
         for loader in others:
             loader.set_epoch(epoch)

@@ -1,8 +1,7 @@
 """TensorFlow: a loader's batches as a `tf.data.Dataset` that TensorFlow does not split a second time.
 
-Adapter over `wdsplit.Loader`; torch need not be installed. TensorFlow takes batches before they are wanted, as many as
-it likes: what was made is noted here, and counts when it is told that it was used. TensorFlow is loaded when a loader
-is made, not when this module is imported.
+Adapter over `wdsplit.Loader`; torch need not be installed. TensorFlow takes batches before they are used: the state
+after each is kept here, and counts once the batch is reported as used. TensorFlow is imported when a loader is made.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
-from wdsplit.integrations.progress import AheadLoader, Progress
+from wdsplit.integrations.prefetching_loader import PrefetchingLoader, StatefulBatches
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.transport.collate import as_array
 from wdsplit.order.split import whole
@@ -27,7 +26,7 @@ __all__ = ["TensorFlowLoader"]
 logger = logging.getLogger(__name__)
 
 
-class TensorFlowLoader(AheadLoader):
+class TensorFlowLoader(PrefetchingLoader):
     """The batches of a loader for TensorFlow.
 
     Iterating gives the batches of an epoch as tensors. `dataset` gives them to what wants a `tf.data.Dataset`.
@@ -35,7 +34,7 @@ class TensorFlowLoader(AheadLoader):
     Args:
         loader: The loader, with workers that are threads, or none: TensorFlow's process should not be forked.
         prefetch: Batches that TensorFlow makes ahead.
-        element_spec: A tf.TensorSpec for each leaf of a batch; None to have it told by a first batch, which is read for
+        element_spec: A tf.TensorSpec for each leaf of a batch; None to derive it from a first batch, which is read for
             that. Needed if the shapes of batches differ.
 
     Raises:
@@ -54,12 +53,12 @@ class TensorFlowLoader(AheadLoader):
         self._prefetch = prefetch
         self.element_spec = self._first_spec() if element_spec is None else element_spec
         self._made: deque[tuple[int, State]] = deque()
-        self._is_told = False
+        self._reports_use = False
         self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`, as tensors."""
-        self._is_told = True
+        self._reports_use = True
         dataset = self.dataset(epochs=1)
         try:
             for batch in dataset:
@@ -73,8 +72,9 @@ class TensorFlowLoader(AheadLoader):
     def dataset(self, epochs: int | None = None) -> Any:
         """Return a tf.data.Dataset of the batches of some epochs, one after another; of all for None.
 
-        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. TensorFlow
-        is told not to shard it.
+        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. Its
+        options keep TensorFlow from sharding it, and from adding a prefetch of its own: end stages that you add with
+        a `prefetch`.
 
         Which batches were used is known only of those that `callback` has seen in Keras. With it, a dataset of all
         epochs that is iterated again (by a further `fit`) goes on after them; one of some epochs begins the epoch
@@ -96,13 +96,15 @@ class TensorFlowLoader(AheadLoader):
         dataset = tf.data.Dataset.from_generator(batches, output_signature=self.element_spec)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        # TensorFlow adds a prefetch of a size of its own choice otherwise, and may reach the end of the epoch in it.
+        options.experimental_optimization.inject_prefetch = False
         dataset = dataset.with_options(options)
         return dataset.prefetch(self._prefetch) if self._prefetch else dataset
 
     def callback(self) -> Any:
-        """Return a Keras callback that tells which batches `fit` has used, so that `state_dict` is right in it."""
+        """Return a Keras callback that reports the batches `fit` has used, so that `state_dict` is exact during it."""
         used: Callable[[int], None] = self._note_used
-        self._is_told = True
+        self._reports_use = True
 
         class Used(self._tf.keras.callbacks.Callback):  # type: ignore[misc,name-defined]
             seen = 0
@@ -118,7 +120,8 @@ class TensorFlowLoader(AheadLoader):
 
     def _batches(self, epochs: int | None) -> Iterator[Any]:
         """Give batches as numpy has them, and note the state after each. TensorFlow does so in a thread of its own."""
-        is_lost = epochs is None and not self._is_told and len(self._made) > self._prefetch + 2  # not just looked at
+        # Where no more than these were made, a library may just have looked at a first batch: nothing is lost.
+        is_lost = epochs is None and not self._reports_use and len(self._made) > self._prefetch + 2
         made = self._made = deque()
         self._error, given = None, 0
         try:
@@ -136,12 +139,12 @@ class TensorFlowLoader(AheadLoader):
                     made.append((iteration, state))
                     yield _mapped(batch, _value)
                 given += 1
-                if not self._is_told:
+                if not self._reports_use:
                     made.clear()
                     self.ended(iteration)
                 if given == epochs:
                     return
-                progress = Progress(self.loader)
+                progress = StatefulBatches(self.loader)
         except Exception as error:
             self._error = error
             raise
@@ -157,7 +160,7 @@ class TensorFlowLoader(AheadLoader):
         probe = Loader(mine.dataset, mine.batch_size, collate_fn=mine.collate_fn, output=mine.output)
         batch = next(iter(probe), None)
         if batch is None:
-            raise _no_batch(mine, " that could tell the element spec")
+            raise _no_batch(mine, " to derive the element spec from")
         is_full = mine.dataset.options.tail != "uneven" and mine.collate_fn is None
 
         def spec(value: Any, name: str) -> Any:

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.integrations.accelerate import PreparedLoader
-from wdsplit.integrations.delegate import Delegate
+from wdsplit.integrations.opaque_loader import OpaqueLoader
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
@@ -71,7 +71,7 @@ class TrainerMixin:
 
     def num_examples(self, dataloader: Any) -> int:
         """Return how many samples a loader's dataset has."""
-        if isinstance(dataloader, Delegate):
+        if isinstance(dataloader, OpaqueLoader):
             return dataloader.loader.dataset.source.num_samples
         number: int = super().num_examples(dataloader)  # type: ignore[misc]
         return number

@@ -1,4 +1,4 @@
-"""A loader as training libraries may hold it: its batches, its length, its state, and nothing that they could split."""
+"""A loader that shows training libraries its batches, length and state, but no dataset or sampler to split."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 
-__all__ = ["Delegate"]
+__all__ = ["OpaqueLoader"]
 
 logger = logging.getLogger(__name__)
 
 
-class Delegate:
-    """A loader behind which no dataset and no sampler can be found.
+class OpaqueLoader:
+    """A loader that shows no dataset and no sampler.
 
-    Libraries split what they take for a torch DataLoader, or warn of an IterableDataset that has a length. Iterating
-    begins with the first batch that is asked for, not before.
+    Libraries split the dataset of a torch DataLoader, or warn of an IterableDataset that has a length. An iteration
+    begins with the first batch that is requested, not before.
 
     Args:
         loader: The loader.

@@ -1,7 +1,7 @@
-"""How far a loader's batches have got that were used, where a library takes batches before it uses them.
+"""The state of a loader whose batches are taken before they are used: by a library, or to copy them to devices.
 
-`wdsplit.Loader` counts what it has delivered. The state after a batch follows from the steps, by arithmetic; so each
-batch goes with its own, and that of the last one that was used is the one that counts.
+`wdsplit.Loader` counts the batches it has delivered. Here each batch comes with the state after it, which follows from
+the steps by arithmetic; the state of the last batch used is the one that counts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from wdsplit.loading.loader import Loader
 from wdsplit.order.split import Step, Steps
 from wdsplit.order.state import State, dump_state
 
-__all__ = ["AheadLoader", "Progress"]
+__all__ = ["PrefetchingLoader", "StatefulBatches"]
 
 
-class Progress(Iterator[tuple[Any, Step, State]]):
+class StatefulBatches(Iterator[tuple[Any, Step, State]]):
     """An iteration of a loader: each batch with its step, and the state after it.
 
     Attributes:
@@ -41,8 +41,8 @@ class Progress(Iterator[tuple[Any, Step, State]]):
         return batch, step, State(epoch, step.end) if self._left else State(epoch + 1, 0)
 
 
-class AheadLoader:
-    """A loader whose batches are taken ahead of their use.
+class PrefetchingLoader:
+    """A loader whose batches are taken ahead of their use; its state counts those that were used.
 
     Args:
         loader: The loader; nobody else iterates it.
@@ -101,7 +101,7 @@ class AheadLoader:
         self.loader.load_state_dict(state_dict)
         self._forget()
 
-    def begin(self, goes_on: bool = False) -> tuple[Progress, int]:
+    def begin(self, goes_on: bool = False) -> tuple[StatefulBatches, int]:
         """Begin an iteration; return it, and its number. What is used of an earlier one does not count any more.
 
         An epoch that was broken off begins again, as in `wdsplit.Loader`; an iteration of which nothing was used, where
@@ -115,7 +115,7 @@ class AheadLoader:
             self.loader.set_epoch(reached.epoch)
         elif reached is not None:
             self.loader.load_state_dict(self.state_dict())
-        progress = Progress(self.loader)
+        progress = StatefulBatches(self.loader)
         self._forget()
         self._reached = progress.begin
         return progress, self._iteration
@@ -126,7 +126,7 @@ class AheadLoader:
             self._reached, self._is_used = state, True
 
     def ended(self, iteration: int) -> None:
-        """Take note that all batches of an epoch were taken; unless it was told which were used, all were."""
+        """Take note that all batches of an epoch were taken: all count as used, unless `used` was called for some."""
         if self._iteration == iteration and not self._is_used:
             self._reached = None
 
@@ -139,5 +139,5 @@ class AheadLoader:
         return self._reached
 
     def _forget(self) -> None:
-        """Let no iteration count that has begun so far."""
+        """Ignore what is reported of the iterations begun so far."""
         self._reached, self._is_used, self._iteration = None, False, self._iteration + 1

@@ -1,0 +1,83 @@
+"""Audits of a torchrun job: trainings that are right, and what is wrong with others."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("debug")
+
+
+def test_audits_of_trainings_that_are_right_hold(job):
+    whole, rest = "epoch {}: 101 samples, each once, by {}; pads: {}; nothing is missing", "__key__ and __position__"
+    expected = {
+        "pad": [whole.format(epoch, rest, 7) for epoch in (0, 1)],
+        "drop": [whole.format(epoch, rest, 0).replace("101", "96") for epoch in (0, 1)],
+        "uneven": [whole.format(epoch, rest, 0) for epoch in (0, 1)],
+        "workers": [whole.format(0, rest, 7)],
+        "tuples": [whole.format(0, rest, 7)],
+        "keys alone": [whole.format(0, "__key__", 7)],
+        "replicas": [whole.format(0, rest, 1)],
+        "whole mesh": [whole.format(0, rest, 7)],
+        "left early": [f"epoch 0: 36 samples, each once, by {rest}; pads: 0; left before its end"],
+        "resumed": [
+            f"epoch 0 from position 36 on: 65 samples, each once, by {rest}; pads: 7; nothing is missing",
+            whole.format(1, rest, 7),
+        ],
+    }
+    for rank in job.ranks:
+        held = dict(rank["audits that hold"])
+        resumed, left = held.pop("resumed, uneven"), held.pop("left early, uneven")
+        assert left == [f"epoch 0: 36 samples, each once, by {rest}; pads: 0; left before its end"]
+        assert held == expected
+        assert re.fullmatch(r"epoch 0 from position \d+ on: 65 samples, each once, .*nothing is missing", resumed[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "ignored rank",
+            [
+                "delivered more than once in epoch 0",
+                "101 deliveries too many",
+                "sample '00000042' at position 0: rank 0 in step 0, rank 1 in step 0",
+                "rank 1 reads as rank 0 of 1",
+            ],
+        ),
+        (
+            "ignored rank, keys alone",
+            ["101 deliveries too many", "key has the hash", "rank 0 in step 0, rank 1 in step"],
+        ),
+        ("ignored rank, positions alone", ["101 deliveries too many", "at position 0: rank 0 in step 0, rank 1 in"]),
+        ("other seeds", ["delivered more than once", "rank 1 has seed 1, rank 0 0"]),
+        ("other epochs", ["delivered more than once", "rank 1 has epoch 1, rank 0 0"]),
+        ("other positions", ["do not read one and the same epoch", "begin at position: rank 0 0, rank 1 12"]),
+        ("lost", ["6 samples missing", "position 37, which rank 1 should have had in step 3", "rank 0 9, rank 1 8"]),
+        ("one leaves early", ["what was delivered is not epoch 0", "steps: rank 0 9, rank 1 7"]),
+        ("lost, left before the end", ["position 37, which rank 1 should have had in step 3", "samples too many"]),
+        ("comparison", ["the disk is gone"]),
+        ("lost, uneven", ["6 samples missing", "at position 37, which rank 1 should have had"]),
+        ("dropped fields", ["cannot tell which samples", "found: cls", "AUDITED"]),
+    ],
+)
+def test_an_audit_fails_on_all_ranks_and_names_samples_ranks_and_steps(job, name, parts):
+    for text in job.texts("audits that fail", name):
+        assert [part for part in parts if part not in text] == []
+
+
+def test_nobody_waits_for_a_rank_that_has_left_an_audit_by_an_error(job):
+    first = job.ranks[0]["a rank that fails"]
+    assert "rank 1 left: EndedError: the loss is nan" in first["text"]
+    assert first["waited_s"] < 100
+
+
+def test_nobody_waits_for_a_rank_whose_comparison_fails(job):
+    own, other = (rank["audits that fail"]["comparison"] for rank in job.ranks)
+    assert own["error"] == "OSError"
+    assert "rank 0 left: OSError: the disk is gone" in other["text"]
+
+
+def test_nobody_waits_for_a_rank_that_has_fewer_epochs(job):
+    first, second = (rank["unequal epochs"] for rank in job.ranks)
+    assert "rank 1 left: its audit is over" in first["text"]
+    assert len(second["returned"]) == 1

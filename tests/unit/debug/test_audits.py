@@ -1,0 +1,231 @@
+"""Audits in one process."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from wdsplit import debug, mix
+from wdsplit.debug import delivered
+from wdsplit.debug.ranks import Ranks, Rendezvous
+from wdsplit.errors import InputError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+
+
+def repeating(batches):
+    """Give the third batch again after the fourth."""
+    kept = None
+    for step, batch in enumerate(batches):
+        yield batch
+        kept = batch if step == 2 else kept
+        if step == 3:
+            yield kept
+
+
+def mislabelling(batches):
+    """Give two samples of a batch one key."""
+    for batch in batches:
+        batch["__key__"][0] = batch["__key__"][1]
+        yield batch
+
+
+def hiding(batches):
+    """Call a sample a pad."""
+    for step, batch in enumerate(batches):
+        if step == 1:
+            batch["__pad__"][0] = True
+        yield batch
+
+
+def unflagged(batches):
+    """Call no pad a pad."""
+    for batch in batches:
+        batch["__pad__"][:] = False
+        yield batch
+
+
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        (repeating, ["12 deliveries too many", "at position 24: rank 0 in step 2, rank 0 in step 4; "]),
+        (mislabelling, ["9 deliveries too many", "the sample at position 0: rank 0 in step 0, rank 0 in step 0"]),
+        (hiding, ["1 samples missing", "at position 12, which rank 0 should have had in step 1"]),
+        (unflagged, ["7 deliveries too many", "rank 0 in step 8, rank 0 in step 8"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_audit_believes_the_batches_and_not_the_loader(numbers, wrong, parts):
+    class Wrong(Loader):
+        def __iter__(self):
+            return wrong(super().__iter__())
+
+    with pytest.raises(debug.CheckError) as caught, debug.audit(Wrong(Dataset(numbers), 12)) as audited:
+        list(audited)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_an_audit_tells_of_samples_also_if_they_cannot_be_read(numbers, monkeypatch):
+    class Wrong(Loader):
+        def __iter__(self):
+            return repeating(super().__iter__())
+
+    def sample(dataset, index):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Dataset, "sample", sample)
+    with pytest.raises(debug.CheckError) as caught, debug.audit(Wrong(Dataset(numbers), 12)) as audited:
+        list(audited)
+    assert "the sample at position 24: rank 0 in step 2, rank 0 in step 4; " in caught.value.found
+
+
+def test_an_epoch_is_complete_with_its_last_batch_and_one_that_is_left_early_is_audited_so_far(numbers):
+    class Losing(Loader):
+        def __iter__(self):
+            return (batch for step, batch in enumerate(super().__iter__()) if step != 1)
+
+    with debug.audit(Loader(Dataset(numbers), 12)) as audited:
+        batches = iter(audited)
+        for _ in range(len(audited)):
+            next(batches)
+    assert audited.epochs[0].complete
+    with (
+        pytest.raises(debug.CheckError, match=r"12 samples too many.*; 12 samples missing"),
+        debug.audit(Losing(Dataset(numbers), 12)) as audited,
+    ):
+        for step, _ in enumerate(audited):
+            if step == 2:
+                break
+
+
+def test_a_resumed_audit_refuses_what_was_delivered_before(numbers):
+    class Forgetful(Loader):
+        def __iter__(self):
+            return chain([next(iter(Loader(self.dataset, 12)))], super().__iter__())
+
+    loader = Forgetful(Dataset(numbers), 12)
+    loader.load_state_dict({**loader.state_dict(), "position": 60})
+    with pytest.raises(debug.CheckError, match="12 samples too many") as caught, debug.audit(loader) as audited:
+        list(audited)
+    assert "at position 0: rank 0 in step 5" in caught.value.found
+
+
+def test_without_positions_an_audit_counts(numbers):
+    class Losing(Loader):
+        def __iter__(self):
+            return (batch for step, batch in enumerate(super().__iter__()) if step != 3)
+
+    loader = Losing(Dataset(numbers).to_tuple("__key__", "__pad__"), 12)
+    with pytest.raises(debug.CheckError, match="89 samples instead of 101"), debug.audit(loader) as audited:
+        list(audited)
+
+
+def test_positions_are_compared_over_all_of_an_epoch(monkeypatch):
+    monkeypatch.setattr(delivered, "_AT_ONCE", 4)
+    given = np.array([0, 2, 4, 6, 8, 18, 2, 21])
+
+    def even(positions):
+        return positions % 2 == 0
+
+    alone = Rendezvous(Ranks(), "test", 1.0)
+    faults = delivered.compare_positions(alone, given, len(given), even, stop=20)
+    assert (faults.num_repeated, faults.repeated) == (1, [[(0, 1), (0, 6)]])
+    assert (faults.num_missing, faults.missing) == (4, [10, 12, 14, 16])
+    assert (faults.num_unexpected, faults.unexpected) == (1, [(0, 7)])
+    assert delivered.compare_positions(alone, given[:0], 0, even, stop=20).num_missing == 10
+
+
+def test_large_audits_go_in_buckets(numbers, monkeypatch):
+    monkeypatch.setattr(delivered, "_AT_ONCE", 7)
+    with debug.audit(Loader(Dataset(numbers), 12)) as audited:
+        list(audited)
+    assert audited.epochs[0].samples == 101
+    with pytest.raises(debug.CheckError, match="12 deliveries too many"), debug.audit(audited._loader) as audited:
+        for step, _ in enumerate(audited):
+            if step == 4:
+                audited._record.note(*audited_again(audited))
+
+
+def audited_again(audited):
+    """Return what notes a batch that was delivered before."""
+    return next(iter(Loader(Dataset(audited._loader.dataset.source.url), 12))), audited._identify
+
+
+def test_a_limited_dataset_is_audited_as_what_it_is(numbers):
+    with debug.audit(Loader(Dataset(numbers, limit=20), 12)) as audited:
+        list(audited)
+    assert (audited.epochs[0].samples, audited.epochs[0].pads) == (20, 4)
+
+
+def test_an_epoch_resumed_on_one_rank_is_audited_from_where_two_have_left_it(numbers):
+    two = Loader(Dataset(numbers, rank=1, world_size=2), 6)
+    for _, _ in zip(two, range(3), strict=False):
+        state = two.state_dict()
+    one = Loader(Dataset(numbers), 9)
+    one.load_state_dict(state)
+    with debug.audit(one) as audited:
+        list(audited)
+    epoch = audited.epochs[0]
+    assert (epoch.start, epoch.samples, epoch.complete) == (state["position"], 101 - state["position"], True)
+
+
+def test_a_mixture_is_audited_by_positions_because_its_keys_come_again(numbers):
+    dataset = mix(repeat={numbers: 2})
+    with debug.audit(Loader(dataset, 12)) as audited:
+        list(audited)
+    assert (audited.epochs[0].samples, audited.epochs[0].by) == (202, ("__position__",))
+    with (
+        pytest.raises(InputError, match="cannot tell"),
+        debug.audit(Loader(dataset.to_tuple("__key__"), 12)) as audited,
+    ):
+        list(audited)
+
+
+def test_a_collate_fn_says_itself_where_the_samples_stand(numbers):
+    loader = Loader(Dataset(numbers), 12, collate_fn=lambda samples: samples)
+
+    def identify(samples):
+        return {name: [sample[name] for sample in samples] for name in debug.AUDITED}
+
+    with debug.audit(loader, identify=identify) as audited:
+        batches = list(audited)
+    assert audited.epochs[0].samples == 101
+    assert isinstance(batches[0], list)
+    with pytest.raises(InputError, match="a batch without names"), debug.audit(loader) as audited:
+        list(audited)
+
+
+def test_without_a_process_group_one_rank_of_several_is_audited_alone(numbers, caplog):
+    loader = Loader(Dataset(numbers, rank=1, world_size=3), 4)
+    with debug.audit(loader) as audited:
+        list(audited)
+    assert audited.epochs[0].complete
+    assert audited.epochs[0].samples == 34
+    assert "only what rank 1 of 3 is given is audited" in caplog.text
+
+
+def test_an_audit_stands_in_for_its_loader(numbers):
+    loader = Loader(Dataset(numbers), 12)
+    with debug.audit(loader) as audited:
+        audited.set_epoch(3)
+        assert (len(audited), audited.epoch, audited.batch_size) == (9, 3, 12)
+        assert [batch["__key__"] for batch in audited] == [
+            batch["__key__"] for batch in epoch_of(Loader(Dataset(numbers), 12), 3)
+        ]
+        assert audited.state_dict() == loader.state_dict()
+    assert [epoch.epoch for epoch in audited.epochs] == [3]
+    with pytest.raises(InputError, match="an audit is a context"):
+        list(audited)
+    with pytest.raises(InputError, match=r"wdsplit\.Loader"):
+        debug.audit([1, 2])
+
+
+def epoch_of(loader, epoch):
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_a_diagnosis_of_an_audit_is_that_of_its_loader(numbers):
+    with debug.audit(Loader(Dataset(numbers), 12)) as audited:
+        list(audited)
+        assert debug.diagnose(audited).batches == 9

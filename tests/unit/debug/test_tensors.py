@@ -1,0 +1,161 @@
+"""Hashes of parameters, and spot checks of gradients, in one process."""
+
+import re
+
+import pytest
+import torch
+
+from wdsplit import debug
+from wdsplit.debug.ranks import Ranks
+from wdsplit.debug.tensors import Entry, difference, differing
+from wdsplit.errors import InputError
+
+
+def model_of(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to(dtype)
+
+
+def changed(change):
+    model = model_of()
+    with torch.no_grad():
+        change(model)
+    return debug.param_hash(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model[0].weight[0, 0].mul_(1.0000002),
+        lambda model: model.double(),
+        lambda model: model.bfloat16(),
+        lambda model: setattr(model[0], "weight", torch.nn.Parameter(model[0].weight.reshape(3, 4))),
+        lambda model: model.add_module("more", torch.nn.Linear(1, 1)),
+        lambda model: model[1].bias[0].copy_(-0.0),
+    ],
+)
+def test_a_hash_depends_on_names_types_shapes_and_each_bit(change):
+    assert changed(change) != debug.param_hash(model_of())
+
+
+def test_a_hash_does_not_depend_on_order_layout_gradients_or_buffers():
+    model = model_of()
+    expected = debug.param_hash(model)
+    named = dict(reversed(list(model.named_parameters())))
+    assert debug.param_hash(named) == expected
+    strided = {name: torch.stack([value, value], -1)[..., 0].detach() for name, value in named.items()}
+    assert not strided["0.weight"].is_contiguous()
+    assert debug.param_hash(strided) == expected
+    model(torch.ones(2, 3)).sum().backward()
+    assert debug.param_hash(model) == expected
+    assert debug.param_hash(model, buffers=True) != debug.param_hash(model_of(), buffers=True)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64]
+)
+def test_all_types_are_hashed_also_empty_ones_and_scalars(dtype):
+    for shape in ((), (0,), (3, 2)):
+        same = [debug.param_hash({"a": torch.zeros(shape).to(dtype)}) for _ in range(2)]
+        assert same[0] == same[1]
+    one, zero = (debug.param_hash({"a": torch.full((2,), value).to(dtype)}) for value in (1.0, 0.0))
+    assert one != zero
+
+
+def test_sparse_tensors_and_views_are_hashed_by_their_values():
+    dense = torch.tensor([[0.0, 2.0], [0.0, 0.0]])
+    assert debug.param_hash({"a": dense.to_sparse()}) == debug.param_hash({"a": dense})
+    numbers = torch.tensor([1 + 2j])
+    assert debug.param_hash({"a": numbers.conj()}) == debug.param_hash({"a": numbers.conj().resolve_conj()})
+
+
+class Sharded(torch.nn.Linear):
+    """A module with a parameter as DeepSpeed ZeRO-3 leaves it."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.weight = torch.nn.Parameter(torch.empty(0))
+        self.weight.ds_id = 0
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (torch.nn.Linear(2, 2, device="meta"), "meta device"),
+        (torch.nn.LazyLinear(2), "not initialised yet"),
+        (Sharded(), "ZeRO-3"),
+        ({"step": 3}, "found: int"),
+        ([1, 2], "list"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_what_has_no_values_to_compare_is_refused(model, found):
+    for check in (debug.param_hash, debug.check_same_parameters):
+        with pytest.raises(InputError, match=found):
+            check(model)
+
+
+def test_one_process_has_nobody_to_differ_from():
+    assert debug.check_same_parameters(model_of()) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [
+        ([], []),
+        (["a", "a"], []),
+        (["a", None, "a"], []),
+        (["a", "b", "a"], [1]),
+        (["b", "a", "a", "c"], [0, 3]),
+        (["a", "b"], [0, 1]),
+        (["a", "b", None, "b", "a"], [0, 1, 3, 4]),
+    ],
+)
+def test_those_who_differ_are_the_minority(values, odd):
+    assert differing(values) == odd
+
+
+def test_ranks_that_differ_are_named_by_their_ranks_in_the_job():
+    ranks = Ranks((4, 5, 6), 0)
+
+    def described(*digests):
+        return difference([digest and Entry("a", "float32", (), digest) for digest in digests], ranks)
+
+    assert described("x", "y", "x") == "rank 5 differs from the others"
+    assert described("x", "y", "z") == "ranks 4, 5, 6 differ from each other"
+    assert described("x", None, "x") == "float32 on ranks 4, 6, nothing on rank 5"
+    assert described("x", "x", "x") == ""
+
+
+def test_a_spot_check_looks_at_the_first_and_the_last_parameter():
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))
+    model(torch.ones(1, 2)).sum().backward()
+    assert debug.check_same_gradients(model) == 8
+    assert debug.check_same_gradients(model, sample=None) == 40
+    for name in ("0.weight", "19.bias"):
+        gradient = model.get_parameter(name).grad
+        kept, gradient[0] = gradient[0].clone(), torch.inf
+        with pytest.raises(debug.CheckError, match=re.escape(name)):
+            debug.check_same_gradients(model, sample=2)
+        gradient[0] = kept
+
+
+@pytest.mark.parametrize("options", [{"sample": 0}, {"sample": 1.5}, {"tolerance": 1.0}, {"tolerance": -0.1}])
+def test_options_of_the_spot_check_that_cannot_be_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        debug.check_same_gradients(model_of(), **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gradient"),
+    [
+        (torch.complex64, torch.tensor([complex(1, torch.nan)])),
+        (torch.float8_e4m3fn, torch.tensor([torch.nan]).to(torch.float8_e4m3fn)),
+    ],
+)
+def test_what_is_not_finite_is_found_in_all_types_of_gradients(dtype, gradient):
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.ones(1).to(dtype))
+    model.weight.grad = gradient
+    with pytest.raises(debug.CheckError, match="1 NaN"):
+        debug.check_same_gradients(model)
