@@ -10,15 +10,17 @@ import click
 from click.core import ParameterSource
 
 from wdsplit.cli.options import with_options
-from wdsplit.cli.terminal import byte_size, human_bytes
+from wdsplit.cli.terminal import Bar, byte_size, human_bytes
+from wdsplit.conversion.driver import Progress
 from wdsplit.conversion.plan.options import PADS, ConvertOptions, PlanOptions
 from wdsplit.fields.encode import NULLS
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sidecars import SIDECARS
 
-__all__ = ["conversion_options", "dataset_text", "given", "plan_options", "run_options"]
+__all__ = ["conversion_options", "dataset_text", "given", "plan_options", "run_options", "show_progress"]
 
 _SHOWN_FIELDS = 20
+_DOING = {"scatter": "shuffling", "merge": "merging", "write": "writing"}
 
 _OPTIONS = (
     click.option(
@@ -186,6 +188,20 @@ def given(context: click.Context, names: Collection[str]) -> list[str]:
         for parameter in context.command.params
         if parameter.name in names and source(parameter.name) is ParameterSource.COMMANDLINE
     ]
+
+
+def show_progress(bar: Bar, progress: Progress, name: str = "") -> None:
+    """Show how far a conversion has got.
+
+    Args:
+        bar: Where to show it.
+        progress: How far.
+        name: The split or the share; empty if there are none.
+    """
+    amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
+    if progress.name != "write":
+        amounts = {"rows": progress.done} if progress.name == "scatter" else {}
+    bar.update(progress.done, progress.total, f"{_DOING[progress.name]} {name}".rstrip(), **amounts)
 
 
 def dataset_text(manifest: Manifest, place: str) -> str:

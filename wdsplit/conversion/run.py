@@ -18,7 +18,7 @@ import orjson
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
-from wdsplit.conversion.task import PLAN_NAME, holds_plan, refuse_taken
+from wdsplit.conversion.task import PLAN_NAME, holds_plan, refuse_taken_over
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.shards.files import read_manifest
@@ -56,7 +56,7 @@ class Run:
         return self.storage.size(PLAN_NAME) is not None
 
     @property
-    def is_begun(self) -> bool:
+    def exists(self) -> bool:
         """Whether the output holds a dataset, or an unfinished run."""
         return self.storage.size(HEADER_NAME) is not None or self.is_unfinished
 
@@ -90,9 +90,9 @@ class Run:
                     url=path,
                 )
 
-    def refuse_dataset_around(self) -> None:
+    def refuse_dataset_above(self) -> None:
         """Refuse an output for the datasets of splits that is a dataset itself, or an unfinished run."""
-        if self.is_begun:
+        if self.exists:
             raise OutputExistsError(
                 "the output is a dataset itself, so it cannot hold those of splits",
                 place=self.storage.url,
@@ -234,7 +234,7 @@ class Run:
             )
         raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
 
-    def found(self, numbers: Sequence[int]) -> dict[int, Shard]:
+    def find_published(self, numbers: Sequence[int]) -> dict[int, Shard]:
         """Return which of some shards are noted and there whole; each is looked for by its name, nothing is listed."""
         noted = dict(shard_notes(self.storage, numbers))
         looked = in_order(lambda item: self._lost(item[1], self.storage.size), list(noted.items()), _NOTES_AT_ONCE)
@@ -260,7 +260,7 @@ class Run:
         Raises:
             WdsplitError: It lacks a file, or one is of another size; or the output is another run's.
         """
-        refuse_taken(self.storage, plan)
+        refuse_taken_over(self.storage, plan)
         lacking = self.lacking(shards) if self.storage.is_remote else {}
         for path in lacking.values():
             raise StorageError(

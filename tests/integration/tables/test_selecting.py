@@ -463,8 +463,8 @@ class Stop(Exception):  # noqa: N818 (it is no error)
 def stop_at(split, shards=1):
     """Return a progress that stops the conversion when so many shards of a split are published."""
 
-    def stop(plan, progress):
-        if progress.split == split and progress.shards >= shards and progress.scattered is None:
+    def stop(progress):
+        if progress.split == split and progress.name == "write" and progress.done >= shards:
             raise Stop
 
     return stop
@@ -521,7 +521,7 @@ def test_splits_that_are_finished_are_left_as_they_are_when_they_are_resumed(inp
     again = made(
         inputs,
         tmp_path / "out",
-        lambda plan, progress: seen.append((progress.split, progress.skipped)),
+        lambda progress: seen.append((progress.split, progress.skipped)),
         splits=SPLITS,
         shards=2,
         resume=True,
@@ -838,7 +838,7 @@ if __name__ == "__main__":
         PlanOptions(shards=9, group_by="label", shuffle=True), where="label != 77", splits={"train": 0.6, "val": 0.4},
         jobs=int(jobs), memory=2**20, resume=resume == "resume"
     )
-    convert_splits(source, output, options, lambda plan, progress: print(progress, flush=True))
+    convert_splits(source, output, options, lambda progress: print(progress, flush=True))
 """
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.shuffle.runs import NUMBER, PLACE, SpilledRuns
+from wdsplit.conversion.shuffle.sorted_runs import NUMBER, PLACE, SortedRunWriter
 from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, SpillJob
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.order.epoch import Int64
@@ -43,15 +43,15 @@ def task_bytes(memory_bytes: int, jobs: int) -> int:
     return min(_MAX_BYTES, max(_LEAST_BYTES, free))
 
 
-def task_memory(plan: Plan, held_bytes: int) -> int:
+def task_memory(plan: Plan, buffer_bytes: int) -> int:
     """Return how many bytes a task of a conversion needs, about, libraries included.
 
     Args:
         plan: The plan.
-        held_bytes: Bytes of rows that it may hold if they stand in another order than in the table.
+        buffer_bytes: Bytes of rows that it may hold if they stand in another order than in the table.
     """
     if plan.scatters:
-        return _JOB_BYTES + _COPIES * held_bytes + _plan_bytes(plan)
+        return _JOB_BYTES + _COPIES * buffer_bytes + _plan_bytes(plan)
     row_group = max(max(file.row_groups, default=0) * file.row_bytes for file in plan.table.files)
     return _JOB_BYTES + _COPIES * BATCH_BYTES + int(row_group) + _plan_bytes(plan)
 
@@ -67,11 +67,11 @@ def scatter(job: SpillJob, task: ScatterTask, guard: Callable[[], None] | None =
     Args:
         job: What all tasks need.
         task: The task.
-        guard: As of `SpilledRuns`.
+        guard: As of `SortedRunWriter`.
     """
     storage, plan = open_storage(job.output, job.storage_options), job.plan
     places_of = _places(plan, task.first)
-    runs = SpilledRuns(storage, job, task.name, job.steps.scattered_rows, guard)
+    runs = SortedRunWriter(storage, job, task.name, job.steps.scattered_rows, guard)
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
         raise_if_cancelled()

@@ -19,7 +19,7 @@ import orjson
 import xxhash
 
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.record.notes import own_note
+from wdsplit.conversion.record.notes import read_note_of_plan
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
 
@@ -161,29 +161,29 @@ class SpillJob:
         output: The dataset's folder.
         plan: The plan.
         steps: What all tasks agree on.
-        held_bytes: Bytes of rows that may be held at a time.
+        buffer_bytes: Bytes of rows that may be held at a time.
         storage_options: How to reach a remote store.
     """
 
     output: str
     plan: Plan
     steps: Steps
-    held_bytes: int
+    buffer_bytes: int
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
-def write_cuts(storage: Storage, plan: Plan, held_bytes: int) -> Cuts:
+def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
     """Decide how a run scatters its rows, and note it; what was spilled before is removed.
 
     Args:
         storage: The output.
         plan: The plan.
-        held_bytes: Bytes of rows that a task may hold.
+        buffer_bytes: Bytes of rows that a task may hold.
     """
     storage.remove(SPILL_FOLDER)
-    places = _places(plan, held_bytes)
+    places = _places(plan, buffer_bytes)
     row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
-    bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
+    bucket_rows = max(1, buffer_bytes // row_bytes // _BUCKETS_PER_TASK)
     prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MAX_PARTS]))[:8]}"
     steps = cut_into_steps(prefix, plan.num_rows, len(places) - 1, bucket_rows)
     for path, note in ((_PLACES_NAME, {"places": places}), (_STEPS_NAME, dataclasses.asdict(steps))):
@@ -206,14 +206,14 @@ def cut_into_steps(prefix: str, num_rows: int, num_tasks: int, bucket_rows: int)
     return Steps(prefix, num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
 
 
-def _places(plan: Plan, held_bytes: int) -> list[int]:
+def _places(plan: Plan, buffer_bytes: int) -> list[int]:
     """Cut the table at row groups, so that a task has about as many rows as it may hold, or one row group."""
     cuts, place, held = [0], 0, 0.0
     for file in plan.table.files:
         for rows in file.counts:
             place += rows
             held += rows * (file.row_bytes + ROW_BYTES)
-            if held >= held_bytes:
+            if held >= buffer_bytes:
                 cuts.append(place)
                 held = 0.0
     return cuts if cuts[-1] == place else [*cuts, place]
@@ -221,7 +221,7 @@ def _places(plan: Plan, held_bytes: int) -> list[int]:
 
 def read_steps(storage: Storage, plan: Plan) -> Steps | None:
     """Return what the tasks of a run agree on; None if that is not decided yet."""
-    note = own_note(storage, plan, _STEPS_NAME)
+    note = read_note_of_plan(storage, plan, _STEPS_NAME)
     types = {each.name: str if each.name == "prefix" else int for each in dataclasses.fields(Steps)}
     if not all(isinstance(note.get(name), kind) for name, kind in types.items()):
         return None
@@ -230,7 +230,7 @@ def read_steps(storage: Storage, plan: Plan) -> Steps | None:
 
 def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:
     """Return how the run of a plan scatters its rows; None if that is not decided yet."""
-    steps, places = read_steps(storage, plan), own_note(storage, plan, _PLACES_NAME).get("places")
+    steps, places = read_steps(storage, plan), read_note_of_plan(storage, plan, _PLACES_NAME).get("places")
     if steps is None or not isinstance(places, list) or len(places) != steps.num_tasks + 1:
         return None
     return Cuts(tuple(places), steps)
