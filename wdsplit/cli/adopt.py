@@ -60,7 +60,7 @@ def index_command(
 
     All *.tar below DATASET become shards. Each gets an index beside it, NAME.tar.idx, and the folder a manifest, so
     that the loader reads them as it reads what convert has written. The tars may hold different numbers of samples;
-    no key may stand twice.
+    no key may be there twice.
     """
     options = IndexOptions(world_size, workers, lanes, window, overwrite=overwrite)
     started = time.monotonic()

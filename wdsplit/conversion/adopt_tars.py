@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import repeated
+from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
 from wdsplit.conversion.plan.plan import default_window, least_lanes, whole_lanes
 from wdsplit.conversion.run import Run
 from wdsplit.engines.local import Engine, LocalEngine
@@ -107,7 +106,7 @@ class _Found:
     fields: tuple[str, ...]
     num_left_out: int
     left_out: tuple[str, ...]
-    hashes: npt.NDArray[np.uint64]
+    hashes: Hashes
 
 
 def index_tars(
@@ -121,7 +120,7 @@ def index_tars(
 
     All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
     are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
-    held, to find keys that stand twice.
+    held, to find duplicate keys.
 
     Args:
         url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
@@ -136,7 +135,7 @@ def index_tars(
     Raises:
         DatasetNotFoundError: There are no tars.
         OutputExistsError: The folder is a dataset already, or holds an unfinished conversion or other indexes.
-        InputError: A tar holds what cannot be a sample, no sample at all, or a key that stands in another one too.
+        InputError: A tar holds what cannot be a sample, no sample at all, or a key that is in another one too.
         CorruptDataError: A tar is damaged.
         StorageError: The folder cannot be written to.
     """
@@ -150,7 +149,7 @@ def index_tars(
             storage.remove_temporary(folder)
         read = partial(_read_tar, storage.url, storage_options, options.overwrite)
         found = _read_all(read, paths, engine or LocalEngine(options.jobs), progress)
-        _refuse_repeated_keys(storage, storage_options, found)
+        _refuse_duplicate_keys(storage, storage_options, found)
         manifest = _manifest(found, options)
         storage.remove(HEADER_NAME)
         write_manifest(storage, manifest)
@@ -301,26 +300,26 @@ def _read_all(
     return [found[number] for number in range(len(paths))]
 
 
-def _refuse_repeated_keys(storage: Storage, options: Mapping[str, Any] | None, found: Sequence[_Found]) -> None:
-    """Refuse a key that stands in two tars; where two hashes are equal, the keys themselves are looked at."""
-    suspects = repeated(np.concatenate([each.hashes for each in found]))
-    seen: dict[str, str] = {}
-    for each in found if len(suspects) else ():
-        rows = np.flatnonzero(np.isin(each.hashes, suspects)).tolist()
-        path = each.shard.path
-        keys = _samples(storage, path, memoryview(_mapped(storage, path, options))).keys if rows else []
-        for key in (keys[row].as_py() for row in rows):
-            if key in seen:
-                raise InputError(
-                    "a key stands twice",
-                    place=f"{storage.url}/{path}",
-                    expected="each key once in the whole dataset",
-                    found=f"{key!r}, which also stands in {storage.url}/{seen[key]}",
-                    remedy="remove one of them, or convert the tars with `wdsplit convert --number-keys`",
-                    url=f"{storage.url}/{path}",
-                    key=key,
-                )
-            seen[key] = path
+def _refuse_duplicate_keys(storage: Storage, options: Mapping[str, Any] | None, found: Sequence[_Found]) -> None:
+    """Refuse a key that is in two tars."""
+
+    def read_keys(suspects: Hashes) -> Iterator[KeyBatch]:
+        for each in found:
+            if np.isin(each.hashes, suspects).any():
+                path = each.shard.path
+                samples = _samples(storage, path, memoryview(_mapped(storage, path, options)))
+                yield KeyBatch(samples.keys, same_place(f"{storage.url}/{path}"))
+
+    for duplicate in find_duplicate_keys([each.hashes for each in found], read_keys):
+        raise InputError(
+            "duplicate key",
+            place=duplicate.again,
+            expected="each key once in the whole dataset",
+            found=f"{duplicate.key!r}, which is also in {duplicate.first}",
+            remedy="remove one of them, or convert the tars with `wdsplit convert --number-keys`",
+            url=duplicate.again,
+            key=duplicate.key,
+        )
 
 
 def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:

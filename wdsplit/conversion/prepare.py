@@ -110,7 +110,7 @@ def _check_parent(storage: Storage, options: ConvertOptions) -> None:
 
 
 def _check_keys(plans: Mapping[str, Plan], resumed: Collection[str]) -> None:
-    """Refuse keys that stand twice, in one split or in two."""
+    """Refuse duplicate keys, in one split or in two."""
     plan = next(iter(plans.values()))
     if plan.key is not None and set(plans) - set(resumed):
         check_unique_keys(dataclasses.replace(plan, table=joined([other.table for other in plans.values()])))

@@ -311,7 +311,7 @@ def test_the_key_column_can_be_a_field_too(tmp_path):
 def test_a_key_that_stands_twice_is_refused_with_both_places_before_anything_is_written(tmp_path, jobs):
     table = pa.table({"name": [f"k{row}" for row in range(50)] + ["k7", "z"], "label": range(52)})
     paths = write_files(tmp_path / "in", table, [20])
-    with pytest.raises(InputError, match="a key stands twice") as caught:
+    with pytest.raises(InputError, match="duplicate key") as caught:
         converted(paths, tmp_path / "out", shards=4, key="name", jobs=jobs)
     assert caught.value.place == f"{paths[2]}, row 10"
     assert f"{paths[0]}, row 7" in caught.value.found

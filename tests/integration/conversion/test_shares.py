@@ -652,7 +652,7 @@ def test_nothing_is_begun_where_convert_would_refuse(raw, tmp_path):
     (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(OutputExistsError, match="not empty"):
         plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="duplicate key"):
         table = pa.table({"k": np.zeros(5, np.int64), "x": np.arange(5)})
         plan_shares(
             write_table(tmp_path / "twice.parquet", table), tmp_path / "new", tmp_path / "plan", chosen(key="k")

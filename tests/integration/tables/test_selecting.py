@@ -223,7 +223,7 @@ def test_keys_of_few_rows_of_a_large_table_have_the_digits_of_the_table():
 def test_a_key_that_stands_twice_in_rows_left_out_is_no_matter(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": ["a", "b", "a"], "n": [0, 1, 2]})
     made(path, tmp_path / "out", key="id", where="n > 0")
-    error = refused(path, tmp_path / "twice", "a key stands twice", key="id", where="n != 1")
+    error = refused(path, tmp_path / "twice", "duplicate key", key="id", where="n != 1")
     assert error.place == f"{path}, row 2"
 
 
@@ -384,20 +384,18 @@ def test_no_group_is_in_two_splits(inputs, tmp_path):
 
 def test_a_key_that_stands_twice_is_found_though_its_rows_are_in_splits(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": [*map(str, range(50)), "7"], "n": range(51)})
-    error = refused(path, tmp_path / "out", "a key stands twice", splits={"a": 0.5, "b": 0.5}, key="id")
+    error = refused(path, tmp_path / "out", "duplicate key", splits={"a": 0.5, "b": 0.5}, key="id")
     assert error.key == "7"
 
 
 def test_a_key_that_stands_in_two_splits_by_its_group_is_refused(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": ["7"] * 50, "group": range(50)})
     splits = {"a": 0.5, "b": 0.5}
-    refused(path, tmp_path / "same", "a key stands twice", splits=splits, key="id", group_by="group")
+    refused(path, tmp_path / "same", "duplicate key", splits=splits, key="id", group_by="group")
     drawn = plan_splits([path], options_of(splits=splits, group_by="group"))
     ones = [next(iter(read_rows(plan.table, 0, 1, ["group"]))).columns["group"][0].as_py() for plan in drawn.values()]
     where = f"group in {ones}"
-    error = refused(
-        path, tmp_path / "out", "a key stands twice", splits=splits, key="id", group_by="group", where=where
-    )
+    error = refused(path, tmp_path / "out", "duplicate key", splits=splits, key="id", group_by="group", where=where)
     assert error.key == "7"
 
 
