@@ -9,11 +9,20 @@ from typing import Any, TextIO
 
 import click
 
-from wdsplit.cli.conversion import conversion_options, dataset_text, given, plan_options, run_options, show_progress
+from wdsplit.cli.conversion import (
+    conversion_options,
+    dataset_text,
+    given,
+    option_of,
+    plan_options,
+    run_options,
+    show_progress,
+)
 from wdsplit.cli.options import engine_options, open_engine
 from wdsplit.cli.shares import run_share
 from wdsplit.cli.terminal import human_bytes, progress_bar, stderr
 from wdsplit.conversion.convert import Progress, convert, convert_splits
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import PASSES, Pass
 from wdsplit.errors import WdsplitError
@@ -40,7 +49,7 @@ __all__ = ["convert_command"]
 @plan_options
 @engine_options
 @run_options
-@click.option("--resume", is_flag=True, help="Continue the unfinished run that is in OUTPUT.")
+@option_of(ConvertOptions, "resume")
 @click.option("--plan", "plan_path", metavar="PLAN", help="Write a share of what `wdsplit plan -o` has begun.")
 @click.option("--share", metavar="I/N", help="With --plan: which share, 0/N to N-1/N.")
 @click.option(

@@ -11,7 +11,15 @@ from wdsplit.cli.terminal import available_cpus
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.order.epoch import TAILS
 
-__all__ = ["batch_size_option", "engine_options", "json_option", "open_engine", "order_options", "with_options"]
+__all__ = [
+    "Decorator",
+    "batch_size_option",
+    "engine_options",
+    "json_option",
+    "open_engine",
+    "order_options",
+    "with_options",
+]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -24,12 +24,12 @@ import numpy as np
 import xxhash
 
 from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, invalid_values, raise_if_any, same_as
 from wdsplit.conversion.plan.plan import default_window, least_lanes, whole_lanes
 from wdsplit.conversion.run import Run
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.fields.keys import hash_keys
-from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.storage.interface import Storage
@@ -55,36 +55,23 @@ class IndexOptions:
     """How to adopt tars.
 
     Attributes:
-        world_size: Ranks that the lanes shall suit.
+        world_size: Number of ranks to lay out lanes for.
         workers: Worker processes of each rank; 0 counts as 1.
-        lanes: Lanes of the order (C), or None for world_size x workers, multiplied up to at least 16.
-        window: Samples of a window (Q), or None for those that make about 8 MiB.
+        lanes: Lanes that the loader's order is woven from. Default: a multiple of `world_size` x `workers`, at least 16.
+        window: Samples that the loader reads and shuffles together. Default: as many as make about 8 MiB.
         jobs: Processes.
         overwrite: Replace the indexes and the manifest that are there; never a tar.
     """
 
-    world_size: int = 1
-    workers: int = 1
-    lanes: int | None = None
-    window: int | None = None
-    jobs: int = 1
+    world_size: int = same_as(PlanOptions, "world_size")
+    workers: int = same_as(PlanOptions, "workers")
+    lanes: int | None = same_as(PlanOptions, "lanes")
+    window: int | None = same_as(PlanOptions, "window")
+    jobs: int = same_as(ConvertOptions, "jobs")
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        bounds = {
-            "world_size": (1, MAX_LANES),
-            "workers": (0, MAX_LANES),
-            "lanes": (1, MAX_LANES),
-            "window": (1, MAX_WINDOW),
-            "jobs": (1, MAX_LANES),
-        }
-        problems = [
-            f"{name} = {getattr(self, name)}: expected {low} to {high}"
-            for name, (low, high) in bounds.items()
-            if getattr(self, name) is not None and not low <= getattr(self, name) <= high
-        ]
-        if problems:
-            raise InputError("the options cannot be", found="; ".join(problems))
+        raise_if_any(invalid_values(self))
 
 
 @dataclass(frozen=True)
