@@ -57,7 +57,7 @@ class IndexOptions:
     Attributes:
         world_size: Number of ranks to lay out lanes for.
         workers: Worker processes of each rank; 0 counts as 1.
-        lanes: Lanes that the loader's order is woven from. Default: a multiple of `world_size` x `workers`, at least 16.
+        lanes: Lanes of the loader's order. Default: a multiple of `world_size` x `workers`, at least 16.
         window: Samples that the loader reads and shuffles together. Default: as many as make about 8 MiB.
         jobs: Processes.
         overwrite: Replace the indexes and the manifest that are there; never a tar.

@@ -14,11 +14,12 @@ from wdsplit.conversion.duplicate_keys import check_unique_keys
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import PathLike, input_paths, plan_files
-from wdsplit.conversion.run import Run
+from wdsplit.conversion.run import Run, is_below
 from wdsplit.errors import InputError
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
+from wdsplit.storage.local import local_path
+from wdsplit.storage.opening import is_remote, open_storage
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.table import joined
 from wdsplit.urls import shown_url
@@ -77,6 +78,7 @@ def prepare(
     if options.resume and not resumed:
         resumed = set(runs)
     for name, run in runs.items():
+        _refuse_inside_input(run.storage, input_paths(inputs))
         run.refuse_inputs_inside(paths)
         run.refuse_output(options.overwrite, name in resumed)
     plans = plan_files(paths, options, storage_options)
@@ -94,6 +96,20 @@ def _refuse_read_only(output: str) -> None:
             expected="a local folder, or s3://bucket/folder, to write to",
             remedy="write to a local folder, and copy it with the tools of your store",
         )
+
+
+def _refuse_inside_input(output: Storage, inputs: Sequence[str]) -> None:
+    """Refuse an output inside a folder of inputs: its files would be inputs of the next run, and of a resumed one."""
+    for given in inputs:
+        folder = given.rstrip("/") if is_remote(given) else local_path(given)
+        if is_below(output.url, folder) and (is_remote(given) or os.path.isdir(folder)):
+            raise InputError(
+                "the output is inside an input folder",
+                place=output.url,
+                expected=f"an output outside {shown_url(given)}",
+                remedy="choose another output folder, or name the inputs by a glob",
+                url=output.url,
+            )
 
 
 def _check_parent(storage: Storage, options: ConvertOptions) -> None:

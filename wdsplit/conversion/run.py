@@ -29,7 +29,7 @@ from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
 from wdsplit.tar.index import INDEX_ENTRY_BYTES
 
-__all__ = ["Run"]
+__all__ = ["Run", "is_below"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Run:
 
     def holds(self, path: str) -> bool:
         """Tell whether a file lies in the output."""
-        return _is_below(path, self.storage)
+        return is_below(path, self.storage.url)
 
     def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
         """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
@@ -360,11 +360,11 @@ class Run:
         return None
 
 
-def _is_below(path: str, folder: Storage) -> bool:
-    """Tell whether a file lies in a folder, or below it."""
-    if folder.is_remote or "://" in path:
-        return path.startswith(f"{folder.url}/")
-    return Path(folder.url).resolve() in Path(path).resolve().parents
+def is_below(path: str, folder: str) -> bool:
+    """Tell whether a path lies in a folder, or below it; both are local paths or URLs."""
+    if "://" in folder or "://" in path:
+        return path.startswith(f"{folder}/")
+    return Path(folder).resolve() in Path(path).resolve().parents
 
 
 def _some(names: Sequence[str]) -> str:

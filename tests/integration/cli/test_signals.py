@@ -149,6 +149,21 @@ def test_a_check_ends_with_its_code_and_handlers_are_what_they_were(numbers, mon
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_ctrl_c_while_the_program_is_imported_gives_no_traceback():
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from wdsplit.cli.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_the_library_leaves_signals_alone(tmp_path):
     table = write_table(tmp_path / "in.parquet", numbers_table(40))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -491,6 +491,16 @@ def test_an_input_inside_the_output_is_refused(tmp_path, overwrite):
     assert pq.read_table(path).num_rows == 10
 
 
+@pytest.mark.parametrize("inputs", ["raw", "raw/"])
+def test_an_output_inside_an_input_folder_is_refused(tmp_path, inputs):
+    numbers(tmp_path / "raw" / "a.parquet", 10)
+    with pytest.raises(InputError, match="inside an input folder"):
+        converted(f"{tmp_path}/{inputs}", tmp_path / "raw" / "out")
+    assert files_below(tmp_path) == ["raw/a.parquet"]
+    converted(f"{tmp_path}/raw/*.parquet", tmp_path / "raw" / "out", shards=2)
+    assert_whole(tmp_path / "raw" / "out")
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_output_that_cannot_be_written_is_refused_by_name(table_path, tmp_path, jobs):
     (tmp_path / "file").write_text("a file")

@@ -92,7 +92,7 @@ class PlanOptions:
         shards: Number of shards, a multiple of `world_size` x `workers`. Default: as `shard_size` asks for.
         samples_per_shard: Samples of a shard, at most; about as many with `group_by`.
         shard_size: Bytes of a shard, about. Default: 256 MB.
-        lanes: Lanes that the loader's order is woven from. Default: a multiple of `world_size` x `workers`, at least 16.
+        lanes: Lanes of the loader's order. Default: a multiple of `world_size` x `workers`, at least 16.
         window: Samples that the loader reads and shuffles together. Default: as many as make about 8 MiB.
         pad: Make all shards equal by repeating samples, flagged (repeat), or by leaving rows out (drop), or let shards
             differ by one sample (none).
