@@ -175,7 +175,7 @@ def _splits(text: str) -> dict[str, float]:
 
 
 def given(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return those of some parameters that stand on the command line, as they are written there."""
+    """Return those of some parameters that are given on the command line, as they are written there."""
     source = context.get_parameter_source
     return [
         parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.make_metavar(context)

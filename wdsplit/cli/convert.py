@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TextIO
 
 import click
@@ -25,6 +26,7 @@ from wdsplit.conversion.convert import Progress, convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import PASSES, Pass
+from wdsplit.engines.local import Engine
 from wdsplit.errors import WdsplitError
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
@@ -94,29 +96,45 @@ def convert_command(
         missing = "inputs" if output is not None or not inputs else "output"
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
     options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite, resume=resume)
+    _convert(inputs, output, options, partial(open_engine, engine, address, jobs), log)
+
+
+def _convert(
+    inputs: tuple[str, ...], output: str, options: ConvertOptions, make_engine: Callable[[], Engine], log: TextIO | None
+) -> None:
+    """Convert, and say what was written; if it is interrupted, how to continue."""
     started = time.monotonic()
     last: dict[str, Progress] = {}
     try:
         with progress_bar("converting", log) as bar:
-            where = open_engine(engine, address, jobs)
 
             def report(progress: Progress) -> None:
                 last[progress.split] = progress
                 show_progress(bar, progress, progress.split)
 
             if options.splits:
-                manifests = convert_splits(inputs, output, options, report, engine=where)
+                manifests = convert_splits(inputs, output, options, report, engine=make_engine())
             else:
-                manifests = {"": convert(inputs, output, options, report, engine=where)}
+                manifests = {"": convert(inputs, output, options, report, engine=make_engine())}
     except KeyboardInterrupt:
-        shards = sum(progress.done for progress in last.values() if progress.name == "write")
-        if last and _is_unfinished(os.path.join(output, name) if name else output for name in last):
-            kept = f"{shards} shards are published" if shards else "what is published is kept"
-            stderr(f"{kept}; continue with the same command and --resume")
+        _say_how_to_resume(output, last)
         raise
     for name, manifest in manifests.items():
-        click.echo(_summary(manifest, os.path.join(output, name) if name else output, last[name]))
+        click.echo(_summary(manifest, _folder(output, name), last[name]))
     click.echo(_rates(list(manifests.values()), list(last.values()), time.monotonic() - started))
+
+
+def _folder(output: str, split: str) -> str:
+    return os.path.join(output, split) if split else output
+
+
+def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
+    """Say that an interrupted conversion can be continued, given the last progress of each split; unless it cannot."""
+    if not last or not _is_unfinished(_folder(output, name) for name in last):
+        return
+    shards = sum(progress.done for progress in last.values() if progress.name == "write")
+    kept = f"{shards} shards are published" if shards else "what is published is kept"
+    stderr(f"{kept}; continue with the same command and --resume")
 
 
 def _is_unfinished(outputs: Iterable[str]) -> bool:

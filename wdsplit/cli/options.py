@@ -77,7 +77,7 @@ engine_options = with_options(
         ),
     )
 )
-"""Adds what says where tasks run, and where that is told: jobs, engine, address, log."""
+"""Adds what says where tasks run, and where progress is logged: jobs, engine, address, log."""
 
 
 def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:

@@ -2,7 +2,7 @@
 
 Composition of the scan, the samples and an engine. A task reads one tar whole, writes its index beside it and says what
 it found; the driver looks at the keys of all and writes the manifest, the header last. An index that is right is left
-as it is. Before one is replaced, the header goes, so that a header never stands for other indexes.
+as it is. Before one is replaced, the header goes, so that no header belongs to other indexes.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ def index_tars(
 
     All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
     are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
-    held, to find duplicate keys.
+    kept, to find duplicate keys.
 
     Args:
         url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
-        options: What is wanted.
+        options: The options.
         progress: Called after each tar.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
         engine: What carries the tasks out; None for `options.jobs` processes of this machine.

@@ -1,4 +1,4 @@
-"""The passes of a conversion: the tasks of each, and how an engine carries them out, whoever asks for it."""
+"""The passes of a conversion: the tasks of each, and how an engine carries them out."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def merge_pass(job: Job, steps: Steps, tasks: Sequence[MergeTask]) -> TaskPass[M
     )
 
 
-def _rows_held(job: Job) -> int:
-    """Return how many rows a task may hold, if it gathers them: shards of so many are best written together."""
+def _max_gathered_rows(job: Job) -> int:
+    """Return how many rows a task may gather at a time; 0 if it reads them in the order of the table."""
     return job.buffer_bytes * job.plan.num_rows // max(1, job.plan.table.data_bytes) if job.plan.scatters else 0
 
 
@@ -113,7 +113,7 @@ def write_pass(job: Job, jobs: int, shards: Sequence[int] | Int64) -> TaskPass[S
     return TaskPass(
         write_shards,
         job,
-        task_spans(plan, jobs, shards, _rows_held(job)),
+        task_spans(plan, jobs, shards, _max_gathered_rows(job)),
         partial(describe_span, plan),
         task_memory(plan, job.buffer_bytes),
         threads=all(field.encoding != "json" for field in plan.fields),

@@ -102,7 +102,7 @@ def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
 
 
 def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
-    """Return the rows that are wanted of each split, and their groups if rows are grouped."""
+    """Return the selected rows of each split, and their groups if rows are grouped."""
     group_by = options.plan.group_by
     parts = dict(parts_of(options.splits, group_by or options.key)) if options.splits else {"": None}
     if not (options.where or options.limit is not None or options.splits or group_by is not None):
@@ -113,7 +113,7 @@ def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, G
 
 
 def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
-    """Return the fields of each sample; where types do not tell, the first payloads that are wanted do."""
+    """Return the fields of each sample; types decide, or else the first payloads."""
     schema, key, path = table.schema, options.key, table.files[0].path
     inferred = options.columns or ([] if options.mapping else [name for name in schema.names if name != key])
     payloads = first_payloads(table, [name for name in inferred if name not in options.mapping.values()])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
@@ -121,24 +121,25 @@ class Run:
         if overwrite:
             self._refuse_adopted(finished)
             foreign = {name for name in names if not (finished or started) or not self._is_ours(name)}
-            if foreign:  # a late part renames its files
+            if foreign:  # listed again: a late share renames its files
                 self._refuse_foreign(sorted(foreign.intersection(self.storage.list())))
-            return
-        if not (names or started or resume) or (resume and (started or finished)):
-            return
-        if finished:
-            cause, remedy = "the output is a finished dataset already", "use --overwrite to replace it"
-        elif started:
-            cause = "the output is an unfinished run"
+        elif resume and not (started or finished):
+            self._refuse("there is no unfinished run to resume", names, "leave out --resume", "an unfinished run")
+        elif not resume and finished:
+            self._refuse("the output is a finished dataset already", names, "use --overwrite to replace it")
+        elif not resume and started:
             remedy = "use --resume to continue it, or --overwrite to start anew"
-        elif names:
-            cause, remedy = "the output is not empty", "choose a folder that is empty or does not exist yet"
-        else:
-            cause, remedy = "there is no unfinished run to resume", "leave out --resume"
+            self._refuse("the output is an unfinished run", names, remedy)
+        elif not resume and names:
+            self._refuse("the output is not empty", names, "choose a folder that is empty or does not exist yet")
+
+    def _refuse(
+        self, cause: str, names: Sequence[str], remedy: str, expected: str = "no such folder, or an empty one"
+    ) -> NoReturn:
         raise OutputExistsError(
             cause,
             place=self.storage.url,
-            expected="an unfinished run" if resume else "no such folder, or an empty one",
+            expected=expected,
             found=_some(names) or "nothing",
             remedy=remedy,
             url=self.storage.url,
@@ -177,7 +178,7 @@ class Run:
         return known and self.storage.size(name) is not None
 
     def start(self, plan: Plan) -> dict[int, Shard]:
-        """Begin anew; what the output held is removed, its header first. Return the shards that are there: none."""
+        """Begin anew; what was in the output is removed, its header first. Return the shards that are there: none."""
         inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER)]
         self.storage.remove(PLAN_NAME, *(path for path in inner if path != _LOCK_NAME))
         with self.storage.publish(PLAN_NAME, durable=True) as file:
@@ -206,7 +207,7 @@ class Run:
         return done
 
     def require(self, plan: Plan) -> None:
-        """Refuse an output that does not hold the unfinished run of a plan, as parts of it find that.
+        """Refuse an output that does not hold the unfinished run of a plan, as each of its shares does.
 
         Raises:
             DatasetNotFoundError: It holds no run at all.
@@ -218,7 +219,7 @@ class Run:
             return
         if note:
             cause, found = "the output holds the run of another plan", f"plan {note.get('plan')}"
-            remedy = "use the plan file of that run; or end its parts, and plan again with --overwrite"
+            remedy = "use the plan file of that run; or end its shares, and plan again with --overwrite"
         elif self.storage.size(HEADER_NAME) is not None:
             same = read_manifest(self.storage).provenance.get("plan") == plan.hash
             cause = "the plan is committed already" if same else "the output holds another dataset"

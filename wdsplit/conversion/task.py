@@ -56,7 +56,7 @@ class Job:
     Attributes:
         output: The dataset's folder.
         plan: The plan.
-        buffer_bytes: Bytes of rows that may be held at a time, if they stand in another order than in the table.
+        buffer_bytes: Bytes of rows that a task may buffer, where the plan puts rows into another order.
         emit: The sidecars to write.
         storage_options: How to reach a remote store.
         shared: Whether other machines write to the output too, so that no lock of a local one keeps other runs out.
@@ -169,7 +169,7 @@ def _checked_at_the_end(storage: Storage, job: Job, bodies: Iterator[Body]) -> I
 
 
 def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:
-    """Return what reads rows by their places: as they stand in the table, or as they were scattered."""
+    """Return what reads rows by their places: in the order of the table, or as they were scattered."""
     plan = job.plan
     if plan.scatters:
         return ShuffledRows(job.output, plan, job.buffer_bytes, job.storage_options).read
@@ -177,7 +177,7 @@ def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:
 
 
 class _Stream:
-    """Rows, handed out in consecutive parts."""
+    """Rows, handed out some at a time."""
 
     def __init__(self, batches: Iterator[Rows]) -> None:
         self._batches = batches

@@ -238,7 +238,7 @@ def test_a_fault_of_a_selected_row_is_named_by_its_place_in_its_file(tmp_path):
 
 @pytest.mark.parametrize("more", [{}, {"shuffle": True}, {"group_by": "user"}, {"splits": SPLITS}, {"limit": 5}])
 def test_a_condition_that_no_row_meets_is_refused(inputs, tmp_path, more):
-    error = refused(inputs, tmp_path / "out", "no row of the input is wanted", where="label > 1000", **more)
+    error = refused(inputs, tmp_path / "out", "no row is selected", where="label > 1000", **more)
     assert f"none of {NUM_ROWS} rows" in error.found
     assert "--where" in error.remedy
 
@@ -410,9 +410,9 @@ def test_a_null_that_should_draw_a_split_is_named(tmp_path, column):
 
 def test_an_empty_split_is_refused_by_its_name_before_anything_is_written(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"n": range(10)})
-    error = refused(path, tmp_path / "out", "no row of the input is wanted", splits={"most": 0.9999, "few": 0.0001})
+    error = refused(path, tmp_path / "out", "no row is selected", splits={"most": 0.9999, "few": 0.0001})
     assert "split 'few'" in error.place
-    error = refused(path, tmp_path / "out", "no row of the input is wanted", splits={"few": 0.0001, "most": 0.9999})
+    error = refused(path, tmp_path / "out", "no row is selected", splits={"few": 0.0001, "most": 0.9999})
     assert "split 'few'" in error.place
 
 

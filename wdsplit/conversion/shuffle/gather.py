@@ -1,6 +1,6 @@
-"""Gathering rows that were scattered: for any range of places, the parts of all runs that lie in it.
+"""Gathering rows that were scattered: for any range of places, the rows of all sorted runs that lie in it.
 
-A stretch of places is gathered at a time, of as many rows as may be held, and sorted.
+A stretch of places is gathered at a time, of as many rows as may be buffered, and sorted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ShuffledRows:
         self._regions: dict[int, list[SortedRun]] = {}
         self._open: OrderedDict[str, SpillFile] = OrderedDict()
         self._opening = threading.Lock()
-        self._held_bytes = buffer_bytes
+        self._buffer_bytes = buffer_bytes
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
@@ -69,30 +69,31 @@ class ShuffledRows:
             return
         runs = self._runs(first, stop)
         row_bytes = max(1, sum(run.num_bytes for run in runs) // max(1, sum(run.num_rows for run in runs)))
-        max_rows = max(1, self._held_bytes // row_bytes)
-        batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._held_bytes, BATCH_BYTES) // row_bytes))
+        max_rows = max(1, self._buffer_bytes // row_bytes)
+        batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._buffer_bytes, BATCH_BYTES) // row_bytes))
         for begin, end in self._stretches(first, stop, max_rows):
             place = begin
             for rows in self._stretch(begin, end, max_rows):
-                wanted = rows.slice(min(len(rows), max(0, first - place)), max(0, min(len(rows), stop - place)))
+                head, tail = (min(len(rows), max(0, edge - place)) for edge in (first, stop))
+                inside = rows.slice(head, tail)
                 place += len(rows)
-                for low in range(0, len(wanted), batch_rows):
-                    yield wanted.slice(low, min(len(wanted), low + batch_rows))
+                for low in range(0, len(inside), batch_rows):
+                    yield inside.slice(low, min(len(inside), low + batch_rows))
                 if place >= stop:
                     return
             self._check_count(place - begin, begin, end)
 
     def _stretch(self, begin: int, end: int, max_rows: int) -> Iterator[Rows]:
-        """Give the rows of a stretch; one group of more rows than may be held comes run by run, which is its order."""
+        """Give the rows of a stretch; a group of more rows than may be buffered comes run by run, in order."""
         if end - begin <= max_rows:
             yield self._gather(begin, end)
             return
         for run in self._runs(begin, end):
-            for part in self._read_range(run, begin, end):
-                yield self._rows(pa.Table.from_batches([part]), part.column(NUMBER).to_numpy())
+            for batch in self._read_range(run, begin, end):
+                yield self._rows(pa.Table.from_batches([batch]), batch.column(NUMBER).to_numpy())
 
     def _stretches(self, first: int, stop: int, max_rows: int) -> Iterator[tuple[int, int]]:
-        """Cut places into stretches of as many rows as may be held; groups stay whole, also at both ends."""
+        """Cut places into stretches of as many rows as may be buffered; groups stay whole, also at both ends."""
         if self._starts is None:
             for begin in range(first, stop, max_rows):
                 yield begin, min(stop, begin + max_rows)
@@ -107,9 +108,9 @@ class ShuffledRows:
 
     def _gather(self, first: int, stop: int) -> Rows:
         runs = self._runs(first, stop)
-        parts = list(read_runs(self._storage, runs, lambda run: list(self._read_range(run, first, stop))))
-        self._check_count(stop - first if parts else 0, first, stop)
-        table = pa.Table.from_batches(parts)
+        batches = list(read_runs(self._storage, runs, lambda run: list(self._read_range(run, first, stop))))
+        self._check_count(stop - first if batches else 0, first, stop)
+        table = pa.Table.from_batches(batches)
         places, numbers = table.column(PLACE).to_numpy(), table.column(NUMBER).to_numpy()
         order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
         if self._starts is None:
@@ -141,7 +142,7 @@ class ShuffledRows:
         return self._regions[region]
 
     def _read_range(self, run: SortedRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Give the parts of a run whose places lie in a range."""
+        """Give the rows of a run whose places lie in a range."""
         bucket_rows = self._steps.bucket_rows
         buckets = first // bucket_rows, (stop - 1) // bucket_rows
         for batch in read_buckets(self._storage, run, self._opened(run), *buckets):

@@ -1,4 +1,4 @@
-"""Merging what was scattered, for tables of many tasks: of one region, the parts of a chunk of tasks become one.
+"""Merging what was scattered, for tables of many tasks: of one region, the runs of a chunk of tasks become one.
 
 What is read and written is the table once more; in turn, nothing is opened as often as there are tasks.
 """
@@ -31,13 +31,13 @@ def merge(job: SpillJob, task: MergeTask, guard: Callable[[], None] | None = Non
     merged = SortedRunWriter(storage, job, task.name, job.steps.bucket_rows, guard)
     num_rows = 0
 
-    def part_of(run: SortedRun) -> list[pa.RecordBatch]:
+    def read_region(run: SortedRun) -> list[pa.RecordBatch]:
         return read_buckets(storage, run, open_run(storage, run), task.region, task.region)
 
-    for part in read_runs(storage, chunk_runs(storage, job.steps, task.chunk), part_of):
+    for batch in read_runs(storage, chunk_runs(storage, job.steps, task.chunk), read_region):
         raise_if_cancelled()
-        merged.append(pa.Table.from_batches([part]), part.nbytes)
-        num_rows += len(part)
+        merged.append(pa.Table.from_batches([batch]), batch.nbytes)
+        num_rows += len(batch)
     merged.end()
     return num_rows
 

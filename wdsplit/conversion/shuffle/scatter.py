@@ -1,9 +1,7 @@
-"""Putting a table that does not fit into memory into another order: rows are scattered to spill files, then gathered.
+"""Scattering: the inputs are read once, and written as sorted runs, Arrow files whose rows are sorted by their places.
 
-`permute` says where each row goes, or `grouping` where its group does. Scattering reads the inputs once, and writes
-runs: Arrow files whose rows are sorted by their places. `cuts` says how rows are cut, `merge` is a step between for
-large tables, and `gather` reads, for any range of places, the parts of all runs that lie in it. How the runs were
-cut changes nothing about what is gathered.
+`order.permutation` says where each row goes, or `plan.grouping` where its group does. How the runs are cut (`steps`)
+changes nothing about what is gathered (`gather`).
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ _BASE_BYTES = 256 * 1024**2
 _JOB_BYTES = 128 * 1024**2
 """What all jobs together, and each of them, need besides the rows they hold: libraries, pages being decoded."""
 _COPIES = 6
-"""How often a task holds its rows at the most: as read, sorted, encoded, laid out and written."""
+"""How often a task has its rows in memory, at most: as read, sorted, encoded, laid out and written."""
 _FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
 """What a file of the input, and a row group of it, take in a plan, about."""
 _LEAST_BYTES, _MAX_BYTES = 8 * 1024**2, 1024**3
 BATCH_BYTES = 16 * 1024**2
-"""What is held at a time of rows that stay in their order, or that are handed on."""
+"""What a batch may have of rows that stay in their order, or that are handed on."""
 
 
 def task_bytes(memory_bytes: int, jobs: int) -> int:
@@ -48,7 +46,7 @@ def task_memory(plan: Plan, buffer_bytes: int) -> int:
 
     Args:
         plan: The plan.
-        buffer_bytes: Bytes of rows that it may hold if they stand in another order than in the table.
+        buffer_bytes: Bytes of rows that it may buffer, where the plan puts rows into another order.
     """
     if plan.scatters:
         return _JOB_BYTES + _COPIES * buffer_bytes + _plan_bytes(plan)
@@ -85,7 +83,7 @@ def scatter(job: SpillJob, task: ScatterTask, guard: Callable[[], None] | None =
 def _places(plan: Plan, first: int) -> Callable[[Rows], Int64]:
     """Return what says where the rows go that are read one batch after another from the place `first` on.
 
-    Rows of one group all go to the place of its first row, and stand there in the order of their numbers.
+    Rows of one group all go to the place of its first row, and are there in the order of their numbers.
     """
     groups, group_by = plan.groups, plan.options.group_by
     if groups is not None and group_by is not None:

@@ -1,7 +1,7 @@
 """Sorted runs: rows sorted by their places, in files, and the notes of the tasks that have written them.
 
 A run is cut where places reach a multiple of some number of places. A task notes its runs when all of them are there;
-those of several tasks that are read together are listed in one file by who needs them first.
+those of several tasks that are read together are listed in one file by the first task that needs them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -78,20 +79,20 @@ class SortedRunWriter:
     name: str
     cut_rows: int
     guard: Callable[[], None] | None = None
-    _held: list[pa.Table] = field(default_factory=list)
-    _num_held: int = 0
+    _buffered: list[pa.Table] = field(default_factory=list)
+    _num_buffered: int = 0
     _runs: list[SortedRun] = field(default_factory=list)
 
     def append(self, rows: pa.Table, num_bytes: int) -> None:
-        """Take rows, with their places and numbers; a run is written when as many are held as may be."""
-        self._held.append(rows)
-        self._num_held += num_bytes
-        if self._num_held >= self.job.buffer_bytes:
+        """Take rows, with their places and numbers; a run is written when the buffer is full."""
+        self._buffered.append(rows)
+        self._num_buffered += num_bytes
+        if self._num_buffered >= self.job.buffer_bytes:
             self._flush()
 
     def end(self) -> None:
-        """Write what is held, and note all runs: the task is done."""
-        if self._held:
+        """Write what is buffered, and note all runs: the task is done."""
+        if self._buffered:
             self._flush()
         self._check_guard()
         with self.storage.publish(_note_path(self.job.steps, self.name)) as file:
@@ -103,15 +104,15 @@ class SortedRunWriter:
 
     def _flush(self) -> None:
         self._check_guard()
-        table = pa.concat_tables(self._held)
+        table = pa.concat_tables(self._buffered)
         places = table.column(PLACE).to_numpy()
         keep = np.flatnonzero(places < self.job.plan.num_samples)
         order = keep[np.argsort(places[keep], kind="stable")]
         name = f"{self.job.steps.prefix}-{self.name}-{self.job.buffer_bytes}-{len(self._runs):06d}.arrow"
         path = f"{SPILL_FOLDER}/{name}"
         size = _write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
-        self._runs.append(SortedRun(path, size, len(table), self._num_held))
-        self._held, self._num_held = [], 0
+        self._runs.append(SortedRun(path, size, len(table), self._num_buffered))
+        self._buffered, self._num_buffered = [], 0
 
 
 def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
@@ -121,9 +122,9 @@ def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> 
     with storage.publish(path) as file:
         sink = _Sink(file)
         with pa.ipc.new_file(sink, schema) as writer:
-            for start, stop in zip(starts, [*starts[1:], len(buckets)], strict=False):
-                part = table.slice(int(start), int(stop - start)).combine_chunks()
-                writer.write_batch(part.to_batches()[0].replace_schema_metadata(schema.metadata))
+            for start, stop in pairwise([*starts.tolist(), len(buckets)]):
+                batch = table.slice(start, stop - start).combine_chunks()
+                writer.write_batch(batch.to_batches()[0].replace_schema_metadata(schema.metadata))
     return sink.tell()
 
 
@@ -183,7 +184,7 @@ def _runs(storage: Storage, steps: Steps, name: str) -> list[SortedRun] | None:
 def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]) -> list[SortedRun]:
     """Return the runs of tasks that are read together, in the order of the tasks.
 
-    Who comes first lists them in one file, so that the others read one note for many.
+    The first reader lists them in one file, so that others read one note instead of many.
 
     Args:
         storage: The output.
@@ -205,7 +206,7 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
                 "a task has left no note of what it has spilled, or a damaged one",
                 place=f"{storage.url}/{_note_path(steps, name)}",
                 expected="the runs that it has written",
-                remedy="continue with --resume; of a plan, run the parts again, pass by pass",
+                remedy="continue with --resume; of a plan, run the shares again, pass by pass",
                 url=f"{storage.url}/{_note_path(steps, name)}",
             )
         found += runs
@@ -260,5 +261,5 @@ def read_runs(
 ) -> Iterator[pa.RecordBatch]:
     """Give what is read of each run, in the order of the runs; remote ones are read ahead."""
     found = in_order(read, runs, _REQUESTS_AT_ONCE) if storage.is_remote else map(read, runs)
-    for parts in found:
-        yield from parts
+    for batches in found:
+        yield from batches
