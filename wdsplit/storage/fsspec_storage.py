@@ -99,7 +99,7 @@ class FsspecStorage:
         """Return the names in a folder, sorted; of an http(s) server those that its page for the folder links to."""
         place = joined_url(self._folder, path)
         try:
-            found = self._connection.attempt(f"{self.url}/{path}", functools.partial(_listed, self._connection, place))
+            found = self._connection.attempt(functools.partial(_listed, self._connection, place), f"{self.url}/{path}")
         except DatasetNotFoundError:
             return []
         own = self._connection.path_of(place).rstrip("/")
@@ -185,7 +185,7 @@ class FsspecFile:
         return self._version or ""
 
     def _ask(self) -> None:
-        info = self._connection.attempt(self.url, self._info)
+        info = self._connection.attempt(self._info, self.url)
         if info.get("type") == "directory":
             raise IsFolderError("this is no file", place=self.url, expected="a file", found="a folder", url=self.url)
         if info.get("size") is None:
@@ -252,7 +252,7 @@ class FsspecFile:
             raise self._shorter(stop, self.size)
         try:
             return self._connection.attempt(
-                f"{self.url}, bytes {start} to {stop - 1}", lambda fs: self._range(fs, start, stop)
+                lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}"
             )
         except BeyondEndError:
             raise self._shorter(stop) from None
@@ -271,7 +271,7 @@ class FsspecFile:
     def _up_to(self, num_bytes: int) -> bytes:
         """Return all bytes, or the first ones if there are more than so many."""
         try:
-            return self._connection.attempt(self.url, lambda fs: self._connection.cat(fs, self._place, 0, num_bytes))
+            return self._connection.attempt(lambda fs: self._connection.cat(fs, self._place, 0, num_bytes), self.url)
         except BeyondEndError:  # some servers have no first bytes of a file that is empty
             return self.read(0, self.size)
 

@@ -47,7 +47,7 @@ class S3File:
     def size(self) -> int:
         """Its bytes."""
         if self._size is None:
-            answer = self._client.ask("head_object", self.url, Key=self._key)
+            answer = self._client.head(self._key, self.url)
             self._notice(answer, int(answer["ContentLength"]))
         return self._size or 0
 
@@ -55,7 +55,7 @@ class S3File:
     def version(self) -> str:
         """What differs when it was written anew: its ETag, or when it was written if the store has none."""
         if self._etag is None:
-            answer = self._client.ask("head_object", self.url, Key=self._key)
+            answer = self._client.head(self._key, self.url)
             self._notice(answer, int(answer["ContentLength"]))
             return self._etag or str(answer.get("LastModified", ""))
         return self._etag
@@ -80,7 +80,7 @@ class S3File:
             raise self._unlike("an object is shorter than what is wanted of it", f"at least {stop} bytes", self._size)
         filling = _Filling(self, buffer, offset)
         if len(buffer):
-            self._client.attempt(f"{self.url}, bytes {offset} to {stop - 1}", filling.go_on)
+            self._client.attempt(filling.go_on, self.url, f"bytes {offset} to {stop - 1}")
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return all its bytes by one request, if it does not fail.
@@ -102,7 +102,7 @@ class S3File:
                     filling.take(body, retries)
             filling.go_on(retries)
 
-        self._client.attempt(self.url, fill)
+        self._client.attempt(fill, self.url)
         return bytes(filling.buffer) if filling is not None else b""
 
     def _body(self, offset: int = 0, stop: int | None = None) -> Any:

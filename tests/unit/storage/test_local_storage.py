@@ -372,7 +372,7 @@ def path(tmp_path):
 
 def test_a_file_is_opened_anew_under_the_same_descriptor(path):
     file = NetworkFile(path)
-    file._open_again()
+    file._reopen()
     assert file.read(2, 3) == b"234"
     assert open_files(path) == [str(path)]
 
@@ -384,7 +384,7 @@ def test_a_file_that_was_replaced_is_not_read_on(path, data):
     path.with_name("b").write_bytes(data)
     os.replace(path.with_name("b"), path)
     with pytest.raises(CorruptDataError, match="replaced while it was read") as caught:
-        file._open_again()
+        file._reopen()
     assert caught.value.url == str(path)
     assert caught.value.expected == "10 bytes, written 1970-01-01T00:00:00.000000001 UTC"
     assert caught.value.found.startswith(f"{len(data)} bytes, written 20")
@@ -395,7 +395,7 @@ def test_a_file_that_was_replaced_is_not_read_on(path, data):
 def test_a_file_that_is_gone_when_it_is_opened_anew_is_read_as_before(path):
     file = NetworkFile(path)
     path.unlink()
-    file._open_again()
+    file._reopen()
     assert file.read(0, 10) == b"0123456789"
 
 
