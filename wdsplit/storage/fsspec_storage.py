@@ -1,6 +1,6 @@
 """File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others; for reading only.
 
-fsspec brings the requests, and `fsconnection` what makes them safe. A short answer is never taken for a whole one.
+fsspec sends the requests, and `fsspec_connection` repeats them. A short answer is never taken for a whole one.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import html
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 from urllib.parse import unquote
@@ -25,7 +24,7 @@ from wdsplit.storage.fsspec_connection import (
     file_system_class,
     status_of,
 )
-from wdsplit.storage.interface import PendingFile, refuse_too_large
+from wdsplit.storage.interface import refuse_too_large
 from wdsplit.storage.retry import RetryOptions
 from wdsplit.urls import joined_url, shown_url
 
@@ -33,7 +32,7 @@ __all__ = ["FsspecFile", "FsspecStorage", "IsFolderError"]
 
 logger = logging.getLogger(__name__)
 
-_NAMES_TOLD = 5
+_MAX_NAMES_SHOWN = 5
 _THREADS = 16
 _READ_AT_ONCE = 16 * 1024**2
 """A request for more is cut into several: a failed one is sent again."""
@@ -115,37 +114,7 @@ class FsspecStorage:
 
     def describe_contents(self) -> str:
         """Return the first names in the folder, or say that none are listed."""
-        return ", ".join(self.list()[:_NAMES_TOLD]) or "no list of files"
-
-    @contextmanager
-    def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
-        """Refuse: these are only read."""
-        raise self._read_only(path)
-        yield
-
-    def remove(self, *paths: str) -> None:
-        """Refuse: these are only read."""
-        raise self._read_only(next(iter(paths), ""))
-
-    def remove_temporary(self, path: str = "") -> None:
-        """Refuse: these are only read."""
-        raise self._read_only(path)
-
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Refuse: these are only read."""
-        raise self._read_only(path)
-
-    def with_short_deadline(self) -> FsspecStorage:
-        """Return itself: nothing is cleared up here."""
-        return self
-
-    def _read_only(self, path: str) -> InputError:
-        return InputError(
-            f"{self._connection.protocol}:// can only be read",
-            place=f"{self.url}/{path}",
-            expected="a local folder, or s3://bucket/folder, to write to",
-            remedy="write to a local folder, and copy it with the tools of your store",
-        )
+        return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or "no list of files"
 
 
 class FsspecFile:

@@ -135,7 +135,7 @@ class S3Upload:
             StorageError: The store does not know the upload any more.
         """
         try:
-            return self._client.send(operation, Key=self._key, UploadId=self._id, **parameters)
+            return self._client.send(operation, **parameters, Key=self._key, UploadId=self._id)
         except Exception as error:
             if error_code(error) != _NO_SUCH_UPLOAD:
                 raise

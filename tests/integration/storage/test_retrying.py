@@ -10,7 +10,7 @@ from s3server import free_port
 from tables import start_script
 from wdsplit.errors import StorageError
 from wdsplit.storage import retry
-from wdsplit.storage.opening import open_storage
+from wdsplit.storage.opening import open_readable_storage, open_storage
 
 TIMES = {"first_delay_s": 0.02, "max_delay_s": 0.1, "timeout_s": 1}
 KEYS = {"key": "k" * 20, "secret": "s" * 40, "region": "eu-x"}
@@ -23,7 +23,7 @@ def nobody():
 
 STORES = {
     "s3": lambda host, **times: open_storage("s3://bucket/x", TIMES | KEYS | {"endpoint_url": host} | times),
-    "http": lambda host, **times: open_storage(f"{host}/bucket/x", TIMES | times),
+    "http": lambda host, **times: open_readable_storage(f"{host}/bucket/x", TIMES | times),
 }
 stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 
@@ -32,7 +32,7 @@ stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 def test_of_many_threads_that_wait_for_a_store_one_warns_with_all_that_is_known(store, monkeypatch, caplog):
     monkeypatch.setattr(retry, "_WARN_AFTER_S", 0.2)
     monkeypatch.setattr(retry, "_warnings", retry._WarningTurns())
-    storage = store(nobody(), deadline_s=1.5)
+    storage = store(nobody(), deadline_s=2.5)
 
     def read():
         with pytest.raises(StorageError, match="does not answer"):
