@@ -11,6 +11,7 @@ import wdsplit
 from faults import (
     Cut,
     Delay,
+    ErrorAnswer,
     Flip,
     IgnoreRange,
     SeededPlan,
@@ -200,6 +201,61 @@ def test_a_server_that_was_killed_and_comes_back_is_waited_for(remote, numbers, 
     assert found == samples_of(wdsplit.Dataset(numbers))
 
 
+def read_one(file):
+    file.read(0, 100)
+
+
+def head(file):
+    file.size  # noqa: B018
+
+
+@pytest.mark.parametrize("action", [read_one, head])
+@pytest.mark.parametrize(
+    ("status", "code", "found", "remedy", "num_attempts"),
+    [
+        ("403 Forbidden", "ExpiredToken", "ExpiredToken", "renew the credentials", 4),
+        ("400 Bad Request", "ExpiredToken", "ExpiredToken", "renew the credentials", None),
+        ("403 Forbidden", "AccessDenied", "AccessDenied", "what they allow", 1),
+        ("403 Forbidden", "RequestTimeTooSkewed", "RequestTimeTooSkewed", "clock", 1),
+        ("301 Moved Permanently", "PermanentRedirect", "a redirect that does not name the region", "AWS_REGION", None),
+    ],
+)
+def test_a_refusal_is_named_also_where_the_answer_has_no_body(
+    remote, fault_proxy, action, status, code, found, remedy, num_attempts
+):
+    file = of(remote).open("000000.tar")
+    fault_proxy.plan = lambda request: ErrorAnswer(status, code, "Some message")
+    with pytest.raises(StorageError) as caught:
+        action(file)
+    assert caught.value.found == found and remedy in caught.value.remedy
+    if num_attempts is not None:
+        methods = [exchange.request.method for exchange in fault_proxy.exchanges]
+        assert methods == (["HEAD", "GET"] if action is head else ["GET"]) * num_attempts
+
+
+@pytest.mark.parametrize("action", [read_one, head])
+def test_a_conflict_passes(remote, fault_proxy, action):
+    conflicts = []
+
+    def plan(request):
+        if len(conflicts) < 4:
+            conflicts.append(request)
+            return ErrorAnswer("409 Conflict", "OperationAborted", "Some message")
+        return None
+
+    fault_proxy.plan = plan
+    action(of(remote).open("000000.tar"))
+    assert len(conflicts) == 4
+
+
+def test_a_full_quota_is_told_at_once(bucket, fault_proxy):
+    fault_proxy.plan = lambda request: ErrorAnswer("503 Service Unavailable", "QuotaExceeded", "Some message")
+    with pytest.raises(StorageError) as caught, of(bucket.url, deadline_s=300).publish("a") as file:
+        file.write([b"x"])
+    assert "quota" in caught.value.remedy
+    assert len(fault_proxy.exchanges) == 1
+
+
 def test_what_never_works_is_given_up_at_the_deadline(remote, fault_proxy):
     file = of(remote, deadline_s=0.5).open("000000.tar")
     fault_proxy.plan = lambda request: slow_down()
@@ -338,15 +394,6 @@ def test_as_many_connections_are_kept_as_are_used_at_once(remote, fault_proxy, c
     used = {exchange.request.connection for exchange in fault_proxy.exchanges}
     assert len(used - before) <= num_threads
     assert "pool is full" not in caplog.text
-
-
-def test_expired_credentials_are_told_soon(remote, fault_proxy):
-    file = of(remote).open("000000.tar")
-    fault_proxy.plan = lambda request: expired_token()
-    with pytest.raises(StorageError) as caught:
-        file.read(0, 100)
-    assert "renew" in caught.value.remedy
-    assert len(fault_proxy.exchanges) == 4
 
 
 def test_options_are_those_of_s3fs_and_others_are_refused_by_name():
