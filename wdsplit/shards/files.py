@@ -1,7 +1,7 @@
 """The files of a dataset: shards, their indexes and the manifest, written to a storage and read back.
 
 A shard is published whole: its index first, then the tar, so that a tar under its final name is complete and has an
-index. Shards are read by `openshard`.
+index. Shards are read by `loading.reading.open_shard`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: i
     sizes: list[Int64] = []
     with storage.publish(path) as file:
         for body in bodies:
-            parts = body.parts()
-            for part in parts:
-                digest.update(part)
-            file.write(parts)
+            pieces = body.parts()
+            for piece in pieces:
+                digest.update(piece)
+            file.write(pieces)
             sizes.append(body.sample_bytes)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
         end = bytes(trailer_bytes(int(offsets[-1])))

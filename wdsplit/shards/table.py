@@ -146,7 +146,7 @@ def _read(data: bytes, num_shards: int) -> pa.Table:
         raise _unreadable(f"{len(data)} bytes, {footer_bytes} of them in the footer")
     file = pq.ParquetFile(
         pa.BufferReader(_in_arrow_memory(data)),
-        read_dictionary=_TEXTS,  # a text that is repeated is held once
+        read_dictionary=_TEXTS,  # a repeated text takes memory once
         thrift_string_size_limit=len(data),
         thrift_container_size_limit=_MAX_LISTED,
     )
@@ -204,7 +204,7 @@ def _in_arrow_memory(data: bytes) -> pa.Buffer:
 
 
 def _text_bytes(column: pa.ChunkedArray) -> int:
-    """Return the bytes of texts that may be held as a dictionary, were they written out."""
+    """Return the bytes of texts, which may be encoded as a dictionary, when they are written out."""
     total = 0
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):

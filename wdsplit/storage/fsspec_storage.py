@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAMES_SHOWN = 5
 _THREADS = 16
-_READ_AT_ONCE = 16 * 1024**2
-"""A request for more is cut into several: a failed one is sent again."""
-_MAX_UNASKED = 1024**3
-"""What may have more bytes is asked for its size before it is read."""
+_MAX_REQUEST_BYTES = 16 * 1024**2
+"""A larger range is several requests: a failed one is sent again."""
+_MAX_BYTES_WITHOUT_SIZE = 1024**3
+"""If a file may have more bytes, its size is requested before it is read."""
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
 """What file systems call that which differs when an object was written anew; the surest first."""
@@ -159,7 +159,7 @@ class FsspecFile:
             raise IsFolderError("this is no file", place=self.url, expected="a file", found="a folder", url=self.url)
         if info.get("size") is None:
             raise StorageError(
-                "the server does not tell how large a file is",
+                "the server does not say how large a file is",
                 place=self.url,
                 expected="Content-Length",
                 remedy="copy the data to a server that does, or to a local folder",
@@ -185,7 +185,7 @@ class FsspecFile:
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
-        if num_bytes <= _READ_AT_ONCE:
+        if num_bytes <= _MAX_REQUEST_BYTES:
             return self._piece(offset, offset + num_bytes)
         data = bytearray(num_bytes)
         self.read_into(memoryview(data), offset)
@@ -193,8 +193,8 @@ class FsspecFile:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes from an offset on."""
-        for begin in range(0, len(buffer), _READ_AT_ONCE):
-            part = buffer[begin : begin + _READ_AT_ONCE]
+        for begin in range(0, len(buffer), _MAX_REQUEST_BYTES):
+            part = buffer[begin : begin + _MAX_REQUEST_BYTES]
             part[:] = self._piece(offset + begin, offset + begin + len(part))
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
@@ -206,7 +206,7 @@ class FsspecFile:
         Raises:
             CorruptDataError: It has more.
         """
-        if self._size is None and max_bytes is not None and max_bytes < _MAX_UNASKED:
+        if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
             data = self._up_to(max_bytes + 1)
             if len(data) <= max_bytes:
                 return data
@@ -246,7 +246,7 @@ class FsspecFile:
 
     def _shorter(self, expected: int, found: int | None = None) -> CorruptDataError:
         return CorruptDataError(
-            "a file is shorter than what is wanted of it",
+            "a file is shorter than expected",
             place=self.url,
             expected=f"at least {expected} bytes",
             found="fewer" if found is None else f"{found} bytes",
@@ -256,7 +256,7 @@ class FsspecFile:
 
 
 class IsFolderError(StorageError):
-    """A folder stands where a file is wanted."""
+    """There is a folder instead of a file."""
 
 
 def _listed(connection: Connection, place: str, fs: Any) -> list[str]:

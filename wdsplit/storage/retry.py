@@ -42,14 +42,14 @@ class RetryOptions:
     """How long to try.
 
     Attributes:
-        deadline_s: Seconds after which a request, with all its attempts, has failed; it may be infinite. A store whose
-            host has no name (the name server says so) is given up after 30 s in any case.
+        deadline_s: Seconds after which a request, with all its attempts, has failed; it may be infinite. A host that
+            the name server does not know is given up after 30 s in any case.
         first_delay_s: Seconds before the second attempt at most; twice as many before each further one.
         max_delay_s: Seconds between two attempts at most, unless the store asks for more.
         timeout_s: Seconds after which an attempt to which nothing comes any more has failed.
 
     Raises:
-        InputError: One of them is no number, or cannot be.
+        InputError: One of them is invalid.
     """
 
     deadline_s: float = 300.0
@@ -62,10 +62,10 @@ class RetryOptions:
             value, may_be_infinite = getattr(self, each.name), each.name == "deadline_s"
             is_number = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
             if not is_number or (math.isinf(value) and not may_be_infinite):
-                raise InputError(f"{each.name} cannot be", expected="a number of seconds", found=reprlib.repr(value))
+                raise InputError(f"invalid {each.name}", expected="a number of seconds", found=reprlib.repr(value))
         if not 0 < self.first_delay_s <= self.max_delay_s or min(self.deadline_s, self.timeout_s) <= 0:
             raise InputError(
-                "these are no times to try for",
+                "invalid retry times",
                 expected="deadline_s and timeout_s > 0, and 0 < first_delay_s <= max_delay_s",
                 found=str(self),
             )
@@ -170,7 +170,7 @@ class Retries:
     """The attempts of one request.
 
     Delays grow exponentially, and each is drawn between half of that and all of it, so that the readers of a cluster do
-    not come back at the same moment. A request that fails for a while is told by a warning.
+    not come back at the same moment. There is a warning of a request that fails for a while.
 
     Args:
         options: How long to try.

@@ -113,7 +113,7 @@ def test_folders_are_listed_and_have_no_size(in_memory, web):
 
 
 def test_ranges_are_those_of_the_file(anywhere, numbers, monkeypatch):
-    monkeypatch.setattr(fsspec_storage, "_READ_AT_ONCE", 1000)
+    monkeypatch.setattr(fsspec_storage, "_MAX_REQUEST_BYTES", 1000)
     expected = open_readable_storage(numbers).read("000000.tar")
     file = open_readable_storage(anywhere).open("000000.tar")
     assert file.read(0, 10) == expected[:10]

@@ -129,7 +129,7 @@ def once_a_range(fault):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_read_goes_on_where_it_stopped(remote, numbers, fault_proxy, fault, monkeypatch):
-    monkeypatch.setattr("wdsplit.storage.s3_file._READ_AT_ONCE", 1000)
+    monkeypatch.setattr("wdsplit.storage.s3_file._BYTES_PER_READ", 1000)
     expected = open_storage(numbers).read("000000.tar")
     file = of(remote, timeout_s=2 if isinstance(fault, Stall) else 30).open("000000.tar")
     fault_proxy.plan = once_a_range(fault)
