@@ -11,7 +11,7 @@ import pytest
 
 import wdsplit
 from faults import Cut, Delay, ErrorAnswer, FaultProxy, Hold, IgnoreRange, SeededPlan, Shorten, Stall, Truncate
-from s3server import S3Server, free_port
+from s3server import S3Server
 from tables import wait_until
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, MissingDependencyError, StorageError
 from wdsplit.storage import fsspec_connection, fsspec_storage
@@ -291,12 +291,6 @@ def test_answers_that_are_always_short_are_never_taken(by_proxy, proxy, fault):
     proxy.plan = lambda request: fault if request.method == "GET" else None
     with pytest.raises(StorageError, match="does not answer"):
         file.read(0, 100)
-
-
-def test_nobody_there_is_given_up_at_the_deadline():
-    port = free_port()
-    with pytest.raises(StorageError, match="does not answer"):
-        wdsplit.Dataset(f"http://127.0.0.1:{port}/x", storage_options=FAST | {"deadline_s": 0.5})
 
 
 # What is told

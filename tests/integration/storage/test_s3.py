@@ -22,7 +22,6 @@ from faults import (
     internal_error,
     slow_down,
 )
-from s3server import free_port
 from tables import DEADLINE_S
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
@@ -263,17 +262,6 @@ def test_what_never_works_is_given_up_at_the_deadline(remote, fault_proxy):
         file.read(0, 100)
     assert "SlowDown" in caught.value.found
     assert "bytes 0 to 99" in caught.value.place
-
-
-def test_nobody_there_is_given_up_at_the_deadline():
-    options = FAST | {
-        "deadline_s": 0.5,
-        "endpoint_url": f"http://127.0.0.1:{free_port()}",
-        "key": "k" * 20,
-        "secret": "s" * 40,
-    }
-    with pytest.raises(StorageError, match="does not answer"):
-        wdsplit.Dataset("s3://bucket/x", storage_options=options)
 
 
 # Verifying and inspecting
