@@ -1,4 +1,4 @@
-"""URLs as they may be told, and put together. Pure (no I/O)."""
+"""URLs as they may be shown, and put together. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_web(url: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it may be told: without users, passwords and signatures."""
+    """Return a URL as it may be shown: without users, passwords and signatures."""
     if is_web(url):
         return _USER.sub(r"\1", url).partition("#")[0].partition("?")[0]
     return _PASSWORD.sub(r"\1@", url)

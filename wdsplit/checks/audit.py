@@ -18,7 +18,7 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.opening import open_storage
+from wdsplit.storage.opening import open_readable_storage
 
 __all__ = ["AuditOptions", "Finding", "audit"]
 
@@ -92,7 +92,7 @@ def audit(url: str, options: AuditOptions) -> Iterator[Finding]:
     Raises:
         WdsplitError: The dataset, or one of its shards, cannot be read.
     """
-    manifest = read_manifest(open_storage(url))
+    manifest = read_manifest(open_readable_storage(url))
     order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
     for epoch in range(options.epochs):
         order = EpochOrder(manifest.shards.num_real, order_options, epoch)

@@ -24,8 +24,8 @@ from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.reading.window import Window
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
-from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.opening import open_readable_storage
 from wdsplit.tar.names import is_pad_key
 
 __all__ = ["Report", "verify"]
@@ -75,7 +75,7 @@ def verify(
     Raises:
         WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
     """
-    storage = open_storage(url, storage_options)
+    storage = open_readable_storage(url, storage_options)
     manifest = read_manifest(storage)
     num_shards = len(manifest.shards)
     findings: dict[int, _Finding] = {}
@@ -98,7 +98,7 @@ def _describe(manifest: Manifest, number: int) -> str:
     return manifest.shards[number].path
 
 
-def _check_shard(storage: Storage, manifest: Manifest, number: int) -> _Finding:
+def _check_shard(storage: ReadableStorage, manifest: Manifest, number: int) -> _Finding:
     none = np.zeros(0, np.uint64)
     listed = manifest.shards[number]
     try:
@@ -187,7 +187,7 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
             )
 
 
-def _duplicate_keys(storage: Storage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
+def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
     """Return a problem for each duplicate key, and for each shard that cannot be read a second time."""
     problems: list[WdsplitError] = []
 
@@ -219,7 +219,7 @@ def _duplicate_keys(storage: Storage, manifest: Manifest, findings: dict[int, _F
     return problems
 
 
-def _tars_not_listed(storage: Storage, manifest: Manifest) -> list[WdsplitError]:
+def _tars_not_listed(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitError]:
     """Return a problem for each tar beside the shards that the manifest does not list: a glob would read it."""
     listed = set(manifest.shards.table.column("path").to_pylist())
     return [

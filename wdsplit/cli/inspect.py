@@ -17,8 +17,8 @@ from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import readers_per_lane
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.opening import open_readable_storage
 from wdsplit.tar.names import RESERVED_FIELDS
 
 __all__ = ["assign_command", "inspect_command"]
@@ -38,7 +38,7 @@ _PREVIEW_CHARACTERS = 60
 @json_option
 def inspect_command(dataset: str, samples: int, key: str | None, index: int | None, as_json: bool) -> None:
     """Say what is in DATASET: totals, fields, the first samples; or show one sample."""
-    storage = open_storage(dataset)
+    storage = open_readable_storage(dataset)
     manifest = read_manifest(storage)
     key_or_index = key if key is not None else index
     if key_or_index is not None:
@@ -92,7 +92,7 @@ def _previews(sample: dict[str, Any]) -> dict[str, str]:
     return {name: _preview(value) for name, value in sample.items()}
 
 
-def _first_samples(storage: Storage, manifest: Manifest, count: int) -> Iterator[dict[str, Any]]:
+def _first_samples(storage: ReadableStorage, manifest: Manifest, count: int) -> Iterator[dict[str, Any]]:
     """Give the first samples of the dataset, pads left out."""
     for shard, num_real in enumerate(manifest.shards.num_real.tolist()):
         if count <= 0:
@@ -141,7 +141,7 @@ def assign_command(
     as_json: bool,
 ) -> None:
     """Say which shards of DATASET each rank and worker reads, in the order of its visits."""
-    manifest = read_manifest(open_storage(dataset))
+    manifest = read_manifest(open_readable_storage(dataset))
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)
     order = EpochOrder(manifest.shards.num_real, options, epoch)
     num_workers = max(1, workers)

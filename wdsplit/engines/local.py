@@ -1,9 +1,7 @@
 """Engines: ways to map a function over tasks. Here: this process, threads of it, or several local processes.
 
-`rayengine` has another, for a cluster; the same checks hold for all of them. Results come as they are ready. The first
-error ends the run; nothing is left behind. Worker processes are spawned, end with their parent however that ends, and
-leave Ctrl-C to it. Threads start at once, and serve few jobs that spend their time in numpy, Arrow and the system,
-which let other threads run; they end where their task calls `raise_if_cancelled`.
+`ray` has another, for a cluster. Worker processes are spawned, end with their parent however that ends, and leave
+Ctrl-C to it. Threads end where their task calls `raise_if_cancelled`.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ Item = TypeVar("Item")
 _QUEUED_PER_JOB = 2
 _AHEAD_PER_THREAD = 2
 _MAX_THREADS = 4
-"""More would wait for each other more than they work, as Python runs in one at a time."""
-_run = threading.local()
+"""More would wait for each other more than they work, because Python runs in one at a time. Processes serve more."""
+_thread = threading.local()
 
 
-class _Ended(BaseException):
-    """A task has ended before its time, because its run has."""
+class _CancelledError(BaseException):
+    """A task ends before its time, because the results of its `map` are not needed any more."""
 
 
 class Engine(Protocol):
@@ -144,10 +142,10 @@ def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], job
 
 
 def raise_if_cancelled() -> None:
-    """End the task that calls this, by an exception, if it works in a thread whose run has ended."""
-    ended: threading.Event | None = getattr(_run, "ended", None)
-    if ended is not None and ended.is_set():
-        raise _Ended
+    """End the task that calls this, by an exception, if it works in a thread that was cancelled."""
+    cancelled: threading.Event | None = getattr(_thread, "cancelled", None)
+    if cancelled is not None and cancelled.is_set():
+        raise _CancelledError
 
 
 def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
@@ -161,8 +159,8 @@ def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs:
 def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
     """Map a function over tasks in threads of this process, a few ahead, and yield the results in the tasks' order.
 
-    Who leaves the results before their end does not wait for the threads: the collector may end this generator while
-    its thread holds a lock of `threading`.
+    A generator that is left before its end does not wait for the threads: the garbage collector may end it while its
+    thread holds a lock of `threading`.
 
     Args:
         function: Calls `raise_if_cancelled` often, if it may take long.
@@ -179,7 +177,7 @@ def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads:
         while coming:
             yield coming.popleft().result()
     except GeneratorExit:
-        pool.tell()
+        pool.cancel()
         raise
     except BaseException:
         pool.end()
@@ -188,22 +186,22 @@ def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads:
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads whose tasks can be told to end, and are waited for whatever happens."""
+    """Threads whose tasks can be cancelled, and are waited for whatever happens."""
 
     def __init__(self, threads: int) -> None:
-        self._ended = threading.Event()
-        self._left: set[Future[Any]] = set()
-        super().__init__(threads, initializer=setattr, initargs=(_run, "ended", self._ended))
+        self._cancelled = threading.Event()
+        self._unfinished: set[Future[Any]] = set()
+        super().__init__(threads, initializer=setattr, initargs=(_thread, "cancelled", self._cancelled))
 
     def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
         future = super().submit(*arguments, **keywords)
-        self._left.add(future)
-        future.add_done_callback(self._left.discard)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
         return future
 
-    def tell(self) -> None:
-        """Tell all tasks to end; those that have not begun never will."""
-        self._ended.set()
+    def cancel(self) -> None:
+        """Cancel all tasks: those under way end at `raise_if_cancelled`, the others do not start."""
+        self._cancelled.set()
         self.shutdown(wait=False, cancel_futures=True)
 
     def end(self) -> None:
@@ -215,8 +213,8 @@ class _Threads(ThreadPoolExecutor):
         interrupted = False
         while True:
             try:
-                self.tell()
-                wait(list(self._left))
+                self.cancel()
+                wait(list(self._unfinished))
                 break
             except KeyboardInterrupt:
                 interrupted = True
@@ -246,7 +244,7 @@ def _bounded(pool: Executor, function: Callable[[Any], Any], tasks: Sequence[Any
     todo = iter(tasks)
     while True:
         for task in todo:
-            with _interrupts_held():
+            with _interrupts_delayed():
                 running.add(pool.submit(function, task))
             if len(running) >= limit:
                 break
@@ -258,8 +256,8 @@ def _bounded(pool: Executor, function: Callable[[Any], Any], tasks: Sequence[Any
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while processes are started: they inherit the mask, and none is left half-made."""
+def _interrupts_delayed() -> Iterator[None]:
+    """Delay Ctrl-C while processes are started: they inherit the mask, and none is left half-made."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,9 +1,7 @@
 """An engine that is a Ray cluster.
 
-Ray runs the tasks, and runs them again where a worker or a node is lost. A task's payload goes from the input to the
-output where it runs: through the driver go only the task, a few numbers, and its result. What all tasks need is put
-into Ray's object store once, and taken out once by each worker process. Failures travel as values, so what the user
-sees is the error that the local engine would have raised.
+The driver sends tasks and receives small results; payloads go from input to output where a task runs. What all tasks
+need is put into Ray's object store once. Failures travel as values, so the user sees the error of the local engine.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _QUEUED_PER_CPU = 2
-_LEAST_QUEUED = 64
+_MIN_QUEUED = 64
 """Tasks that are handed out at a time, at least: more than a small cluster runs, so that one that can grow does."""
 _MAX_FAILED = 10
 """So many tasks may fail before the run ends; and so many in a row may go without an answer of a store."""
 _CPUS_OF_A_NODE = 64
 """What a node is taken for as long as there is none."""
-_PATIENCE_S = 60.0
-"""After how long without any result it is told what there is and what is asked for."""
-_LOOK_S = 10.0
+_STALLED_AFTER_S = 60.0
+"""Without any result for so long, a warning says what the cluster has and what a task needs."""
+_REFRESH_S = 10.0
 """How often the cluster is asked for its size."""
-_LEAVE_S = 30.0
+_MAX_LEAVING_S = 30.0
 """How long tasks that nobody waits for any more may take to end."""
 
 
@@ -81,7 +79,7 @@ class RayEngine:
         self._cluster, self._joined = (address, runtime_env), False
         self._asked = jobs
         self._retries = retries
-        self._looked = 0.0
+        self._refreshed = 0.0
         self._nodes: list[dict[str, float]] = []
         self._join()
 
@@ -99,13 +97,13 @@ class RayEngine:
     @property
     def jobs(self) -> int:
         """Tasks that the cluster runs at a time: one a processor, as far as nodes are there now."""
-        self._look()
+        self._refresh_nodes()
         return max(1, int(sum(node.get("CPU", 0) for node in self._nodes)))
 
     @property
     def jobs_of_a_node(self) -> int:
         """Tasks that the largest node runs at a time."""
-        self._look()
+        self._refresh_nodes()
         return max((int(node["CPU"]) for node in self._nodes if node.get("CPU", 0) >= 1), default=_CPUS_OF_A_NODE)
 
     def map(
@@ -126,30 +124,30 @@ class RayEngine:
     @property
     def queued(self) -> int:
         """Tasks that are handed out at a time."""
-        return self._asked or max(_LEAST_QUEUED, _QUEUED_PER_CPU * self.jobs)
+        return self._asked or max(_MIN_QUEUED, _QUEUED_PER_CPU * self.jobs)
 
-    def _look(self) -> None:
-        """Look what nodes there are, if that was long ago."""
+    def _refresh_nodes(self) -> None:
+        """Ask for the cluster's nodes, if that was long ago."""
         now = time.monotonic()
-        if not self._nodes or now - self._looked > _LOOK_S:
+        if not self._nodes or now - self._refreshed > _REFRESH_S:
             self._join()
             self._nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-            self._looked = now
+            self._refreshed = now
 
     def _memory(self, memory_bytes: int) -> int:
         """Return the memory to ask for a task: no more than a node has, else Ray would wait for one that has it."""
-        self._look()
+        self._refresh_nodes()
         there = (node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1)
         return int(min(memory_bytes, max(there, default=memory_bytes)))
 
     def warn_if_stalled(self, memory_bytes: int) -> None:
         """Warn that nothing has ended for a while: the cluster may have nothing that can run a task."""
-        self._look()
+        self._refresh_nodes()
         cpus = sum(node.get("CPU", 0) for node in self._nodes)
         logger.warning(
             "no task has ended for %.0f s; each asks for a processor and %d MB of memory, and the cluster has %d nodes "
             "with %d processors in all",
-            _PATIENCE_S,
+            _STALLED_AFTER_S,
             memory_bytes // 10**6,
             len(self._nodes),
             cpus,
@@ -174,7 +172,7 @@ class _Run:
         self._memory_bytes = memory_bytes
         self._running: dict[Any, tuple[Any, int]] = {}
         """Each task under way, and how often it was tried before."""
-        self._again: deque[tuple[Any, int]] = deque()
+        self._to_retry: deque[tuple[Any, int]] = deque()
         self._failed: list[tuple[str, Exception]] = []
         self._warned: set[str] = set()
         self._unanswered = 0
@@ -191,7 +189,7 @@ class _Run:
                         self._unanswered = 0
                         yield outcome.result
                     else:
-                        self._take(outcome.error, task, tries)
+                        self._retry_or_fail(outcome.error, task, tries)
         except (KeyboardInterrupt, GeneratorExit):  # nobody waits for results any more
             self._engine.close()
             raise
@@ -206,19 +204,19 @@ class _Run:
         ready: list[Any] = []
         waited_s = 0.0
         while not ready:
-            ready, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK_S)
-            waited_s += _LOOK_S
-            if not ready and waited_s == _PATIENCE_S:
+            ready, _ = self._ray.wait(refs, num_returns=1, timeout=_REFRESH_S)
+            waited_s += _REFRESH_S
+            if not ready and waited_s == _STALLED_AFTER_S:
                 self._engine.warn_if_stalled(self._memory_bytes)
         return list(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0])
 
-    def _take(self, error: Exception, task: Any, tries: int) -> None:
-        """Take a failure in: try the task again if it may pass, unless no store answers any more."""
+    def _retry_or_fail(self, error: Exception, task: Any, tries: int) -> None:
+        """Retry a failed task if the failure may pass, unless no store answers any more; else keep the failure."""
         self._unanswered += isinstance(error, UnansweredError)
         passes = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MAX_FAILED
         if passes and tries < self._engine._retries:
             logger.warning("%s: tried again: %s", self._describe(task), getattr(error, "cause", error))
-            self._again.append((task, tries + 1))
+            self._to_retry.append((task, tries + 1))
         else:
             self._failed.append((self._describe(task), error))
 
@@ -227,9 +225,9 @@ class _Run:
         return len(self._failed) >= _MAX_FAILED or (self._unanswered >= _MAX_FAILED and bool(self._failed))
 
     def _hand_out(self, todo: Iterator[Any]) -> bool:
-        """Hand out tasks, as many as there may be under way; tell whether there are any."""
+        """Hand out tasks, as many as there may be under way; return whether any is."""
         while len(self._running) < self._engine.queued and not self._is_over:
-            task, tries = self._again.popleft() if self._again else (next(todo, None), 0)
+            task, tries = self._to_retry.popleft() if self._to_retry else (next(todo, None), 0)
             if task is None:
                 break
             ref = self._remote.remote([self._function], task, self._version)
@@ -264,5 +262,5 @@ class _Run:
         does no harm: a task whose run has ended publishes nothing.
         """
         if self._running and self._ray.is_initialized():
-            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_LEAVE_S)
+            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_MAX_LEAVING_S)
         self._running.clear()

@@ -18,7 +18,7 @@ __all__ = ["connect", "disconnect"]
 
 logger = logging.getLogger(__name__)
 
-_KNOCK_S = 10.0
+_ANSWER_S = 10.0
 """How long a cluster may take to answer at all."""
 
 
@@ -47,8 +47,8 @@ def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool
     if address == "local":
         options["include_dashboard"] = False
     try:
-        _knock(address)
-        with _own_handler_kept():
+        _check_answers(address)
+        with _handler_kept():
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
             )
@@ -74,7 +74,7 @@ def disconnect(ray: Any) -> None:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _knock(address: str) -> None:
+def _check_answers(address: str) -> None:
     """Open a connection to the cluster and close it, if the address says where it is: Ray would try for minutes.
 
     Raises:
@@ -83,11 +83,11 @@ def _knock(address: str) -> None:
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     host, separator, port = named.removeprefix("ray://").partition("/")[0].rpartition(":")
     if separator and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
 
 
 @contextmanager
-def _own_handler_kept() -> Iterator[None]:
+def _handler_kept() -> Iterator[None]:
     """Keep what this program has said shall happen at SIGTERM: `ray.init` puts an exit with code 15 in its place."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -100,7 +100,7 @@ def _own_handler_kept() -> Iterator[None]:
 def _keep_from_output(ray: Any) -> None:
     """Send to our log what Ray prints of lost workers and nodes: standard output is for results, and no option says so.
 
-    It is told again, with what became of the task, if Ray cannot mend it.
+    The driver warns, with what became of the task, if Ray cannot mend it.
     """
     worker = ray._private.worker
     if hasattr(worker, "print_to_stdstream"):

@@ -9,7 +9,7 @@ from wdsplit.urls import shown_url
 
 __all__ = ["LostError", "failure", "lost", "on_node", "unfit", "unreachable", "unreadable"]
 
-_MAX_TOLD = 10
+_MAX_SHOWN = 10
 """Of so many failed tasks it is said what each met."""
 _OF_A_NODE = (ConvertError, DatasetNotFoundError, StorageError)
 """Errors that may be those of one node's file system."""
@@ -92,8 +92,8 @@ def failure(failed: Sequence[tuple[str, Exception]]) -> Exception:
     """
     if len({str(error) for _, error in failed}) == 1:
         return failed[0][1]
-    lines = [f"- {what}: {error}" for what, error in failed[:_MAX_TOLD]]
-    more = [f"- and {len(failed) - _MAX_TOLD} more"] if len(failed) > _MAX_TOLD else []
+    lines = [f"- {what}: {error}" for what, error in failed[:_MAX_SHOWN]]
+    more = [f"- and {len(failed) - _MAX_SHOWN} more"] if len(failed) > _MAX_SHOWN else []
     kind = InputError if {type(error) for _, error in failed} == {InputError} else ConvertError
     return kind(
         f"{len(failed)} tasks failed",

@@ -87,22 +87,22 @@ def call(function: Any, task: Any) -> bytes:
         _functions[name], folder = ray.get(function)
         with suppress(OSError):  # paths that are relative are so to the driver's folder
             os.chdir(folder)
-    heard = _Heard()
+    collector = _LogCollector()
     package = logging.getLogger("wdsplit")
-    package.addHandler(heard)
+    package.addHandler(collector)
     outcome = Outcome(node=get_address())
     try:
         outcome.result = _functions[name](task)
     except Exception as error:
         outcome.error, outcome.trace = _portable(error), traceback.format_exc()
     finally:
-        package.removeHandler(heard)
-    outcome.warnings = tuple(heard.records)
+        package.removeHandler(collector)
+    outcome.warnings = tuple(collector.records)
     return pickle.dumps(outcome, 5)
 
 
-class _Heard(logging.Handler):
-    """Keeps what is logged, to be told where somebody reads it."""
+class _LogCollector(logging.Handler):
+    """Keeps what is logged, for the driver to log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -23,7 +23,7 @@ from wdsplit.loading.dataset import checked_epoch
 from wdsplit.order.epoch import Int64, OrderOptions, Tail, hash_stream, permutation
 from wdsplit.order.split import World, whole
 from wdsplit.shards.files import read_manifest
-from wdsplit.storage.opening import open_storage
+from wdsplit.storage.opening import open_readable_storage
 from wdsplit.urls import shown_url
 
 __all__ = ["EpochShardList", "next_turn", "shard_urls"]
@@ -295,7 +295,7 @@ def shard_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
 
 
 def _of_dataset(folder: str) -> list[str]:
-    storage = open_storage(folder)
+    storage = open_readable_storage(folder)
     paths = read_manifest(storage).shards.table.column("path").to_pylist()
     return [f"{storage.url}/{path}" for path in paths]
 

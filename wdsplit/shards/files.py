@@ -1,7 +1,7 @@
 """The files of a dataset: shards, their indexes and the manifest, written to a storage and read back.
 
 A shard is published whole: its index first, then the tar, so that a tar under its final name is complete and has an
-index. Shards are read by `openshard`.
+index. Shards are read by `loading.reading.open_shard`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wdsplit.shards.manifest import (
     parse_manifest,
 )
 from wdsplit.shards.table import MAX_TABLE_BYTES
-from wdsplit.storage.interface import Storage
+from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
 
@@ -51,10 +51,10 @@ def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: i
     sizes: list[Int64] = []
     with storage.publish(path) as file:
         for body in bodies:
-            parts = body.parts()
-            for part in parts:
-                digest.update(part)
-            file.write(parts)
+            pieces = body.parts()
+            for piece in pieces:
+                digest.update(piece)
+            file.write(pieces)
             sizes.append(body.sample_bytes)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
         end = bytes(trailer_bytes(int(offsets[-1])))
@@ -65,7 +65,7 @@ def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: i
     return Shard(path, len(offsets) - 1, num_pads, int(offsets[-1]) + len(end), checksum_of(digest))
 
 
-def read_manifest(storage: Storage) -> Manifest:
+def read_manifest(storage: ReadableStorage) -> Manifest:
     """Read the manifest of a dataset.
 
     Raises:
@@ -81,7 +81,7 @@ def read_manifest(storage: Storage) -> Manifest:
         raise error.at(storage.url) from error
 
 
-def _read_files(storage: Storage) -> tuple[bytes, bytes]:
+def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:
     """Return header and table of a dataset; from a remote one at the same time."""
     if not storage.is_remote:
         return _read_header(storage), storage.read(SHARDS_NAME, MAX_TABLE_BYTES)
@@ -91,7 +91,7 @@ def _read_files(storage: Storage) -> tuple[bytes, bytes]:
         return header, table.result()
 
 
-def _read_header(storage: Storage) -> bytes:
+def _read_header(storage: ReadableStorage) -> bytes:
     try:
         return storage.read(HEADER_NAME, MAX_HEADER_BYTES)
     except DatasetNotFoundError:
@@ -105,7 +105,7 @@ def _read_header(storage: Storage) -> bytes:
         ) from None
 
 
-def _where_else(storage: Storage) -> str:
+def _where_else(storage: ReadableStorage) -> str:
     """Say what may be meant by a folder that is no dataset."""
     names = storage.list()
     inner = [name for name in names if storage.size(f"{name}/{HEADER_NAME}") is not None]

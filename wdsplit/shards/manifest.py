@@ -58,7 +58,7 @@ class Field:
         name: What its members are called after the key.
         column: The column it came from.
         encoding: How the column's values were written.
-        type: The column's Arrow type, as `arrowtype` writes it.
+        type: The column's Arrow type, as `fields.arrow_types` writes it.
         names: Of a field of class names all of them, by their numbers; else empty.
     """
 
@@ -215,6 +215,14 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
     return manifest
 
 
+_HEADER_TYPES = {
+    **dict.fromkeys(("num_shards", "num_samples", "num_pads", "num_bytes", "lanes", "window"), int),
+    **dict.fromkeys(("pad", "shards_checksum"), str),
+    "fields": list,
+    "provenance": dict,
+}
+
+
 def _parse_header(header: bytes) -> dict[str, Any]:
     if len(header) > MAX_HEADER_BYTES:
         raise _bad_header(f"{len(header)} bytes", f"at most {MAX_HEADER_BYTES}")
@@ -231,24 +239,12 @@ def _parse_header(header: bytes) -> dict[str, Any]:
             found=reprlib.repr(fields["wdsplit"]),
             remedy="read the dataset with the version of wdsplit that wrote it, or convert it again",
         )
-    kinds = {
-        "num_shards": int,
-        "num_samples": int,
-        "num_pads": int,
-        "num_bytes": int,
-        "lanes": int,
-        "window": int,
-        "pad": str,
-        "shards_checksum": str,
-        "fields": list,
-        "provenance": dict,
-    }
-    for name, kind in kinds.items():
+    for name, kind in _HEADER_TYPES.items():
         if type(fields.get(name)) is not kind:
             raise _bad_header(f"{name} = {reprlib.repr(fields.get(name))}", f"{name} of type {kind.__name__}")
-    for name, most in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
-        if not 1 <= fields[name] <= most:
-            raise _bad_header(f"{name} = {fields[name]}", f"1 to {most}")
+    for name, maximum in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
+        if not 1 <= fields[name] <= maximum:
+            raise _bad_header(f"{name} = {fields[name]}", f"1 to {maximum}")
     for field in fields["fields"]:
         if not _is_field(field):
             texts = ", ".join(_FIELD_TEXTS)

@@ -54,7 +54,7 @@ def shard_sidecars(shard: Shard, emit: Sequence[str]) -> list[str]:
 
 
 def write_shard_sidecars(storage: Storage, shard: Shard, catalog: Catalog, emit: Sequence[str]) -> None:
-    """Publish what can be told of a shard alone. Runs in the task that writes the shard."""
+    """Publish the sidecars that concern a shard alone. Runs in the task that writes the shard."""
     for path in shard_sidecars(shard, emit):
         with storage.publish(path) as file:
             file.write([dump_dali(catalog) if path == dali_path(shard.path) else dump_catalog(catalog)])

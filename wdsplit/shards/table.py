@@ -1,13 +1,13 @@
 """The table of a dataset's shards: a row a shard, as parquet and back.
 
-Pure (no I/O). A table comes with a dataset that anyone may have made, so before it is read its pages are counted: a few
-compressed or repeated bytes can stand for terabytes, and what a parquet file says of itself need not be true.
+Pure (no I/O). A table comes with a dataset that anyone may have made, and a few compressed or repeated bytes can stand
+for terabytes: so what its metadata says of its size is checked before anything is decompressed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,29 +39,16 @@ _TEXTS = ["path", "checksum"]
 _INNER_PATH = r"^[^/\\\x00-\x1f]+(/[^/\\\x00-\x1f]+)*$"
 _OUTWARD_PATH = r"(^|/)\.\.?(/|$)|^[A-Za-z]:"
 
-_SLACK_SHARDS, _MIN_ROW_BYTES = 2**16, 8
-"""How many rows a table may have: so many, and one for each so many of its bytes."""
 _SLACK_BYTES, _MAX_EXPANSION = 16 * 1024**2, 256
-"""What a table may take when it is read: so much, and so much for each of its bytes. A row has a checksum of its own,
-which takes 16 bytes however well it is compressed, and a path of at most 4,096."""
-_FOOTER_SLACK_BYTES, _FOOTER_PART = 64 * 1024, 16
-"""How long the footer may be: so much, and so much of the whole table. Reading it takes hundreds of times its size."""
+"""How much memory a table may take when it is read: so much, and so much for each of its bytes."""
+_ROW_BYTES = 3 * 8 + 2 * 4
+"""What a row takes at least: three counts, and the places of two texts."""
+_FOOTER_SLACK_BYTES, _FOOTER_SHARE = 64 * 1024, 16
+"""How long the footer may be: so much, and such a share of the file. Reading it takes hundreds of times its size."""
 _MAX_LISTED = 10_000
 """Entries of any list in the footer."""
-_PLAIN_ENCODINGS = frozenset((0, 2, 3, 8))
-"""PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY. In others a value may hold bytes of the one before it."""
-_PAGES = {0: 5, 2: 7}
-"""The field of a page's header that has more of it: of DATA_PAGE and DICTIONARY_PAGE, as they are written."""
-_TRUE, _FALSE, _BYTE, _INT_16, _INT_32, _INT_64, _BINARY, _LIST, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 12
-_LONG_LIST = 15
-_ITEMS = {
-    (4, 1, 3, 2): _INT_32,  # encodings
-    (4, 1, 3, 3): _BINARY,  # path_in_schema
-    (4, 1, 3, 16, 2): _INT_64,  # size_statistics: repetition_level_histogram
-    (4, 1, 3, 16, 3): _INT_64,  # definition_level_histogram
-}
-"""The items of the lists in a footer, by their field ids from FileMetaData on; of all others they are structs."""
-_MAX_FIELD_ID, _MAX_DEPTH = 31, 8
+_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY"))
+"""In others a value may repeat bytes of the one before it, and so take more memory than the metadata says."""
 _REMEDY = "copy the dataset again, or convert it again with --overwrite"
 
 Int64 = npt.NDArray[np.int64]
@@ -154,15 +141,16 @@ def parse_shards(data: bytes, num_shards: int) -> Shards:
 def _read(data: bytes, num_shards: int) -> pa.Table:
     """Read the table, once it is known what memory that takes."""
     limit = _SLACK_BYTES + _MAX_EXPANSION * len(data)
-    _check_pages(data, num_shards, limit)
+    footer_bytes = int.from_bytes(data[-8:-4], "little")
+    if len(data) > MAX_TABLE_BYTES or footer_bytes > _FOOTER_SLACK_BYTES + len(data) // _FOOTER_SHARE:
+        raise _unreadable(f"{len(data)} bytes, {footer_bytes} of them in the footer")
     file = pq.ParquetFile(
         pa.BufferReader(_in_arrow_memory(data)),
-        read_dictionary=_TEXTS,
+        read_dictionary=_TEXTS,  # a repeated text takes memory once
         thrift_string_size_limit=len(data),
         thrift_container_size_limit=_MAX_LISTED,
     )
-    if not all(_is_right(file.schema_arrow, name) for name in _SCHEMA.names):
-        raise _unreadable(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
+    _check_metadata(file, num_shards, limit)
     if not num_shards:
         return _SCHEMA.empty_table()
     table = file.read(_SCHEMA.names, use_threads=False)
@@ -171,6 +159,31 @@ def _read(data: bytes, num_shards: int) -> pa.Table:
     table = table.select(_SCHEMA.names).cast(_SCHEMA)
     table.validate(full=True)
     return table
+
+
+def _check_metadata(file: pq.ParquetFile, num_shards: int, limit: int) -> None:
+    """Refuse a file that has other columns or rows, or that takes more bytes than a limit when it is read."""
+    if not all(_is_right(file.schema_arrow, name) for name in _SCHEMA.names):
+        raise _unreadable(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
+    metadata = file.metadata
+    num_rows = metadata.num_rows
+    if num_rows != num_shards or num_rows > MAX_SHARDS:
+        raise _unreadable(f"num_shards = {num_shards} in the header", f"{num_rows} rows, at most {MAX_SHARDS}")
+    columns = range(metadata.num_columns)
+    num_bytes = num_rows * _ROW_BYTES
+    for number in range(metadata.num_row_groups):
+        # A batch of no rows decompresses nothing, but finds the errors of a forged footer. Without it `column` meets
+        # them where pyarrow does not catch them, and the process aborts.
+        for _ in file.reader.iter_batches(0, [number], column_indices=list(columns), use_threads=False):
+            pass
+        group = metadata.row_group(number)
+        num_rows -= group.num_rows
+        for column in map(group.column, columns):
+            if group.num_rows < 0 or column.total_uncompressed_size < 0 or not _ENCODINGS.issuperset(column.encodings):
+                raise _unreadable(f"a column of {column.total_uncompressed_size} bytes in {column.encodings}")
+            num_bytes += column.total_uncompressed_size
+    if num_rows or num_bytes > limit:
+        raise _unreadable("columns that take more memory than those of a table of this size can")
 
 
 def _is_right(schema: pa.Schema, name: str) -> bool:
@@ -191,7 +204,7 @@ def _in_arrow_memory(data: bytes) -> pa.Buffer:
 
 
 def _text_bytes(column: pa.ChunkedArray) -> int:
-    """Return the bytes of texts that may be held as a dictionary, were they written out."""
+    """Return the bytes of texts, which may be encoded as a dictionary, when they are written out."""
     total = 0
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):
@@ -200,115 +213,6 @@ def _text_bytes(column: pa.ChunkedArray) -> int:
         else:
             total += chunk.nbytes
     return total
-
-
-# The pages of a parquet file, found without Arrow, of which odd footers end the process
-
-
-def _check_pages(data: bytes, num_shards: int, limit: int) -> None:
-    """Refuse a file whose pages take more than a limit when they are decompressed, or can be read as more than that."""
-    footer_bytes = int.from_bytes(data[-8:-4], "little")
-    if len(data) > MAX_TABLE_BYTES or footer_bytes > _FOOTER_SLACK_BYTES + len(data) // _FOOTER_PART:
-        raise _unreadable(f"{len(data)} bytes, {footer_bytes} of them in the footer")
-    try:
-        footer, _ = _struct(data, len(data) - 8 - footer_bytes)
-        groups = [(group[3, _INT_64], chunk[3, _STRUCT]) for group in footer[4, _LIST] for chunk in group[1, _LIST]]
-        num_rows = footer[3, _INT_64]
-    except (KeyError, IndexError) as error:
-        raise _unreadable("a footer that is none") from error
-    most = min(MAX_SHARDS, _SLACK_SHARDS + len(data) // _MIN_ROW_BYTES)
-    if num_rows != num_shards or num_shards > most:
-        rows = f"{num_rows} rows, and at most {most} in {len(data)} bytes"
-        raise _unreadable(f"num_shards = {num_shards} in the header", rows)
-    left = len(data)
-    for rows, column in groups if num_rows else ():
-        first, num_bytes = column.get((9, _INT_64), -1), column.get((7, _INT_64), -1)
-        dictionary = column.get((11, _INT_64), 0)
-        first = dictionary if 0 < dictionary < first else first
-        left -= num_bytes
-        if min(first, num_bytes, left, rows) < 0 or first + num_bytes > len(data) or rows > num_rows:
-            raise _unreadable("columns that lie outside the file, or on top of each other")
-        limit -= sum(_page_bytes(data, first, first + num_bytes, rows))
-        if limit < 0:
-            raise _unreadable("pages that take more memory than a table of this size can")
-
-
-def _page_bytes(data: bytes, first: int, stop: int, num_rows: int) -> Iterator[int]:
-    """Give what each page of a column takes when it is decompressed."""
-    while first < stop:
-        page, first = _struct(data, first)
-        about = page.get((_PAGES.get(page.get((1, _INT_32), -1), 0), _STRUCT))
-        if about is None or min(page.get((2, _INT_32), -1), page.get((3, _INT_32), -1)) < 0:
-            raise _unreadable("a page of an unknown kind")
-        if not 0 <= about.get((1, _INT_32), -1) <= num_rows or about.get((2, _INT_32)) not in _PLAIN_ENCODINGS:
-            raise _unreadable("a page of more values than rows, or in an encoding that is not written")
-        yield page[2, _INT_32]
-        first += page[3, _INT_32]
-    if first != stop:
-        raise _unreadable("a page that does not end with its column")
-
-
-def _struct(data: bytes, place: int, path: tuple[int, ...] = ()) -> tuple[dict[tuple[int, int], Any], int]:
-    """Return the values of a struct in Thrift's compact protocol, by field id and type; and where it ends.
-
-    Source: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. What Arrow's reader could
-    take for something else is refused: a field twice, one of an unknown id, a list of other items.
-    """
-    values: dict[tuple[int, int], Any] = {}
-    fields: set[int] = set()
-    field = 0
-    while data[place]:
-        delta, kind = divmod(data[place], 16)
-        place += 1
-        if delta:
-            field += delta
-        else:
-            field, place = _number(data, place)
-        if field in fields or not 0 < field <= _MAX_FIELD_ID:
-            raise _unreadable("a field twice, or an unknown one")
-        fields.add(field)
-        if kind not in (_TRUE, _FALSE):
-            values[field, kind], place = _value(data, place, kind, (*path, field))
-    return values, place + 1
-
-
-def _value(data: bytes, place: int, kind: int, path: tuple[int, ...]) -> tuple[Any, int]:
-    if kind == _BYTE:
-        return None, place + 1
-    if kind in (_INT_16, _INT_32, _INT_64):
-        return _number(data, place)
-    if kind == _BINARY:
-        length, place = _varint(data, place)
-        return None, place + length
-    if kind == _STRUCT and len(path) < _MAX_DEPTH:
-        return _struct(data, place, path)
-    if kind == _LIST:
-        count, inner = divmod(data[place], 16)
-        place += 1
-        if count == _LONG_LIST:
-            count, place = _varint(data, place)
-        if count <= _MAX_LISTED and inner == _ITEMS.get(path, _STRUCT):
-            items = []
-            for _ in range(count):
-                item, place = _value(data, place, inner, path)
-                items.append(item)
-            return items, place
-    raise _unreadable("a value that no table has")
-
-
-def _number(data: bytes, place: int) -> tuple[int, int]:
-    value, place = _varint(data, place)
-    return value >> 1 ^ -(value & 1), place
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        value |= (data[place] & 127) << shift
-        place += 1
-        if data[place - 1] < 128:
-            return value, place
-    raise _unreadable("a number of more than 64 bits")
 
 
 # What a table says

@@ -1,25 +1,17 @@
-"""What speaks with a file system that fsspec knows: requests, attempts, and what its errors mean.
+"""Requests to a file system that fsspec knows, and what its errors mean.
 
-All attempts share a deadline, each process has connections of its own, and what a URL holds of credentials is never
-told.
+Each process has connections of its own. What libraries say of an error may hold URLs with credentials, so nothing of it
+is passed on.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from wdsplit.errors import (
-    DatasetNotFoundError,
-    InputError,
-    MissingDependencyError,
-    StorageError,
-    UnansweredError,
-    WdsplitError,
-)
-from wdsplit.storage.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
+from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
+from wdsplit.storage.retry import Failure, FailureKind, RetryOptions, attempt, transient_kind
 from wdsplit.urls import is_web, shown_url
 
 __all__ = [
@@ -39,10 +31,10 @@ _EXTRAS |= {"http": "http", "https": "http", "memory": "http"}
 """Which extra of wdsplit brings what a scheme needs."""
 _TIMEOUTS_OF_ATTEMPT = 4
 """How often the time in which something must come an attempt may take, where what comes cannot be seen."""
-_PASSING_STATUS = frozenset({408, 425, 429})
+_TRANSIENT_STATUS = frozenset({408, 425, 429})
 """HTTP statuses that are gone a moment later; all of 500 to 599 are such, too."""
 GONE_STATUS, REFUSED_STATUS, _BEYOND_END_STATUS = (404, 410), (401, 403), 416
-_PASSING_KINDS = frozenset(
+_TRANSIENT_KINDS = frozenset(
     {
         ("aiohttp", "ClientError"),
         ("azure", "AzureError"),
@@ -111,30 +103,15 @@ class Connection:
         data = fs.cat_file(self.path_of(place), start=start, end=stop, **more, **self.limits(fs))
         return bytes(data)
 
-    def attempt(self, place: str, action: Callable[[Any], Answer]) -> Answer:
-        """Do something that may fail for a while with the file system.
-
-        What libraries say of an error may hold URLs with credentials, so it is not handed on.
+    def attempt(self, action: Callable[[Any], Answer], url: str, details: str = "") -> Answer:
+        """Do something that may fail for a while with the file system; arguments as for `retry.attempt`.
 
         Raises:
             DatasetNotFoundError: There is no such file.
             StorageError: The store refuses, or does not answer in time.
             InputError: There is no such storage option.
         """
-        retries = Retries(self._retries, place=place)
-        while True:
-            try:
-                return action(self.file_system())
-            except WdsplitError:
-                raise
-            except Exception as error:
-                cause = _cause(error)
-            wait_s = _seconds_to_wait(cause)
-            if wait_s is None:
-                raise _refused(cause, place)
-            max_s = UNKNOWN_HOST_S if is_unknown_host(cause) else math.inf
-            if not retries.wait(wait_s, _last(cause), max_s):
-                raise _gave_up(cause, place, retries.num_attempts, min(max_s, self._retries.deadline_s))
+        return attempt(lambda _: action(self.file_system()), _classify, self._retries, url, details)
 
 
 _kept: set[Any] = set()
@@ -193,7 +170,7 @@ def _cause(error: Exception) -> Exception:
     """Return what lies behind an error: fsspec says of all that ends its request for a size that no file is there."""
     behind = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(behind, Exception):
-        return behind if status_of(behind) or _seconds_to_wait(behind) is not None else error
+        return behind if status_of(behind) or _is_transient(behind) else error
     return error
 
 
@@ -206,25 +183,35 @@ def status_of(error: Exception) -> int:
     return 0
 
 
-def _seconds_to_wait(error: Exception) -> float | None:
-    """Return how long to wait at least before trying again; None if that is of no use."""
+def _classify(error: Exception, place: str, url: str) -> Failure | None:
+    """Tell whether another attempt may succeed; our own errors pass as they are."""
+    if isinstance(error, WdsplitError):
+        return None
+    error = _cause(error)
+    status = status_of(error)
+    name = f"status {status}" if status else type(error).__name__.lstrip("_")
+    if not _is_transient(error):
+        return Failure(FailureKind.FINAL, name, _refused(error, place, url))
+    after = str((getattr(error, "headers", None) or {}).get("Retry-After", "")) if status else ""
+    return Failure(transient_kind(error), name, retry_after_s=float(after) if after.isdigit() else 0.0)
+
+
+def _is_transient(error: Exception) -> bool:
     status = status_of(error)
     if status:
-        after = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
-        passes = status in _PASSING_STATUS or status >= 500
-        return (float(after) if after.isdigit() else 0.0) if passes else None
+        return status in _TRANSIENT_STATUS or status >= 500
     if isinstance(error, _LASTING) or str(error).startswith("Forbidden"):  # gcsfs raises an OSError of this text
-        return None
+        return False
+    if isinstance(error, (OSError, TimeoutError, ShortAnswerError)):
+        return True
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
-    passes = isinstance(error, (OSError, TimeoutError, ShortAnswerError)) or bool(kinds & _PASSING_KINDS)
-    return 0.0 if passes or any(name == "TimeoutError" for _, name in kinds) else None
+    return bool(kinds & _TRANSIENT_KINDS) or any(name == "TimeoutError" for _, name in kinds)
 
 
-def _refused(error: Exception, place: str) -> WdsplitError:
+def _refused(error: Exception, place: str, url: str) -> WdsplitError:
     """Return our error for one that will not pass."""
     status = status_of(error)
     found = f"status {status}" if status else type(error).__name__
-    url = place.partition(", bytes ")[0]
     if status == _BEYOND_END_STATUS:
         return BeyondEndError("the store has no such bytes", place, found=found, url=url)
     if status in GONE_STATUS or (not status and isinstance(error, FileNotFoundError)):
@@ -247,23 +234,3 @@ def _refused(error: Exception, place: str) -> WdsplitError:
     else:
         remedy = "check the URL, the credentials and the storage options"
     return StorageError("the store refuses", place, found=found, remedy=remedy, url=url)
-
-
-def _gave_up(error: Exception, place: str, num_attempts: int, deadline_s: float) -> UnansweredError:
-    is_unknown = is_unknown_host(error)
-    return UnansweredError(
-        "the store's host has no name" if is_unknown else "the store does not answer as it should",
-        place,
-        expected=f"an answer within {deadline_s:g} s",
-        found=f"{num_attempts} attempts, the last of which ended with {_last(error)}",
-        remedy="check the URL and the name server"
-        if is_unknown
-        else "check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
-        url=place.partition(", bytes ")[0],
-    )
-
-
-def _last(error: Exception) -> str:
-    """Return what an attempt ended with."""
-    status = status_of(error)
-    return f"status {status}" if status else type(error).__name__.lstrip("_")

@@ -1,6 +1,6 @@
 """File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others; for reading only.
 
-fsspec brings the requests, and `fsconnection` what makes them safe. A short answer is never taken for a whole one.
+fsspec sends the requests, and `fsspec_connection` repeats them. A short answer is never taken for a whole one.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import html
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 from urllib.parse import unquote
@@ -25,7 +24,7 @@ from wdsplit.storage.fsspec_connection import (
     file_system_class,
     status_of,
 )
-from wdsplit.storage.interface import PendingFile, refuse_too_large
+from wdsplit.storage.interface import refuse_too_large
 from wdsplit.storage.retry import RetryOptions
 from wdsplit.urls import joined_url, shown_url
 
@@ -33,12 +32,12 @@ __all__ = ["FsspecFile", "FsspecStorage", "IsFolderError"]
 
 logger = logging.getLogger(__name__)
 
-_NAMES_TOLD = 5
+_MAX_NAMES_SHOWN = 5
 _THREADS = 16
-_READ_AT_ONCE = 16 * 1024**2
-"""A request for more is cut into several: a failed one is sent again."""
-_MAX_UNASKED = 1024**3
-"""What may have more bytes is asked for its size before it is read."""
+_MAX_REQUEST_BYTES = 16 * 1024**2
+"""A larger range is several requests: a failed one is sent again."""
+_MAX_BYTES_WITHOUT_SIZE = 1024**3
+"""If a file may have more bytes, its size is requested before it is read."""
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
 """What file systems call that which differs when an object was written anew; the surest first."""
@@ -99,7 +98,7 @@ class FsspecStorage:
         """Return the names in a folder, sorted; of an http(s) server those that its page for the folder links to."""
         place = joined_url(self._folder, path)
         try:
-            found = self._connection.attempt(f"{self.url}/{path}", functools.partial(_listed, self._connection, place))
+            found = self._connection.attempt(functools.partial(_listed, self._connection, place), f"{self.url}/{path}")
         except DatasetNotFoundError:
             return []
         own = self._connection.path_of(place).rstrip("/")
@@ -115,37 +114,7 @@ class FsspecStorage:
 
     def describe_contents(self) -> str:
         """Return the first names in the folder, or say that none are listed."""
-        return ", ".join(self.list()[:_NAMES_TOLD]) or "no list of files"
-
-    @contextmanager
-    def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
-        """Refuse: these are only read."""
-        raise self._read_only(path)
-        yield
-
-    def remove(self, *paths: str) -> None:
-        """Refuse: these are only read."""
-        raise self._read_only(next(iter(paths), ""))
-
-    def remove_temporary(self, path: str = "") -> None:
-        """Refuse: these are only read."""
-        raise self._read_only(path)
-
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Refuse: these are only read."""
-        raise self._read_only(path)
-
-    def with_short_deadline(self) -> FsspecStorage:
-        """Return itself: nothing is cleared up here."""
-        return self
-
-    def _read_only(self, path: str) -> InputError:
-        return InputError(
-            f"{self._connection.protocol}:// can only be read",
-            place=f"{self.url}/{path}",
-            expected="a local folder, or s3://bucket/folder, to write to",
-            remedy="write to a local folder, and copy it with the tools of your store",
-        )
+        return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or "no list of files"
 
 
 class FsspecFile:
@@ -185,12 +154,12 @@ class FsspecFile:
         return self._version or ""
 
     def _ask(self) -> None:
-        info = self._connection.attempt(self.url, self._info)
+        info = self._connection.attempt(self._info, self.url)
         if info.get("type") == "directory":
             raise IsFolderError("this is no file", place=self.url, expected="a file", found="a folder", url=self.url)
         if info.get("size") is None:
             raise StorageError(
-                "the server does not tell how large a file is",
+                "the server does not say how large a file is",
                 place=self.url,
                 expected="Content-Length",
                 remedy="copy the data to a server that does, or to a local folder",
@@ -216,7 +185,7 @@ class FsspecFile:
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
-        if num_bytes <= _READ_AT_ONCE:
+        if num_bytes <= _MAX_REQUEST_BYTES:
             return self._piece(offset, offset + num_bytes)
         data = bytearray(num_bytes)
         self.read_into(memoryview(data), offset)
@@ -224,8 +193,8 @@ class FsspecFile:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes from an offset on."""
-        for begin in range(0, len(buffer), _READ_AT_ONCE):
-            part = buffer[begin : begin + _READ_AT_ONCE]
+        for begin in range(0, len(buffer), _MAX_REQUEST_BYTES):
+            part = buffer[begin : begin + _MAX_REQUEST_BYTES]
             part[:] = self._piece(offset + begin, offset + begin + len(part))
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
@@ -237,7 +206,7 @@ class FsspecFile:
         Raises:
             CorruptDataError: It has more.
         """
-        if self._size is None and max_bytes is not None and max_bytes < _MAX_UNASKED:
+        if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
             data = self._up_to(max_bytes + 1)
             if len(data) <= max_bytes:
                 return data
@@ -252,7 +221,7 @@ class FsspecFile:
             raise self._shorter(stop, self.size)
         try:
             return self._connection.attempt(
-                f"{self.url}, bytes {start} to {stop - 1}", lambda fs: self._range(fs, start, stop)
+                lambda fs: self._range(fs, start, stop), self.url, f"bytes {start} to {stop - 1}"
             )
         except BeyondEndError:
             raise self._shorter(stop) from None
@@ -271,13 +240,13 @@ class FsspecFile:
     def _up_to(self, num_bytes: int) -> bytes:
         """Return all bytes, or the first ones if there are more than so many."""
         try:
-            return self._connection.attempt(self.url, lambda fs: self._connection.cat(fs, self._place, 0, num_bytes))
+            return self._connection.attempt(lambda fs: self._connection.cat(fs, self._place, 0, num_bytes), self.url)
         except BeyondEndError:  # some servers have no first bytes of a file that is empty
             return self.read(0, self.size)
 
     def _shorter(self, expected: int, found: int | None = None) -> CorruptDataError:
         return CorruptDataError(
-            "a file is shorter than what is wanted of it",
+            "a file is shorter than expected",
             place=self.url,
             expected=f"at least {expected} bytes",
             found="fewer" if found is None else f"{found} bytes",
@@ -287,7 +256,7 @@ class FsspecFile:
 
 
 class IsFolderError(StorageError):
-    """A folder stands where a file is wanted."""
+    """There is a folder instead of a file."""
 
 
 def _listed(connection: Connection, place: str, fs: Any) -> list[str]:

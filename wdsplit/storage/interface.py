@@ -12,7 +12,7 @@ from typing import Protocol
 
 from wdsplit.errors import CorruptDataError
 
-__all__ = ["PendingFile", "ReadableFile", "Storage", "refuse_too_large"]
+__all__ = ["PendingFile", "ReadableFile", "ReadableStorage", "Storage", "refuse_too_large"]
 
 
 class PendingFile(Protocol):
@@ -45,14 +45,14 @@ class ReadableFile(Protocol):
         """Fill a buffer with the bytes from an offset on; raises as `read` does."""
 
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Let the system begin to read what will be wanted soon; nothing waits for it."""
+        """Let the system begin to read what will be needed soon; nothing waits for it."""
 
     def map(self) -> mmap.mmap | bytes:
         """Return all its bytes without reading them all, where the system can."""
 
 
-class Storage(Protocol):
-    """A folder of objects. Paths are relative to it and have forward slashes.
+class ReadableStorage(Protocol):
+    """A folder of objects that can be read. Paths are relative to it and have forward slashes.
 
     Every method raises StorageError where the system refuses, and DatasetNotFoundError for an object that is not there.
     """
@@ -98,6 +98,10 @@ class Storage(Protocol):
 
     def describe_contents(self) -> str:
         """Say in a few words what is found at this place, for a message that something else was expected."""
+
+
+class Storage(ReadableStorage, Protocol):
+    """A folder of objects that can be read and written."""
 
     def publish(self, path: str, durable: bool = False) -> AbstractContextManager[PendingFile]:
         """Give a PendingFile that appears under `path` whole when the block ends, or not at all if it raises.

@@ -32,8 +32,8 @@ __all__ = ["LocalStorage", "is_temporary", "local_path"]
 Result = TypeVar("Result")
 
 _IOV_MAX = 1024
-_REMOVALS = 20
-_NAMES_TOLD = 5
+_MAX_REMOVALS = 20
+_MAX_NAMES_SHOWN = 5
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+(-[0-9a-f]{16})?\.tmp$")
 _attempts = itertools.count()
 _process = os.urandom(8).hex()
@@ -125,7 +125,7 @@ class LocalStorage:
         with translate_errors(self.root):
             if not self.root.exists():
                 return "no such folder"
-            return ", ".join(self.list()[:_NAMES_TOLD]) or ("an empty folder" if self.root.is_dir() else "a file")
+            return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or ("an empty folder" if self.root.is_dir() else "a file")
 
     @contextmanager
     def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
@@ -156,7 +156,7 @@ class LocalStorage:
 
     def _remove_folder(self, path: str, target: Path) -> None:
         """Remove a folder; what others write into it meanwhile goes too, unless they do not stop."""
-        for tries_left in reversed(range(_REMOVALS)):
+        for tries_left in reversed(range(_MAX_REMOVALS)):
             for name in os.listdir(target):
                 self._remove(_join(path, name))
             try:
@@ -191,10 +191,10 @@ class LocalStorage:
         return self
 
     def _locked(self, target: Path) -> IO[bytes]:
-        """Open and lock a file; again if whoever held it before has removed it meanwhile."""
+        """Open and lock a file; again if its former owner has removed it meanwhile."""
         while True:
             target.parent.mkdir(parents=True, exist_ok=True)
-            file = open(target, "ab")  # noqa: SIM115 (held for as long as the lock is)
+            file = open(target, "ab")  # noqa: SIM115 (open for as long as the lock lasts)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if target.exists() and os.path.samestat(os.fstat(file.fileno()), target.stat()):

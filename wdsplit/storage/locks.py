@@ -9,7 +9,7 @@ __all__ = ["ProcessLock"]
 
 
 class ProcessLock:
-    """A lock between the threads of a process. In a process that was forked it is free, whoever held it before."""
+    """A lock between the threads of a process. In a forked process it is free, whatever it was before."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

@@ -25,6 +25,6 @@ def is_network_mount(path: str | os.PathLike[str]) -> bool:
         mounts = _MOUNTS.read_text(errors="replace")
     except OSError:
         return False
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    kinds = [line.partition(" - ")[2].split(" ", 1)[0] for line in mounts.splitlines() if line.split()[2] == wanted]
+    device_id = f"{os.major(device)}:{os.minor(device)}"
+    kinds = [line.partition(" - ")[2].split(" ", 1)[0] for line in mounts.splitlines() if line.split()[2] == device_id]
     return any(kind in _KINDS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE) for kind in kinds)

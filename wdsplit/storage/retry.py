@@ -1,7 +1,11 @@
-"""Trying again: which failures of a store pass, how long to wait between attempts, and when to give up."""
+"""One loop for all stores: try again after failures that pass, wait longer each time, give up at a deadline.
+
+A store only classifies its errors (`Failure`). Begin with `attempt`.
+"""
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 import random
@@ -12,21 +16,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Real
+from typing import TypeVar
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, UnansweredError
 
-__all__ = ["UNKNOWN_HOST_S", "Retries", "RetryOptions", "is_unknown_host"]
+__all__ = ["Failure", "FailureKind", "Retries", "RetryOptions", "attempt", "transient_kind"]
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_HOST_S = 30.0
-"""Seconds after which a host has no name, though there may be more patience with one that has."""
-_TOLD_AFTER_S = 10.0
-_TOLD_EVERY_S = 60.0
-"""After which time a request that fails again and again is told, and how often any is, in a process."""
-_UNKNOWN_HOST = frozenset(
+Result = TypeVar("Result")
+
+_UNKNOWN_HOST_S = 30.0
+"""A host name that does not exist is given up after this many seconds, even if the deadline is later."""
+_MAX_RENEWALS = 3
+_WARN_AFTER_S = 10.0
+_WARN_EVERY_S = 60.0
+"""A process warns at most this often, however many requests fail."""
+_UNKNOWN_HOST_ERRORS = frozenset(
     getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name)
-)  # EAI_AGAIN: whoever knows the names does not answer
+)  # not EAI_AGAIN: that says that the name server does not answer
 
 
 @dataclass(frozen=True)
@@ -34,14 +42,14 @@ class RetryOptions:
     """How long to try.
 
     Attributes:
-        deadline_s: Seconds after which a request, with all its attempts, has failed; it may be infinite. A store whose
-            host has no name (the name server says so) is given up after 30 s in any case.
+        deadline_s: Seconds after which a request, with all its attempts, has failed; it may be infinite. A host that
+            the name server does not know is given up after 30 s in any case.
         first_delay_s: Seconds before the second attempt at most; twice as many before each further one.
         max_delay_s: Seconds between two attempts at most, unless the store asks for more.
         timeout_s: Seconds after which an attempt to which nothing comes any more has failed.
 
     Raises:
-        InputError: One of them is no number, or cannot be.
+        InputError: One of them is invalid.
     """
 
     deadline_s: float = 300.0
@@ -54,20 +62,115 @@ class RetryOptions:
             value, may_be_infinite = getattr(self, each.name), each.name == "deadline_s"
             is_number = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
             if not is_number or (math.isinf(value) and not may_be_infinite):
-                raise InputError(f"{each.name} cannot be", expected="a number of seconds", found=reprlib.repr(value))
+                raise InputError(f"invalid {each.name}", expected="a number of seconds", found=reprlib.repr(value))
         if not 0 < self.first_delay_s <= self.max_delay_s or min(self.deadline_s, self.timeout_s) <= 0:
             raise InputError(
-                "these are no times to try for",
+                "invalid retry times",
                 expected="deadline_s and timeout_s > 0, and 0 < first_delay_s <= max_delay_s",
                 found=str(self),
             )
+
+
+class FailureKind(enum.Enum):
+    """What another attempt can be expected to do."""
+
+    TRANSIENT = enum.auto()
+    UNKNOWN_HOST = enum.auto()
+    """As transient, but with less patience."""
+    EXPIRED = enum.auto()
+    """It may succeed with renewed credentials; a few times."""
+    FINAL = enum.auto()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed attempt, as its store classifies it.
+
+    Attributes:
+        kind: Whether another attempt may succeed.
+        name: The store's name for it, such as "SlowDown" or "status 503".
+        error: What to raise if there is no further attempt; None for the UnansweredError that `attempt` makes.
+        cause: The error below, to be chained; None if its text may hold credentials.
+        retry_after_s: Seconds that the store asks to wait.
+    """
+
+    kind: FailureKind
+    name: str
+    error: Exception | None = None
+    cause: BaseException | None = None
+    retry_after_s: float = 0.0
+
+
+def attempt(
+    action: Callable[[Retries], Result],
+    classify: Callable[[Exception, str, str], Failure | None],
+    options: RetryOptions,
+    url: str,
+    details: str = "",
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    renew: Callable[[float], object] = lambda moment: None,
+) -> Result:
+    """Call an action until it succeeds, fails for good, or the deadline has passed.
+
+    Args:
+        action: What to do; it says by `Retries.progressed` that an attempt brings something.
+        classify: Takes an error, the place for messages and the URL; None lets the error pass as it is.
+        options: How long to try.
+        url: The object concerned.
+        details: What of it, for messages: "bytes 0 to 99".
+        sleep: Waits so many seconds.
+        renew: Renews credentials older than a moment of `time.monotonic`.
+
+    Raises:
+        UnansweredError: No attempt succeeded before the deadline.
+        Exception: What `classify` gives for a final failure.
+    """
+    place = f"{url}, {details}" if details else url
+    retries = Retries(options, sleep, place)
+    num_renewals = 0
+    while True:
+        began = time.monotonic()
+        try:
+            return action(retries)
+        except Exception as error:
+            failure = classify(error, place, url)
+            if failure is None:
+                raise
+        try:  # outside of the handler: an error with credentials in its text must not become the context of ours
+            if failure.kind is FailureKind.EXPIRED and num_renewals < _MAX_RENEWALS:
+                num_renewals += 1
+                renew(began)
+            elif failure.kind in (FailureKind.EXPIRED, FailureKind.FINAL):
+                assert failure.error is not None
+                raise failure.error from failure.cause
+            max_s = _UNKNOWN_HOST_S if failure.kind is FailureKind.UNKNOWN_HOST else math.inf
+            if not retries.wait(failure.retry_after_s, failure.name, max_s):
+                unanswered = _unanswered(failure, place, url, retries.num_attempts, min(max_s, options.deadline_s))
+                raise failure.error or unanswered from failure.cause
+        finally:
+            del failure  # the traceback of its error refers to this frame
+
+
+def _unanswered(failure: Failure, place: str, url: str, num_attempts: int, deadline_s: float) -> UnansweredError:
+    is_unknown = failure.kind is FailureKind.UNKNOWN_HOST
+    return UnansweredError(
+        "the store's host has no name" if is_unknown else "the store does not answer as it should",
+        place=place,
+        expected=f"an answer within {deadline_s:g} s",
+        found=f"{num_attempts} attempts, the last of which ended with {failure.name}",
+        remedy="check the URL, the endpoint (of s3://: AWS_ENDPOINT_URL), the region and the name server"
+        if is_unknown
+        else "check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
+        url=url,
+    )
 
 
 class Retries:
     """The attempts of one request.
 
     Delays grow exponentially, and each is drawn between half of that and all of it, so that the readers of a cluster do
-    not come back at the same moment. A request that fails for a while is told by a warning.
+    not come back at the same moment. There is a warning of a request that fails for a while.
 
     Args:
         options: How long to try.
@@ -84,7 +187,7 @@ class Retries:
         self._failing_since = time.monotonic()
         self._deadline = self._failing_since + options.deadline_s
         self._failures = 0
-        self._is_told = False
+        self._has_warned = False
         self.num_attempts = 1
 
     def progressed(self) -> None:
@@ -106,21 +209,21 @@ class Retries:
         deadline = min(self._deadline, self._failing_since + max_s)
         if now + delay >= deadline:
             return False
-        silent_s = max(0.0, self._failing_since + _TOLD_AFTER_S - now)
-        if silent_s < delay and not self._is_told:
+        silent_s = max(0.0, self._failing_since + _WARN_AFTER_S - now)
+        if silent_s < delay and not self._has_warned:
             self._sleep(silent_s)
             delay -= silent_s
-            self._tell(last, deadline)
+            self._warn(last, deadline)
         self._failures += 1
         self.num_attempts += 1
         self._sleep(delay)
         return True
 
-    def _tell(self, last: str, deadline: float) -> None:
+    def _warn(self, last: str, deadline: float) -> None:
         """Warn that nothing has come for a while, if nobody in this process has done so lately."""
         now = time.monotonic()
-        if _turns.take(now):
-            self._is_told = True
+        if _warnings.take_turn(now):
+            self._has_warned = True
             logger.warning(
                 "%s: no answer for %.0f s (attempt %d: %s); it is tried for %.0f s more",
                 self._place,
@@ -131,34 +234,34 @@ class Retries:
             )
 
 
-class _Turns:
+class _WarningTurns:
     """Whose turn it is to warn: one of many threads that all wait for the same store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = -math.inf
 
-    def take(self, now: float) -> bool:
+    def take_turn(self, now: float) -> bool:
         """Tell whether the last warning was long ago, and this one may be given; nobody waits for the answer."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            is_due = now - self._last >= _TOLD_EVERY_S
+            is_due = now - self._last >= _WARN_EVERY_S
             self._last = now if is_due else self._last
             return is_due
         finally:
             self._lock.release()
 
 
-_turns = _Turns()
+_warnings = _WarningTurns()
 
 
-def is_unknown_host(error: BaseException | None) -> bool:
-    """Tell whether an error comes of a host that has no name, as the name server says."""
+def transient_kind(error: BaseException | None) -> FailureKind:
+    """Return UNKNOWN_HOST for an error because of a host name that does not exist, else TRANSIENT."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, socket.gaierror):
-            return error.errno in _UNKNOWN_HOST
+            return FailureKind.UNKNOWN_HOST if error.errno in _UNKNOWN_HOST_ERRORS else FailureKind.TRANSIENT
         seen.add(id(error))
         error = error.__cause__ or error.__context__
-    return False
+    return FailureKind.TRANSIENT

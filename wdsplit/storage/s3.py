@@ -1,4 +1,4 @@
-"""Objects of a store that speaks S3, as a storage: ranges are read through faults, objects appear whole or not at all.
+"""Objects of a store that speaks S3, as a storage: reads survive faults, and objects appear whole or not at all.
 
 Such a store has no lock that goes with a process, so a lock only keeps out other processes of this machine.
 """
@@ -26,8 +26,8 @@ __all__ = ["S3Storage"]
 
 logger = logging.getLogger(__name__)
 
-_NAMES_TOLD = 5
-_REMOVED_AT_ONCE = 1000
+_MAX_NAMES_SHOWN = 5
+_MAX_KEYS_PER_REMOVAL = 1000
 _THREADS = 16
 
 
@@ -99,7 +99,7 @@ class S3Storage:
         return sorted(names - {""})
 
     def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
-        """Give the answers that together list the objects whose keys begin so."""
+        """Give the answers that together list the objects whose keys have a prefix."""
         while True:
             page = self._client.ask("list_objects_v2", self.url, Prefix=prefix, **more)
             yield page
@@ -109,7 +109,7 @@ class S3Storage:
 
     def describe_contents(self) -> str:
         """Return the first names in the folder, or say that there are no objects."""
-        return ", ".join(self.list()[:_NAMES_TOLD]) or "no objects"
+        return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or "no objects"
 
     def _key(self, path: str) -> str:
         return "/".join(part for part in (self._prefix, path) if part)
@@ -126,16 +126,16 @@ class S3Storage:
             raise
 
     def remove(self, *paths: str) -> None:
-        """Remove objects, and folders with all that is in them; uploads of such, which are under way, are ended."""
-        wanted = {self._key(path) for path in paths}
-        if not wanted:
+        """Remove objects, and folders with all that is in them; uploads to them that are under way are ended."""
+        roots = {self._key(path) for path in paths}
+        if not roots:
             return
-        prefix = os.path.commonprefix(list(wanted))  # noqa: RUF071 (of keys, not of paths)
+        prefix = os.path.commonprefix(list(roots))  # noqa: RUF071 (of keys, not of paths)
         found = [entry["Key"] for page in self._pages(prefix) for entry in page.get("Contents", ())]
-        keys = [key for key in found if not wanted.isdisjoint(_lineage(key))]
-        for first in range(0, len(keys), _REMOVED_AT_ONCE):
-            self._remove_keys(keys[first : first + _REMOVED_AT_ONCE])
-        self._end_uploads(prefix, lambda key: not wanted.isdisjoint(_lineage(key)))
+        keys = [key for key in found if not roots.isdisjoint(_lineage(key))]
+        for first in range(0, len(keys), _MAX_KEYS_PER_REMOVAL):
+            self._remove_keys(keys[first : first + _MAX_KEYS_PER_REMOVAL])
+        self._end_uploads(prefix, lambda key: not roots.isdisjoint(_lineage(key)))
 
     def _remove_keys(self, keys: Sequence[str]) -> None:
         """Remove objects by one request; those that the store does not remove so, by one each."""
@@ -156,8 +156,8 @@ class S3Storage:
         folder = _folder(self._key(path))
         self._end_uploads(folder, lambda key: "/" not in key.removeprefix(folder), Delimiter="/")
 
-    def _end_uploads(self, prefix: str, is_meant: Callable[[str], bool], **more: str) -> None:
-        """End uploads under way whose keys begin so and that are meant; a store that does not tell them is let be."""
+    def _end_uploads(self, prefix: str, is_chosen: Callable[[str], bool], **more: str) -> None:
+        """End chosen uploads under way; a store that does not list them is left alone."""
         while True:
             try:
                 page = self._client.ask("list_multipart_uploads", self.url, Prefix=prefix, **more)
@@ -165,7 +165,7 @@ class S3Storage:
                 logger.info("%s: uploads that were not finished are not looked for (%s)", self.url, error.found)
                 return
             for upload in page.get("Uploads", ()):
-                if is_meant(upload["Key"]):
+                if is_chosen(upload["Key"]):
                     abort_upload(
                         self._client, upload["Key"], upload["UploadId"], f"s3://{self._bucket}/{upload['Key']}"
                     )
@@ -182,12 +182,12 @@ class S3Storage:
         """
         folder = LocalStorage(_lock_folder())
         name = hashlib.sha256(f"{self._client.endpoint} {self.url}/{path}".encode()).hexdigest()
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
-                held.enter_context(folder.lock(name))
+                stack.enter_context(folder.lock(name))
             except StorageError as error:
                 raise error.at(self.url) from error
-            held.callback(folder.remove, name)
+            stack.callback(folder.remove, name)
             yield
 
     def with_short_deadline(self) -> S3Storage:

@@ -1,4 +1,4 @@
-"""What speaks with a store of the S3 kind: options, credentials, requests, and what its errors mean.
+"""Requests to a store that speaks S3: options, clients, and what its errors mean.
 
 Requests go through botocore, which knows credentials, profiles, endpoints and signatures as every AWS tool does. Its
 own retries are off: a read that stopped in the middle goes on from there, and all attempts share one deadline.
@@ -7,7 +7,6 @@ own retries are off: a read that stopped in the middle goes on from there, and a
 from __future__ import annotations
 
 import functools
-import math
 import os
 import time
 from collections import OrderedDict
@@ -15,16 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from wdsplit.errors import (
-    DatasetNotFoundError,
-    InputError,
-    MissingDependencyError,
-    StorageError,
-    UnansweredError,
-    WdsplitError,
-)
+from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
 from wdsplit.storage.locks import ProcessLock
-from wdsplit.storage.retry import UNKNOWN_HOST_S, Retries, RetryOptions, is_unknown_host
+from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt, transient_kind
 from wdsplit.urls import shown_url
 
 __all__ = ["NothingCameError", "S3Client", "S3Options", "error_code"]
@@ -33,18 +25,25 @@ Answer = TypeVar("Answer")
 
 _POOL_SIZE = 4096
 """Connections that are kept at most: more than any threads ask by at once. Each is made when it is needed."""
-_CLIENTS_KEPT = 16
-_MAX_EXPIRED = 3
-_HURRIED_S = 10.0
+_MAX_CLIENTS = 16
+_SHORT_DEADLINE_S = 10.0
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 _MAYBE_EXPIRED = _EXPIRED | {"400", "403"}
-"""An answer to HEAD says no more than its status."""
-_PASSING = frozenset({"OperationAborted", "RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling"})
-"""Errors that are gone a moment later though their HTTP status says otherwise; all of 429 and 500 to 599 are such, but
-501, which says that a store cannot do what is asked."""
-_DAMAGED = frozenset({"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"})
-"""What was sent has not come as it was signed."""
+"""An answer without a body says no more than its status."""
+_UNNAMED = frozenset({"400", "403", "409"})
+_TRANSIENT = frozenset(
+    {"409", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"}
+    | {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged on its way
+)
+"""Errors that pass though their HTTP status says otherwise; all of 429 and 500 to 599 pass, but for those below."""
+_LASTING = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
+_LASTING_STATUS = 501
+_REDIRECT_STATUS = 301
+_REMEDIES = {
+    "QuotaExceeded": "free space in the bucket, or raise its quota",
+    "RequestTimeTooSkewed": "set the clock of this machine: the store's differs by more than 15 minutes",
+}
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ class _Clients:
             if client is None or moment < made_after:
                 client = _new_client(options)
                 self._made[key] = time.monotonic(), client
-                while len(self._made) > _CLIENTS_KEPT:
+                while len(self._made) > _MAX_CLIENTS:
                     self._made.popitem(last=False)
             return client
 
@@ -230,7 +229,21 @@ class S3Client:
             DatasetNotFoundError: There is no such object or bucket.
             StorageError: The store refuses, or does not answer in time.
         """
-        return self.attempt(url, lambda _: self.send(operation, **parameters))
+        return self.attempt(lambda _: self.send(operation, **parameters), url)
+
+    def head(self, key: str, url: str) -> Any:
+        """Ask for an object's size, ETag and the like; raises as `ask` does."""
+        return self.attempt(lambda _: self._head(key), url)
+
+    def _head(self, key: str) -> Any:
+        try:
+            return self.send("head_object", Key=key)
+        except Exception as error:
+            if error_code(error) not in _UNNAMED:
+                raise
+            # The answer to HEAD has no body to name the error: ask by a GET, which fails with the name.
+            self.send("get_object", Key=key, Range="bytes=0-0")["Body"].close()
+            raise
 
     def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request once."""
@@ -244,34 +257,23 @@ class S3Client:
 
     def with_short_deadline(self) -> S3Client:
         """Return one that gives up soon: for clearing up after an error."""
-        deadline_s = min(_HURRIED_S, self._options.retries.deadline_s)
+        deadline_s = min(_SHORT_DEADLINE_S, self._options.retries.deadline_s)
         retries = replace(self._options.retries, deadline_s=deadline_s)
         return S3Client(self._bucket, replace(self._options, retries=retries))
 
     def attempt(
-        self, url: str, action: Callable[[Retries], Answer], sleep: Callable[[float], object] = time.sleep
+        self,
+        action: Callable[[Retries], Answer],
+        url: str,
+        details: str = "",
+        sleep: Callable[[float], object] = time.sleep,
     ) -> Answer:
-        """Do something that may fail for a while, and wait in between by `sleep`; raises as `ask` does."""
-        retries = Retries(self._options.retries, sleep, url)
-        num_expired = 0
-        while True:
-            begun = time.monotonic()
-            try:
-                return action(retries)
-            except WdsplitError:
-                raise
-            except Exception as error:
-                wait_s = _seconds_to_wait(error)
-                if error_code(error) in _MAYBE_EXPIRED and num_expired < _MAX_EXPIRED:
-                    num_expired += 1
-                    wait_s = 0.0
-                    _clients.of(self._options, made_after=begun)  # credentials may have been renewed
-                if wait_s is None:
-                    raise _refused(error, url) from (None if _is_bad_header(error) else error)
-                max_s = UNKNOWN_HOST_S if is_unknown_host(error) else math.inf
-                if not retries.wait(wait_s, _last(error), max_s):
-                    deadline_s = min(max_s, self._options.retries.deadline_s)
-                    raise _gave_up(error, url, retries.num_attempts, deadline_s) from error
+        """Do something that may fail for a while; arguments as for `retry.attempt`, raises as `ask` does."""
+        return attempt(action, _classify, self._options.retries, url, details, sleep=sleep, renew=self._renew)
+
+    def _renew(self, moment: float) -> None:
+        """Look for credentials anew, which may have been renewed, unless another thread has since a moment."""
+        _clients.of(self._options, made_after=moment)
 
 
 def error_code(error: Exception) -> str:
@@ -286,20 +288,32 @@ def _status(error: Exception) -> tuple[int, dict[str, str]]:
     return int(answer.get("HTTPStatusCode", 0)), answer.get("HTTPHeaders", {})
 
 
-def _seconds_to_wait(error: Exception) -> float | None:
-    """Return how long to wait at least before trying again; None if that is of no use."""
+def _classify(error: Exception, place: str, url: str) -> Failure | None:
+    """Tell whether another attempt may succeed; our own errors pass as they are."""
+    if isinstance(error, WdsplitError):
+        return None
+    code = error_code(error)
+    name = code or type(error).__name__
+    if code in _MAYBE_EXPIRED:
+        return Failure(FailureKind.EXPIRED, name, _refused(error, place, url), error)
+    if _is_bad_header(error):  # its text holds the credentials
+        return Failure(FailureKind.FINAL, name, _refused(error, place, url))
+    if not _is_transient(error):
+        return Failure(FailureKind.FINAL, name, _refused(error, place, url), error)
+    after = _status(error)[1].get("retry-after", "")
+    return Failure(transient_kind(error), name, cause=error, retry_after_s=float(after) if after.isdigit() else 0.0)
+
+
+def _is_transient(error: Exception) -> bool:
     import botocore.exceptions as kinds
 
     if isinstance(error, kinds.ClientError):
-        status, headers = _status(error)
-        if status == 501 or (status != 429 and status < 500 and error_code(error) not in _PASSING | _DAMAGED):
-            return None
-        after = headers.get("retry-after", "")
-        return float(after) if after.isdigit() else 0.0
-    if _is_bad_header(error):
-        return None
-    passing = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError, OSError)
-    return 0.0 if isinstance(error, (*passing, NothingCameError)) else None
+        code, status = error_code(error), _status(error)[0]
+        if code in _LASTING or status == _LASTING_STATUS:
+            return False
+        return code in _TRANSIENT or status == 429 or status >= 500
+    transient = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError, OSError, NothingCameError)
+    return isinstance(error, transient)
 
 
 def _is_bad_header(error: Exception) -> bool:
@@ -307,46 +321,42 @@ def _is_bad_header(error: Exception) -> bool:
     return "Invalid header" in str(error)
 
 
-def _refused(error: Exception, url: str) -> WdsplitError:
+def _refused(error: Exception, place: str, url: str) -> WdsplitError:
     """Return our error for one that will not pass. What it says of credentials is left out."""
     code = error_code(error)
+    found = code or type(error).__name__
     if code == "NoSuchBucket":
         return DatasetNotFoundError(
-            "there is no such bucket", place=url, found=code, remedy="check the URL, or make the bucket", url=url
+            "there is no such bucket", place, found=found, remedy="check the URL, or make the bucket", url=url
         )
     if code in _GONE:
         return DatasetNotFoundError(
             "there is no such object",
-            place=url,
-            found=code,
+            place,
+            found=found,
             remedy="check the URL; a dataset may have been copied in part",
             url=url,
         )
+    if isinstance(error, RecursionError) or _status(error)[0] == _REDIRECT_STATUS:
+        # botocore follows a redirect that does not name the region by asking for the region, which is redirected too
+        return StorageError(
+            "the bucket is in another region",
+            place,
+            found="a redirect that does not name the region",
+            remedy="name the bucket's region: AWS_REGION, or storage_options={'region': ...}",
+            url=url,
+        )
+    return StorageError("the store refuses", place, found=found, remedy=_remedy(error), url=url)
+
+
+def _remedy(error: Exception) -> str:
+    code = error_code(error)
+    if code in _REMEDIES:
+        return _REMEDIES[code]
     if _is_bad_header(error):
-        remedy = "check the credentials: the key, or the token, has a line break or another character that cannot be"
-    elif code in _EXPIRED:
-        remedy = "renew the credentials, then resume"
-    elif _status(error)[0] in (401, 403):
-        remedy = "check the credentials and what they allow; storage_options={'anon': True} reads public buckets"
-    else:
-        remedy = "check the URL, the endpoint and the credentials (environment, profile or storage_options)"
-    return StorageError("the store refuses", place=url, found=code or type(error).__name__, remedy=remedy, url=url)
-
-
-def _gave_up(error: Exception, url: str, num_attempts: int, deadline_s: float) -> UnansweredError:
-    is_unknown = is_unknown_host(error)
-    return UnansweredError(
-        "the store's host has no name" if is_unknown else "the store does not answer as it should",
-        place=url,
-        expected=f"an answer within {deadline_s:g} s",
-        found=f"{num_attempts} attempts, the last of which ended with {_last(error)}",
-        remedy="check the endpoint (AWS_ENDPOINT_URL, storage_options={'endpoint_url': ...}), region and name server"
-        if is_unknown
-        else "check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
-        url=url,
-    )
-
-
-def _last(error: Exception) -> str:
-    """Return what an attempt ended with."""
-    return error_code(error) or type(error).__name__
+        return "check the credentials: the key, or the token, has a line break or another invalid character"
+    if code in _EXPIRED:
+        return "renew the credentials, then resume"
+    if _status(error)[0] in (401, 403):
+        return "check the credentials and what they allow; storage_options={'anon': True} reads public buckets"
+    return "check the URL, the endpoint and the credentials (environment, profile or storage_options)"

@@ -13,7 +13,7 @@ from wdsplit.storage.s3_client import NothingCameError, S3Client, error_code
 
 __all__ = ["S3File"]
 
-_READ_AT_ONCE = 1024**2
+_BYTES_PER_READ = 1024**2
 """What a connection that stalls may make us read again."""
 _CHANGED = frozenset({"412", "PreconditionFailed"})
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
@@ -22,7 +22,7 @@ _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 class S3File:
     """An object that is open for reading. All that is read of it is of one version: that of the first answer.
 
-    Nothing is asked for before something is wanted. Threads may read it at the same time.
+    Nothing is requested before something is read. Threads may read it at the same time.
 
     Args:
         client: Sends requests about its bucket.
@@ -47,7 +47,7 @@ class S3File:
     def size(self) -> int:
         """Its bytes."""
         if self._size is None:
-            answer = self._client.ask("head_object", self.url, Key=self._key)
+            answer = self._client.head(self._key, self.url)
             self._notice(answer, int(answer["ContentLength"]))
         return self._size or 0
 
@@ -55,7 +55,7 @@ class S3File:
     def version(self) -> str:
         """What differs when it was written anew: its ETag, or when it was written if the store has none."""
         if self._etag is None:
-            answer = self._client.ask("head_object", self.url, Key=self._key)
+            answer = self._client.head(self._key, self.url)
             self._notice(answer, int(answer["ContentLength"]))
             return self._etag or str(answer.get("LastModified", ""))
         return self._etag
@@ -77,10 +77,10 @@ class S3File:
         """Fill a buffer with the bytes from an offset on; a read that fails goes on where it stopped."""
         stop = offset + len(buffer)
         if self._size is not None and stop > self._size:
-            raise self._unlike("an object is shorter than what is wanted of it", f"at least {stop} bytes", self._size)
+            raise self._unlike("an object is shorter than expected", f"at least {stop} bytes", self._size)
         filling = _Filling(self, buffer, offset)
         if len(buffer):
-            self._client.attempt(f"{self.url}, bytes {offset} to {stop - 1}", filling.go_on)
+            self._client.attempt(filling.go_on, self.url, f"bytes {offset} to {stop - 1}")
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
         """Return all its bytes by one request, if it does not fail.
@@ -102,7 +102,7 @@ class S3File:
                     filling.take(body, retries)
             filling.go_on(retries)
 
-        self._client.attempt(self.url, fill)
+        self._client.attempt(fill, self.url)
         return bytes(filling.buffer) if filling is not None else b""
 
     def _body(self, offset: int = 0, stop: int | None = None) -> Any:
@@ -116,7 +116,7 @@ class S3File:
             if error_code(error) in _CHANGED:
                 raise self._replaced("another version") from error
             if error_code(error) == "InvalidRange":
-                raise self._unlike("an object is shorter than what is wanted of it", f"at least {stop} bytes") from None
+                raise self._unlike("an object is shorter than expected", f"at least {stop} bytes") from None
             raise
         body = answer["Body"]
         try:
@@ -185,7 +185,7 @@ class _Filling:
     def take(self, body: Any, retries: Retries) -> None:
         """Read what an answer brings."""
         while self._filled < len(self.buffer):
-            count = body.readinto(self.buffer[self._filled : self._filled + _READ_AT_ONCE])
+            count = body.readinto(self.buffer[self._filled : self._filled + _BYTES_PER_READ])
             if not count:
                 return
             self._filled += count
@@ -194,7 +194,7 @@ class _Filling:
 
 def _skip(body: Any, num_bytes: int) -> None:
     while num_bytes:
-        data = body.read(min(num_bytes, _READ_AT_ONCE))
+        data = body.read(min(num_bytes, _BYTES_PER_READ))
         if not data:
             raise NothingCameError
         num_bytes -= len(data)

@@ -1,7 +1,7 @@
-"""An object of a store that speaks S3, being written: it appears whole when it is finished, or not at all.
+"""Writing an object of a store that speaks S3: it appears whole when it is finished, or not at all.
 
-What fits into one part is sent by a single request at the end. More becomes an upload in parts, which threads send
-while the next part is gathered; the object is there when the store is told that all parts are.
+What fits into one upload part is sent by a single request at the end. More becomes a multipart upload: threads send its
+parts while the next one is gathered, and the object is there when the store is told that all are sent.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -21,17 +21,17 @@ __all__ = ["S3Upload", "abort_upload"]
 logger = logging.getLogger(__name__)
 
 _PART_BYTES = 16 * 1024**2
-"""Stores want 5 MiB at least, but of the last part."""
-_PARTS_OF_A_SIZE = 1000
-"""Then parts are twice as large: no object, of 5 TiB at most, needs more than 10,000 parts."""
-_PARTS_AT_ONCE = 3
-_FORGOTTEN = "NoSuchUpload"
+"""Stores require 5 MiB at least, except of the last upload part."""
+_PARTS_PER_SIZE = 1000
+"""After so many upload parts they are twice as large: no object, of 5 TiB at most, needs more than 10,000."""
+_CONCURRENT_PARTS = 3
+_NO_SUCH_UPLOAD = "NoSuchUpload"
 
 
 class S3Upload:
     """An object that is being written.
 
-    It holds four parts at the most: one is gathered, the others are sent. Who writes faster than they are sent, waits.
+    At most four upload parts are in memory: one is gathered while the others are sent. A faster writer waits.
 
     Args:
         client: Sends requests about its bucket.
@@ -47,9 +47,9 @@ class S3Upload:
         self._num_bytes = 0
         self._id: str | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._sending: deque[Future[str]] = deque()
+        self._in_flight: deque[Future[str]] = deque()
         self._etags: list[str] = []
-        self._ended = threading.Event()
+        self._is_aborted = threading.Event()
 
     def write(self, pieces: Sequence[memoryview | bytes]) -> None:
         """Append the pieces, one after another; they may change afterwards."""
@@ -74,88 +74,82 @@ class S3Upload:
             self._client.ask("put_object", self._url, Key=self._key, Body=self._part)
             return
         self._send()
-        while self._sending:
-            self._etags.append(self._sending.popleft().result())
-        self._shut()
-        self._client.attempt(self._url, lambda _: self._complete())
+        while self._in_flight:
+            self._etags.append(self._in_flight.popleft().result())
+        self._stop_threads()
+        self._client.attempt(lambda _: self._complete(), self._url)
 
     def abort(self) -> None:
         """Leave nothing behind; what cannot be cleared up is logged, because there is an error already."""
-        self._ended.set()
-        self._shut()
+        self._is_aborted.set()
+        self._stop_threads()
         if self._id is not None:
             abort_upload(self._client.with_short_deadline(), self._key, self._id, self._url)
 
     def _part_bytes(self) -> int:
-        return _PART_BYTES << (len(self._etags) + len(self._sending)) // _PARTS_OF_A_SIZE
+        return _PART_BYTES << (len(self._etags) + len(self._in_flight)) // _PARTS_PER_SIZE
 
     def _send(self) -> None:
-        """Let a thread send the part that was gathered; wait for the oldest if there are too many."""
+        """Let a thread send the upload part that was gathered; wait for the oldest if there are too many."""
         if self._id is None:
             self._id = str(self._client.ask("create_multipart_upload", self._url, Key=self._key)["UploadId"])
-            self._threads = ThreadPoolExecutor(_PARTS_AT_ONCE)
-        if len(self._sending) == _PARTS_AT_ONCE:
-            self._etags.append(self._sending.popleft().result())
+            self._threads = ThreadPoolExecutor(_CONCURRENT_PARTS)
+        if len(self._in_flight) == _CONCURRENT_PARTS:
+            self._etags.append(self._in_flight.popleft().result())
         assert self._threads is not None
-        number = len(self._etags) + len(self._sending) + 1
-        self._sending.append(self._threads.submit(self._send_part, number, self._part))
+        number = len(self._etags) + len(self._in_flight) + 1
+        self._in_flight.append(self._threads.submit(self._send_part, number, self._part))
         self._part = bytearray()
 
     def _send_part(self, number: int, data: bytearray) -> str:
-        """Send a part; return its ETag. Runs in a thread."""
+        """Send an upload part; return its ETag. Runs in a thread."""
 
         def send(_: object) -> str:
-            if self._ended.is_set():
+            if self._is_aborted.is_set():
                 raise StorageError("an upload was ended", place=self._url, url=self._url)
-            answer = self._asked(lambda: self._client.send("upload_part", PartNumber=number, Body=data, **self._named))
+            answer = self._send_once("upload_part", PartNumber=number, Body=data)
             return str(answer["ETag"])
 
-        return self._client.attempt(f"{self._url}, part {number}", send, self._ended.wait)
+        return self._client.attempt(send, self._url, f"upload part {number}", self._is_aborted.wait)
 
     def _complete(self) -> None:
-        """Tell the store that all parts are there. If an answer to that was lost, the object tells that all is well."""
+        """Tell the store that all upload parts are sent. If that answer was lost, the object's size tells."""
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(self._etags, 1)]
         try:
-            self._asked(
-                lambda: self._client.send("complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._named)
-            )
+            self._send_once("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except StorageError as error:
-            if error.found != _FORGOTTEN or self._found_bytes() != self._num_bytes:
+            if error.found != _NO_SUCH_UPLOAD or self._object_bytes() != self._num_bytes:
                 raise
 
-    def _found_bytes(self) -> int | None:
+    def _object_bytes(self) -> int | None:
         """Return the size of the object that is there."""
         try:
-            return int(self._client.ask("head_object", self._url, Key=self._key)["ContentLength"])
+            return int(self._client.head(self._key, self._url)["ContentLength"])
         except DatasetNotFoundError:
             return None
 
-    @property
-    def _named(self) -> dict[str, Any]:
-        return {"Key": self._key, "UploadId": self._id}
-
-    def _asked(self, ask: Callable[[], Any]) -> Any:
-        """Ask something about the upload.
+    def _send_once(self, operation: str, **parameters: Any) -> Any:
+        """Send a request about the upload.
 
         Raises:
-            StorageError: The store knows it no more.
+            StorageError: The store does not know the upload any more.
         """
         try:
-            return ask()
+            return self._client.send(operation, **parameters, Key=self._key, UploadId=self._id)
         except Exception as error:
-            if error_code(error) != _FORGOTTEN:
+            if error_code(error) != _NO_SUCH_UPLOAD:
                 raise
             raise StorageError(
                 "the store has forgotten an upload that was under way",
                 place=self._url,
-                expected="the parts that were sent",
-                found=_FORGOTTEN,
+                expected="the upload parts that were sent",
+                found=_NO_SUCH_UPLOAD,
                 remedy="the store was restarted, a rule of the bucket ended the upload, or another run writes to this "
                 "output: continue with --resume",
                 url=self._url,
             ) from error
 
-    def _shut(self) -> None:
+    def _stop_threads(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
 
@@ -165,7 +159,7 @@ def abort_upload(client: S3Client, key: str, upload_id: str, url: str) -> None:
     try:
         client.ask("abort_multipart_upload", url, Key=key, UploadId=upload_id)
     except WdsplitError as error:
-        if error.found != _FORGOTTEN:
+        if error.found != _NO_SUCH_UPLOAD:
             logger.warning(
                 "%s: an upload could not be ended (%s); what is left of it goes by a lifecycle rule of the bucket "
                 "(AbortIncompleteMultipartUpload)",

@@ -18,9 +18,9 @@ import braceexpand
 from wdsplit.errors import DatasetNotFoundError, InputError
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
 from wdsplit.storage.fsspec_storage import IsFolderError
-from wdsplit.storage.interface import Storage
+from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.local import local_path
-from wdsplit.storage.opening import is_remote, open_object, open_storage
+from wdsplit.storage.opening import is_remote, open_object, open_readable_storage
 from wdsplit.tables.formats.registry import FOLDER_SUFFIXES, is_compressed
 from wdsplit.urls import joined_url, shown_url
 
@@ -100,17 +100,17 @@ class _Store:
             return False
 
     def is_folder(self, path: str) -> bool:
-        return not self.is_file(path) and bool(open_storage(path, self._options).list())
+        return not self.is_file(path) and bool(open_readable_storage(path, self._options).list())
 
     def matched(self, pattern: str) -> list[tuple[str, bool]]:
         """Return what a glob matches, as `glob.glob` does, and whether each is a folder."""
         fixed, parts = _fixed_folder(pattern)
-        storage = open_storage(fixed, self._options)
+        storage = open_readable_storage(fixed, self._options)
         return [(joined_url(fixed, path), is_folder) for path, is_folder in _globbed(storage, "", parts)]
 
     def below(self, folder: str) -> list[str]:
         """Return the files in a folder and below it; hidden ones are left out."""
-        storage = open_storage(folder, self._options)
+        storage = open_readable_storage(folder, self._options)
         return [joined_url(folder, path) for path in _files_below(storage, "")]
 
 
@@ -129,7 +129,7 @@ def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
     return f"{scheme}://{'/'.join(parts[:first])}{mark}{query}", parts[first:]
 
 
-def _globbed(storage: Storage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
+def _globbed(storage: ReadableStorage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Give the paths that match the parts of a pattern below a folder, and whether each is a folder."""
     part, rest = parts[0], parts[1:]
     if part == "**" and rest:
@@ -150,7 +150,7 @@ def _globbed(storage: Storage, folder: str, parts: Sequence[str]) -> Iterator[tu
                     yield from _globbed(storage, f"{folder}{name}/", rest)
 
 
-def _files_below(storage: Storage, folder: str) -> Iterator[str]:
+def _files_below(storage: ReadableStorage, folder: str) -> Iterator[str]:
     files, folders = _names(storage, folder)
     yield from (f"{folder}{name}" for name in files if not name.startswith("."))
     for name in folders:
@@ -158,7 +158,7 @@ def _files_below(storage: Storage, folder: str) -> Iterator[str]:
             yield from _files_below(storage, f"{folder}{name}/")
 
 
-def _names(storage: Storage, folder: str) -> tuple[list[str], list[str]]:
+def _names(storage: ReadableStorage, folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the files and of the folders in a folder."""
     files = storage.sizes(folder.rstrip("/"))
     return sorted(files), [name for name in storage.list(folder.rstrip("/")) if name not in files]

@@ -176,12 +176,12 @@ def extended_bytes(name_lengths: Int64, sizes: Int64) -> Int64:
 _BLANK = pa.scalar(b"", pa.large_binary())
 
 
-def _records(keyword: str, values: pa.LargeBinaryArray, wanted: npt.NDArray[np.bool_]) -> pa.LargeBinaryArray:
-    """Return a record `LENGTH KEYWORD=VALUE` and a newline for each value that is wanted, else nothing."""
+def _records(keyword: str, values: pa.LargeBinaryArray, is_present: npt.NDArray[np.bool_]) -> pa.LargeBinaryArray:
+    """Return a record `LENGTH KEYWORD=VALUE` and a newline for each value that is present, else nothing."""
     total = _record_bytes(keyword, np.asarray(pc.binary_length(values), np.int64))
     digits = pa.array(total).cast(pa.large_string()).cast(pa.large_binary())
     opening, end = pa.scalar(f" {keyword}=".encode(), pa.large_binary()), pa.scalar(b"\n", pa.large_binary())
-    return pc.if_else(pa.array(wanted), pc.binary_join_element_wise(digits, opening, values, end, _BLANK), _BLANK)
+    return pc.if_else(pa.array(is_present), pc.binary_join_element_wise(digits, opening, values, end, _BLANK), _BLANK)
 
 
 def _record_bytes(keyword: str, value_bytes: Int64) -> Int64:

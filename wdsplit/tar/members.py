@@ -2,7 +2,7 @@
 
 Pure (no I/O). A tar is a row of 512-byte blocks, so a buffer is seen as an array of shape (blocks, 512) and the headers
 of a batch are written and read as the rows of one matrix. Every byte is a function of names, sizes and payload: mtime,
-uid and gid are 0, the mode is 0644, and there are no owner names. Tars of others are read by `tarscan`.
+uid and gid are 0, the mode is 0644, and there are no owner names. Tars of others are read by `scan`.
 """
 
 from __future__ import annotations

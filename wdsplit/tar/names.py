@@ -125,7 +125,7 @@ def check_field(name: str) -> str:
 
 
 def pad_key(shard: int, number: int) -> str:
-    """Return the key of the pad `number` of a shard: fresh in the whole dataset, and told by its prefix."""
+    """Return the key of the pad `number` of a shard: unique in the whole dataset, and known by its prefix."""
     return f"{PAD_PREFIX}{shard:06d}-{number:06d}"
 
 

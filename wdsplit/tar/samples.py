@@ -1,7 +1,7 @@
 """The samples that the members of a tar make: webdataset's rule, applied to a whole tar at once.
 
 Pure (no I/O). Consecutive members with one key are a sample. What a reader would merge, split or lose is refused; what
-names no sample is left out and told.
+names no sample is left out and listed.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _REFUSED = {
 _FIRST_SIZE_KIND = struct.Struct("B 123x 12s 20x B").unpack_from
 _MAX_EXTENDED_BYTES = 1024**2
 _MAX_NAME_BYTES = 4096
-"""No file system has longer paths; and the names of a window are held in an array as wide as the longest of them."""
+"""No file system has longer paths; and the names of a window are kept in an array as wide as the longest of them."""
 _MAX_DIGITS = 18
 _HEADERS_AT_ONCE = 8192
 _WORDS_AT_ONCE = 1024**2
@@ -136,7 +136,7 @@ def damaged(offset: int) -> CorruptDataError:
 
 @dataclass
 class _Walk:
-    """What a walk has found. What ended it early is told only if all headers are sound, else they are the cause."""
+    """What a walk has found. What ended it early is reported only if all headers are sound, else they are the cause."""
 
     headers: list[int] = field(default_factory=list)
     """Where each header stands, extended ones included."""

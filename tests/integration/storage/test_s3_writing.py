@@ -105,7 +105,7 @@ def test_pieces_may_change_once_they_are_written(bucket):
 
 
 def test_parts_grow_so_that_there_are_never_too_many(bucket, fault_proxy, monkeypatch):
-    monkeypatch.setattr("wdsplit.storage.s3_upload._PARTS_OF_A_SIZE", 2)
+    monkeypatch.setattr("wdsplit.storage.s3_upload._PARTS_PER_SIZE", 2)
     data = np.random.default_rng(0).bytes(13 * PART_BYTES)
     with of(bucket.url).publish("a") as file:
         file.write([data])
@@ -147,7 +147,7 @@ def test_a_part_that_cannot_be_sent_ends_the_upload_at_the_deadline(bucket, faul
         of(bucket.url, deadline_s=0.5).publish("a") as f,
     ):
         f.write([bytes(10 * PART_BYTES)])
-    assert caught.value.place == f"{bucket.url}/a, part 2"
+    assert caught.value.place == f"{bucket.url}/a, upload part 2"
     fault_proxy.plan = lambda request: None
     assert uploads_of(bucket) == []
 

@@ -2,13 +2,11 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from tables import files_below, start_script, wait_until
+from tables import files_below
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.storage.network import NetworkFile
@@ -124,31 +122,6 @@ def test_pieces_are_written_whole_however_few_bytes_the_system_takes_at_a_time(s
     assert bytes(received) == b"".join(pieces)
 
 
-FULL_DISK = """
-import resource, signal, sys
-from wdsplit.errors import StorageError
-from wdsplit.storage.local import LocalStorage
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    with LocalStorage(sys.argv[1]).publish("a.tar") as file:
-        file.write([b"x" * 6_000, b"y" * 6_000])
-except StorageError as error:
-    print(error)
-    sys.exit(3)
-"""
-
-
-def test_a_file_that_the_system_cuts_short_is_an_error_by_name_and_leaves_nothing(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
-    )
-    assert (run.returncode, run.stderr) == (3, "")
-    assert "File too large" in run.stdout
-    assert str(tmp_path / "a.tar") in run.stdout
-    assert files_below(tmp_path) == []
-
-
 # Where the system refuses
 
 
@@ -257,36 +230,7 @@ def test_only_temporary_files_of_ours_are_removed_as_such(storage):
     assert storage.list("sub") == []
 
 
-KILLED_WHILE_WRITING = """
-import sys, time
-from wdsplit.storage.local import LocalStorage
-with LocalStorage(sys.argv[1]).publish("000000.tar") as file:
-    file.write([b"half"])
-    print("writing", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_what_a_killed_process_leaves_is_no_shard_and_is_removed_as_temporary(storage):
-    script = start_script(KILLED_WHILE_WRITING, storage.url)
-    assert script.stdout.readline() == "writing\n"
-    script.kill()
-    script.communicate()
-    (name,) = storage.list()
-    assert name != "000000.tar"
-    storage.remove_temporary()
-    assert storage.list() == []
-
-
 # Locks
-
-HOLDS_LOCK = """
-import sys, time
-from wdsplit.storage.local import LocalStorage
-with LocalStorage(sys.argv[1]).lock("run/lock"):
-    print("locked", flush=True)
-    time.sleep(600)
-"""
 
 
 def is_locked(storage):
@@ -297,15 +241,6 @@ def is_locked(storage):
         assert "another process" in error.cause
         assert error.place == storage.url
         return True
-
-
-def test_a_lock_excludes_another_process_and_goes_with_it_even_when_that_is_killed(storage):
-    script = start_script(HOLDS_LOCK, storage.url)
-    assert script.stdout.readline() == "locked\n"
-    assert is_locked(storage)
-    os.kill(script.pid, signal.SIGKILL)
-    script.communicate()
-    wait_until(lambda: not is_locked(storage), "the lock is free")
 
 
 def test_a_lock_is_free_again_when_its_block_ends_or_raises(storage):
@@ -372,7 +307,7 @@ def path(tmp_path):
 
 def test_a_file_is_opened_anew_under_the_same_descriptor(path):
     file = NetworkFile(path)
-    file._open_again()
+    file._reopen()
     assert file.read(2, 3) == b"234"
     assert open_files(path) == [str(path)]
 
@@ -384,7 +319,7 @@ def test_a_file_that_was_replaced_is_not_read_on(path, data):
     path.with_name("b").write_bytes(data)
     os.replace(path.with_name("b"), path)
     with pytest.raises(CorruptDataError, match="replaced while it was read") as caught:
-        file._open_again()
+        file._reopen()
     assert caught.value.url == str(path)
     assert caught.value.expected == "10 bytes, written 1970-01-01T00:00:00.000000001 UTC"
     assert caught.value.found.startswith(f"{len(data)} bytes, written 20")
@@ -395,7 +330,7 @@ def test_a_file_that_was_replaced_is_not_read_on(path, data):
 def test_a_file_that_is_gone_when_it_is_opened_anew_is_read_as_before(path):
     file = NetworkFile(path)
     path.unlink()
-    file._open_again()
+    file._reopen()
     assert file.read(0, 10) == b"0123456789"
 
 

@@ -1,86 +1,20 @@
-"""How long is tried, what is told meanwhile, and which numbers can be meant."""
+"""The loop of attempts: which failures are repeated, for how long, and what is logged meanwhile."""
 
 import math
-import re
 import socket
-import threading
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from faults import slow_down
-from s3server import free_port
-from tables import DEADLINE_S, start_script
-from wdsplit.errors import InputError, StorageError
-from wdsplit.storage import fsspec_connection, retry, s3_client
+from wdsplit.errors import InputError, StorageError, UnansweredError
+from wdsplit.storage import retry
 from wdsplit.storage.fsspec_storage import FsspecStorage
-from wdsplit.storage.opening import open_storage
-from wdsplit.storage.retry import Retries, RetryOptions, is_unknown_host
+from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt, transient_kind
 
 TIMES = {"first_delay_s": 0.02, "max_delay_s": 0.1, "timeout_s": 1}
-KEYS = {"key": "k" * 20, "secret": "s" * 40, "region": "eu-x"}
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """Let what fails be told after a fifth of a second."""
-    monkeypatch.setattr(retry, "_TOLD_AFTER_S", 0.2)
-    monkeypatch.setattr(retry, "_turns", retry._Turns())
-
-
-def nobody():
-    """Return the URL of a server that is not there."""
-    return f"http://127.0.0.1:{free_port()}"
-
-
-STORES = {
-    "s3": lambda host, **times: open_storage("s3://bucket/x", TIMES | KEYS | {"endpoint_url": host} | times),
-    "http": lambda host, **times: open_storage(f"{host}/bucket/x", TIMES | times),
-}
-stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
-
-
-def told(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "wdsplit.storage.retry"]
-
-
-# What is told
-
-
-@stores
-def test_a_store_that_does_not_answer_is_told_once_with_all_that_is_known(store, impatient, caplog):
-    storage = store(nobody(), deadline_s=2.5)
-    with pytest.raises(StorageError, match="does not answer"):
-        storage.open("a.tar").read(0, 10)
-    (text,) = told(caplog)
-    assert text.startswith(f"{storage.url}/a.tar, bytes 0 to 9: no answer for ")
-    assert re.search(r"for \d s \(attempt \d+: \w*Connect\w+\); it is tried for [0-2] s more$", text)
-
-
-@stores
-def test_of_many_threads_that_wait_one_tells(store, impatient, caplog):
-    def read(storage):
-        with pytest.raises(StorageError):
-            storage.open("a.tar").read(0, 10)
-
-    storage = store(nobody(), deadline_s=2.5)
-    threads = [threading.Thread(target=read, args=(storage,)) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(told(caplog)) == 1
-
-
-def test_who_could_not_tell_tells_when_the_last_warning_is_long_ago(impatient, monkeypatch, caplog):
-    monkeypatch.setattr(retry, "_TOLD_EVERY_S", 0.3)
-    options = RetryOptions(**TIMES | {"deadline_s": DEADLINE_S})
-    first, second = Retries(options, place="first"), Retries(options, place="second")
-    while len(told(caplog)) < 2:
-        assert first.wait() and second.wait()
-    assert {text.partition(":")[0] for text in told(caplog)} == {"first", "second"}
+REFUSED = StorageError("the store refuses")
 
 
 class Clock:
@@ -96,68 +30,103 @@ class Clock:
         self.now += seconds
 
 
-def test_a_short_failure_and_one_in_which_something_comes_are_not_told(impatient, monkeypatch, caplog):
+@pytest.fixture
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(retry, "time", clock)
-    retries = Retries(RetryOptions(**TIMES), clock.sleep, place="x")
-    for _ in range(8):
-        assert retries.wait(0.08)
-        retries.progressed()
-    assert told(caplog) == []
-    while not told(caplog):
-        assert retries.wait()
-    assert 0.83 < clock.now < 0.95, "a fifth of a second after the last progress"
+    monkeypatch.setattr(retry, "_WARN_AFTER_S", 0.2)
+    monkeypatch.setattr(retry, "_warnings", retry._WarningTurns())
+    return clock
 
 
-def test_a_long_wait_that_the_store_asks_for_is_told_while_it_lasts(bucket, fault_proxy, impatient, caplog):
-    asked = []
-    fault_proxy.plan = lambda request: None if asked else asked.append(request) or slow_down(retry_after=1)
-    assert open_storage(bucket.url, TIMES).list() == []
-    (text,) = told(caplog)
-    assert "(attempt 1: SlowDown)" in text
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "wdsplit.storage.retry"]
 
 
-SHOWN = """
-from wdsplit.storage import retry
-from wdsplit.cli.main import main
-
-retry._TOLD_AFTER_S = 0.2
-main(["inspect", "s3://bucket/x"])
-"""
+# The loop
 
 
-def test_the_command_line_shows_it(s3_server, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", nobody())
-    with start_script(SHOWN) as script:
-        shown = script.stderr.readline()
-        script.kill()
-    assert shown.startswith("wdsplit.storage.retry: s3://bucket/x/")
-    assert re.search(r"EndpointConnectionError\); it is tried for (2\d\d|300) s more\n$", shown)
+def attempts_of(clock, outcomes, deadline_s=60, **keywords):
+    """Attempt what has these outcomes in turn, Failures or a result; return the result and how many there were."""
+    left, failures = list(outcomes), {}
+
+    def action(retries):
+        outcome = left.pop(0)
+        if not isinstance(outcome, Failure):
+            return outcome
+        error = RuntimeError("secret")
+        failures[id(error)] = outcome, error
+        raise error
+
+    def classify(error, place, url):
+        assert (place, url) == ("s3://b/x, bytes 0 to 9", "s3://b/x")
+        return failures[id(error)][0]
+
+    options = RetryOptions(**TIMES | {"deadline_s": deadline_s})
+    result = attempt(action, classify, options, "s3://b/x", "bytes 0 to 9", sleep=clock.sleep, **keywords)
+    return result, len(outcomes) - len(left)
 
 
-# A host without a name
+TRANSIENT = Failure(FailureKind.TRANSIENT, "SlowDown")
+EXPIRED = Failure(FailureKind.EXPIRED, "ExpiredToken", REFUSED)
 
 
-@stores
-def test_a_host_without_a_name_is_given_up_sooner(store, monkeypatch):
-    """Whatever name server there is here, or whether there is one."""
+def test_transient_failures_are_repeated_with_growing_delays(clock):
+    assert attempts_of(clock, [TRANSIENT] * 5 + ["done"]) == ("done", 6)
+    assert 0.5 <= clock.now / (0.02 + 0.04 + 0.08 + 0.1 + 0.1) <= 1
 
-    def no_name(host, *arguments, **options):
-        if host == "no-such-host.invalid":
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return known(host, *arguments, **options)
 
-    known = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", no_name)
-    for module in (s3_client, fsspec_connection):
-        monkeypatch.setattr(module, "UNKNOWN_HOST_S", 0.5)
-    with pytest.raises(StorageError, match="no name") as caught:
-        store("http://no-such-host.invalid", deadline_s=60).open("a.tar").read(0, 10)
-    assert caught.value.expected == "an answer within 0.5 s"
+def test_a_store_may_ask_for_a_longer_delay(clock):
+    assert attempts_of(clock, [Failure(FailureKind.TRANSIENT, "x", retry_after_s=7.0), "done"]) == ("done", 2)
+    assert clock.now == 7
+
+
+def test_a_final_failure_is_raised_at_once_and_what_must_not_be_seen_is_no_context(clock):
+    with pytest.raises(StorageError, match="refuses") as caught:
+        attempts_of(clock, [Failure(FailureKind.FINAL, "x", REFUSED), "done"])
+    assert caught.value is REFUSED and clock.now == 0
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_an_error_that_is_not_classified_passes_as_it_is(clock):
+    def action(retries):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        attempt(action, lambda error, place, url: None, RetryOptions(), "x", sleep=clock.sleep)
+
+
+def test_expired_credentials_are_renewed_three_times(clock):
+    renewed = []
+    assert attempts_of(clock, [EXPIRED] * 3 + ["done"], renew=renewed.append) == ("done", 4)
+    assert renewed == sorted(set(renewed)) and len(renewed) == 3, "each time those from before the attempt"
+    with pytest.raises(StorageError, match="refuses"):
+        attempts_of(clock, [EXPIRED] * 4 + ["done"])
+
+
+def test_at_the_deadline_the_error_says_what_was_tried(clock):
+    with pytest.raises(UnansweredError, match="does not answer") as caught:
+        attempts_of(clock, [TRANSIENT] * 1000, deadline_s=2)
+    assert 1.8 < clock.now < 2
+    assert (caught.value.place, caught.value.url) == ("s3://b/x, bytes 0 to 9", "s3://b/x")
+    assert caught.value.expected == "an answer within 2 s"
+    assert caught.value.found.endswith(" attempts, the last of which ended with SlowDown")
+
+
+def test_a_store_may_have_its_own_error_for_the_deadline(clock):
+    with pytest.raises(StorageError, match="refuses"):
+        attempts_of(clock, [Failure(FailureKind.TRANSIENT, "x", REFUSED)] * 1000, deadline_s=2)
+
+
+def test_a_host_without_a_name_is_given_up_sooner(clock):
+    with pytest.raises(UnansweredError, match="no name") as caught:
+        attempts_of(clock, [Failure(FailureKind.UNKNOWN_HOST, "x")] * 1000, deadline_s=300)
+    assert 29 < clock.now < 30
+    assert caught.value.expected == "an answer within 30 s"
     assert "name server" in caught.value.remedy
 
 
-def test_a_name_server_that_does_not_answer_is_no_answer():
+def test_a_name_server_that_does_not_answer_is_transient():
     def failed(number):
         try:
             try:
@@ -167,12 +136,41 @@ def test_a_name_server_that_does_not_answer_is_no_answer():
         except ConnectionError as error:
             return error
 
-    assert is_unknown_host(failed(socket.EAI_NONAME))
-    assert not is_unknown_host(failed(socket.EAI_AGAIN))
-    assert not is_unknown_host(ConnectionError())
+    assert transient_kind(failed(socket.EAI_NONAME)) is FailureKind.UNKNOWN_HOST
+    assert transient_kind(failed(socket.EAI_AGAIN)) is FailureKind.TRANSIENT
+    assert transient_kind(ConnectionError()) is FailureKind.TRANSIENT
 
 
-# Numbers
+# Warnings
+
+
+def test_a_process_warns_again_after_a_while_of_what_it_has_not_warned_of(clock, monkeypatch, caplog):
+    monkeypatch.setattr(retry, "_WARN_EVERY_S", 0.3)
+    options = RetryOptions(**TIMES)
+    first, second = (Retries(options, clock.sleep, place=place) for place in ("first", "second"))
+    while len(warnings(caplog)) < 2:
+        assert first.wait() and second.wait()
+    assert {text.partition(":")[0] for text in warnings(caplog)} == {"first", "second"}
+
+
+def test_there_is_no_warning_of_a_short_failure_or_of_one_with_progress(clock, caplog):
+    retries = Retries(RetryOptions(**TIMES), clock.sleep, place="x")
+    for _ in range(8):
+        assert retries.wait(0.08)
+        retries.progressed()
+    assert warnings(caplog) == []
+    while not warnings(caplog):
+        assert retries.wait()
+    assert 0.83 < clock.now < 0.95, "a fifth of a second after the last progress"
+
+
+def test_a_long_wait_that_the_store_asks_for_is_warned_of_while_it_lasts(clock, caplog):
+    attempts_of(clock, [Failure(FailureKind.TRANSIENT, "SlowDown", retry_after_s=5.0), "done"])
+    (text,) = warnings(caplog)
+    assert text == "s3://b/x, bytes 0 to 9: no answer for 0 s (attempt 1: SlowDown); it is tried for 60 s more"
+
+
+# Options
 
 
 @pytest.mark.parametrize("name", ["deadline_s", "first_delay_s", "max_delay_s", "timeout_s"])
@@ -198,5 +196,5 @@ def test_numbers_of_all_kinds_are_times(number):
 
 def test_times_that_contradict_each_other_are_refused():
     for times in ({"deadline_s": 0}, {"timeout_s": -1}, {"first_delay_s": 2, "max_delay_s": 1}, {"first_delay_s": 0}):
-        with pytest.raises(InputError, match="no times"):
+        with pytest.raises(InputError, match="times"):
             RetryOptions(**times)

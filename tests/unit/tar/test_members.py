@@ -310,7 +310,7 @@ def test_any_changed_byte_of_a_header_is_found_or_changes_nothing():
     unnoticed = set()
     for offset in header_offsets(built.data):
         for place in range(offset, offset + BLOCK_BYTES):
-            for mask in (1, 2, 4, 8, 16, 32, 64, 128, 255):
+            for mask in (1, 8, 64, 255):
                 damaged = bytearray(built.data)
                 damaged[place] ^= mask
                 try:

@@ -27,7 +27,7 @@ from wdsplit.loading.reading.cache_folder import (
 )
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.shards.manifest import Shard, checksum_of, index_path
-from wdsplit.storage.interface import Storage
+from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, dump_index, parse_index
 
@@ -67,7 +67,9 @@ class ShardCache:
         """Its folder."""
         return self._folder.path
 
-    def open(self, storage: Storage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True) -> OpenShard | None:
+    def open(
+        self, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True
+    ) -> OpenShard | None:
         """Open a shard of a dataset; it is downloaded if it is not here.
 
         Threads and processes may do so at the same time: one downloads, the others wait for it.
@@ -126,7 +128,9 @@ class ShardCache:
     def _path(self, digest: str, shard: Shard) -> Path:
         return self.path / digest[:2] / f"{digest}-{shard.num_bytes}.tar"
 
-    def _open(self, path: Path, storage: Storage, shard: Shard, is_wanted: Callable[[], bool]) -> OpenShard | None:
+    def _open(
+        self, path: Path, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool]
+    ) -> OpenShard | None:
         """Open a shard that is here, or wait for who downloads it, or download it."""
         delay_s = _FIRST_DELAY_S
         while is_wanted():
@@ -164,7 +168,7 @@ class ShardCache:
         return OpenShard(url, file, offsets)
 
     def _downloaded(
-        self, part: PartialShard, storage: Storage, shard: Shard, is_wanted: Callable[[], bool]
+        self, part: PartialShard, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool]
     ) -> OpenShard | None:
         """Download a shard for which there is room, verify and open it; None if it is not wanted any more."""
         origin = open_shard(storage, shard)
@@ -187,7 +191,7 @@ class ShardCache:
         part.finish(dump_index(origin.offsets))
         return OpenShard(origin.url, self._folder.publish(part), origin.offsets)
 
-    def _check_apart(self, storage: Storage) -> None:
+    def _check_apart(self, storage: ReadableStorage) -> None:
         """Refuse a folder inside the dataset: its tars would be taken for the dataset's."""
         if isinstance(storage, LocalStorage):
             dataset, folder = os.path.realpath(storage.root), os.path.realpath(self.path)

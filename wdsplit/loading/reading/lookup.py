@@ -16,7 +16,7 @@ from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.order.split import whole
 from wdsplit.shards.manifest import Manifest
-from wdsplit.storage.interface import Storage
+from wdsplit.storage.interface import ReadableStorage
 from wdsplit.tar.names import escape_key
 
 __all__ = ["find_sample"]
@@ -24,7 +24,7 @@ __all__ = ["find_sample"]
 _SAMPLES_AT_ONCE = 1024
 
 
-def find_sample(storage: Storage, manifest: Manifest, key_or_index: str | int) -> dict[str, Any]:
+def find_sample(storage: ReadableStorage, manifest: Manifest, key_or_index: str | int) -> dict[str, Any]:
     """Return one sample.
 
     By number this opens one shard. By key it opens about log2(shards) of them and parses the headers of about
@@ -72,7 +72,7 @@ def find_sample(storage: Storage, manifest: Manifest, key_or_index: str | int) -
 class _Samples:
     """The samples of a dataset by their numbers, pads left out. The shard that was used last is kept open."""
 
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+    def __init__(self, storage: ReadableStorage, manifest: Manifest) -> None:
         self._storage = storage
         self._shards = manifest.shards
         self._counts = manifest.shards.num_real

@@ -21,7 +21,7 @@ from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import Shard, index_path
-from wdsplit.storage.interface import ReadableFile, Storage
+from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
 from wdsplit.tar.members import Members, parse_members, parse_plain_members
@@ -274,7 +274,7 @@ class _Heads:
         return values, not len(rows)
 
 
-def open_shard(storage: Storage, shard: Shard) -> OpenShard:
+def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
     """Open a shard and its index.
 
     Raises:

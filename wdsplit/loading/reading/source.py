@@ -23,8 +23,8 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.sizes import parse_size
-from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.opening import open_readable_storage
 from wdsplit.urls import shown_url
 
 __all__ = ["Access", "AnySource", "BlockReader", "Source"]
@@ -58,9 +58,9 @@ class Access:
             if type(number) is not int or number < 1:
                 raise InputError(f"{name} cannot be", expected="an integer of at least 1", found=repr(number))
 
-    def storage(self, url: str) -> Storage:
+    def storage(self, url: str) -> ReadableStorage:
         """Return where a dataset is."""
-        return open_storage(url, self.storage_options)
+        return open_readable_storage(url, self.storage_options)
 
     def ahead(self, num_workers: int, window_bytes: int, shard_bytes: int) -> Ahead:
         """Return what fetches ahead for one of the workers of a rank.
@@ -75,7 +75,9 @@ class Access:
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
         return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
 
-    def open_shard(self, storage: Storage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True) -> OpenShard:
+    def open_shard(
+        self, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True
+    ) -> OpenShard:
         """Open a shard, from the cache if there is one with room for it.
 
         Raises:
@@ -88,7 +90,7 @@ class Access:
             return open_shard(storage, shard)
         return replace(opened, again=partial(self._open_again, self.cache, opened, storage, shard))
 
-    def _open_again(self, cache: ShardCache, opened: OpenShard, storage: Storage, shard: Shard) -> OpenShard:
+    def _open_again(self, cache: ShardCache, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         cache.discard(opened)
         return self.open_shard(storage, shard)
 
@@ -246,7 +248,7 @@ class Source:
             opener = partial(opener, is_wanted=_while_kept(ahead))
         return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead)
 
-    def storage(self) -> Storage:
+    def storage(self) -> ReadableStorage:
         """Return where the dataset is."""
         return self.access.storage(self._url)
 
