@@ -68,12 +68,11 @@ def prepare(
     Raises:
         WdsplitError: As for `convert`.
     """
-    _refuse_read_only(os.fspath(output))
-    paths = find_inputs(input_paths(inputs), storage_options)
     folders = {name: os.path.join(output, name) for name in options.splits} or {"": os.fspath(output)}
+    runs = {name: Run(open_storage(folder, storage_options), options.emit) for name, folder in folders.items()}
+    paths = find_inputs(input_paths(inputs), storage_options)
     if options.splits:
         _check_parent(open_storage(os.fspath(output), storage_options), options)
-    runs = {name: Run(open_storage(folder, storage_options), options.emit) for name, folder in folders.items()}
     resumed = {name for name, run in runs.items() if options.resume and (len(runs) == 1 or run.exists)}
     if options.resume and not resumed:
         resumed = set(runs)
@@ -84,18 +83,6 @@ def prepare(
     plans = plan_files(paths, options, storage_options)
     _check_keys(plans, resumed)
     return Prepared(folders, runs, plans, resumed, options.overwrite)
-
-
-def _refuse_read_only(output: str) -> None:
-    """Refuse an output in a store that is only read."""
-    scheme, separator, _ = output.partition("://")
-    if separator and scheme.lower() not in ("file", "s3"):
-        raise InputError(
-            f"{scheme}:// can only be read",
-            place=shown_url(output),
-            expected="a local folder, or s3://bucket/folder, to write to",
-            remedy="write to a local folder, and copy it with the tools of your store",
-        )
 
 
 def _refuse_inside_input(output: Storage, inputs: Sequence[str]) -> None:

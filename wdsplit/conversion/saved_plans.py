@@ -13,9 +13,8 @@ from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, is_plan, par
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.run import Run
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
-from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
-from wdsplit.storage.opening import is_remote, open_storage
+from wdsplit.storage.opening import is_remote, open_readable_storage, open_storage
 from wdsplit.tables.table import InputFile, Remote
 from wdsplit.urls import shown_url
 
@@ -39,16 +38,16 @@ def save_plan(path: str, saved: SavedPlan, storage_options: Mapping[str, Any] | 
         InputError: The plan holds what must not be written down.
         StorageError: The file cannot be written.
     """
-    storage, name = _split_path(path, storage_options)
+    folder, name = _split_path(path)
     data = dump_plan(saved)
-    with storage.publish(name, durable=True) as file:
+    with open_storage(folder, storage_options).publish(name, durable=True) as file:
         file.write([data])
 
 
 def remove_plan(path: str, storage_options: Mapping[str, Any] | None) -> None:
     """Remove a plan file whose run could not begin."""
-    storage, name = _split_path(path, storage_options)
-    storage.remove(name)
+    folder, name = _split_path(path)
+    open_storage(folder, storage_options).remove(name)
 
 
 def normalized(path: PathLike) -> str:
@@ -57,25 +56,18 @@ def normalized(path: PathLike) -> str:
     return path if is_remote(path) else local_path(path)
 
 
-def _split_path(path: str, storage_options: Mapping[str, Any] | None) -> tuple[Storage, str]:
+def _split_path(path: str) -> tuple[str, str]:
     """Return the folder of a plan file, and the file's name in it."""
     folder, separator, name = path.rpartition("/")
     if not name or folder.endswith(":/"):
         raise InputError("this names no plan file", place=shown_url(path), expected="a path, or s3://bucket/file")
-    return open_storage(folder or separator or ".", storage_options), name
+    return folder or separator or ".", name
 
 
 def check_plan_file(path: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
     """Refuse a plan file that cannot be written, or that is there already."""
-    scheme = path.partition("://")[0].lower() if is_remote(path) else "file"
-    if scheme not in ("file", "s3"):
-        raise InputError(
-            "a plan cannot be saved there",
-            place=shown_url(path),
-            expected="a local file, or s3://bucket/file",
-            remedy="choose a file that all shares reach",
-        )
-    storage, name = _split_path(path, storage_options)
+    folder, name = _split_path(path)
+    storage = open_storage(folder, storage_options)
     size = storage.size(name)
     if size is None:
         return
@@ -113,9 +105,9 @@ def open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> 
         InputError: Another version of wdsplit wrote it.
     """
     path = normalized(plan_path)
-    storage, name = _split_path(path, storage_options)
+    folder, name = _split_path(path)
     try:
-        saved = parse_plan(storage.read(name), version("wdsplit"))
+        saved = parse_plan(open_readable_storage(folder, storage_options).read(name), version("wdsplit"))
     except DatasetNotFoundError as error:
         raise DatasetNotFoundError(
             "there is no such plan file",
