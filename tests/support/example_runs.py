@@ -1,14 +1,18 @@
 """The training examples, run by torchrun: on which data, with which arguments, and what they have told."""
 
+import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from paths import EXAMPLES, SUPPORT
 from torchruns import torchrun
 from wdsplit import ConvertOptions, PlanOptions, convert
 
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+"""With the programs of this environment in front."""
 SMALL = ("--size=8", "--epochs=2", "--batch-size=32")
 STEPS = 23
 """Steps of an epoch: 1,442 digits on two ranks."""
@@ -55,6 +59,15 @@ def run(script, *arguments, out, ranks=2):
     ended = torchrun(ranks, first, *rest, *arguments, out=out)
     assert ended.returncode == 0, ended.output
     return told(ended.output)
+
+
+def write_programs(folder, **programs):
+    """Write scripts that stand in for programs into a folder; return the PATH that finds them first."""
+    folder.mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{PATH}"
 
 
 def make_digits(folder):
