@@ -44,13 +44,13 @@ demo-s3: $(DEMO_INSTALLED) ## The same through an S3 server of this machine, on 
 		examples/demo_s3.sh demo/s3 $(EPOCHS)
 
 test-unit: $(TESTS_INSTALLED) ## Run the unit tests (below a minute)
-	$(PYTEST) tests/test_architecture.py tests/unit $(ARGS)
+	$(PYTEST) -m "not slow" tests/test_architecture.py tests/unit $(ARGS)
 
 test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no framework but torch (5 minutes on 2 cores)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run all that `make test` leaves out: frameworks, Ray, kills, guides
-	$(LOWEST_PYTHON) $(PYTEST) -m slow --hypothesis-profile=thorough tests/system tests/integration $(ARGS)
+	$(LOWEST_PYTHON) $(PYTEST) -m slow --hypothesis-profile=thorough tests $(ARGS)
 
 test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert and verify with the lowest versions of all dependencies
 	$(LOWEST_PYTHON) $(BIN)/python -m pytest tests/system/test_lowest_versions.py $(ARGS)

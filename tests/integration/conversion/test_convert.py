@@ -782,6 +782,7 @@ def lines_until(script, num_shards):
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_is_killed_again_and_again_leaves_only_whole_shards_and_ends_with_the_same_bytes(
     long_path, long_undisturbed, tmp_path, jobs
@@ -803,6 +804,7 @@ def test_a_run_that_is_killed_again_and_again_leaves_only_whole_shards_and_ends_
     assert shard_files(out) == shard_files(long_undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_leaves_no_manifest_nothing_temporary_and_no_process_and_can_be_resumed(
     long_path, long_undisturbed, tmp_path, jobs
@@ -821,6 +823,7 @@ def test_ctrl_c_leaves_no_manifest_nothing_temporary_and_no_process_and_can_be_r
     assert shard_files(out) == shard_files(long_undisturbed)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_very_beginning_leaves_nothing_that_blocks_a_second_try(long_path, long_undisturbed, tmp_path):
     out = tmp_path / "out"
     script = start_script(CONVERT, long_path, out, 2, "new")
@@ -876,6 +879,7 @@ print("Finished!")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", ["no", "overwrite"])
 def test_a_script_without_a_main_guard_does_not_claim_success(table_path, tmp_path, overwrite):
     (tmp_path / "script.py").write_text(NO_GUARD)

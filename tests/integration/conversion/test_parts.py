@@ -205,6 +205,7 @@ def test_inputs_plan_and_output_may_be_in_a_bucket_whose_keys_no_plan_holds(
 # Many processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [(), ("--shuffle",)], ids=["plain", "shuffled"])
 def test_parts_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, shuffle, program):
     options = ["--shards", 12, *shuffle]

@@ -180,6 +180,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_shuffle_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path, jobs, monkeypatch):
     paths = write_files(tmp_path / "in", mixed_table(4000), [900, 1], 100)

@@ -276,6 +276,7 @@ def test_an_input_that_is_damaged_is_told_by_its_url(bucket):
     assert caught.value.place == f"{bucket.url}/a.parquet"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "a.orc", "a.jsonl", "a.tar"])
 def test_faults_while_inputs_are_read_do_no_harm(bucket, tmp_path, fault_proxy, name):
     make = {**MAKERS, "a.parquet": parquet_bytes}[name]
