@@ -117,7 +117,7 @@ def test_who_stops_taking_results_leaves_no_process():
 DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from test_engine import announce
+from test_local_engine import announce
 from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 if __name__ == "__main__":
     for _ in LocalEngine(2).map(announce, [(sys.argv[2], True), (sys.argv[2], False)]):
