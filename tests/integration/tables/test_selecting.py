@@ -842,7 +842,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "kills"), [(1, (0, 6)), (2, (3, 9, 16))])
 def test_splits_of_groups_that_are_killed_again_and_again_end_with_the_same_bytes(tmp_path, jobs, kills):
     rows = mixed_table(1500)
