@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from wdsplit.conversion.passes import merge_pass, scatter_pass, write_pass
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.planning import plan_splits
 from wdsplit.conversion.shuffle.merge import remove_scattered
 from wdsplit.conversion.shuffle.scatter import task_bytes
 from wdsplit.conversion.shuffle.steps import write_cuts
@@ -67,16 +67,16 @@ def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) ->
     started = time.perf_counter()
     job, engine = Job(output, plan, held_bytes), LocalEngine(jobs)
     cuts = write_cuts(open_storage(output), plan, held_bytes)
-    rows = sum(scatter_pass(job, cuts.steps, cuts.tasks).run(engine))
+    rows = sum(scatter_pass(job, cuts.steps, cuts.tasks).carry_out(engine))
     report("scattered", rows, time.perf_counter() - started, peak)
     if cuts.steps.merges:
         started = time.perf_counter()
-        rows = sum(merge_pass(job, cuts.steps, cuts.steps.merge_tasks()).run(engine))
+        rows = sum(merge_pass(job, cuts.steps, cuts.steps.merge_tasks()).carry_out(engine))
         report("merged", rows, time.perf_counter() - started, peak)
         remove_scattered(open_storage(output), cuts.steps)
     shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()
     started = time.perf_counter()
-    written = list(write_pass(job, jobs, shards).run(engine))
+    written = list(write_pass(job, jobs, shards).carry_out(engine))
     rows = sum(shard.num_samples for part in written for shard in part.values())
     report(f"gathered and wrote {len(written)} of {plan.num_shards} shards", rows, time.perf_counter() - started, peak)
 
@@ -99,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         make_table(Path(name) / "in", arguments.rows)
         started = time.perf_counter()
-        plan = plan_conversion(f"{name}/in", ConvertOptions(PlanOptions(shuffle=True)))
+        plan = plan_splits(f"{name}/in", ConvertOptions(PlanOptions(shuffle=True)))[""]
         print(f"planned: {plan.num_rows:,} rows, {plan.num_shards:,} shards in {time.perf_counter() - started:.2f} s")
         shuffle(plan, f"{name}/out", arguments.jobs, arguments.memory, arguments.shards)
 

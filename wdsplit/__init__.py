@@ -29,8 +29,8 @@ from wdsplit.errors import (
 if TYPE_CHECKING:
     from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
     from wdsplit.conversion.convert import convert, convert_splits
-    from wdsplit.conversion.parts import commit_parts, convert_part, plan_parts
     from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+    from wdsplit.conversion.shares import commit_shares, convert_share, plan_shares
     from wdsplit.engines.ray import RayEngine
     from wdsplit.loading.dataset import Dataset
     from wdsplit.loading.epoch_shard_list import EpochShardList
@@ -59,13 +59,13 @@ __all__ = [
     "TopologyError",
     "UnansweredError",
     "WdsplitError",
-    "commit_parts",
+    "commit_shares",
     "convert",
-    "convert_part",
+    "convert_share",
     "convert_splits",
     "index_tars",
     "mix",
-    "plan_parts",
+    "plan_shares",
     "resized",
 ]
 
@@ -81,13 +81,13 @@ _LAZY = {
     "Loader": "wdsplit.loading.loader",
     "PlanOptions": "wdsplit.conversion.plan.options",
     "RayEngine": "wdsplit.engines.ray",
-    "commit_parts": "wdsplit.conversion.parts",
+    "commit_shares": "wdsplit.conversion.shares",
     "convert": "wdsplit.conversion.convert",
-    "convert_part": "wdsplit.conversion.parts",
+    "convert_share": "wdsplit.conversion.shares",
     "convert_splits": "wdsplit.conversion.convert",
     "index_tars": "wdsplit.conversion.adopt_tars",
     "mix": "wdsplit.loading.mix",
-    "plan_parts": "wdsplit.conversion.parts",
+    "plan_shares": "wdsplit.conversion.shares",
     "resized": "wdsplit.loading.stages.images",
 }
 

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Convert a large table on many nodes of a SLURM cluster: an array of parts, and a job that commits them. Run it where
+# Convert a large table on many nodes of a SLURM cluster: an array of shares, and a job that commits them. Run it where
 # sbatch is, not by sbatch:
 #
 #     examples/slurm/convert_array.sh /shared/train.plan 16 /shared/raw --into /shared/train --world-size 8 --workers 4
 #
-# The arguments are the file of the plan, the number of parts, and those of `wdsplit plan`. Where the plan is there already,
-# nothing is planned: what parts that failed have not written is written, and committed.
+# The arguments are the file of the plan, the number of shares, and those of `wdsplit plan`. Where the plan is there already,
+# nothing is planned: what shares that failed have not written is written, and committed.
 #SBATCH --job-name=wdsplit-convert
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=16
@@ -16,12 +16,12 @@
 
 set -euo pipefail
 
-plan=${1:?a file for the plan that all nodes see} parts=${2:?the number of parts}
+plan=${1:?a file for the plan that all nodes see} shares=${2:?the number of shares}
 shift 2
 
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     # Not SLURM_ARRAY_TASK_COUNT: it is smaller where only some tasks of an array are submitted again.
-    exec wdsplit convert --plan "$plan" --part "$SLURM_ARRAY_TASK_ID/$parts" --jobs "${SLURM_CPUS_PER_TASK:-1}" "$@"
+    exec wdsplit convert --plan "$plan" --share "$SLURM_ARRAY_TASK_ID/$shares" --jobs "${SLURM_CPUS_PER_TASK:-1}" "$@"
 fi
 
 if [[ -e $plan ]]; then
@@ -32,9 +32,9 @@ fi
 
 # A pass begins when all tasks of the one before have ended well. For a table that keeps its order the first two do nothing;
 # `merge` is for large ones, from some gigabytes on.
-array=(sbatch --parsable --kill-on-invalid-dep=yes --array="0-$((parts - 1))")
-scattered=$("${array[@]}" "$0" "$plan" "$parts" --pass scatter)
-merged=$("${array[@]}" --dependency="afterok:$scattered" "$0" "$plan" "$parts" --pass merge)
-written=$("${array[@]}" --dependency="afterok:$merged" "$0" "$plan" "$parts" --pass write)
+array=(sbatch --parsable --kill-on-invalid-dep=yes --array="0-$((shares - 1))")
+scattered=$("${array[@]}" "$0" "$plan" "$shares" --pass scatter)
+merged=$("${array[@]}" --dependency="afterok:$scattered" "$0" "$plan" "$shares" --pass merge)
+written=$("${array[@]}" --dependency="afterok:$merged" "$0" "$plan" "$shares" --pass write)
 sbatch --kill-on-invalid-dep=yes --dependency="afterok:$written" --job-name=wdsplit-commit \
     --wrap="wdsplit commit $(printf %q "$plan")"

@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tables import DEADLINE_S, converted, labels, options, real_samples, shard_files, wait_until, write_table
+from tables import DEADLINE_S, converted, labels, options, planned, real_samples, shard_files, wait_until, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
-from wdsplit.conversion.planning import plan_conversion
 from wdsplit.conversion.run import Run
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, WdsplitError
@@ -31,8 +30,8 @@ class Stop(Exception):  # noqa: N818 (it is no error)
 
 
 def stop_after(num_shards):
-    def stop(plan, progress):
-        if progress.scattered is None and progress.shards >= num_shards:
+    def stop(progress):
+        if progress.name == "write" and progress.done >= num_shards:
             raise Stop
 
     return stop
@@ -60,8 +59,8 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     path, scattered = numbered(tmp_path / "in.parquet", 0), []
 
-    def stop(plan, progress):
-        scattered.append(progress.scattered)
+    def stop(progress):
+        scattered.append(progress.done)
         if len(scattered) == 3:
             raise Stop
 
@@ -74,10 +73,10 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
         path,
         tmp_path / "out",
         ConvertOptions(chosen, memory=1, resume=True),
-        lambda _, progress: seen.append(progress.scattered),
+        lambda progress: seen.append(progress.done) if progress.name == "scatter" else None,
     )
     assert seen[0] == scattered[-1], "it begins with what is there"
-    assert max(rows for rows in seen if rows is not None) == 400
+    assert max(seen) == 400
     converted(path, tmp_path / "fresh", shards=4, shuffle=True)
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "fresh")
 
@@ -147,10 +146,10 @@ def test_columns_beside_a_mapping_are_kept_for_tars_too(tmp_path):
     table = {"image": [b"\xff\xd8\xff", b"\xff\xd8\xfe"], "label": [1, 2], "text": ["a", "b"]}
     converted(write_table(tmp_path / "in.parquet", table), tmp_path / "first", shards=1)
     tar = str(tmp_path / "first" / "000000.tar")
-    plan = plan_conversion(tar, ConvertOptions(mapping={"img": "jpg"}, columns=("cls",)))
+    plan = planned(tar, ConvertOptions(mapping={"img": "jpg"}, columns=("cls",)))
     assert [field.name for field in plan.fields] == ["img", "cls"]
     with pytest.raises(InputError, match="columns cannot be used"):
-        plan_conversion(tar, ConvertOptions(mapping={"img": "jpg"}, columns=("nosuch",)))
+        planned(tar, ConvertOptions(mapping={"img": "jpg"}, columns=("nosuch",)))
 
 
 def test_a_folder_with_a_dataset_of_ours_gives_its_shards_and_not_its_manifest(tmp_path):
@@ -171,14 +170,14 @@ def test_a_compressed_table_in_a_folder_is_not_left_out_silently(tmp_path):
 def test_the_size_of_columns_that_are_not_written_does_not_count(tmp_path):
     table = {"image": [os.urandom(10_000) for _ in range(300)], "label": range(300)}
     path = write_table(tmp_path / "in.parquet", table)
-    few = plan_conversion(path, ConvertOptions(PlanOptions(shard_size=500_000), columns=("label",)))
-    many = plan_conversion(path, ConvertOptions(PlanOptions(shard_size=500_000)))
+    few = planned(path, ConvertOptions(PlanOptions(shard_size=500_000), columns=("label",)))
+    many = planned(path, ConvertOptions(PlanOptions(shard_size=500_000)))
     assert (few.num_shards, many.num_shards) == (1, 7)
 
 
 def test_no_more_shards_are_derived_than_there_are_rows(tmp_path):
     path = write_table(tmp_path / "in.parquet", {"label": range(100)})
-    assert plan_conversion(path, ConvertOptions(PlanOptions(shard_size=1))).num_shards == 112
+    assert planned(path, ConvertOptions(PlanOptions(shard_size=1))).num_shards == 112
 
 
 def test_many_small_batches_are_joined_in_linear_time_and_order(tmp_path, monkeypatch):

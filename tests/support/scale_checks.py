@@ -12,15 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion import convert
+from wdsplit.conversion.commit import build_manifest
+from wdsplit.conversion.driver import Driver
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.planning import plan_files
+from wdsplit.conversion.record.published import Published
 from wdsplit.conversion.task import Job
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import Shard, checksum_of, parse_manifest, shard_path
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tables import read
-from wdsplit.tables.table import InputFile
+from wdsplit.tables.table import InputFile, Remote
 
 NUM_FILES, ROW_GROUPS, GROUP_ROWS, ROW_BYTES = 100_000, 80, 1250, 100_000
 NUM_SHARDS = 1_000_000
@@ -33,7 +35,9 @@ def made_up_footer(path, storage_options):
     sizes = (("jpg", rows * ROW_BYTES), ("label", rows * 8))
     groups = tuple(GROUP_ROWS for _ in range(ROW_GROUPS))
     footer = xxhash.xxh3_128_hexdigest(path.encode())
-    return InputFile(path, rows * ROW_BYTES, rows, groups, rows * ROW_BYTES, footer, column_bytes=sizes), SCHEMA
+    return InputFile(
+        path, rows * ROW_BYTES, rows, groups, rows * ROW_BYTES, footer, column_bytes=sizes, remote=Remote(path)
+    ), SCHEMA
 
 
 def resident_bytes():
@@ -77,9 +81,9 @@ def main(folder):
 
     engine = StubEngine(plan)
     job = Job("s3://bucket/train", plan, 1)
-    published = convert._write(job, engine, {}, lambda plan, progress: None)
+    published = Driver(job, engine, lambda progress: None).carry_out(Published(plan))
     storage = LocalStorage(folder)
-    write_manifest(storage, convert._manifest(plan, (), published))
+    write_manifest(storage, build_manifest(plan, (), published))
     header, table = (Path(folder, name).read_bytes() for name in ("wdsplit.json", "shards.parquet"))
     manifest = parse_manifest(header, table)
     print(

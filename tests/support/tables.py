@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.planning import plan_splits
 from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key
 
@@ -71,6 +72,11 @@ def options(jobs=1, key=None, mapping=None, overwrite=False, resume=False, **pla
     return ConvertOptions(
         PlanOptions(**plan), mapping=mapping or {}, key=key, jobs=jobs, overwrite=overwrite, resume=resume
     )
+
+
+def planned(inputs, options, storage_options=None):
+    """Return the plan of a conversion into one dataset."""
+    return plan_splits(inputs, options, storage_options)[""]
 
 
 def converted(inputs, output, **changes):

@@ -12,7 +12,7 @@ import yaml
 from example_runs import PATH, write_programs
 from paths import EXAMPLES
 from tables import DEADLINE_S, files_of, mixed_table, write_files
-from wdsplit import ConvertOptions, PlanOptions, convert, plan_parts
+from wdsplit import ConvertOptions, PlanOptions, convert, plan_shares
 
 SCRIPT = EXAMPLES / "slurm" / "convert_array.sh"
 MANIFEST = EXAMPLES / "kubernetes" / "convert-indexed-job.yaml"
@@ -66,21 +66,21 @@ def submit(tmp_path, monkeypatch):
     return submit
 
 
-def test_slurm_converts_in_an_array_of_parts_and_commits_when_all_have_ended(submit, raw, tmp_path):
+def test_slurm_converts_in_an_array_of_shares_and_commits_when_all_have_ended(submit, raw, tmp_path):
     convert(raw, tmp_path / "one", chosen(shuffle=True))
     _, said = submit(tmp_path / "my plan", 2, raw, "--into", tmp_path / "out", "--shards", 4, "--shuffle")
-    assert [line.partition(":")[0] for line in said.splitlines()[:6]] == ["part 1/2", "part 0/2"] * 3
+    assert [line.partition(":")[0] for line in said.splitlines()[:6]] == ["share 1/2", "share 0/2"] * 3
     assert f"{tmp_path}/my plan: 4 shards, 60 samples" in said
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
-def test_parts_that_failed_keep_slurm_from_committing_and_are_made_up_for(submit, raw, tmp_path, monkeypatch):
+def test_shares_that_failed_keep_slurm_from_committing_and_are_made_up_for(submit, raw, tmp_path, monkeypatch):
     convert(raw, tmp_path / "one", chosen())
     arguments = (tmp_path / "plan", 3, raw, "--into", tmp_path / "out", "--shards", 4)
     monkeypatch.setenv("ARRAY", "0 2")
     _, said = submit(*arguments)
-    assert "part 2/3" in said and "part 1/3" not in said
-    assert "not all shards are there" in said and "parts that have not ended: 1/3" in said
+    assert "share 2/3" in said and "share 1/3" not in said
+    assert "not all shards are there" in said and "shares that have not ended: 1/3" in said
     assert not (tmp_path / "out" / "wdsplit.json").exists()
     monkeypatch.delenv("ARRAY")
     told, _ = submit(*arguments)
@@ -91,7 +91,7 @@ def test_parts_that_failed_keep_slurm_from_committing_and_are_made_up_for(submit
 def test_a_pass_of_slurm_that_failed_is_followed_by_no_other(submit, raw, tmp_path, monkeypatch):
     monkeypatch.setenv("ARRAY", "5")
     _, said = submit(tmp_path / "plan", 2, raw, "--into", tmp_path / "out", "--shards", 4)
-    assert said.count("there is no part 5/2") == 1
+    assert said.count("there is no share 5/2") == 1
     assert len((tmp_path / "log").read_text().splitlines()) == 4
 
 
@@ -107,9 +107,9 @@ def test_the_slurm_script_says_what_it_needs_before_its_first_command():
     assert not any(line.startswith("#SBATCH") for line in lines[first:])
 
 
-def test_the_pods_of_the_indexed_job_write_all_parts(raw, tmp_path):
+def test_the_pods_of_the_indexed_job_write_all_shares(raw, tmp_path):
     convert(raw, tmp_path / "one", chosen())
-    plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen())
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen())
     (job,) = yaml.safe_load_all(MANIFEST.read_text())
     assert (job["apiVersion"], job["kind"], job["spec"]["completionMode"]) == ("batch/v1", "Job", "Indexed")
     pod = job["spec"]["template"]["spec"]
@@ -123,6 +123,6 @@ def test_the_pods_of_the_indexed_job_write_all_parts(raw, tmp_path):
     for index in (0, 7, completions - 1):
         environ = {"PATH": PATH, "JOB_COMPLETION_INDEX": str(index)}
         ended = subprocess.run([*shell, script], env=environ, capture_output=True, text=True)
-        assert ended.stdout.startswith(f"part {index}/{completions}: "), ended.stderr
-    notes = sorted(path.name for path in (tmp_path / "out" / ".wdsplit-run" / "parts").iterdir())
+        assert ended.stdout.startswith(f"share {index}/{completions}: "), ended.stderr
+    notes = sorted(path.name for path in (tmp_path / "out" / ".wdsplit-run" / "shares").iterdir())
     assert notes == [f"0-of-{completions}.json", f"{completions - 1}-of-{completions}.json", f"7-of-{completions}.json"]

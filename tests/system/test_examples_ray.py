@@ -101,8 +101,8 @@ def test_slurm_goes_on_with_a_run_on_a_ray_cluster_of_its_nodes_and_verifies(job
     chosen = ConvertOptions(PlanOptions(shards=6, world_size=2))
     convert(tmp_path / "raw", tmp_path / "one", chosen)
 
-    def interrupt(plan, progress):
-        if progress.shards == 2:
+    def interrupt(progress):
+        if progress.done == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):

@@ -31,13 +31,13 @@ PUBLIC = [
     "TopologyError",
     "UnansweredError",
     "WdsplitError",
-    "commit_parts",
+    "commit_shares",
     "convert",
-    "convert_part",
+    "convert_share",
     "convert_splits",
     "index_tars",
     "mix",
-    "plan_parts",
+    "plan_shares",
     "resized",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""

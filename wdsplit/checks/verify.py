@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import repeated
+from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.fields.keys import hash_keys
@@ -54,7 +53,7 @@ class _Finding:
 
     shard: int
     problems: tuple[WdsplitError, ...]
-    hashes: npt.NDArray[np.uint64]
+    hashes: Hashes
 
 
 def verify(
@@ -64,7 +63,7 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
 ) -> Report:
-    """Check a whole dataset; holds eight bytes a sample, to find keys that stand twice.
+    """Check a whole dataset; holds eight bytes a sample, to find duplicate keys.
 
     Args:
         url: The dataset's folder.
@@ -123,10 +122,10 @@ def _check_shard(storage: Storage, manifest: Manifest, number: int) -> _Finding:
         tail = check_tail(shard)
         if tail is not None:
             problems.append(tail)
-        keys = list(_checked_keys(manifest, listed, shard))
+        hashes = [hash_keys(keys) for keys in _checked_keys(manifest, listed, shard)]
     except WdsplitError as error:
         return _Finding(number, (*problems, error), none)
-    return _Finding(number, tuple(problems), np.concatenate([_hashes(part) for part in keys] or [none]))
+    return _Finding(number, tuple(problems), np.concatenate([none, *hashes]))
 
 
 def _checksum(shard: OpenShard, listed: Shard) -> str:
@@ -151,12 +150,8 @@ def _checksum_in_pieces(shard: OpenShard) -> str:
     return checksum_of(digest)
 
 
-def _hashes(keys: list[str]) -> npt.NDArray[np.uint64]:
-    return hash_keys(pa.array(keys, pa.large_string()))
-
-
-def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[list[str]]:
-    """Give the keys of a shard, part by part, each sample checked."""
+def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[pa.LargeStringArray]:
+    """Give the keys of a shard, some at a time, each sample checked."""
     num_samples = len(shard.offsets) - 1
     num_real = num_samples - listed.num_pads
     fields = {field.name for field in manifest.fields}
@@ -175,7 +170,7 @@ def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterat
                     url=shard.url,
                     key=key,
                 )
-        yield keys
+        yield pa.array(keys, pa.large_string())
 
 
 def _check_fields(window: Window, fields: set[str], url: str) -> None:
@@ -193,23 +188,34 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
 
 
 def _duplicate_keys(storage: Storage, manifest: Manifest, findings: dict[int, _Finding]) -> list[WdsplitError]:
-    """Return a problem for each key that stood before, and for each shard that cannot be read a second time."""
-    suspects = repeated(np.concatenate([np.zeros(0, np.uint64)] + [finding.hashes for finding in findings.values()]))
+    """Return a problem for each duplicate key, and for each shard that cannot be read a second time."""
     problems: list[WdsplitError] = []
-    seen: dict[str, str] = {}
-    for shard, finding in sorted(findings.items()) if len(suspects) else ():
-        if not np.isin(finding.hashes, suspects).any():
-            continue
-        listed = manifest.shards[shard]
-        try:
-            opened = open_shard(storage, listed)
-            for keys in _checked_keys(manifest, listed, opened):
-                for row in np.flatnonzero(np.isin(_hashes(keys), suspects)).tolist():
-                    if keys[row] in seen:
-                        problems.append(_stands_twice(keys[row], seen[keys[row]], opened.url))
-                    seen[keys[row]] = opened.url
-        except WdsplitError as error:
-            problems.append(error)
+
+    def read_keys(suspects: Hashes) -> Iterator[KeyBatch]:
+        for number, finding in sorted(findings.items()):
+            if not np.isin(finding.hashes, suspects).any():
+                continue
+            listed = manifest.shards[number]
+            try:
+                shard = open_shard(storage, listed)
+                for keys in _checked_keys(manifest, listed, shard):
+                    yield KeyBatch(keys, same_place(shard.url))
+            except WdsplitError as error:
+                problems.append(error)
+
+    hashes = [finding.hashes for finding in findings.values()]
+    for duplicate in find_duplicate_keys(hashes, read_keys):
+        problems.append(
+            CorruptDataError(
+                "duplicate key",
+                place=duplicate.again,
+                expected="each key once in the whole dataset",
+                found=f"{duplicate.key!r}, which is also in {duplicate.first}",
+                remedy="convert again with --overwrite",
+                url=duplicate.again,
+                key=duplicate.key,
+            )
+        )
     return problems
 
 
@@ -218,7 +224,7 @@ def _tars_not_listed(storage: Storage, manifest: Manifest) -> list[WdsplitError]
     listed = set(manifest.shards.table.column("path").to_pylist())
     return [
         CorruptDataError(
-            "a tar stands beside the shards that the manifest does not list",
+            "a tar beside the shards is not in the manifest",
             place=f"{storage.url}/{name}",
             expected=f"{len(listed)} shards",
             found="a tar more, which other readers may read",
@@ -228,15 +234,3 @@ def _tars_not_listed(storage: Storage, manifest: Manifest) -> list[WdsplitError]
         for name in storage.list()
         if name.endswith(".tar") and name not in listed
     ]
-
-
-def _stands_twice(key: str, first: str, second: str) -> CorruptDataError:
-    return CorruptDataError(
-        "a key stands twice",
-        place=second,
-        expected="each key once in the whole dataset",
-        found=f"{key!r}, which also stands in {first}",
-        remedy="convert again with --overwrite",
-        url=second,
-        key=key,
-    )

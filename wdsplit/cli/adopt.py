@@ -7,6 +7,7 @@ from typing import TextIO
 
 import click
 
+from wdsplit.cli.conversion import option_of
 from wdsplit.cli.options import engine_options, json_option, open_engine
 from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
 from wdsplit.conversion.adopt_tars import IndexOptions, IndexProgress, index_tars
@@ -26,22 +27,12 @@ __all__ = ["index_command"]
   wdsplit index data/train --overwrite --lanes 64""",
 )
 @click.argument("dataset")
-@click.option(
-    "--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks that the lanes shall suit."
-)
-@click.option("--workers", type=click.IntRange(0), default=1, show_default=True, help="Worker processes of each rank.")
-@click.option(
-    "--lanes",
-    type=click.IntRange(1),
-    help="Lanes that the loader's order is woven from.  [default: world size x workers, multiplied to at least 16]",
-)
-@click.option(
-    "--window",
-    type=click.IntRange(1),
-    help="Samples that the loader reads and shuffles together.  [default: about 8 MiB]",
-)
+@option_of(IndexOptions, "world_size")
+@option_of(IndexOptions, "workers")
+@option_of(IndexOptions, "lanes")
+@option_of(IndexOptions, "window")
 @engine_options
-@click.option("--overwrite", is_flag=True, help="Replace the indexes and the manifest that are there; never a tar.")
+@option_of(IndexOptions, "overwrite")
 @json_option
 def index_command(
     dataset: str,
@@ -60,7 +51,7 @@ def index_command(
 
     All *.tar below DATASET become shards. Each gets an index beside it, NAME.tar.idx, and the folder a manifest, so
     that the loader reads them as it reads what convert has written. The tars may hold different numbers of samples;
-    no key may stand twice.
+    no key may be there twice.
     """
     options = IndexOptions(world_size, workers, lanes, window, overwrite=overwrite)
     started = time.monotonic()

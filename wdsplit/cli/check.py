@@ -25,7 +25,7 @@ def verify_command(
 ) -> None:
     """Check that every byte of DATASET is what its manifest says.
 
-    Sizes, checksums, indexes, tar structure, end markers, fields, pads, and that no key stands twice.
+    Sizes, checksums, indexes, tar structure, end markers, fields, pads, and that no key is there twice.
     """
     with progress_bar("verifying", log) as bar:
         report = verify(dataset, progress=bar.update, engine=open_engine(engine, address, jobs))

@@ -2,103 +2,132 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from wdsplit.cli.options import with_options
-from wdsplit.cli.terminal import byte_size, human_bytes
-from wdsplit.conversion.plan.options import PADS, ConvertOptions, PlanOptions
-from wdsplit.fields.encode import NULLS
+from wdsplit.cli.options import Decorator, with_options
+from wdsplit.cli.terminal import Bar, byte_size, human_bytes
+from wdsplit.conversion.driver import Progress
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
+from wdsplit.errors import InputError
 from wdsplit.shards.manifest import Manifest
-from wdsplit.shards.sidecars import SIDECARS
+from wdsplit.shards.sidecars import check_emit
 
-__all__ = ["conversion_options", "dataset_text", "given", "plan_options", "run_options"]
+__all__ = ["conversion_options", "dataset_text", "given", "option_of", "plan_options", "run_options", "show_progress"]
 
 _SHOWN_FIELDS = 20
+_DOING = {"scatter": "shuffling", "merge": "merging", "write": "writing"}
 
-_OPTIONS = (
-    click.option(
-        "--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks to make shards for."
-    ),
-    click.option(
-        "--workers", type=click.IntRange(0), default=1, show_default=True, help="Worker processes of each rank."
-    ),
-    click.option("--shards", type=click.IntRange(1), help="Number of shards; a multiple of world size x workers."),
-    click.option(
-        "--samples-per-shard", type=click.IntRange(1), help="Samples of a shard, at most (about, with --group-by)."
-    ),
-    click.option("--shard-size", type=byte_size, metavar="SIZE", help="Bytes of a shard, about.  [default: 256MB]"),
-    click.option(
-        "--map",
-        "mapping",
-        multiple=True,
-        metavar="EXT=COLUMN",
-        help="Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
-    ),
-    click.option(
-        "--columns",
-        multiple=True,
-        metavar="NAME[,NAME...]",
-        help="Write these columns, besides those that --map names.",
-    ),
-    click.option(
-        "--key", metavar="COLUMN", help="Column that holds the keys.  [default: number the rows; tars keep their keys]"
-    ),
-    click.option("--number-keys", is_flag=True, help="Number the samples of tars instead of keeping their keys."),
-    click.option(
-        "--where",
-        multiple=True,
-        metavar="CONDITION",
-        help='Only the rows that meet it, as in "label < 10 and width >= 256".',
-    ),
-    click.option("--limit", type=click.IntRange(1), help="Only so many rows: the first that meet the condition."),
-    click.option(
-        "--split",
-        multiple=True,
-        metavar="NAME=FRACTION,...",
-        help="Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
-    ),
-    click.option("--group-by", metavar="COLUMN", help="Keep rows of one value together, in one split and one shard."),
-    click.option(
-        "--pad",
-        type=click.Choice(PADS),
-        default="repeat",
-        show_default=True,
-        help="Make shards equal by repeating samples, flagged; drop what is over; or leave +-1.",
-    ),
-    click.option(
-        "--null",
-        type=click.Choice(NULLS),
-        default="error",
-        show_default=True,
-        help="Refuse null values, leave the member out, or write it with no bytes.",
-    ),
-    click.option(
-        "--class-names",
-        is_flag=True,
-        help="Write the names of classes beside their numbers, as cls.txt; for ClassLabel columns of Hugging Face.",
-    ),
-    click.option("--shuffle", is_flag=True, help="Put the rows of the whole table into a random order."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What that order depends on."),
-    click.option(
-        "--lanes",
-        type=click.IntRange(1),
-        help="Lanes that the loader's order is woven from.  [default: world size x workers, multiplied to at least 16]",
-    ),
-    click.option(
-        "--window",
-        type=click.IntRange(1),
-        help="Samples that the loader reads and shuffles together.  [default: about 8 MiB]",
-    ),
+_FLAGS = {"mapping": "--map", "splits": "--split"}
+"""Options whose flag is not their name."""
+
+
+def option_of(options: type, name: str, **changes: Any) -> Decorator:
+    """Return the option of the command line for a field of a class of options, whose default and checks it takes.
+
+    Args:
+        options: The class.
+        name: The field.
+        changes: What the command line has otherwise: as for `click.option`, or `flag`, the option's name there.
+    """
+    (one,) = (each for each in dataclasses.fields(options) if each.name == name)
+    settings: dict[str, Any] = {"help": _help_text(options, name)}
+    if "choices" in one.metadata:
+        settings["type"] = click.Choice(one.metadata["choices"])
+    elif "low" in one.metadata:
+        settings["type"] = click.IntRange(one.metadata["low"])
+    elif one.default is False:
+        settings["is_flag"] = True
+    if isinstance(one.default, (int, str)) and not isinstance(one.default, bool) and one.default != "":
+        settings |= {"default": one.default, "show_default": True}
+    settings |= changes
+    return click.option(settings.pop("flag", _flag(name)), name, **settings)
+
+
+def _flag(name: str) -> str:
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def _help_text(options: type, name: str) -> str:
+    """Return what the class says of the option, as the command line shows it: other options by their flags."""
+    text = re.sub(r"`(\w+)`", lambda match: _flag(match[1]), attribute_texts(options)[name])
+    text, separator, default = text.partition(" Default: ")
+    return f"{text}  [default: {default.removesuffix('.')}]" if separator else text
+
+
+plan_options = with_options(
+    (
+        option_of(PlanOptions, "world_size"),
+        option_of(PlanOptions, "workers"),
+        option_of(PlanOptions, "shards"),
+        option_of(PlanOptions, "samples_per_shard"),
+        option_of(PlanOptions, "shard_size", type=byte_size, metavar="SIZE"),
+        option_of(
+            ConvertOptions,
+            "mapping",
+            multiple=True,
+            metavar="EXT=COLUMN",
+            help="Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
+        ),
+        option_of(
+            ConvertOptions,
+            "columns",
+            multiple=True,
+            metavar="NAME[,NAME...]",
+            help="Write these columns, besides those that --map names.",
+        ),
+        option_of(ConvertOptions, "key", metavar="COLUMN"),
+        option_of(ConvertOptions, "number_keys"),
+        option_of(ConvertOptions, "where", multiple=True, metavar="CONDITION"),
+        option_of(ConvertOptions, "limit"),
+        option_of(
+            ConvertOptions,
+            "splits",
+            multiple=True,
+            metavar="NAME=FRACTION,...",
+            help="Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
+        ),
+        option_of(PlanOptions, "group_by", metavar="COLUMN"),
+        option_of(PlanOptions, "pad"),
+        option_of(PlanOptions, "null"),
+        option_of(ConvertOptions, "class_names"),
+        option_of(PlanOptions, "shuffle"),
+        option_of(PlanOptions, "seed"),
+        option_of(PlanOptions, "lanes"),
+        option_of(PlanOptions, "window"),
+    )
 )
-
-
-plan_options = with_options(_OPTIONS)
 """Adds what decides the dataset."""
+
+
+def _parse_emit(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Parse what --emit names, separated by commas."""
+    try:
+        return check_emit(tuple(value.split(","))) if value is not None else ()
+    except InputError as error:
+        raise click.BadParameter(f"expected {error.expected}, found {error.found}") from error
+
+
+run_options = with_options(
+    (
+        option_of(
+            ConvertOptions,
+            "memory",
+            type=byte_size,
+            default=f"{ConvertOptions.memory // 1024**3}GiB",
+            metavar="SIZE",
+        ),
+        option_of(ConvertOptions, "emit", callback=_parse_emit, metavar="NAME[,NAME...]"),
+        option_of(ConvertOptions, "overwrite"),
+    )
+)
+"""Adds what a run needs besides its plan: memory, emit, overwrite."""
 
 
 def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
@@ -111,7 +140,7 @@ def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions
             raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
         mapping[name] = column
     own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "class_names")}
-    columns, where, split = (arguments.pop(name) for name in ("columns", "where", "split"))
+    columns, where, split = (arguments.pop(name) for name in ("columns", "where", "splits"))
     for name, values in (("--columns", columns), ("--where", where)):
         if not all(value.strip(" ,") for value in values):
             raise click.BadParameter("is empty: leave it out to take all", param_hint=repr(name))
@@ -145,47 +174,28 @@ def _splits(text: str) -> dict[str, float]:
     return splits
 
 
-def _sidecars(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Parse what --emit names, parted by commas."""
-    emit = tuple(value.split(",")) if value is not None else ()
-    unknown = [name for name in emit if name not in SIDECARS]
-    if unknown:
-        raise click.BadParameter(f"{', '.join(map(repr, unknown))} is none of {', '.join(SIDECARS)}")
-    return emit
-
-
-run_options = with_options(
-    (
-        click.option(
-            "--memory",
-            type=byte_size,
-            default="1GiB",
-            show_default=True,
-            metavar="SIZE",
-            help="Memory that --shuffle and --group-by keep to, in all jobs of a machine together.",
-        ),
-        click.option(
-            "--emit",
-            callback=_sidecars,
-            metavar="NAME[,NAME...]",
-            help=f"Write what other readers want beside the shards; some of {', '.join(SIDECARS)}.",
-        ),
-        click.option(
-            "--overwrite", is_flag=True, help="Replace the dataset, or the unfinished run, that is in OUTPUT."
-        ),
-    )
-)
-"""Adds what a run needs besides its plan: memory, emit, overwrite."""
-
-
 def given(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return those of some parameters that stand on the command line, as they are written there."""
+    """Return those of some parameters that are given on the command line, as they are written there."""
     source = context.get_parameter_source
     return [
         parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.make_metavar(context)
         for parameter in context.command.params
         if parameter.name in names and source(parameter.name) is ParameterSource.COMMANDLINE
     ]
+
+
+def show_progress(bar: Bar, progress: Progress, name: str = "") -> None:
+    """Show how far a conversion has got.
+
+    Args:
+        bar: Where to show it.
+        progress: How far.
+        name: The split or the share; empty if there are none.
+    """
+    amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
+    if progress.name != "write":
+        amounts = {"rows": progress.done} if progress.name == "scatter" else {}
+    bar.update(progress.done, progress.total, f"{_DOING[progress.name]} {name}".rstrip(), **amounts)
 
 
 def dataset_text(manifest: Manifest, place: str) -> str:

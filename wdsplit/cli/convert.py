@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TextIO
 
 import click
 
-from wdsplit.cli.conversion import conversion_options, dataset_text, given, plan_options, run_options
+from wdsplit.cli.conversion import (
+    conversion_options,
+    dataset_text,
+    given,
+    option_of,
+    plan_options,
+    run_options,
+    show_progress,
+)
 from wdsplit.cli.options import engine_options, open_engine
-from wdsplit.cli.parts import run_part
-from wdsplit.cli.terminal import Bar, human_bytes, progress_bar, stderr
+from wdsplit.cli.shares import run_share
+from wdsplit.cli.terminal import human_bytes, progress_bar, stderr
 from wdsplit.conversion.convert import Progress, convert, convert_splits
-from wdsplit.conversion.parts import PASSES, Pass
-from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.run import Run
+from wdsplit.conversion.shares import PASSES, Pass
+from wdsplit.engines.local import Engine
 from wdsplit.errors import WdsplitError
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
@@ -34,16 +44,16 @@ __all__ = ["convert_command"]
   wdsplit convert raw/ data/train --world-size 8 --workers 4 --resume
   wdsplit convert raw/ s3://bucket/train --world-size 8 --workers 4
   wdsplit convert s3://bucket/raw/ s3://bucket/train --engine ray --address ray://head:10001
-  wdsplit convert --plan /shared/train.plan --part 3/16""",
+  wdsplit convert --plan /shared/train.plan --share 3/16""",
 )
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.argument("output", required=False, metavar="OUTPUT")
 @plan_options
 @engine_options
 @run_options
-@click.option("--resume", is_flag=True, help="Continue the unfinished run that is in OUTPUT.")
-@click.option("--plan", "plan_path", metavar="PLAN", help="Write a part of what `wdsplit plan -o` has begun.")
-@click.option("--part", metavar="I/N", help="With --plan: which part, 0/N to N-1/N.")
+@option_of(ConvertOptions, "resume")
+@click.option("--plan", "plan_path", metavar="PLAN", help="Write a share of what `wdsplit plan -o` has begun.")
+@click.option("--share", metavar="I/N", help="With --plan: which share, 0/N to N-1/N.")
 @click.option(
     "--pass",
     "only",
@@ -65,7 +75,7 @@ def convert_command(
     overwrite: bool,
     resume: bool,
     plan_path: str | None,
-    part: str | None,
+    share: str | None,
     only: Pass | None,
     **arguments: Any,
 ) -> None:
@@ -75,40 +85,56 @@ def convert_command(
     The number of shards is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes
     of the shards do not depend on --jobs and --engine. A run that was interrupted is continued with --resume.
 
-    With --plan PLAN --part I/N, and nothing but --jobs, --log and --pass besides, a part of a conversion is written
+    With --plan PLAN --share I/N, and nothing but --jobs, --log and --pass besides, a share of a conversion is written
     that `wdsplit plan -o PLAN` has begun; one that died is run again. `wdsplit commit PLAN` ends the conversion.
     """
-    if plan_path is not None or part is not None or only is not None:
-        _refuse_more(context, plan_path, part)
-        run_part(str(plan_path), str(part), only, open_engine(engine, address, jobs), log)
+    if plan_path is not None or share is not None or only is not None:
+        _refuse_more(context, plan_path, share)
+        run_share(str(plan_path), str(share), only, open_engine(engine, address, jobs), log)
         return
     if output is None or not inputs:
         missing = "inputs" if output is not None or not inputs else "output"
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
     options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite, resume=resume)
+    _convert(inputs, output, options, partial(open_engine, engine, address, jobs), log)
+
+
+def _convert(
+    inputs: tuple[str, ...], output: str, options: ConvertOptions, make_engine: Callable[[], Engine], log: TextIO | None
+) -> None:
+    """Convert, and say what was written; if it is interrupted, how to continue."""
     started = time.monotonic()
     last: dict[str, Progress] = {}
     try:
         with progress_bar("converting", log) as bar:
-            where = open_engine(engine, address, jobs)
 
-            def report(plan: Plan, progress: Progress) -> None:
+            def report(progress: Progress) -> None:
                 last[progress.split] = progress
-                _show(bar, plan, progress)
+                show_progress(bar, progress, progress.split)
 
             if options.splits:
-                manifests = convert_splits(inputs, output, options, report, engine=where)
+                manifests = convert_splits(inputs, output, options, report, engine=make_engine())
             else:
-                manifests = {"": convert(inputs, output, options, report, engine=where)}
+                manifests = {"": convert(inputs, output, options, report, engine=make_engine())}
     except KeyboardInterrupt:
-        shards = sum(progress.shards for progress in last.values())
-        if last and _is_unfinished(os.path.join(output, name) if name else output for name in last):
-            kept = f"{shards} shards are published" if shards else "what is published is kept"
-            stderr(f"{kept}; continue with the same command and --resume")
+        _say_how_to_resume(output, last)
         raise
     for name, manifest in manifests.items():
-        click.echo(_summary(manifest, os.path.join(output, name) if name else output, last[name]))
+        click.echo(_summary(manifest, _folder(output, name), last[name]))
     click.echo(_rates(list(manifests.values()), list(last.values()), time.monotonic() - started))
+
+
+def _folder(output: str, split: str) -> str:
+    return os.path.join(output, split) if split else output
+
+
+def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
+    """Say that an interrupted conversion can be continued, given the last progress of each split; unless it cannot."""
+    if not last or not _is_unfinished(_folder(output, name) for name in last):
+        return
+    shards = sum(progress.done for progress in last.values() if progress.name == "write")
+    kept = f"{shards} shards are published" if shards else "what is published is kept"
+    stderr(f"{kept}; continue with the same command and --resume")
 
 
 def _is_unfinished(outputs: Iterable[str]) -> bool:
@@ -119,26 +145,14 @@ def _is_unfinished(outputs: Iterable[str]) -> bool:
         return True
 
 
-def _refuse_more(context: click.Context, plan_path: str | None, part: str | None) -> None:
-    """Refuse whatever would be ignored beside a part of a plan: the plan has decided it."""
-    if plan_path is None or part is None:
-        raise click.UsageError("--plan and --part go together (and --pass with them): --plan PLAN --part I/N")
-    known = {"plan_path", "part", "only", "jobs", "log"}
+def _refuse_more(context: click.Context, plan_path: str | None, share: str | None) -> None:
+    """Refuse whatever would be ignored beside a share of a plan: the plan has decided it."""
+    if plan_path is None or share is None:
+        raise click.UsageError("--plan and --share go together (and --pass with them): --plan PLAN --share I/N")
+    known = {"plan_path", "share", "only", "jobs", "log"}
     others = given(context, {str(parameter.name) for parameter in context.command.params} - known)
     if others:
         raise click.UsageError(f"{', '.join(others)}: not with --plan, which has decided it")
-
-
-def _show(bar: Bar, plan: Plan, progress: Progress) -> None:
-    """Show how far a conversion has got."""
-    name = f" {progress.split}" if progress.split else ""
-    if progress.merged is not None:
-        bar.update(progress.merged, plan.num_samples, f"merging{name}", rows=progress.merged)
-    elif progress.scattered is not None:
-        bar.update(progress.scattered, plan.num_rows, f"shuffling{name}", rows=progress.scattered)
-    else:
-        amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
-        bar.update(progress.shards, plan.num_shards, f"writing{name}", **amounts)
 
 
 def _summary(manifest: Manifest, output: str, progress: Progress) -> str:

@@ -40,11 +40,11 @@ def inspect_command(dataset: str, samples: int, key: str | None, index: int | No
     """Say what is in DATASET: totals, fields, the first samples; or show one sample."""
     storage = open_storage(dataset)
     manifest = read_manifest(storage)
-    wanted = key if key is not None else index
-    if wanted is not None:
+    key_or_index = key if key is not None else index
+    if key_or_index is not None:
         if key is not None and index is not None:
             raise click.UsageError("--key and --index contradict each other")
-        _show_one(find_sample(storage, manifest, wanted), as_json)
+        _show_one(find_sample(storage, manifest, key_or_index), as_json)
         return
     first = list(_first_samples(storage, manifest, samples))
     totals = {
@@ -166,17 +166,22 @@ def assign_command(
     ]
     if as_json:
         echo_json({**totals, "readers": entries})
-        return
+    else:
+        click.echo(_readers_text(entries, totals))
+
+
+def _readers_text(entries: list[dict[str, Any]], totals: dict[str, Any]) -> str:
     rows = [(one["rank"], one["worker"], f"{one['samples']:,}", _shard_list(one["shards"])) for one in entries]
-    click.echo(table(("rank", "worker", "samples", "shards"), rows))
-    click.echo(
-        f"\n{options.lanes} lanes, {readers.num_pads:,} pads; "
-        f"each window is read {readers.read_amplification:.2f} times on average"
-    )
-    if order.is_recut:
-        click.echo("shards differ, so lanes were cut at equal counts: neighbours share the shards at their borders")
+    lines = [
+        table(("rank", "worker", "samples", "shards"), rows),
+        f"\n{totals['lanes']} lanes, {totals['pads']:,} pads; "
+        f"each window is read {totals['read_amplification']:.2f} times on average",
+    ]
+    if totals["recut"]:
+        lines.append("shards differ, so lanes were cut at equal counts: neighbours share the shards at their borders")
     if totals["advice"]:
-        click.echo(totals["advice"])
+        lines.append(totals["advice"])
+    return "\n".join(lines)
 
 
 def _shard_list(shards: list[int]) -> str:

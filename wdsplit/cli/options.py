@@ -11,7 +11,15 @@ from wdsplit.cli.terminal import available_cpus
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.order.epoch import TAILS
 
-__all__ = ["batch_size_option", "engine_options", "json_option", "open_engine", "order_options", "with_options"]
+__all__ = [
+    "Decorator",
+    "batch_size_option",
+    "engine_options",
+    "json_option",
+    "open_engine",
+    "order_options",
+    "with_options",
+]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -69,7 +77,7 @@ engine_options = with_options(
         ),
     )
 )
-"""Adds what says where tasks run, and where that is told: jobs, engine, address, log."""
+"""Adds what says where tasks run, and where progress is logged: jobs, engine, address, log."""
 
 
 def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:

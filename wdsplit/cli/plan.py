@@ -1,4 +1,4 @@
-"""`wdsplit plan`: the dry run of `convert`, and the beginning of a conversion in parts."""
+"""`wdsplit plan`: the dry run of `convert`, and the beginning of a conversion in shares."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import click
 from wdsplit.cli.conversion import conversion_options, given, plan_options, run_options
 from wdsplit.cli.options import json_option
 from wdsplit.cli.terminal import echo_json, table
-from wdsplit.conversion.parts import needed_passes, plan_parts
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.planning import plan_splits
+from wdsplit.conversion.shares import needed_passes, plan_shares
 
 __all__ = ["plan_command"]
 
 
 @click.command(
     "plan",
-    short_help="Say what convert would do; begin a conversion in parts.",
+    short_help="Say what convert would do; begin a conversion in shares.",
     epilog="""Examples:
 
 \b
@@ -28,13 +28,13 @@ __all__ = ["plan_command"]
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @plan_options
-@click.option("--into", "output", metavar="OUTPUT", help="With -o: the folder of the dataset, which all parts reach.")
+@click.option("--into", "output", metavar="OUTPUT", help="With -o: the folder of the dataset, which all shares reach.")
 @click.option(
     "-o",
     "--save",
     "plan_path",
     metavar="PLAN",
-    help="Begin the conversion in OUTPUT, and save its plan in this file for `wdsplit convert --plan PLAN --part I/N`.",
+    help="Begin the conversion in OUTPUT, and save its plan here, for `wdsplit convert --plan PLAN --share I/N`.",
 )
 @run_options
 @json_option
@@ -51,11 +51,11 @@ def plan_command(
     as_json: bool,
     **arguments: Any,
 ) -> None:
-    """Say what convert would do with the same options; nothing is written, unless -o begins a conversion in parts.
+    """Say what convert would do with the same options; nothing is written, unless -o begins a conversion in shares.
 
     INPUT is a file, a folder of them, a glob or a brace expression; or such a URL (s3://, gs://, hf://, https://).
-    With -o PLAN --into OUTPUT the conversion begins: any number of processes, on any machines, then write its parts
-    (`wdsplit convert --plan PLAN --part I/N`), and `wdsplit commit PLAN` ends it. With --split there is a plan for
+    With -o PLAN --into OUTPUT the conversion begins: any number of processes, on any machines, then write its shares
+    (`wdsplit convert --plan PLAN --share I/N`), and `wdsplit commit PLAN` ends it. With --split there is a plan for
     each split, PLAN.NAME.
     """
     if (output is None) != (plan_path is None):
@@ -67,7 +67,7 @@ def plan_command(
         plans, names = plan_splits(inputs, conversion_options(arguments)), {}
     else:
         options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite)
-        saved = plan_parts(inputs, output, plan_path, options)
+        saved = plan_shares(inputs, output, plan_path, options)
         plans = dict(zip(options.splits or [""], saved.values(), strict=True))
         names = dict(zip(plans, saved, strict=True))
     if as_json:
@@ -83,11 +83,11 @@ def plan_command(
 def _next_steps(plan: Plan, path: str) -> str:
     """Say how the conversion goes on."""
     quoted = shlex.quote(path)
-    part = f"  wdsplit convert --plan {quoted} --part I/N"
-    passes = [f"{part} --pass {name}" for name in needed_passes(path)] if plan.scatters else [part]
+    share = f"  wdsplit convert --plan {quoted} --share I/N"
+    passes = [f"{share} --pass {name}" for name in needed_passes(path)] if plan.scatters else [share]
     note = ", pass after pass" if plan.scatters else ""
     return "\n".join(
-        [f"saved in {quoted}; go on with N parts, I = 0, ..., N - 1{note}:", *passes, f"  wdsplit commit {quoted}"]
+        [f"saved in {quoted}; go on with N shares, I = 0, ..., N - 1{note}:", *passes, f"  wdsplit commit {quoted}"]
     )
 
 

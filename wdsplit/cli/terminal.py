@@ -85,7 +85,7 @@ def byte_size(text: str) -> int:
 
 
 class _Rate(ProgressColumn):
-    """Units a second, from what the task was told."""
+    """Units a second of a task."""
 
     def render(self, task: Task) -> Text:
         elapsed = task.elapsed or 0.0

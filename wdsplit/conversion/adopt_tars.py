@@ -2,7 +2,7 @@
 
 Composition of the scan, the samples and an engine. A task reads one tar whole, writes its index beside it and says what
 it found; the driver looks at the keys of all and writes the manifest, the header last. An index that is right is left
-as it is. Before one is replaced, the header goes, so that a header never stands for other indexes.
+as it is. Before one is replaced, the header goes, so that no header belongs to other indexes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import repeated
+from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
+from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, invalid_values, raise_if_any, same_as
 from wdsplit.conversion.plan.plan import default_window, least_lanes, whole_lanes
 from wdsplit.conversion.run import Run
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
 from wdsplit.fields.keys import hash_keys
-from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.storage.interface import Storage
@@ -56,36 +55,23 @@ class IndexOptions:
     """How to adopt tars.
 
     Attributes:
-        world_size: Ranks that the lanes shall suit.
+        world_size: Number of ranks to lay out lanes for.
         workers: Worker processes of each rank; 0 counts as 1.
-        lanes: Lanes of the order (C), or None for world_size x workers, multiplied up to at least 16.
-        window: Samples of a window (Q), or None for those that make about 8 MiB.
+        lanes: Lanes of the loader's order. Default: a multiple of `world_size` x `workers`, at least 16.
+        window: Samples that the loader reads and shuffles together. Default: as many as make about 8 MiB.
         jobs: Processes.
         overwrite: Replace the indexes and the manifest that are there; never a tar.
     """
 
-    world_size: int = 1
-    workers: int = 1
-    lanes: int | None = None
-    window: int | None = None
-    jobs: int = 1
+    world_size: int = same_as(PlanOptions, "world_size")
+    workers: int = same_as(PlanOptions, "workers")
+    lanes: int | None = same_as(PlanOptions, "lanes")
+    window: int | None = same_as(PlanOptions, "window")
+    jobs: int = same_as(ConvertOptions, "jobs")
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        bounds = {
-            "world_size": (1, MAX_LANES),
-            "workers": (0, MAX_LANES),
-            "lanes": (1, MAX_LANES),
-            "window": (1, MAX_WINDOW),
-            "jobs": (1, MAX_LANES),
-        }
-        problems = [
-            f"{name} = {getattr(self, name)}: expected {low} to {high}"
-            for name, (low, high) in bounds.items()
-            if getattr(self, name) is not None and not low <= getattr(self, name) <= high
-        ]
-        if problems:
-            raise InputError("the options cannot be", found="; ".join(problems))
+        raise_if_any(invalid_values(self))
 
 
 @dataclass(frozen=True)
@@ -107,7 +93,7 @@ class _Found:
     fields: tuple[str, ...]
     num_left_out: int
     left_out: tuple[str, ...]
-    hashes: npt.NDArray[np.uint64]
+    hashes: Hashes
 
 
 def index_tars(
@@ -121,11 +107,11 @@ def index_tars(
 
     All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
     are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
-    held, to find keys that stand twice.
+    kept, to find duplicate keys.
 
     Args:
         url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
-        options: What is wanted.
+        options: The options.
         progress: Called after each tar.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
         engine: What carries the tasks out; None for `options.jobs` processes of this machine.
@@ -136,7 +122,7 @@ def index_tars(
     Raises:
         DatasetNotFoundError: There are no tars.
         OutputExistsError: The folder is a dataset already, or holds an unfinished conversion or other indexes.
-        InputError: A tar holds what cannot be a sample, no sample at all, or a key that stands in another one too.
+        InputError: A tar holds what cannot be a sample, no sample at all, or a key that is in another one too.
         CorruptDataError: A tar is damaged.
         StorageError: The folder cannot be written to.
     """
@@ -150,7 +136,7 @@ def index_tars(
             storage.remove_temporary(folder)
         read = partial(_read_tar, storage.url, storage_options, options.overwrite)
         found = _read_all(read, paths, engine or LocalEngine(options.jobs), progress)
-        _refuse_repeated_keys(storage, storage_options, found)
+        _refuse_duplicate_keys(storage, storage_options, found)
         manifest = _manifest(found, options)
         storage.remove(HEADER_NAME)
         write_manifest(storage, manifest)
@@ -301,26 +287,26 @@ def _read_all(
     return [found[number] for number in range(len(paths))]
 
 
-def _refuse_repeated_keys(storage: Storage, options: Mapping[str, Any] | None, found: Sequence[_Found]) -> None:
-    """Refuse a key that stands in two tars; where two hashes are equal, the keys themselves are looked at."""
-    suspects = repeated(np.concatenate([each.hashes for each in found]))
-    seen: dict[str, str] = {}
-    for each in found if len(suspects) else ():
-        rows = np.flatnonzero(np.isin(each.hashes, suspects)).tolist()
-        path = each.shard.path
-        keys = _samples(storage, path, memoryview(_mapped(storage, path, options))).keys if rows else []
-        for key in (keys[row].as_py() for row in rows):
-            if key in seen:
-                raise InputError(
-                    "a key stands twice",
-                    place=f"{storage.url}/{path}",
-                    expected="each key once in the whole dataset",
-                    found=f"{key!r}, which also stands in {storage.url}/{seen[key]}",
-                    remedy="remove one of them, or convert the tars with `wdsplit convert --number-keys`",
-                    url=f"{storage.url}/{path}",
-                    key=key,
-                )
-            seen[key] = path
+def _refuse_duplicate_keys(storage: Storage, options: Mapping[str, Any] | None, found: Sequence[_Found]) -> None:
+    """Refuse a key that is in two tars."""
+
+    def read_keys(suspects: Hashes) -> Iterator[KeyBatch]:
+        for each in found:
+            if np.isin(each.hashes, suspects).any():
+                path = each.shard.path
+                samples = _samples(storage, path, memoryview(_mapped(storage, path, options)))
+                yield KeyBatch(samples.keys, same_place(f"{storage.url}/{path}"))
+
+    for duplicate in find_duplicate_keys([each.hashes for each in found], read_keys):
+        raise InputError(
+            "duplicate key",
+            place=duplicate.again,
+            expected="each key once in the whole dataset",
+            found=f"{duplicate.key!r}, which is also in {duplicate.first}",
+            remedy="remove one of them, or convert the tars with `wdsplit convert --number-keys`",
+            url=duplicate.again,
+            key=duplicate.key,
+        )
 
 
 def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:

@@ -1,4 +1,4 @@
-"""Counting the rows that are wanted, row group by row group, before anything is planned.
+"""Counting the selected rows, row group by row group, before anything is planned.
 
 Only the columns that decide are read, and only the row groups whose statistics do not rule the condition out. What is
 counted says later which row groups need not be read at all.
@@ -125,7 +125,7 @@ class _Counter:
             yield inside, Groups.of(groups[inside], numbers[inside]) if groups is not None else None
 
     def _batches(self, number: int, limit: int | None) -> Iterator[tuple[dict[str, pa.Array], Int64, Int64]]:
-        """Give the rows of a file that may be wanted: the columns that decide, the numbers, the row groups."""
+        """Give the rows of a file that may be selected: the columns that decide, the numbers, the row groups."""
         file, table = self._table.files[number], self._table
         if limit == 0:
             return

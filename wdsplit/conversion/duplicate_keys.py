@@ -1,14 +1,16 @@
-"""Keys that stand twice: found before anything is written.
+"""The scan for duplicate keys: of a table to be converted, of tars that are adopted, of a dataset that is verified.
 
-Eight bytes a row are held, in as many passes over the key column as memory asks for.
+Keys are compared by 64-bit hashes, eight bytes a key; only where two hashes are equal are the keys themselves read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.task import keys_of
@@ -16,55 +18,100 @@ from wdsplit.errors import InputError
 from wdsplit.fields.keys import hash_keys
 from wdsplit.tables.read import Rows, read_rows
 
-__all__ = ["check_unique_keys", "repeated"]
+__all__ = ["DuplicateKey", "Hashes", "KeyBatch", "check_unique_keys", "find_duplicate_keys", "same_place"]
+
+Hashes = npt.NDArray[np.uint64]
 
 _HASHES_AT_ONCE = 32_000_000
 
 
-def repeated(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the hashes that stand more than once, rising."""
+class KeyBatch(NamedTuple):
+    """Some keys.
+
+    Attributes:
+        keys: The keys, escaped.
+        place: Says where the key with a number among them is.
+    """
+
+    keys: pa.LargeStringArray
+    place: Callable[[int], str]
+
+
+def same_place(place: str) -> Callable[[int], str]:
+    """Return the `place` of a `KeyBatch` whose keys are all in one file."""
+    return lambda number: place
+
+
+class DuplicateKey(NamedTuple):
+    """A key that was found a second time: where it was first, and where it is again."""
+
+    key: str
+    first: str
+    again: str
+
+
+def find_duplicate_keys(
+    hashes: Sequence[Hashes], read_keys: Callable[[Hashes], Iterable[KeyBatch]]
+) -> Iterator[DuplicateKey]:
+    """Find the keys that are there more than once, in the order of the keys.
+
+    Args:
+        hashes: The hashes of all keys, as `hash_keys` gives them; uint64.
+        read_keys: Reads the keys, given the hashes that are there more than once; it may leave out batches that have
+            none of these hashes. Called only if there are such hashes.
+    """
+    suspects = _repeated(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    if not len(suspects):
+        return
+    first: dict[str, str] = {}
+    for keys, place in read_keys(suspects):
+        for number in np.flatnonzero(np.isin(hash_keys(keys), suspects)).tolist():
+            key = keys[number].as_py()
+            if key in first:
+                yield DuplicateKey(key, first[key], place(number))
+            else:
+                first[key] = place(number)
+
+
+def _repeated(hashes: Hashes) -> Hashes:
+    """Return the hashes that are there more than once, rising."""
     ordered = np.sort(hashes)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
 def check_unique_keys(plan: Plan) -> None:
-    """Refuse a key that stands twice in the whole dataset, before anything is written.
+    """Refuse a duplicate key in the whole dataset, before anything is written.
 
-    Keys are compared by 64-bit hashes, in as many passes as memory asks for; where two hashes are equal, the keys
-    themselves are looked at.
+    The key column is read once for every 32 million rows.
+
+    Raises:
+        InputError: A key is there twice, or cannot be a key.
     """
-    passes = -(-plan.num_rows // _HASHES_AT_ONCE)
-    for number in range(passes):
-        hashes = [_hashes_of_pass(plan, rows, passes, number) for rows in _key_rows(plan)]
-        equal = repeated(np.concatenate(hashes))
-        if len(equal):
-            _look_at_keys(plan, equal)
+    num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)
+    for number in range(num_passes):
+        hashes = [_hashes_of_pass(plan, rows, num_passes, number) for rows in _key_rows(plan)]
+        for duplicate in find_duplicate_keys(hashes, lambda _: _key_batches(plan)):
+            raise InputError(
+                "duplicate key",
+                place=duplicate.again,
+                expected="each key once in the whole dataset",
+                found=f"{duplicate.key!r}, which is also the key of {duplicate.first}",
+                remedy="choose another key column, remove the duplicate, or number the rows: leave out --key, "
+                "or give --number-keys for tars",
+                key=duplicate.key,
+            )
 
 
 def _key_rows(plan: Plan) -> Iterator[Rows]:
     return read_rows(plan.table, 0, plan.num_rows, [plan.key] if plan.key else [])
 
 
-def _hashes_of_pass(plan: Plan, rows: Rows, passes: int, number: int) -> npt.NDArray[np.uint64]:
-    hashes = hash_keys(keys_of(plan, rows))
-    return hashes[hashes % np.uint64(passes) == number] if passes > 1 else hashes
-
-
-def _look_at_keys(plan: Plan, suspects: npt.NDArray[np.uint64]) -> None:
-    """Read the keys whose hashes stand twice, and refuse the first that really does."""
-    seen: dict[str, str] = {}
+def _key_batches(plan: Plan) -> Iterator[KeyBatch]:
     for rows in _key_rows(plan):
-        keys = keys_of(plan, rows)
-        for row in np.flatnonzero(np.isin(hash_keys(keys), suspects)).tolist():
-            key = keys[row].as_py()
-            if key in seen:
-                raise InputError(
-                    "a key stands twice",
-                    place=rows.where(row),
-                    expected="each key once in the whole dataset",
-                    found=f"{key!r}, which is also the key of {seen[key]}",
-                    remedy="choose another key column, remove the duplicate, or number the rows: leave out --key, "
-                    "or give --number-keys for tars",
-                    key=key,
-                )
-            seen[key] = rows.where(row)
+        yield KeyBatch(keys_of(plan, rows), rows.where)
+
+
+def _hashes_of_pass(plan: Plan, rows: Rows, num_passes: int, number: int) -> Hashes:
+    """Return the hashes of rows that a pass compares: each hash is compared in one of them."""
+    hashes = hash_keys(keys_of(plan, rows))
+    return hashes[hashes % np.uint64(num_passes) == number] if num_passes > 1 else hashes

@@ -1,4 +1,4 @@
-"""The passes of a conversion: the tasks of each, and how an engine carries them out, whoever asks for it."""
+"""The passes of a conversion: the tasks of each, and how an engine carries them out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wdsplit.conversion.plan.plan import Span, task_spans
 from wdsplit.conversion.shuffle.merge import merge
 from wdsplit.conversion.shuffle.scatter import scatter, task_memory
 from wdsplit.conversion.shuffle.steps import MergeTask, ScatterTask, SpillJob, Steps
-from wdsplit.conversion.task import Job, describe_rows, describe_span, unless_taken, write_shards
+from wdsplit.conversion.task import Job, describe_rows, describe_span, guarded, write_shards
 from wdsplit.engines.local import Engine
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import Shard
@@ -34,7 +34,7 @@ class TaskPass(Generic[Task, Result]):
         tasks: The tasks that are left.
         describe: Says what a task is, for errors.
         memory_bytes: What a task needs, about.
-        threads: Whether jobs may be threads, as `Engine.run` has it.
+        threads: Whether jobs may be threads, as `Engine.map` has it.
     """
 
     function: Callable[[Any, Task], Result]
@@ -44,8 +44,8 @@ class TaskPass(Generic[Task, Result]):
     memory_bytes: int
     threads: bool
 
-    def run(self, engine: Engine) -> Generator[Result, None, None]:
-        """Carry the tasks out, and give the results as they are ready: as `Engine.run` does."""
+    def carry_out(self, engine: Engine) -> Generator[Result, None, None]:
+        """Carry the tasks out, and give the results as they are ready: as `Engine.map` does."""
         return engine.map(
             partial(self.function, self.job),
             self.tasks,
@@ -66,10 +66,10 @@ def scatter_pass(job: Job, steps: Steps, tasks: Sequence[ScatterTask]) -> TaskPa
     plan = job.plan
     return TaskPass(
         _guarded(scatter, job),
-        SpillJob(job.output, plan, steps, job.held_bytes, job.storage_options),
+        SpillJob(job.output, plan, steps, job.buffer_bytes, job.storage_options),
         tasks,
         lambda task: describe_rows(plan, (task.first, task.stop)),
-        task_memory(plan, job.held_bytes),
+        task_memory(plan, job.buffer_bytes),
         threads=True,
     )
 
@@ -84,21 +84,21 @@ def merge_pass(job: Job, steps: Steps, tasks: Sequence[MergeTask]) -> TaskPass[M
     """
     return TaskPass(
         _guarded(merge, job),
-        SpillJob(job.output, job.plan, steps, job.held_bytes, job.storage_options),
+        SpillJob(job.output, job.plan, steps, job.buffer_bytes, job.storage_options),
         tasks,
         str,
-        task_memory(job.plan, job.held_bytes),
+        task_memory(job.plan, job.buffer_bytes),
         threads=True,
     )
 
 
-def _rows_held(job: Job) -> int:
-    """Return how many rows a task may hold, if it gathers them: shards of so many are best written together."""
-    return job.held_bytes * job.plan.num_rows // max(1, job.plan.table.data_bytes) if job.plan.scatters else 0
+def _max_gathered_rows(job: Job) -> int:
+    """Return how many rows a task may gather at a time; 0 if it reads them in the order of the table."""
+    return job.buffer_bytes * job.plan.num_rows // max(1, job.plan.table.data_bytes) if job.plan.scatters else 0
 
 
 def _guarded(function: Callable[..., Result], job: Job) -> Callable[[Any, Task], Result]:
-    return partial(unless_taken, function) if job.shared else function
+    return partial(guarded, function) if job.shared else function
 
 
 def write_pass(job: Job, jobs: int, shards: Sequence[int] | Int64) -> TaskPass[Span, dict[int, Shard]]:
@@ -113,8 +113,8 @@ def write_pass(job: Job, jobs: int, shards: Sequence[int] | Int64) -> TaskPass[S
     return TaskPass(
         write_shards,
         job,
-        task_spans(plan, jobs, shards, _rows_held(job)),
+        task_spans(plan, jobs, shards, _max_gathered_rows(job)),
         partial(describe_span, plan),
-        task_memory(plan, job.held_bytes),
+        task_memory(plan, job.buffer_bytes),
         threads=all(field.encoding != "json" for field in plan.fields),
     )

@@ -27,7 +27,7 @@ from wdsplit.tables.select import check_group_type, parts_of
 from wdsplit.tables.table import Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 
-__all__ = ["PathLike", "input_paths", "plan_conversion", "plan_files", "plan_splits", "refuse_splits"]
+__all__ = ["PathLike", "input_paths", "plan_files", "plan_splits"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,22 +42,6 @@ def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
     return [os.fspath(path) for path in several]
 
 
-def plan_conversion(
-    inputs: PathLike | Sequence[PathLike],
-    options: ConvertOptions,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Plan:
-    """Decide a conversion into one dataset, as `plan_splits` does."""
-    refuse_splits(options)
-    return plan_splits(inputs, options, storage_options)[""]
-
-
-def refuse_splits(options: ConvertOptions) -> None:
-    """Refuse splits where one dataset is asked for."""
-    if options.splits:
-        raise InputError("one dataset is asked for, and splits too", remedy="use the function for splits")
-
-
 def plan_splits(
     inputs: PathLike | Sequence[PathLike],
     options: ConvertOptions,
@@ -67,7 +51,7 @@ def plan_splits(
 
     Args:
         inputs: One or several of: a file, a folder of them, a glob, a brace expression; paths or URLs.
-        options: What is wanted.
+        options: The options.
         storage_options: How to reach remote stores.
 
     Returns:
@@ -86,7 +70,7 @@ def plan_files(
 
     Args:
         paths: The files, as `find_inputs` returns them.
-        options: What is wanted.
+        options: The options.
         storage_options: How to reach remote stores.
     """
     table = open_inputs(paths, storage_options)
@@ -94,8 +78,8 @@ def plan_files(
         options = _as_tars(table, options)
     _check_key_and_group(table.schema, options)
     selected = _selected(table, options)
-    fields = _fields(joined([wanted for wanted, _ in selected.values()]), options)
-    plans = {name: _plan(name, wanted, fields, groups, options) for name, (wanted, groups) in selected.items()}
+    fields = _fields(joined([chosen for chosen, _ in selected.values()]), options)
+    plans = {name: _plan(name, chosen, fields, groups, options) for name, (chosen, groups) in selected.items()}
     for plan in plans.values():
         _warn_of_pads(plan)
     return plans
@@ -118,7 +102,7 @@ def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
 
 
 def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
-    """Return the rows that are wanted of each split, and their groups if rows are grouped."""
+    """Return the selected rows of each split, and their groups if rows are grouped."""
     group_by = options.plan.group_by
     parts = dict(parts_of(options.splits, group_by or options.key)) if options.splits else {"": None}
     if not (options.where or options.limit is not None or options.splits or group_by is not None):
@@ -129,7 +113,7 @@ def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, G
 
 
 def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
-    """Return the fields of each sample; where types do not tell, the first payloads that are wanted do."""
+    """Return the fields of each sample; types decide, or else the first payloads."""
     schema, key, path = table.schema, options.key, table.files[0].path
     inferred = options.columns or ([] if options.mapping else [name for name in schema.names if name != key])
     payloads = first_payloads(table, [name for name in inferred if name not in options.mapping.values()])

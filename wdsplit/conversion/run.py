@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
-from wdsplit.conversion.task import PLAN_NAME, holds_plan, refuse_taken
+from wdsplit.conversion.task import PLAN_NAME, holds_plan, refuse_taken_over
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.shards.files import read_manifest
@@ -29,7 +29,7 @@ from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
 from wdsplit.tar.index import INDEX_ENTRY_BYTES
 
-__all__ = ["Run"]
+__all__ = ["Run", "is_below"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Run:
         return self.storage.size(PLAN_NAME) is not None
 
     @property
-    def is_begun(self) -> bool:
+    def exists(self) -> bool:
         """Whether the output holds a dataset, or an unfinished run."""
         return self.storage.size(HEADER_NAME) is not None or self.is_unfinished
 
@@ -76,7 +76,7 @@ class Run:
 
     def holds(self, path: str) -> bool:
         """Tell whether a file lies in the output."""
-        return _is_below(path, self.storage)
+        return is_below(path, self.storage.url)
 
     def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
         """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
@@ -90,9 +90,9 @@ class Run:
                     url=path,
                 )
 
-    def refuse_dataset_around(self) -> None:
+    def refuse_dataset_above(self) -> None:
         """Refuse an output for the datasets of splits that is a dataset itself, or an unfinished run."""
-        if self.is_begun:
+        if self.exists:
             raise OutputExistsError(
                 "the output is a dataset itself, so it cannot hold those of splits",
                 place=self.storage.url,
@@ -121,24 +121,25 @@ class Run:
         if overwrite:
             self._refuse_adopted(finished)
             foreign = {name for name in names if not (finished or started) or not self._is_ours(name)}
-            if foreign:  # a late part renames its files
+            if foreign:  # listed again: a late share renames its files
                 self._refuse_foreign(sorted(foreign.intersection(self.storage.list())))
-            return
-        if not (names or started or resume) or (resume and (started or finished)):
-            return
-        if finished:
-            cause, remedy = "the output is a finished dataset already", "use --overwrite to replace it"
-        elif started:
-            cause = "the output is an unfinished run"
+        elif resume and not (started or finished):
+            self._refuse("there is no unfinished run to resume", names, "leave out --resume", "an unfinished run")
+        elif not resume and finished:
+            self._refuse("the output is a finished dataset already", names, "use --overwrite to replace it")
+        elif not resume and started:
             remedy = "use --resume to continue it, or --overwrite to start anew"
-        elif names:
-            cause, remedy = "the output is not empty", "choose a folder that is empty or does not exist yet"
-        else:
-            cause, remedy = "there is no unfinished run to resume", "leave out --resume"
+            self._refuse("the output is an unfinished run", names, remedy)
+        elif not resume and names:
+            self._refuse("the output is not empty", names, "choose a folder that is empty or does not exist yet")
+
+    def _refuse(
+        self, cause: str, names: Sequence[str], remedy: str, expected: str = "no such folder, or an empty one"
+    ) -> NoReturn:
         raise OutputExistsError(
             cause,
             place=self.storage.url,
-            expected="an unfinished run" if resume else "no such folder, or an empty one",
+            expected=expected,
             found=_some(names) or "nothing",
             remedy=remedy,
             url=self.storage.url,
@@ -177,7 +178,7 @@ class Run:
         return known and self.storage.size(name) is not None
 
     def start(self, plan: Plan) -> dict[int, Shard]:
-        """Begin anew; what the output held is removed, its header first. Return the shards that are there: none."""
+        """Begin anew; what was in the output is removed, its header first. Return the shards that are there: none."""
         inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER)]
         self.storage.remove(PLAN_NAME, *(path for path in inner if path != _LOCK_NAME))
         with self.storage.publish(PLAN_NAME, durable=True) as file:
@@ -206,7 +207,7 @@ class Run:
         return done
 
     def require(self, plan: Plan) -> None:
-        """Refuse an output that does not hold the unfinished run of a plan, as parts of it find that.
+        """Refuse an output that does not hold the unfinished run of a plan, as each of its shares does.
 
         Raises:
             DatasetNotFoundError: It holds no run at all.
@@ -218,7 +219,7 @@ class Run:
             return
         if note:
             cause, found = "the output holds the run of another plan", f"plan {note.get('plan')}"
-            remedy = "use the plan file of that run; or end its parts, and plan again with --overwrite"
+            remedy = "use the plan file of that run; or end its shares, and plan again with --overwrite"
         elif self.storage.size(HEADER_NAME) is not None:
             same = read_manifest(self.storage).provenance.get("plan") == plan.hash
             cause = "the plan is committed already" if same else "the output holds another dataset"
@@ -234,7 +235,7 @@ class Run:
             )
         raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
 
-    def found(self, numbers: Sequence[int]) -> dict[int, Shard]:
+    def find_published(self, numbers: Sequence[int]) -> dict[int, Shard]:
         """Return which of some shards are noted and there whole; each is looked for by its name, nothing is listed."""
         noted = dict(shard_notes(self.storage, numbers))
         looked = in_order(lambda item: self._lost(item[1], self.storage.size), list(noted.items()), _NOTES_AT_ONCE)
@@ -260,7 +261,7 @@ class Run:
         Raises:
             WdsplitError: It lacks a file, or one is of another size; or the output is another run's.
         """
-        refuse_taken(self.storage, plan)
+        refuse_taken_over(self.storage, plan)
         lacking = self.lacking(shards) if self.storage.is_remote else {}
         for path in lacking.values():
             raise StorageError(
@@ -360,11 +361,11 @@ class Run:
         return None
 
 
-def _is_below(path: str, folder: Storage) -> bool:
-    """Tell whether a file lies in a folder, or below it."""
-    if folder.is_remote or "://" in path:
-        return path.startswith(f"{folder.url}/")
-    return Path(folder.url).resolve() in Path(path).resolve().parents
+def is_below(path: str, folder: str) -> bool:
+    """Tell whether a path lies in a folder, or below it; both are local paths or URLs."""
+    if "://" in folder or "://" in path:
+        return path.startswith(f"{folder}/")
+    return Path(folder).resolve() in Path(path).resolve().parents
 
 
 def _some(names: Sequence[str]) -> str:

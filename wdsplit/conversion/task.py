@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan, Span
-from wdsplit.conversion.record.notes import note_shard, own_note
-from wdsplit.conversion.shuffle.gather import SpilledRows
+from wdsplit.conversion.record.notes import note_shard, read_note_of_plan
+from wdsplit.conversion.shuffle.gather import ShuffledRows
 from wdsplit.conversion.shuffle.steps import SpillJob
 from wdsplit.engines.local import ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
@@ -37,10 +37,10 @@ __all__ = [
     "Job",
     "describe_rows",
     "describe_span",
+    "guarded",
     "holds_plan",
     "keys_of",
-    "refuse_taken",
-    "unless_taken",
+    "refuse_taken_over",
     "write_shards",
 ]
 
@@ -56,7 +56,7 @@ class Job:
     Attributes:
         output: The dataset's folder.
         plan: The plan.
-        held_bytes: Bytes of rows that may be held at a time, if they stand in another order than in the table.
+        buffer_bytes: Bytes of rows that a task may buffer, where the plan puts rows into another order.
         emit: The sidecars to write.
         storage_options: How to reach a remote store.
         shared: Whether other machines write to the output too, so that no lock of a local one keeps other runs out.
@@ -64,7 +64,7 @@ class Job:
 
     output: str
     plan: Plan
-    held_bytes: int
+    buffer_bytes: int
     emit: tuple[str, ...] = ()
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     shared: bool = False
@@ -74,8 +74,8 @@ def write_shards(job: Job, span: Span) -> dict[int, Shard]:
     """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
     storage = open_storage(job.output, job.storage_options)
     if job.shared:
-        refuse_taken(storage, job.plan, shared=True)
-    with _taken_told(storage, job.plan, job.shared):
+        refuse_taken_over(storage, job.plan, shared=True)
+    with _name_takeover(storage, job.plan, job.shared):
         return _write_span(storage, job, span)
 
 
@@ -86,7 +86,7 @@ def _write_span(storage: Storage, job: Job, span: Span) -> dict[int, Shard]:
     for shard in range(span.first, span.stop):
         pads = (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
         catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-        bodies = _unless_taken(storage, job, _bodies(plan, shard, stream, pads, catalog))
+        bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, pads, catalog))
         written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
         if catalog is not None:
             write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
@@ -94,24 +94,24 @@ def _write_span(storage: Storage, job: Job, span: Span) -> dict[int, Shard]:
     return written
 
 
-def unless_taken(function: Callable[[SpillJob, Any, Callable[[], None]], Result], job: SpillJob, task: Any) -> Result:
+def guarded(function: Callable[[SpillJob, Any, Callable[[], None]], Result], job: SpillJob, task: Any) -> Result:
     """Carry out a task for an output that other machines write to; it publishes nothing once that is another run's."""
     storage = open_storage(job.output, job.storage_options)
-    guard = partial(refuse_taken, storage, job.plan, shared=True)
+    guard = partial(refuse_taken_over, storage, job.plan, shared=True)
     guard()
-    with _taken_told(storage, job.plan, shared=True):
+    with _name_takeover(storage, job.plan, shared=True):
         return function(job, task, guard)
 
 
 @contextmanager
-def _taken_told(storage: Storage, plan: Plan, shared: bool) -> Iterator[None]:
+def _name_takeover(storage: Storage, plan: Plan, shared: bool) -> Iterator[None]:
     """Say that an output is another run's, rather than which of our files that run has removed."""
     try:
         yield
     except UnansweredError:
         raise
     except (CorruptDataError, DatasetNotFoundError, StorageError):
-        refuse_taken(storage, plan, shared)
+        refuse_taken_over(storage, plan, shared)
         raise
 
 
@@ -133,10 +133,10 @@ def describe_rows(plan: Plan, rows: tuple[int, int]) -> str:
 
 def holds_plan(storage: Storage, plan: Plan) -> bool:
     """Tell whether the unfinished run of an output is that of a plan."""
-    return bool(own_note(storage, plan, PLAN_NAME))
+    return bool(read_note_of_plan(storage, plan, PLAN_NAME))
 
 
-def refuse_taken(storage: Storage, plan: Plan, shared: bool = False) -> None:
+def refuse_taken_over(storage: Storage, plan: Plan, shared: bool = False) -> None:
     """Refuse to go on with an output where another run has begun meanwhile, if no lock keeps it out.
 
     A run of the same plan does no harm: it writes the same bytes.
@@ -162,22 +162,22 @@ def refuse_taken(storage: Storage, plan: Plan, shared: bool = False) -> None:
         )
 
 
-def _unless_taken(storage: Storage, job: Job, bodies: Iterator[Body]) -> Iterator[Body]:
+def _checked_at_the_end(storage: Storage, job: Job, bodies: Iterator[Body]) -> Iterator[Body]:
     """Give the samples of a shard; at the end, just before it is published, refuse an output that is another run's."""
     yield from bodies
-    refuse_taken(storage, job.plan, job.shared)
+    refuse_taken_over(storage, job.plan, job.shared)
 
 
 def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:
-    """Return what reads rows by their places: as they stand in the table, or as they were scattered."""
+    """Return what reads rows by their places: in the order of the table, or as they were scattered."""
     plan = job.plan
     if plan.scatters:
-        return SpilledRows(job.output, plan, job.held_bytes, job.storage_options).read
+        return ShuffledRows(job.output, plan, job.buffer_bytes, job.storage_options).read
     return lambda first, stop: ahead(read_rows(plan.table, first, stop, plan.columns))
 
 
 class _Stream:
-    """Rows, handed out in consecutive parts."""
+    """Rows, handed out some at a time."""
 
     def __init__(self, batches: Iterator[Rows]) -> None:
         self._batches = batches

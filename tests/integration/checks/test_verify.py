@@ -33,7 +33,7 @@ BAD_OFFSETS = "an index holds offsets that cannot be"
 TWO_SAMPLES = "members of two samples stand where the index has one"
 PADS = "the pads of a shard are not those of the manifest"
 UNKNOWN = "a sample has a field that the manifest does not know"
-TWICE = "a key stands twice"
+TWICE = "duplicate key"
 
 every_engine = pytest.mark.parametrize("jobs", [1, 2])
 
@@ -432,7 +432,7 @@ def test_a_dataset_whose_manifest_is_damaged_is_an_error_and_no_report(dataset, 
 def test_a_tar_that_the_manifest_does_not_list_is_reported(dataset):
     (dataset / "000099.tar").write_bytes((dataset / SHARD).read_bytes())
     assert [(problem.cause, problem.url) for problem in verify(str(dataset)).problems] == [
-        ("a tar stands beside the shards that the manifest does not list", f"{dataset}/000099.tar")
+        ("a tar beside the shards is not in the manifest", f"{dataset}/000099.tar")
     ]
 
 

@@ -515,7 +515,7 @@ BAD_TABLES = {
     "a key that stands twice": (
         rows_of(["a", "b", "a"]),
         ["--key", "name"],
-        ["a key stands twice", "row 2", "row 0", "'a'", "--key"],
+        ["duplicate key", "row 2", "row 0", "'a'", "--key"],
     ),
     "a key that is null": (rows_of(["a", None, "c"]), ["--key", "name"], ["a key is null", "row 1", "'name'", "--key"]),
     "a key that is empty": (rows_of(["a", "", "c"]), ["--key", "name"], ["a key is empty", "row 1"]),
@@ -743,14 +743,14 @@ def test_a_dataset_whose_manifest_is_damaged_is_refused(refused, dataset, comman
         (["cache"], "Missing argument"),
         (["convert", "IN"], "Missing argument"),
         (["commit"], "Missing argument"),
-        (["convert", "--plan", "P"], "--plan and --part go together"),
-        (["convert", "--part", "0/2"], "--plan and --part go together"),
-        (["convert", "--pass", "write"], "--plan and --part go together"),
-        (["convert", "IN", "OUT", "--plan", "P", "--part", "0/2"], "INPUT..., OUTPUT: not with --plan"),
-        (["convert", "--plan", "P", "--part", "0/2", "--seed", "0", "--resume"], "--seed, --resume: not with --plan"),
-        (["convert", "--plan", "P", "--part", "0/2", "--engine", "local"], "--engine: not with --plan"),
-        (["convert", "--plan", "P", "--part", "0-2"], "'0-2' is not of the form I/N"),
-        (["convert", "--plan", "P", "--part", "0/2", "--pass", "third"], "'scatter', 'merge', 'write'"),
+        (["convert", "--plan", "P"], "--plan and --share go together"),
+        (["convert", "--share", "0/2"], "--plan and --share go together"),
+        (["convert", "--pass", "write"], "--plan and --share go together"),
+        (["convert", "IN", "OUT", "--plan", "P", "--share", "0/2"], "INPUT..., OUTPUT: not with --plan"),
+        (["convert", "--plan", "P", "--share", "0/2", "--seed", "0", "--resume"], "--seed, --resume: not with --plan"),
+        (["convert", "--plan", "P", "--share", "0/2", "--engine", "local"], "--engine: not with --plan"),
+        (["convert", "--plan", "P", "--share", "0-2"], "'0-2' is not of the form I/N"),
+        (["convert", "--plan", "P", "--share", "0/2", "--pass", "third"], "'scatter', 'merge', 'write'"),
         (["plan", "IN", "-o", "P"], "--into and -o go together"),
         (["plan", "IN", "--into", "OUT"], "--into and -o go together"),
         (["plan", "IN", "--overwrite", "--memory", "1GiB"], "--memory, --overwrite: only with -o"),
@@ -804,7 +804,7 @@ def test_the_program_ends_with_a_message_and_no_traceback(tmp_path):
     path = write_table(tmp_path / "in.parquet", rows_of(["a", "b", "a"]))
     ended = run_program("convert", path, tmp_path / "out", "--key", "name")
     assert (ended.code, ended.out) == (2, "")
-    assert_says(ended.err, "a key stands twice", path)
+    assert_says(ended.err, "duplicate key", path)
 
 
 def test_an_error_in_a_worker_process_ends_with_a_message_and_no_traceback(tmp_path):

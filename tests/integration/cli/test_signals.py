@@ -115,17 +115,17 @@ def test_a_program_that_was_told_to_ignore_sigterm_does(begin, table, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_is_written_by_the_same_command_once_more(begin, table, tmp_path):
+def test_a_share_is_written_by_the_same_command_once_more(begin, table, tmp_path):
     plan, output = tmp_path / "train.plan", tmp_path / "out"
     assert ended(begin(*PROGRAM, "plan", table, "--into", output, "-o", plan, "--shards", SHARDS))[0] == 0
-    part = [*PROGRAM, "convert", "--plan", plan, "--part", "0/1", "--jobs", 2]
-    process = begin(*part)
+    share = [*PROGRAM, "convert", "--plan", plan, "--share", "0/1", "--jobs", 2]
+    process = begin(*share)
     wait_for_shards(process, output)
     process.terminate()
     code, _, err = ended(process)
     assert code == 143
     assert err == "what is published is kept; continue with the same command\n\nended by SIGTERM\n"
-    assert ended(begin(*part))[0] == 0
+    assert ended(begin(*share))[0] == 0
     assert ended(begin(*PROGRAM, "commit", plan))[0] == 0
 
 
@@ -151,12 +151,27 @@ def test_a_check_ends_with_its_code_and_handlers_are_what_they_were(numbers, mon
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_ctrl_c_while_the_program_is_imported_gives_no_traceback():
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from wdsplit.cli.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_the_library_leaves_signals_alone(tmp_path):
     table = write_table(tmp_path / "in.parquet", numbers_table(40))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     seen = []
 
-    def look(plan, progress):
+    def look(progress):
         seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
 
     wdsplit.convert(table, tmp_path / "out", ConvertOptions(PlanOptions(shards=4), jobs=2), look)

@@ -231,7 +231,7 @@ def test_the_promises_hold_for_uneven_tars(folder, world_size):
 
 @pytest.mark.parametrize("wrong", [{"world_size": 0}, {"workers": -1}, {"lanes": 0}, {"window": 0}, {"jobs": 0}])
 def test_options_that_cannot_be_are_refused_by_name(wrong):
-    with pytest.raises(InputError, match="options cannot be") as caught:
+    with pytest.raises(InputError, match="invalid options") as caught:
         IndexOptions(**wrong)
     assert next(iter(wrong)) in caught.value.found
 
@@ -285,7 +285,7 @@ def test_a_tar_that_cannot_be_adopted_is_named(folder, damage, kind, jobs):
 
 def test_a_key_that_stands_in_two_tars_is_refused_with_both(folder):
     written_by_tarfile(folder / "z.tar", ["new", "d.x/key 0005-ü"])
-    with pytest.raises(InputError, match="stands twice") as caught:
+    with pytest.raises(InputError, match="duplicate key") as caught:
         index_tars(folder)
     assert caught.value.key == "d.x/key 0005-ü"
     assert caught.value.place == str(folder / "z.tar")
@@ -377,7 +377,7 @@ def test_another_index_is_replaced_only_if_asked_for(folder):
 def test_a_dataset_whose_tars_cannot_be_adopted_anew_stays_as_long_as_its_indexes_do(folder):
     index_tars(folder)
     written_by_tarfile(folder / "z.tar", ["d.x/key 0005-ü"])
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="duplicate key"):
         index_tars(folder, IndexOptions(overwrite=True))
     assert len(by_loader(folder)) == sum(COUNTS)
 
@@ -386,7 +386,7 @@ def test_a_header_never_stands_for_another_index(folder):
     index_tars(folder)
     written_by_webdataset(folder / "part-0.tar", ["one", "two"])
     written_by_tarfile(folder / "z.tar", ["one"])
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="duplicate key"):
         index_tars(folder, IndexOptions(overwrite=True))
     assert not (folder / HEADER_NAME).exists()
 

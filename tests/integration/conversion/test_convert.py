@@ -22,6 +22,7 @@ from tables import (
     labels,
     mixed_table,
     options,
+    planned,
     real_samples,
     sample_offsets,
     session_processes,
@@ -35,7 +36,6 @@ from tables import (
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan import Span
-from wdsplit.conversion.planning import plan_conversion
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.task import RUN_FOLDER, Job, write_shards
 from wdsplit.errors import (
@@ -157,7 +157,7 @@ def test_the_manifest_tells_where_the_dataset_came_from(table_path, tmp_path):
     provenance = convert([table_path], str(tmp_path / "out"), chosen).provenance
     size = os.path.getsize(table_path)
     assert provenance["inputs"] == [{"path": table_path, "num_bytes": size, "num_rows": NUM_ROWS}]
-    assert provenance["plan"] == plan_conversion([table_path], chosen).hash
+    assert provenance["plan"] == planned([table_path], chosen).hash
     assert (provenance["num_dropped"], provenance["key"]) == (3, "label")
     assert (provenance["options"]["pad"], provenance["options"]["shards"]) == ("drop", 10)
     assert set(provenance["versions"]) == {"wdsplit", "pyarrow", "numpy", "python"}
@@ -311,7 +311,7 @@ def test_the_key_column_can_be_a_field_too(tmp_path):
 def test_a_key_that_stands_twice_is_refused_with_both_places_before_anything_is_written(tmp_path, jobs):
     table = pa.table({"name": [f"k{row}" for row in range(50)] + ["k7", "z"], "label": range(52)})
     paths = write_files(tmp_path / "in", table, [20])
-    with pytest.raises(InputError, match="a key stands twice") as caught:
+    with pytest.raises(InputError, match="duplicate key") as caught:
         converted(paths, tmp_path / "out", shards=4, key="name", jobs=jobs)
     assert caught.value.place == f"{paths[2]}, row 10"
     assert f"{paths[0]}, row 7" in caught.value.found
@@ -491,6 +491,16 @@ def test_an_input_inside_the_output_is_refused(tmp_path, overwrite):
     assert pq.read_table(path).num_rows == 10
 
 
+@pytest.mark.parametrize("inputs", ["raw", "raw/"])
+def test_an_output_inside_an_input_folder_is_refused(tmp_path, inputs):
+    numbers(tmp_path / "raw" / "a.parquet", 10)
+    with pytest.raises(InputError, match="inside an input folder"):
+        converted(f"{tmp_path}/{inputs}", tmp_path / "raw" / "out")
+    assert files_below(tmp_path) == ["raw/a.parquet"]
+    converted(f"{tmp_path}/raw/*.parquet", tmp_path / "raw" / "out", shards=2)
+    assert_whole(tmp_path / "raw" / "out")
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_output_that_cannot_be_written_is_refused_by_name(table_path, tmp_path, jobs):
     (tmp_path / "file").write_text("a file")
@@ -553,8 +563,8 @@ class InterruptedRunError(Exception):
 def interrupt_after(table_path, folder, num_shards, **changes):
     """Convert to 8 shards, but stop as soon as some of them are published."""
 
-    def stop(plan, progress):
-        if progress.shards >= num_shards:
+    def stop(progress):
+        if progress.done >= num_shards:
             raise InterruptedRunError
 
     with pytest.raises(InterruptedRunError):
@@ -569,12 +579,10 @@ def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(table_path, und
     assert not is_finished(tmp_path / "out")
     published = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
     seen = []
-    convert(
-        [table_path], str(tmp_path / "out"), options(shards=8, resume=True), lambda _, progress: seen.append(progress)
-    )
+    convert([table_path], str(tmp_path / "out"), options(shards=8, resume=True), seen.append)
     assert_whole(tmp_path / "out")
     assert shard_files(tmp_path / "out") == shard_files(undisturbed)
-    assert seen[0].shards == seen[0].skipped == seen[-1].skipped >= num_shards
+    assert seen[0].done == seen[0].skipped == seen[-1].skipped >= num_shards
     kept = [name for name, time in published.items() if (tmp_path / "out" / name).stat().st_mtime_ns == time]
     assert len(kept) >= seen[0].skipped
 
@@ -663,7 +671,7 @@ def test_resuming_what_is_finished_leaves_it_as_it_is_if_the_plan_is_the_same(ta
 
 def test_an_overwrite_that_was_killed_before_it_wrote_anything_can_be_repeated(table_path, tmp_path):
     out = tmp_path / "out"
-    plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=4)))
+    plan = planned(str(table_path), ConvertOptions(PlanOptions(shards=4)))
     for names in ([], [HEADER_NAME], [HEADER_NAME, SHARDS_NAME, "000000.tar"]):
         converted(table_path, out, shards=2, overwrite=True)
         (out / RUN_FOLDER).mkdir()
@@ -678,7 +686,7 @@ def test_an_overwrite_that_was_killed_before_it_wrote_anything_can_be_repeated(t
 @pytest.mark.parametrize("damaged", ["plan.json", "shards/000000.json"])
 def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
     out = tmp_path / "out"
-    plan = plan_conversion(str(table_path), ConvertOptions(PlanOptions(shards=2)))
+    plan = planned(str(table_path), ConvertOptions(PlanOptions(shards=2)))
     Run(open_storage(str(out))).start(plan)
     write_shards(Job(str(out), plan, 2**20), Span(0, 1))
     (out / RUN_FOLDER / damaged).write_bytes(b"")
@@ -702,7 +710,7 @@ def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second
     """An error may come between a tar, its index and the note of it; what is left must be resumable or harmless."""
     out = tmp_path / "out"
 
-    def break_in(plan, progress):
+    def break_in(progress):
         """Put a folder in the way of what is published next."""
         (out / {"000000.tar.idx": "000000.tar", "000000.tar": ".wdsplit-run/shards/000000.json"}[left]).mkdir(
             parents=True
@@ -732,14 +740,13 @@ def test_progress_never_goes_back_and_ends_complete(table_path, tmp_path, jobs):
         [table_path],
         str(tmp_path / "out"),
         options(shards=8, jobs=jobs),
-        lambda plan, progress: seen.append((plan.num_shards, progress)),
+        seen.append,
     )
-    steps = [(progress.shards, progress.samples, progress.num_bytes) for _, progress in seen]
+    steps = [(progress.done, progress.samples, progress.num_bytes) for progress in seen]
     assert steps == sorted(steps)
     assert steps[0] == (0, 0, 0)
     assert steps[-1] == (8, manifest.num_samples + manifest.num_pads, manifest.num_bytes)
-    assert {num_shards for num_shards, _ in seen} == {8}
-    assert {progress.skipped for _, progress in seen} == {0}
+    assert {(progress.name, progress.total, progress.skipped) for progress in seen} == {("write", 8, 0)}
 
 
 # Runs that are killed, in processes of their own
@@ -751,8 +758,8 @@ from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.options import PlanOptions
 def main():
     source, output, jobs, resume = sys.argv[1:5]
-    def progress(plan, progress):
-        print(f"{progress.shards:<10000}", flush=True)
+    def progress(progress):
+        print(f"{progress.done:<10000}", flush=True)
     options = ConvertOptions(PlanOptions(shards=100), jobs=int(jobs), resume=resume == "resume")
     convert([source], output, options, progress)
 if __name__ == "__main__":
@@ -845,8 +852,8 @@ from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.options import PlanOptions
 killed = []
-def kill_a_worker(plan, progress):
-    if progress.shards and not killed:
+def kill_a_worker(progress):
+    if progress.done and not killed:
         for task in Path(f"/proc/self/task").iterdir():
             for child in (task / "children").read_text().split():
                 if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
@@ -920,7 +927,7 @@ def test_a_disk_that_takes_no_more_fails_the_run_by_name_and_leaves_nothing(tabl
 def test_two_runs_at_once_into_one_output_do_not_mix(table_path, undisturbed, tmp_path):
     refused = []
 
-    def try_another_run(plan, progress):
+    def try_another_run(progress):
         for changes in ({"resume": True, "shards": 8}, {"overwrite": True, "shards": 7}):
             with pytest.raises(StorageError, match="another process") as caught:
                 converted(table_path, tmp_path / "out", **changes)
@@ -941,7 +948,7 @@ def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp
     path, out = tmp_path / "in.parquet", tmp_path / "out"
     path.write_bytes(Path(table_path).read_bytes())
     os.utime(path, ns=(1, 1))
-    plan = plan_conversion(path, ConvertOptions(PlanOptions(shards=2)))
+    plan = planned(path, ConvertOptions(PlanOptions(shards=2)))
     Run(open_storage(str(out))).start(plan)
     write_shards(Job(str(out), plan, 2**20), Span(0, 1))
     os.utime(path, ns=(2, 2))

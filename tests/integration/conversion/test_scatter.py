@@ -10,6 +10,7 @@ from tables import (
     labels,
     little_memory,
     mixed_table,
+    planned,
     real_samples,
     session_processes,
     shard_files,
@@ -20,11 +21,10 @@ from tables import (
 )
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
-from wdsplit.conversion.planning import plan_conversion
-from wdsplit.conversion.shuffle.gather import SpilledRows
+from wdsplit.conversion.shuffle.gather import ShuffledRows
 from wdsplit.conversion.shuffle.merge import merge, remove_scattered
-from wdsplit.conversion.shuffle.runs import not_spilled, unspilled
 from wdsplit.conversion.shuffle.scatter import scatter, task_bytes
+from wdsplit.conversion.shuffle.sorted_runs import tasks_without_note, unfinished_tasks
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, ScatterTask, SpillJob, cut_into_steps, read_cuts, write_cuts
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.order.permutation import RowPermutation
@@ -128,13 +128,13 @@ def spilled(output, plan, held):
 def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
     little_memory(monkeypatch)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
-    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
+    plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
     steps = spilled(output, plan, held)
     assert steps.num_tasks > 3
     assert (steps.num_chunks > 1 and steps.num_regions > 1) == steps.merges == (most < 256)
     order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS)))
-    rows = SpilledRows(output, plan, held)
+    rows = ShuffledRows(output, plan, held)
     last = plan.num_samples
     for first, stop in [(0, last), (0, 1), (last - 1, last), (17, 211), (100, 100)]:
         parts = list(rows.read(first, stop))
@@ -146,17 +146,18 @@ def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch,
 
 def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     little_memory(monkeypatch)
-    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
+    plan = planned(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
     storage = open_storage(str(tmp_path))
     cuts = write_cuts(storage, plan, 4096)
     job = SpillJob(str(tmp_path), plan, cuts.steps, 4096)
     for task in cuts.tasks[:2]:
         scatter(job, task)
     assert read_cuts(storage, plan) == cuts
-    assert not_spilled(storage, cuts.steps, cuts.tasks) == unspilled(storage, cuts.steps, cuts.tasks) == cuts.tasks[2:]
+    for left in (tasks_without_note, unfinished_tasks):
+        assert left(storage, cuts.steps, cuts.tasks) == cuts.tasks[2:]
     note = next((tmp_path / SPILL_FOLDER).glob(f"*{cuts.tasks[0].name}.json"))
     note.write_bytes(note.read_bytes()[:-1])
-    assert unspilled(storage, cuts.steps, cuts.tasks) == [cuts.tasks[0], *cuts.tasks[2:]]
+    assert unfinished_tasks(storage, cuts.steps, cuts.tasks) == [cuts.tasks[0], *cuts.tasks[2:]]
 
 
 def test_memory_is_shared_by_the_jobs():
@@ -176,7 +177,7 @@ if __name__ == "__main__":
     options = ConvertOptions(
         PlanOptions(shards=40, shuffle=True, seed=1), jobs=int(jobs), memory=2**20, resume=resume == "resume"
     )
-    convert(source, output, options, lambda plan, progress: print(progress, flush=True))
+    convert(source, output, options, lambda progress: print(progress, flush=True))
 """
 
 
@@ -224,34 +225,34 @@ class Stop(Exception):  # noqa: N818 (it is no error)
     """Stops a conversion."""
 
 
-@pytest.mark.parametrize("when", ["merging", "writing"])
+@pytest.mark.parametrize("when", ["merge", "write"])
 def test_a_run_that_is_stopped_after_rows_are_scattered_scatters_none_again(inputs, tmp_path, monkeypatch, when):
     converted(inputs, tmp_path / "whole", shards=8, shuffle=True)
     little_memory(monkeypatch)
     chosen, seen = PlanOptions(shards=8, shuffle=True), []
 
-    def stop(plan, progress):
+    def stop(progress):
         seen.append(progress)
-        if progress.merged if when == "merging" else progress.scattered is None and progress.shards:
+        if progress.name == when and progress.done:
             raise Stop
 
     with pytest.raises(Stop):
         convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
     first = [path.name for path in (tmp_path / "out" / SPILL_FOLDER).glob("*.arrow") if "region" not in path.name]
-    assert bool(first) == (when == "merging"), "what is merged goes before shards are written"
-    begun = seen[-1].merged or NUM_ROWS
+    assert bool(first) == (when == "merge"), "what is merged goes before shards are written"
+    last = seen[-1]
     seen.clear()
-    convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1, resume=True), lambda _, now: seen.append(now))
-    shuffling = [progress for progress in seen if progress.scattered is not None]
-    assert {progress.scattered for progress in shuffling} == {NUM_ROWS}, "it begins with what is there"
-    merged = [progress.merged for progress in shuffling if progress.merged is not None]
-    assert merged == sorted(merged) and merged[0] == begun and merged[-1] == NUM_ROWS
+    convert(inputs, tmp_path / "out", ConvertOptions(chosen, memory=1, resume=True), seen.append)
+    scattered, merged = ([one for one in seen if one.name == name] for name in ("scatter", "merge"))
+    assert [(one.done, one.skipped) for one in scattered] == [(NUM_ROWS, NUM_ROWS)], "it begins with what is there"
+    assert merged[0].done == merged[0].skipped == (last.done if when == "merge" else merged[0].total)
+    assert [one.done for one in merged] == list(range(merged[0].done, merged[0].total + 1))
     assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
 
 
 def scattered(inputs, output, merged):
     """Scatter a table with little memory, and merge it if that is wanted; return the job and its cuts."""
-    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
     cuts = write_cuts(open_storage(str(output)), plan, 4096)
     job = SpillJob(str(output), plan, cuts.steps, 4096)
     for task in cuts.tasks:
@@ -264,7 +265,7 @@ def scattered(inputs, output, merged):
 def read_on(job, cuts, merged):
     """Do what follows upon scattering, or upon merging."""
     if merged:
-        list(SpilledRows(job.output, job.plan, 4096).read(0, job.plan.num_rows))
+        list(ShuffledRows(job.output, job.plan, 4096).read(0, job.plan.num_rows))
     for task in () if merged else cuts.steps.merge_tasks():
         merge(job, task)
 
@@ -302,11 +303,11 @@ def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatc
 def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkeypatch, most):
     little_memory(monkeypatch)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
-    plan = plan_conversion(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
+    plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
     output = str(tmp_path / "out")
     spilled(output, plan, 4096)
     before = set(os.listdir("/proc/self/fd"))
-    rows = SpilledRows(output, plan, 4096)
+    rows = ShuffledRows(output, plan, 4096)
     for part in rows.read(0, plan.num_rows):
         held = [os.path.realpath(f"/proc/self/fd/{number}") for number in set(os.listdir("/proc/self/fd")) - before]
         assert len(part) and not [path for path in held if path.endswith(".arrow")]

@@ -385,8 +385,8 @@ class Stop(Exception):  # noqa: N818
 
 
 def stopped_before_its_end(source, out, shards):
-    def progress(plan, so_far):
-        if so_far.shards >= shards // 2:
+    def progress(so_far):
+        if so_far.done >= shards // 2:
             raise Stop
 
     with pytest.raises(Stop):
@@ -425,8 +425,8 @@ def test_a_shard_that_was_lost_or_is_of_another_size_is_written_again(bucket, so
 def test_the_manifest_is_not_written_when_the_store_has_lost_a_shard(bucket, source, expected):
     out = f"{bucket.url}/out"
 
-    def lose(plan, progress):
-        if progress.shards == SHARDS:
+    def lose(progress):
+        if progress.done == SHARDS:
             (bucket.folder / "out/000001.tar").unlink()
 
     with pytest.raises(StorageError, match="lost a file") as caught:
@@ -467,8 +467,8 @@ def test_a_run_whose_output_another_machine_has_begun_anew_stops_and_leaves_it_a
     note = orjson.dumps({"plan": "another"})
     run, client = bucket.folder / "out" / RUN_FOLDER, S3Client(bucket.name, S3Options())
 
-    def take_over(plan, progress):
-        if progress.shards == when:
+    def take_over(progress):
+        if progress.done == when:
             (run / "plan.json").write_bytes(note)
             client.ask("create_multipart_upload", "", Key="out/000005.tar")
 

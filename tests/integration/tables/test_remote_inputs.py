@@ -13,12 +13,11 @@ import pytest
 import wdsplit
 from faults import Cut, EveryOther, Shorten, Truncate, internal_error
 from s3server import S3Server
-from tables import write_table
+from tables import planned, write_table
 from tars import by_tarfile
 from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
-from wdsplit.conversion.planning import plan_conversion
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats import opening, parquet
@@ -121,8 +120,7 @@ def test_rows_are_selected_and_counted_as_from_the_disk(bucket, tmp_path):
     write_table(bucket.folder / "a.parquet", media(100, 100), 10)
     options = ConvertOptions(plan=PlanOptions(shards=2), where="label >= 35", limit=20)
     found = [
-        plan_conversion(f"{at}/a.parquet", options, None if at is bucket.folder else FAST)
-        for at in (bucket.folder, bucket.url)
+        planned(f"{at}/a.parquet", options, None if at is bucket.folder else FAST) for at in (bucket.folder, bucket.url)
     ]
     assert found[0].hash == found[1].hash
     assert found[1].num_rows == 20
@@ -144,7 +142,7 @@ def test_inputs_come_from_a_web_server_and_tell_no_signature(web, tmp_path, jobs
 
 def test_a_plan_is_the_same_with_another_signature(web):
     write_table(web.folder / "a.parquet", media(50, 500), 10)
-    plans = [plan_conversion(f"{web.endpoint}/a.parquet?token={token}", ConvertOptions()) for token in ("A", "B")]
+    plans = [planned(f"{web.endpoint}/a.parquet?token={token}", ConvertOptions()) for token in ("A", "B")]
     assert plans[0].hash == plans[1].hash and plans[0].modified == plans[1].modified
     assert "token" not in repr(plans[0])
 
@@ -263,9 +261,9 @@ def parquet_bytes(table):
 
 def test_a_run_is_not_resumed_on_an_input_that_was_written_anew(bucket, tmp_path, monkeypatch):
     write_table(bucket.folder / "a.parquet", {"a": [1, 2, 3]})
-    before = plan_conversion(f"{bucket.url}/a.parquet", ConvertOptions())
+    before = planned(f"{bucket.url}/a.parquet", ConvertOptions())
     write_table(bucket.folder / "a.parquet", {"a": [1, 2, 4]})
-    after = plan_conversion(f"{bucket.url}/a.parquet", ConvertOptions())
+    after = planned(f"{bucket.url}/a.parquet", ConvertOptions())
     assert before.modified != after.modified
 
 

@@ -223,7 +223,7 @@ def test_keys_of_few_rows_of_a_large_table_have_the_digits_of_the_table():
 def test_a_key_that_stands_twice_in_rows_left_out_is_no_matter(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": ["a", "b", "a"], "n": [0, 1, 2]})
     made(path, tmp_path / "out", key="id", where="n > 0")
-    error = refused(path, tmp_path / "twice", "a key stands twice", key="id", where="n != 1")
+    error = refused(path, tmp_path / "twice", "duplicate key", key="id", where="n != 1")
     assert error.place == f"{path}, row 2"
 
 
@@ -238,7 +238,7 @@ def test_a_fault_of_a_selected_row_is_named_by_its_place_in_its_file(tmp_path):
 
 @pytest.mark.parametrize("more", [{}, {"shuffle": True}, {"group_by": "user"}, {"splits": SPLITS}, {"limit": 5}])
 def test_a_condition_that_no_row_meets_is_refused(inputs, tmp_path, more):
-    error = refused(inputs, tmp_path / "out", "no row of the input is wanted", where="label > 1000", **more)
+    error = refused(inputs, tmp_path / "out", "no row is selected", where="label > 1000", **more)
     assert f"none of {NUM_ROWS} rows" in error.found
     assert "--where" in error.remedy
 
@@ -384,20 +384,18 @@ def test_no_group_is_in_two_splits(inputs, tmp_path):
 
 def test_a_key_that_stands_twice_is_found_though_its_rows_are_in_splits(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": [*map(str, range(50)), "7"], "n": range(51)})
-    error = refused(path, tmp_path / "out", "a key stands twice", splits={"a": 0.5, "b": 0.5}, key="id")
+    error = refused(path, tmp_path / "out", "duplicate key", splits={"a": 0.5, "b": 0.5}, key="id")
     assert error.key == "7"
 
 
 def test_a_key_that_stands_in_two_splits_by_its_group_is_refused(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"id": ["7"] * 50, "group": range(50)})
     splits = {"a": 0.5, "b": 0.5}
-    refused(path, tmp_path / "same", "a key stands twice", splits=splits, key="id", group_by="group")
+    refused(path, tmp_path / "same", "duplicate key", splits=splits, key="id", group_by="group")
     drawn = plan_splits([path], options_of(splits=splits, group_by="group"))
     ones = [next(iter(read_rows(plan.table, 0, 1, ["group"]))).columns["group"][0].as_py() for plan in drawn.values()]
     where = f"group in {ones}"
-    error = refused(
-        path, tmp_path / "out", "a key stands twice", splits=splits, key="id", group_by="group", where=where
-    )
+    error = refused(path, tmp_path / "out", "duplicate key", splits=splits, key="id", group_by="group", where=where)
     assert error.key == "7"
 
 
@@ -412,9 +410,9 @@ def test_a_null_that_should_draw_a_split_is_named(tmp_path, column):
 
 def test_an_empty_split_is_refused_by_its_name_before_anything_is_written(tmp_path):
     path = write_table(tmp_path / "a.parquet", {"n": range(10)})
-    error = refused(path, tmp_path / "out", "no row of the input is wanted", splits={"most": 0.9999, "few": 0.0001})
+    error = refused(path, tmp_path / "out", "no row is selected", splits={"most": 0.9999, "few": 0.0001})
     assert "split 'few'" in error.place
-    error = refused(path, tmp_path / "out", "no row of the input is wanted", splits={"few": 0.0001, "most": 0.9999})
+    error = refused(path, tmp_path / "out", "no row is selected", splits={"few": 0.0001, "most": 0.9999})
     assert "split 'few'" in error.place
 
 
@@ -423,9 +421,9 @@ def test_an_empty_split_is_refused_by_its_name_before_anything_is_written(tmp_pa
     [
         ({"splits": {"a": 0.5, "b": 0.6}}, "do not make a whole"),
         ({"splits": {"a": 1.0, "b": 0.0}}, "do not make a whole"),
-        ({"splits": {"a/b": 1.0}}, "cannot be named so"),
-        ({"splits": {"..": 1.0}}, "cannot be named so"),
-        ({"splits": {"": 1.0}}, "cannot be named so"),
+        ({"splits": {"a/b": 1.0}}, "becomes a folder"),
+        ({"splits": {"..": 1.0}}, "becomes a folder"),
+        ({"splits": {"": 1.0}}, "becomes a folder"),
         ({"splits": SPLITS, "key": "no"}, "columns cannot be used|not in the table"),
         ({"splits": SPLITS, "key": "vector"}, "cannot hold keys"),
         ({"splits": SPLITS, "group_by": "no"}, "not in the table"),
@@ -435,7 +433,7 @@ def test_an_empty_split_is_refused_by_its_name_before_anything_is_written(tmp_pa
         ({"splits": SPLITS, "shards": 100, "pad": "none"}, "more shards than rows"),
         ({"group_by": "no"}, "not in the table"),
         ({"group_by": "vector"}, "cannot name groups"),
-        ({"group_by": "user", "pad": "drop"}, "options cannot be"),
+        ({"group_by": "user", "pad": "drop"}, "invalid options"),
         ({"group_by": "user", "shards": 20}, "more shards than groups"),
         ({"limit": 0}, "limit = 0"),
         ({"where": "no == 1"}, "no column 'no'"),
@@ -463,8 +461,8 @@ class Stop(Exception):  # noqa: N818 (it is no error)
 def stop_at(split, shards=1):
     """Return a progress that stops the conversion when so many shards of a split are published."""
 
-    def stop(plan, progress):
-        if progress.split == split and progress.shards >= shards and progress.scattered is None:
+    def stop(progress):
+        if progress.split == split and progress.name == "write" and progress.done >= shards:
             raise Stop
 
     return stop
@@ -521,7 +519,7 @@ def test_splits_that_are_finished_are_left_as_they_are_when_they_are_resumed(inp
     again = made(
         inputs,
         tmp_path / "out",
-        lambda plan, progress: seen.append((progress.split, progress.skipped)),
+        lambda progress: seen.append((progress.split, progress.skipped)),
         splits=SPLITS,
         shards=2,
         resume=True,
@@ -838,7 +836,7 @@ if __name__ == "__main__":
         PlanOptions(shards=9, group_by="label", shuffle=True), where="label != 77", splits={"train": 0.6, "val": 0.4},
         jobs=int(jobs), memory=2**20, resume=resume == "resume"
     )
-    convert_splits(source, output, options, lambda plan, progress: print(progress, flush=True))
+    convert_splits(source, output, options, lambda progress: print(progress, flush=True))
 """
 
 
@@ -1014,8 +1012,8 @@ def test_plan_counts_the_pads_that_groups_take(run, source, grouped):
         ("train=0.9,", ["NAME=FRACTION"]),
         ("train=0.9,val=0.2", ["do not make a whole", "train=0.9, val=0.2"]),
         ("train=1,val=0", ["do not make a whole"]),
-        ("a/b=1", ["cannot be named so", "'a/b'"]),
-        ("..=1", ["cannot be named so", "'..'"]),
+        ("a/b=1", ["becomes a folder", "'a/b'"]),
+        ("..=1", ["becomes a folder", "'..'"]),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "convert"])
@@ -1071,8 +1069,8 @@ def test_the_help_tells_how_to_select(run, command):
 
 
 def test_the_members_of_the_package_tell_how_to_make_splits(inputs, tmp_path):
-    with pytest.raises(InputError, match="one dataset is asked for"):
+    with pytest.raises(InputError, match="convert writes one dataset"):
         convert(inputs, tmp_path / "out", options_of(splits=SPLITS))
-    with pytest.raises(InputError, match="there are no splits"):
+    with pytest.raises(InputError, match="splits is empty"):
         convert_splits(inputs, tmp_path / "out", options_of())
     assert not (tmp_path / "out").exists()

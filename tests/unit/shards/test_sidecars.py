@@ -405,8 +405,8 @@ def test_rows_that_are_shuffled_are_told_of_in_their_new_order(table_path, tmp_p
 
 
 def stop_after(num_shards):
-    def stop(plan, progress):
-        if progress.shards >= num_shards:
+    def stop(progress):
+        if progress.name == "write" and progress.done >= num_shards:
             raise KeyboardInterrupt
 
     return stop
@@ -532,5 +532,5 @@ def test_the_command_writes_what_emit_names(table_path, tmp_path):
 def test_the_command_refuses_what_emit_cannot_name(table_path, tmp_path, value):
     ended = CliRunner().invoke(cli, ["convert", table_path, str(tmp_path / "out"), "--emit", value])
     assert ended.exit_code == 2
-    assert "none of dali, energon, wids" in ended.output
+    assert "some of dali, energon, wids" in ended.output
     assert not (tmp_path / "out").exists()

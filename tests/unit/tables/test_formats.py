@@ -90,8 +90,8 @@ def test_several_files_give_the_shards_of_one(name, tmp_path, as_parquet):
 def test_a_run_is_resumed(name, tmp_path, as_parquet):
     path = write_as(tmp_path, name, TABLE)
 
-    def stop(plan, progress):
-        if progress.shards >= 2:
+    def stop(progress):
+        if progress.done >= 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):

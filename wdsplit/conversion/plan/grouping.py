@@ -1,6 +1,6 @@
-"""Groups of rows that stand together in one shard: which shard each goes to, and where in it.
+"""Groups of rows that stay together in one shard: which shard each goes to, and where in it.
 
-Pure (no I/O). Groups are told apart by 64-bit hashes of their values. Those with the most rows are dealt out first,
+Pure (no I/O). Groups are distinguished by 64-bit hashes of their values. Those with the most rows are dealt out first,
 each to the shard that has the fewest rows so far (Graham 1969), so shards are as equal as the groups allow.
 """
 
@@ -44,15 +44,15 @@ class Groups:
         return cls(found, counts.astype(np.int64), numbers[first])
 
     @classmethod
-    def merged(cls, parts: Sequence[Groups]) -> Groups:
-        """Return the groups of several parts of a table as one."""
-        hashes = np.concatenate([np.zeros(0, np.uint64), *(part.hashes for part in parts)])
+    def merged(cls, several: Sequence[Groups]) -> Groups:
+        """Return the groups of several pieces of a table as one."""
+        hashes = np.concatenate([np.zeros(0, np.uint64), *(groups.hashes for groups in several)])
         order = np.argsort(hashes, kind="stable")
         found, first = np.unique(hashes[order], return_index=True)
         if not len(found):
             return cls(found, np.zeros(0, np.int64), np.zeros(0, np.int64))
-        counts = np.concatenate([part.counts for part in parts])[order]
-        firsts = np.concatenate([part.firsts for part in parts])[order]
+        counts = np.concatenate([groups.counts for groups in several])[order]
+        firsts = np.concatenate([groups.firsts for groups in several])[order]
         return cls(found, np.add.reduceat(counts, first), np.minimum.reduceat(firsts, first))
 
 
@@ -74,7 +74,7 @@ class GroupPlaces:
 
 
 def group_order(groups: Groups, seed: int | None) -> Int64:
-    """Return the groups in the order in which they shall stand: by a hash of the seed, or as the table has them."""
+    """Return the groups in their order in the dataset: by a hash of the seed, or as the table has them."""
     if seed is None:
         return np.argsort(groups.firsts, kind="stable")
     return np.argsort(hash_numbers(hash_stream(seed, _ORDER_DOMAIN), groups.hashes), kind="stable")

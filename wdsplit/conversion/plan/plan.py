@@ -61,13 +61,13 @@ class Plan:
     """A conversion, decided.
 
     Attributes:
-        table: The input, and which of its rows are wanted.
+        table: The input, and which of its rows are selected.
         fields: The fields of each sample, in order.
         key: The key column, or None to number the rows.
         options: What was asked for.
         num_shards: Shards (S).
         lanes: Lanes (C).
-        groups: Where groups of rows go, if they stand together.
+        groups: Where groups of rows go, if rows are grouped.
         bounds: The place of each shard's first row and the place after the last row, if groups decide it; else empty.
     """
 
@@ -87,12 +87,12 @@ class Plan:
 
     @property
     def scatters(self) -> bool:
-        """Whether rows stand in another order than in the table."""
+        """Whether the plan puts rows into another order than the table's."""
         return self.options.shuffle or self.groups is not None
 
     @property
     def num_rows(self) -> int:
-        """Rows that are wanted."""
+        """Rows that are selected."""
         return self.table.num_rows
 
     @cached_property
@@ -198,11 +198,11 @@ def make_plan(
     """Decide a conversion.
 
     Args:
-        table: The input, and which of its rows are wanted.
+        table: The input, and which of its rows are selected.
         fields: The fields of each sample.
         key: The key column, or None to number the rows.
         options: What is asked for.
-        groups: The groups of the rows that are wanted, with `group_by`.
+        groups: The groups of the selected rows, with `group_by`.
 
     Raises:
         InputError: There are no rows, or the options cannot be met.
@@ -219,11 +219,11 @@ def make_plan(
         num_shards = min(
             _derived_shards(table, len(fields), options, lanes), _round_up(num_rows, math.lcm(lanes, readers))
         )
-    most = len(groups) if groups is not None else num_rows
-    if (options.pad != "repeat" or groups is not None) and num_shards > most:
-        if options.shards is not None or readers > most:
-            raise _too_few(most, num_shards if options.shards is not None else readers, options)
-        num_shards = most // readers * readers
+    max_shards = len(groups) if groups is not None else num_rows
+    if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
+        if options.shards is not None or readers > max_shards:
+            raise _too_few(max_shards, num_shards if options.shards is not None else readers, options)
+        num_shards = max_shards // readers * readers
     if options.lanes is None:
         lanes = whole_lanes(num_shards, readers) or min(num_shards, lanes)
     if groups is None:
@@ -237,7 +237,7 @@ def _no_rows(table: Table) -> InputError:
     place = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
     if table.total_rows:
         return InputError(
-            "no row of the input is wanted",
+            "no row is selected",
             place=place,
             expected="at least one row",
             found=f"none of {table.total_rows} rows meets the selection",
@@ -251,12 +251,12 @@ def _no_rows(table: Table) -> InputError:
     )
 
 
-def _too_few(most: int, num_shards: int, options: PlanOptions) -> InputError:
+def _too_few(max_shards: int, num_shards: int, options: PlanOptions) -> InputError:
     what = "groups" if options.group_by is not None else "rows"
     why = "a group is not torn" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
     return InputError(
         f"there are more shards than {what}, and {why}",
-        expected=f"at most {most} shards",
+        expected=f"at most {max_shards} shards",
         found=str(num_shards),
         remedy="use "
         + ("" if options.group_by is not None else "--pad repeat, ")

@@ -1,4 +1,4 @@
-"""A plan as a file, and back: what the parts of a conversion, on many machines, know of it.
+"""A plan as a file, and back: what the shares of a conversion, on many machines, know of it.
 
 Pure (no I/O). The file is a zip of JSON and of Arrow tables, and nothing of it is run when it is read. The same plan
 gives the same bytes. It holds no secret: how a remote store is reached, each machine must know itself.
@@ -66,7 +66,7 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan, and all else that the parts of its conversion must know.
+    """A plan, and all else that the shares of its conversion must know.
 
     Attributes:
         plan: The plan. Its remote inputs hold nothing that says how their stores are reached.
@@ -145,7 +145,7 @@ def _files_table(files: Sequence[InputFile]) -> pa.Table:
                 "the URL of an input holds what must not be written into a plan file",
                 place=file.path,
                 expected="a URL without user, password, query or signature",
-                remedy="give credentials by the environment, to each part, or convert by one process",
+                remedy="give credentials by the environment, to each share, or convert by one process",
                 url=file.path,
             )
     columns: dict[str, Any] = {name: pa.array([getattr(file, name) for file in files], pa.int64()) for name in _NUMBERS}

@@ -1,7 +1,7 @@
-"""The notes of a run: what its tasks and its parts leave in its folder, for whoever ends it.
+"""The notes of a run: what its tasks and its shares leave in its folder, for the process that commits it.
 
-A note that is torn, as by a power failure, counts as none: another one tells the same, or what it told is done again.
-One that is whole, but not as a run writes it, was changed by somebody, and is refused.
+A torn note, as after a power failure, counts as none: another one says the same, or its work is done again. One that
+is whole, but not as a run writes it, was changed by somebody, and is refused.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from wdsplit.storage.interface import Storage
 
 __all__ = [
     "DONE_FOLDER",
-    "note_part",
+    "describe_unfinished_shares",
+    "first_few",
     "note_shard",
-    "noted",
-    "own_note",
+    "note_share",
     "read_note",
+    "read_note_of_plan",
+    "read_published",
     "shard_notes",
     "shards_noted",
-    "some",
-    "unended_parts",
 ]
 
 DONE_FOLDER = f"{RUN_FOLDER}/shards"
-_PARTS_FOLDER = f"{RUN_FOLDER}/parts"
+_SHARES_FOLDER = f"{RUN_FOLDER}/shares"
 _DONE = re.compile(r"(\d+)\.json")
 _NOTES_AT_ONCE = 16
 _SIZES = range(2**63)
-_TOLD = 8
-_SHOWN = 80
+_MAX_LISTED = 8
+_MAX_CHARACTERS = 80
 
 
 def read_note(storage: Storage, path: str) -> Any:
@@ -49,7 +49,7 @@ def read_note(storage: Storage, path: str) -> Any:
         return None
 
 
-def own_note(storage: Storage, plan: Plan, path: str) -> dict[str, Any]:
+def read_note_of_plan(storage: Storage, plan: Plan, path: str) -> dict[str, Any]:
     """Return a note that a run of a plan has left; an empty one if it is another plan's, torn, or not there."""
     note = read_note(storage, path)
     return note if isinstance(note, dict) and note.get("plan") == plan.hash else {}
@@ -65,24 +65,24 @@ def _shard_name(number: int) -> str:
     return f"{number:06d}.json"
 
 
-def note_part(
-    storage: Storage, plan: Plan, name: str, part: int, num_parts: int, shards: Mapping[int, Shard] | None = None
+def note_share(
+    storage: Storage, plan: Plan, name: str, share: int, num_shares: int, shards: Mapping[int, Shard] | None = None
 ) -> None:
-    """Note that a part has ended a pass, and what it has written: one note for the commit, in place of many.
+    """Note that a share of a pass has ended, and what it has written: one note for the commit, in place of many.
 
     Args:
         storage: The output.
         plan: The plan.
         name: The pass.
-        part: Which part.
-        num_parts: Of how many.
-        shards: The part's shards, by their numbers, if the pass writes them.
+        share: Which share.
+        num_shares: Of how many.
+        shards: The share's shards, by their numbers, if the pass writes them.
     """
     rows = [
         [number, shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum]
         for number, shard in sorted((shards or {}).items())
     ]
-    with storage.publish(f"{_PARTS_FOLDER}/{_prefix(name)}{part}-of-{num_parts}.json") as file:
+    with storage.publish(f"{_SHARES_FOLDER}/{_prefix(name)}{share}-of-{num_shares}.json") as file:
         file.write([orjson.dumps({"plan": plan.hash, "shards": rows})])
 
 
@@ -90,40 +90,42 @@ def _prefix(name: str) -> str:
     return "" if name == "write" else f"{name}-"
 
 
-def _parts_that_ended(storage: Storage, name: str) -> list[re.Match[str]]:
-    """Return the names of the notes on a pass, matched: the part, and of how many."""
+def _ended_shares(storage: Storage, name: str) -> list[re.Match[str]]:
+    """Return the names of the notes on a pass, matched: the share, and of how many."""
     pattern = re.compile(rf"{_prefix(name)}(\d+)-of-(\d+)\.json")
-    return list(filter(None, map(pattern.fullmatch, storage.list(_PARTS_FOLDER))))
+    return list(filter(None, map(pattern.fullmatch, storage.list(_SHARES_FOLDER))))
 
 
-def unended_parts(storage: Storage, name: str) -> str:
-    """Say which parts have not ended a pass, if those that have tell how many there are."""
+def describe_unfinished_shares(storage: Storage, name: str) -> str:
+    """Say which shares have not ended a pass, if some have: only they say how many there are."""
     ended: dict[int, set[int]] = {}
-    for match in _parts_that_ended(storage, name):
+    for match in _ended_shares(storage, name):
         ended.setdefault(int(match[2]), set()).add(int(match[1]))
     if not ended:
-        return "; no part has ended"
-    num_parts = max(ended, key=lambda count: (len(ended[count]), count))
-    left = sorted(set(range(num_parts)) - ended[num_parts])
-    return f"; parts that have not ended: {some([f'{part}/{num_parts}' for part in left])}" if left else ""
+        return "; no share has ended"
+    num_shares = max(ended, key=lambda count: (len(ended[count]), count))
+    left = sorted(set(range(num_shares)) - ended[num_shares])
+    return f"; shares that have not ended: {first_few([f'{share}/{num_shares}' for share in left])}" if left else ""
 
 
-def some(texts: Sequence[str]) -> str:
+def first_few(texts: Sequence[str]) -> str:
     """Say the first of some texts, and how many more there are."""
-    return ", ".join(texts[:_TOLD]) + (f", and {len(texts) - _TOLD} more" if len(texts) > _TOLD else "")
+    return ", ".join(texts[:_MAX_LISTED]) + (
+        f", and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
+    )
 
 
-def noted(storage: Storage, plan: Plan) -> Published:
-    """Return the shards that are noted: by the parts that have ended, else one by one.
+def read_published(storage: Storage, plan: Plan) -> Published:
+    """Return the shards that are noted: by the shares that have ended, else one by one.
 
     Raises:
         CorruptDataError: A note is not as a run writes it.
         WdsplitError: A noted shard is not the planned one.
     """
     published = Published(plan)
-    names = [match[0] for match in _parts_that_ended(storage, "write")]
-    for place, note in _read(storage, _PARTS_FOLDER, names):
-        published.add(_parse_part(plan, note, place))
+    names = [match[0] for match in _ended_shares(storage, "write")]
+    for place, note in _read(storage, _SHARES_FOLDER, names):
+        published.add(_parse_share(plan, note, place))
     if len(published) < plan.num_shards:
         left = sorted(set(shards_noted(storage)).intersection(published.missing().tolist()))
         for number, shard in shard_notes(storage, left):
@@ -158,14 +160,14 @@ def _read(storage: Storage, folder: str, names: Sequence[str]) -> Iterator[tuple
     return in_order(read, names, _NOTES_AT_ONCE)
 
 
-def _parse_part(plan: Plan, note: Any, place: str) -> dict[int, Shard]:
-    """Return the shards that a part has noted; none if the part is another plan's."""
+def _parse_share(plan: Plan, note: Any, place: str) -> dict[int, Shard]:
+    """Return the shards that a share has noted; none if the share is another plan's."""
     match note:
         case None:
             return {}
         case {"plan": str(found), "shards": list(rows)}:
             return dict(_parse_row(plan, row, place) for row in rows) if found == plan.hash else {}
-    raise _damaged(place, "the plan of a part, and its shards", note)
+    raise _damaged(place, "the plan of a share, and its shards", note)
 
 
 def _parse_row(plan: Plan, row: Any, place: str) -> tuple[int, Shard]:
@@ -195,7 +197,7 @@ def _damaged(place: str, expected: str, found: Any) -> CorruptDataError:
         "a note of the run is damaged",
         place=place,
         expected=expected,
-        found=text[:_SHOWN] + ("..." if len(text) > _SHOWN else ""),
-        remedy="remove it, and do the same again; of a plan, run the parts again whose shards are missing then",
+        found=text[:_MAX_CHARACTERS] + ("..." if len(text) > _MAX_CHARACTERS else ""),
+        remedy="remove it, and do the same again; of a plan, run the shares again whose shards are missing then",
         url=place,
     )

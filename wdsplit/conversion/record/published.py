@@ -56,9 +56,9 @@ class Published(Mapping[int, Shard]):
             self._sizes[number] = shard.num_bytes
             self._checksums[number] = shard.checksum.encode()
 
-    def missing(self) -> Int64:
-        """Return the numbers of the shards that are not there, rising: int64 of shape (missing,)."""
-        return np.flatnonzero(self._sizes < 0)
+    def missing(self, first: int = 0, stop: int | None = None) -> Int64:
+        """Return which of the shards first, ..., stop - 1 are not there, rising: int64 of shape (missing,)."""
+        return first + np.flatnonzero(self._sizes[first:stop] < 0)
 
     def table(self) -> Shards:
         """Return all shards of the plan, as the manifest has them; they must be there."""

@@ -1,6 +1,6 @@
-"""Gathering rows that were scattered: for any range of places, the parts of all runs that lie in it.
+"""Gathering rows that were scattered: for any range of places, the rows of all sorted runs that lie in it.
 
-A stretch of places is gathered at a time, of as many rows as may be held, and sorted.
+A stretch of places is gathered at a time, of as many rows as may be buffered, and sorted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.shuffle.merge import region_runs
-from wdsplit.conversion.shuffle.runs import NUMBER, PLACE, SpilledRun, buckets_between, damaged, opened_run, parts_of
 from wdsplit.conversion.shuffle.scatter import BATCH_BYTES
+from wdsplit.conversion.shuffle.sorted_runs import (
+    NUMBER,
+    PLACE,
+    SortedRun,
+    damaged_spill,
+    open_run,
+    read_buckets,
+    read_runs,
+)
 from wdsplit.conversion.shuffle.spill_file import SpillFile
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, read_steps
 from wdsplit.order.epoch import Int64
@@ -24,36 +32,36 @@ from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows
 
-__all__ = ["SpilledRows"]
+__all__ = ["ShuffledRows"]
 
 _MAX_OPEN = 2048
 """Runs whose footers are kept."""
 
 
-class SpilledRows:
+class ShuffledRows:
     """The shuffled table, read by places.
 
     Args:
         output: The dataset's folder.
         plan: The plan.
-        held_bytes: Bytes of rows that a batch may have.
+        buffer_bytes: Bytes of rows that a batch may have.
         storage_options: How to reach a remote store.
     """
 
     def __init__(
-        self, output: str, plan: Plan, held_bytes: int, storage_options: Mapping[str, Any] | None = None
+        self, output: str, plan: Plan, buffer_bytes: int, storage_options: Mapping[str, Any] | None = None
     ) -> None:
         self._storage = open_storage(output, storage_options)
         self._plan = plan
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
         steps = read_steps(self._storage, plan)
         if steps is None:
-            raise damaged(f"{self._storage.url}/{SPILL_FOLDER}", "no note of how rows were cut, or a damaged one")
+            raise damaged_spill(f"{self._storage.url}/{SPILL_FOLDER}", "no note of how rows were cut, or a damaged one")
         self._steps = steps
-        self._regions: dict[int, list[SpilledRun]] = {}
+        self._regions: dict[int, list[SortedRun]] = {}
         self._open: OrderedDict[str, SpillFile] = OrderedDict()
         self._opening = threading.Lock()
-        self._held_bytes = held_bytes
+        self._buffer_bytes = buffer_bytes
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""
@@ -61,30 +69,31 @@ class SpilledRows:
             return
         runs = self._runs(first, stop)
         row_bytes = max(1, sum(run.num_bytes for run in runs) // max(1, sum(run.num_rows for run in runs)))
-        max_rows = max(1, self._held_bytes // row_bytes)
-        batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._held_bytes, BATCH_BYTES) // row_bytes))
+        max_rows = max(1, self._buffer_bytes // row_bytes)
+        batch_rows = min(MAX_BATCH_ROWS, max(1, min(self._buffer_bytes, BATCH_BYTES) // row_bytes))
         for begin, end in self._stretches(first, stop, max_rows):
             place = begin
             for rows in self._stretch(begin, end, max_rows):
-                wanted = rows.slice(min(len(rows), max(0, first - place)), max(0, min(len(rows), stop - place)))
+                head, tail = (min(len(rows), max(0, edge - place)) for edge in (first, stop))
+                inside = rows.slice(head, tail)
                 place += len(rows)
-                for low in range(0, len(wanted), batch_rows):
-                    yield wanted.slice(low, min(len(wanted), low + batch_rows))
+                for low in range(0, len(inside), batch_rows):
+                    yield inside.slice(low, min(len(inside), low + batch_rows))
                 if place >= stop:
                     return
             self._check_count(place - begin, begin, end)
 
     def _stretch(self, begin: int, end: int, max_rows: int) -> Iterator[Rows]:
-        """Give the rows of a stretch; one group of more rows than may be held comes run by run, which is its order."""
+        """Give the rows of a stretch; a group of more rows than may be buffered comes run by run, in order."""
         if end - begin <= max_rows:
             yield self._gather(begin, end)
             return
         for run in self._runs(begin, end):
-            for part in self._parts_of(run, begin, end):
-                yield self._rows(pa.Table.from_batches([part]), part.column(NUMBER).to_numpy())
+            for batch in self._read_range(run, begin, end):
+                yield self._rows(pa.Table.from_batches([batch]), batch.column(NUMBER).to_numpy())
 
     def _stretches(self, first: int, stop: int, max_rows: int) -> Iterator[tuple[int, int]]:
-        """Cut places into stretches of as many rows as may be held; groups stay whole, also at both ends."""
+        """Cut places into stretches of as many rows as may be buffered; groups stay whole, also at both ends."""
         if self._starts is None:
             for begin in range(first, stop, max_rows):
                 yield begin, min(stop, begin + max_rows)
@@ -99,9 +108,9 @@ class SpilledRows:
 
     def _gather(self, first: int, stop: int) -> Rows:
         runs = self._runs(first, stop)
-        parts = list(parts_of(self._storage, runs, lambda run: list(self._parts_of(run, first, stop))))
-        self._check_count(stop - first if parts else 0, first, stop)
-        table = pa.Table.from_batches(parts)
+        batches = list(read_runs(self._storage, runs, lambda run: list(self._read_range(run, first, stop))))
+        self._check_count(stop - first if batches else 0, first, stop)
+        table = pa.Table.from_batches(batches)
         places, numbers = table.column(PLACE).to_numpy(), table.column(NUMBER).to_numpy()
         order = np.argsort(places) if self._starts is None else np.lexsort((numbers, places))
         if self._starts is None:
@@ -114,37 +123,39 @@ class SpilledRows:
     def _check_count(self, count: int, first: int, stop: int) -> None:
         """Refuse spill files that do not hold the rows of a range of places."""
         if count != stop - first:
-            raise damaged(f"{self._storage.url}/{SPILL_FOLDER}", f"other rows for the places {first} to {stop - 1}")
+            raise damaged_spill(
+                f"{self._storage.url}/{SPILL_FOLDER}", f"other rows for the places {first} to {stop - 1}"
+            )
 
     def _rows(self, table: pa.Table, numbers: Int64) -> Rows:
         columns = {name: table.column(f"c{i}").chunk(0) for i, name in enumerate(self._plan.columns)}
         return Rows(columns, numbers, self._plan.table)
 
-    def _runs(self, first: int, stop: int) -> list[SpilledRun]:
+    def _runs(self, first: int, stop: int) -> list[SortedRun]:
         """Return the runs that may hold rows of a range of places."""
         regions = range(first // self._steps.region_rows, (stop - 1) // self._steps.region_rows + 1)
         return [run for region in regions for run in self._runs_of(region)]
 
-    def _runs_of(self, region: int) -> list[SpilledRun]:
+    def _runs_of(self, region: int) -> list[SortedRun]:
         if region not in self._regions:
             self._regions[region] = region_runs(self._storage, self._steps, region)
         return self._regions[region]
 
-    def _parts_of(self, run: SpilledRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Give the parts of a run whose places lie in a range."""
+    def _read_range(self, run: SortedRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Give the rows of a run whose places lie in a range."""
         bucket_rows = self._steps.bucket_rows
         buckets = first // bucket_rows, (stop - 1) // bucket_rows
-        for batch in buckets_between(self._storage, run, self._opened(run), *buckets):
+        for batch in read_buckets(self._storage, run, self._opened(run), *buckets):
             places = batch.column(PLACE).to_numpy()
             begin, end = np.searchsorted(places, [first, stop])
             if begin < end:
                 yield batch.slice(begin, end - begin)
 
-    def _opened(self, run: SpilledRun) -> SpillFile:
+    def _opened(self, run: SortedRun) -> SpillFile:
         """Return a run, open; those used last are kept."""
         with self._opening:
             file = self._open.get(run.path)
-        file = file or opened_run(self._storage, run)
+        file = file or open_run(self._storage, run)
         with self._opening:
             self._open[run.path] = file
             self._open.move_to_end(run.path)

@@ -1,4 +1,4 @@
-"""Merging what was scattered, for tables of many tasks: of one region, the parts of a chunk of tasks become one.
+"""Merging what was scattered, for tables of many tasks: of one region, the runs of a chunk of tasks become one.
 
 What is read and written is the table once more; in turn, nothing is opened as often as there are tasks.
 """
@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from wdsplit.conversion.shuffle.runs import SpilledRun, SpilledRuns, buckets_between, listed_runs, opened_run, parts_of
+from wdsplit.conversion.shuffle.sorted_runs import (
+    SortedRun,
+    SortedRunWriter,
+    listed_runs,
+    open_run,
+    read_buckets,
+    read_runs,
+)
 from wdsplit.conversion.shuffle.steps import MergeTask, SpillJob, Steps
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.storage.interface import Storage
@@ -21,26 +28,26 @@ __all__ = ["chunk_runs", "merge", "region_runs", "remove_scattered"]
 def merge(job: SpillJob, task: MergeTask, guard: Callable[[], None] | None = None) -> int:
     """Merge what a chunk's tasks have scattered to a region; return its number of rows. As `scatter`, may run twice."""
     storage = open_storage(job.output, job.storage_options)
-    merged = SpilledRuns(storage, job, task.name, job.steps.bucket_rows, guard)
+    merged = SortedRunWriter(storage, job, task.name, job.steps.bucket_rows, guard)
     num_rows = 0
 
-    def part_of(run: SpilledRun) -> list[pa.RecordBatch]:
-        return buckets_between(storage, run, opened_run(storage, run), task.region, task.region)
+    def read_region(run: SortedRun) -> list[pa.RecordBatch]:
+        return read_buckets(storage, run, open_run(storage, run), task.region, task.region)
 
-    for part in parts_of(storage, chunk_runs(storage, job.steps, task.chunk), part_of):
+    for batch in read_runs(storage, chunk_runs(storage, job.steps, task.chunk), read_region):
         raise_if_cancelled()
-        merged.append(pa.Table.from_batches([part]), part.nbytes)
-        num_rows += len(part)
+        merged.append(pa.Table.from_batches([batch]), batch.nbytes)
+        num_rows += len(batch)
     merged.end()
     return num_rows
 
 
-def chunk_runs(storage: Storage, steps: Steps, chunk: int) -> list[SpilledRun]:
+def chunk_runs(storage: Storage, steps: Steps, chunk: int) -> list[SortedRun]:
     """Return the runs of the tasks of a chunk."""
     return listed_runs(storage, steps, f"chunk-{chunk:06d}", steps.scattered(chunk))
 
 
-def region_runs(storage: Storage, steps: Steps, region: int) -> list[SpilledRun]:
+def region_runs(storage: Storage, steps: Steps, region: int) -> list[SortedRun]:
     """Return the runs that hold the rows of a region, to be gathered from."""
     if not steps.merges:
         return chunk_runs(storage, steps, 0)

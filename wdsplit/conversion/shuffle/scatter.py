@@ -1,9 +1,7 @@
-"""Putting a table that does not fit into memory into another order: rows are scattered to spill files, then gathered.
+"""Scattering: the inputs are read once, and written as sorted runs, Arrow files whose rows are sorted by their places.
 
-`permute` says where each row goes, or `grouping` where its group does. Scattering reads the inputs once, and writes
-runs: Arrow files whose rows are sorted by their places. `cuts` says how rows are cut, `merge` is a step between for
-large tables, and `gather` reads, for any range of places, the parts of all runs that lie in it. How the runs were
-cut changes nothing about what is gathered.
+`order.permutation` says where each row goes, or `plan.grouping` where its group does. How the runs are cut (`steps`)
+changes nothing about what is gathered (`gather`).
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.shuffle.runs import NUMBER, PLACE, SpilledRuns
+from wdsplit.conversion.shuffle.sorted_runs import NUMBER, PLACE, SortedRunWriter
 from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, SpillJob
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.order.epoch import Int64
@@ -29,12 +27,12 @@ _BASE_BYTES = 256 * 1024**2
 _JOB_BYTES = 128 * 1024**2
 """What all jobs together, and each of them, need besides the rows they hold: libraries, pages being decoded."""
 _COPIES = 6
-"""How often a task holds its rows at the most: as read, sorted, encoded, laid out and written."""
+"""How often a task has its rows in memory, at most: as read, sorted, encoded, laid out and written."""
 _FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
 """What a file of the input, and a row group of it, take in a plan, about."""
 _LEAST_BYTES, _MAX_BYTES = 8 * 1024**2, 1024**3
 BATCH_BYTES = 16 * 1024**2
-"""What is held at a time of rows that stay in their order, or that are handed on."""
+"""What a batch may have of rows that stay in their order, or that are handed on."""
 
 
 def task_bytes(memory_bytes: int, jobs: int) -> int:
@@ -43,15 +41,15 @@ def task_bytes(memory_bytes: int, jobs: int) -> int:
     return min(_MAX_BYTES, max(_LEAST_BYTES, free))
 
 
-def task_memory(plan: Plan, held_bytes: int) -> int:
+def task_memory(plan: Plan, buffer_bytes: int) -> int:
     """Return how many bytes a task of a conversion needs, about, libraries included.
 
     Args:
         plan: The plan.
-        held_bytes: Bytes of rows that it may hold if they stand in another order than in the table.
+        buffer_bytes: Bytes of rows that it may buffer, where the plan puts rows into another order.
     """
     if plan.scatters:
-        return _JOB_BYTES + _COPIES * held_bytes + _plan_bytes(plan)
+        return _JOB_BYTES + _COPIES * buffer_bytes + _plan_bytes(plan)
     row_group = max(max(file.row_groups, default=0) * file.row_bytes for file in plan.table.files)
     return _JOB_BYTES + _COPIES * BATCH_BYTES + int(row_group) + _plan_bytes(plan)
 
@@ -67,11 +65,11 @@ def scatter(job: SpillJob, task: ScatterTask, guard: Callable[[], None] | None =
     Args:
         job: What all tasks need.
         task: The task.
-        guard: As of `SpilledRuns`.
+        guard: As of `SortedRunWriter`.
     """
     storage, plan = open_storage(job.output, job.storage_options), job.plan
     places_of = _places(plan, task.first)
-    runs = SpilledRuns(storage, job, task.name, job.steps.scattered_rows, guard)
+    runs = SortedRunWriter(storage, job, task.name, job.steps.scattered_rows, guard)
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
         raise_if_cancelled()
@@ -85,7 +83,7 @@ def scatter(job: SpillJob, task: ScatterTask, guard: Callable[[], None] | None =
 def _places(plan: Plan, first: int) -> Callable[[Rows], Int64]:
     """Return what says where the rows go that are read one batch after another from the place `first` on.
 
-    Rows of one group all go to the place of its first row, and stand there in the order of their numbers.
+    Rows of one group all go to the place of its first row, and are there in the order of their numbers.
     """
     groups, group_by = plan.groups, plan.options.group_by
     if groups is not None and group_by is not None:

@@ -64,7 +64,7 @@ class SpillFile:
         self._ranges = ranges
         self._bounds = bounds
 
-    def buckets_between(self, first: int, last: int) -> list[pa.RecordBatch]:
+    def read_buckets(self, first: int, last: int) -> list[pa.RecordBatch]:
         """Read the batches of the buckets first, ..., last."""
         low, high = map(int, np.searchsorted(self.buckets, [first, last + 1]))
         if low == high:

@@ -1,9 +1,8 @@
-"""How a table is cut to be put into another order: into tasks by its rows, into regions and buckets by its places.
+"""How a table is cut to be shuffled: into tasks by its rows, into regions and buckets by its places.
 
-A table of few tasks is scattered once: each task's rows are sorted by their places, and whoever writes shards gathers
-from all tasks. With T tasks that are T * T parts, too many and too small if T is large. Then rows take two steps, of
-about sqrt(T) parts each: tasks scatter to as many regions of places, and for each region what consecutive tasks have
-scattered, a chunk, is merged, so that who gathers reads one part of each chunk.
+With few tasks each sorts its rows, and the writer of a shard gathers from all tasks. T tasks make T * T reads, so many
+tasks take two steps of about sqrt(T) reads each: they scatter to regions of places, then what a chunk of consecutive
+tasks has scattered to a region is merged into one sorted run.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import orjson
 import xxhash
 
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.record.notes import own_note
+from wdsplit.conversion.record.notes import read_note_of_plan
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
 
@@ -45,7 +44,7 @@ ROW_BYTES = 64
 """What a row takes besides its columns: its place, its number, and their sorting."""
 _BUCKETS_PER_TASK = 4
 _MAX_PARTS = 256
-"""How many tasks are scattered once, at the most: about where the parts cost more than reading all rows once more."""
+"""With more tasks rows are merged: about where gathering from all tasks costs more than reading all rows once more."""
 
 
 def _scatter_name(number: int) -> str:
@@ -87,7 +86,7 @@ class MergeTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """What all tasks of a run must agree on, whoever runs them.
+    """What all tasks of a conversion must agree on, on any machine.
 
     Attributes:
         prefix: What the names of its spill files begin with: a late task of another run, or of one that cut the same
@@ -116,7 +115,7 @@ class Steps:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks: of as many tasks as there are regions, so that a merged part is as large as a task; one if none."""
+        """Chunks: of as many tasks as there are regions, so that a merged run is as large as a task; one if none."""
         return -(-self.num_tasks // self.num_regions) if self.merges else 1
 
     def scattered(self, chunk: int) -> list[str]:
@@ -161,29 +160,29 @@ class SpillJob:
         output: The dataset's folder.
         plan: The plan.
         steps: What all tasks agree on.
-        held_bytes: Bytes of rows that may be held at a time.
+        buffer_bytes: Bytes of rows that a task may buffer.
         storage_options: How to reach a remote store.
     """
 
     output: str
     plan: Plan
     steps: Steps
-    held_bytes: int
+    buffer_bytes: int
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
-def write_cuts(storage: Storage, plan: Plan, held_bytes: int) -> Cuts:
+def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
     """Decide how a run scatters its rows, and note it; what was spilled before is removed.
 
     Args:
         storage: The output.
         plan: The plan.
-        held_bytes: Bytes of rows that a task may hold.
+        buffer_bytes: Bytes of rows that a task may buffer.
     """
     storage.remove(SPILL_FOLDER)
-    places = _places(plan, held_bytes)
+    places = _places(plan, buffer_bytes)
     row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
-    bucket_rows = max(1, held_bytes // row_bytes // _BUCKETS_PER_TASK)
+    bucket_rows = max(1, buffer_bytes // row_bytes // _BUCKETS_PER_TASK)
     prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MAX_PARTS]))[:8]}"
     steps = cut_into_steps(prefix, plan.num_rows, len(places) - 1, bucket_rows)
     for path, note in ((_PLACES_NAME, {"places": places}), (_STEPS_NAME, dataclasses.asdict(steps))):
@@ -201,27 +200,27 @@ def cut_into_steps(prefix: str, num_rows: int, num_tasks: int, bucket_rows: int)
         num_tasks: Tasks that scatter.
         bucket_rows: Places of a bucket.
     """
-    parts = 1 if num_tasks <= _MAX_PARTS else math.isqrt(num_tasks - 1) + 1
-    region_rows = -(-num_rows // parts)
+    num_regions = 1 if num_tasks <= _MAX_PARTS else math.isqrt(num_tasks - 1) + 1
+    region_rows = -(-num_rows // num_regions)
     return Steps(prefix, num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
 
 
-def _places(plan: Plan, held_bytes: int) -> list[int]:
-    """Cut the table at row groups, so that a task has about as many rows as it may hold, or one row group."""
-    cuts, place, held = [0], 0, 0.0
+def _places(plan: Plan, buffer_bytes: int) -> list[int]:
+    """Cut the table at row groups, so that a task has about as many rows as it may buffer, or one row group."""
+    cuts, place, num_bytes = [0], 0, 0.0
     for file in plan.table.files:
         for rows in file.counts:
             place += rows
-            held += rows * (file.row_bytes + ROW_BYTES)
-            if held >= held_bytes:
+            num_bytes += rows * (file.row_bytes + ROW_BYTES)
+            if num_bytes >= buffer_bytes:
                 cuts.append(place)
-                held = 0.0
+                num_bytes = 0.0
     return cuts if cuts[-1] == place else [*cuts, place]
 
 
 def read_steps(storage: Storage, plan: Plan) -> Steps | None:
     """Return what the tasks of a run agree on; None if that is not decided yet."""
-    note = own_note(storage, plan, _STEPS_NAME)
+    note = read_note_of_plan(storage, plan, _STEPS_NAME)
     types = {each.name: str if each.name == "prefix" else int for each in dataclasses.fields(Steps)}
     if not all(isinstance(note.get(name), kind) for name, kind in types.items()):
         return None
@@ -230,7 +229,7 @@ def read_steps(storage: Storage, plan: Plan) -> Steps | None:
 
 def read_cuts(storage: Storage, plan: Plan) -> Cuts | None:
     """Return how the run of a plan scatters its rows; None if that is not decided yet."""
-    steps, places = read_steps(storage, plan), own_note(storage, plan, _PLACES_NAME).get("places")
+    steps, places = read_steps(storage, plan), read_note_of_plan(storage, plan, _PLACES_NAME).get("places")
     if steps is None or not isinstance(places, list) or len(places) != steps.num_tasks + 1:
         return None
     return Cuts(tuple(places), steps)

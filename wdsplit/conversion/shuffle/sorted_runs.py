@@ -1,7 +1,7 @@
-"""Spilled runs: rows sorted by their places, in files, and the notes of the tasks that have written them.
+"""Sorted runs: rows sorted by their places, in files, and the notes of the tasks that have written them.
 
 A run is cut where places reach a multiple of some number of places. A task notes its runs when all of them are there;
-those of several tasks that are read together are listed in one file by who needs them first.
+those of several tasks that are read together are listed in one file by the first task that needs them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -26,16 +27,15 @@ from wdsplit.storage.interface import PendingFile, Storage
 __all__ = [
     "NUMBER",
     "PLACE",
-    "SpilledRun",
-    "SpilledRuns",
-    "buckets_between",
-    "damaged",
-    "left_to_spill",
+    "SortedRun",
+    "SortedRunWriter",
+    "damaged_spill",
     "listed_runs",
-    "not_spilled",
-    "opened_run",
-    "parts_of",
-    "unspilled",
+    "open_run",
+    "read_buckets",
+    "read_runs",
+    "tasks_without_note",
+    "unfinished_tasks",
 ]
 
 Task = TypeVar("Task", ScatterTask, MergeTask)
@@ -46,8 +46,8 @@ PLACE, NUMBER = "place", "number"
 _REQUESTS_AT_ONCE = 8
 
 
-class SpilledRun(NamedTuple):
-    """A run.
+class SortedRun(NamedTuple):
+    """A sorted run.
 
     Attributes:
         path: Its file.
@@ -63,7 +63,7 @@ class SpilledRun(NamedTuple):
 
 
 @dataclass
-class SpilledRuns:
+class SortedRunWriter:
     """The runs of a task, as they are written.
 
     Attributes:
@@ -79,40 +79,40 @@ class SpilledRuns:
     name: str
     cut_rows: int
     guard: Callable[[], None] | None = None
-    _held: list[pa.Table] = field(default_factory=list)
-    _num_held: int = 0
-    _runs: list[SpilledRun] = field(default_factory=list)
+    _buffered: list[pa.Table] = field(default_factory=list)
+    _num_buffered: int = 0
+    _runs: list[SortedRun] = field(default_factory=list)
 
     def append(self, rows: pa.Table, num_bytes: int) -> None:
-        """Take rows, with their places and numbers; a run is written when as many are held as may be."""
-        self._held.append(rows)
-        self._num_held += num_bytes
-        if self._num_held >= self.job.held_bytes:
+        """Take rows, with their places and numbers; a run is written when the buffer is full."""
+        self._buffered.append(rows)
+        self._num_buffered += num_bytes
+        if self._num_buffered >= self.job.buffer_bytes:
             self._flush()
 
     def end(self) -> None:
-        """Write what is held, and note all runs: the task is done."""
-        if self._held:
+        """Write what is buffered, and note all runs: the task is done."""
+        if self._buffered:
             self._flush()
-        self._look()
+        self._check_guard()
         with self.storage.publish(_note_path(self.job.steps, self.name)) as file:
             file.write([orjson.dumps([[*run] for run in self._runs])])
 
-    def _look(self) -> None:
+    def _check_guard(self) -> None:
         if self.guard is not None:
             self.guard()
 
     def _flush(self) -> None:
-        self._look()
-        table = pa.concat_tables(self._held)
+        self._check_guard()
+        table = pa.concat_tables(self._buffered)
         places = table.column(PLACE).to_numpy()
         keep = np.flatnonzero(places < self.job.plan.num_samples)
         order = keep[np.argsort(places[keep], kind="stable")]
-        name = f"{self.job.steps.prefix}-{self.name}-{self.job.held_bytes}-{len(self._runs):06d}.arrow"
+        name = f"{self.job.steps.prefix}-{self.name}-{self.job.buffer_bytes}-{len(self._runs):06d}.arrow"
         path = f"{SPILL_FOLDER}/{name}"
         size = _write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
-        self._runs.append(SpilledRun(path, size, len(table), self._num_held))
-        self._held, self._num_held = [], 0
+        self._runs.append(SortedRun(path, size, len(table), self._num_buffered))
+        self._buffered, self._num_buffered = [], 0
 
 
 def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
@@ -122,9 +122,9 @@ def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> 
     with storage.publish(path) as file:
         sink = _Sink(file)
         with pa.ipc.new_file(sink, schema) as writer:
-            for start, stop in zip(starts, [*starts[1:], len(buckets)], strict=False):
-                part = table.slice(int(start), int(stop - start)).combine_chunks()
-                writer.write_batch(part.to_batches()[0].replace_schema_metadata(schema.metadata))
+            for start, stop in pairwise([*starts.tolist(), len(buckets)]):
+                batch = table.slice(start, stop - start).combine_chunks()
+                writer.write_batch(batch.to_batches()[0].replace_schema_metadata(schema.metadata))
     return sink.tell()
 
 
@@ -157,38 +157,34 @@ def _note_path(steps: Steps, name: str) -> str:
     return f"{SPILL_FOLDER}/{steps.prefix}-{name}.json"
 
 
-def not_spilled(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
+def tasks_without_note(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks that have left no note; the folder is listed once."""
     there = set(storage.list(SPILL_FOLDER))
     return [task for task in tasks if f"{steps.prefix}-{task.name}.json" not in there]
 
 
-def left_to_spill(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks that are still to be run. Their folder is listed; notes are read where a disk may tear them."""
-    unlisted = set(not_spilled(storage, steps, tasks))
-    there = [task for task in tasks if task not in unlisted]
-    torn = set() if storage.is_remote else set(unspilled(storage, steps, there))
-    return [task for task in tasks if task in unlisted or task in torn]
+def unfinished_tasks(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks that are still to be run; the folder is listed once."""
+    unfinished = set(tasks_without_note(storage, steps, tasks))
+    if not storage.is_remote:  # a disk may tear notes in a power failure, so they are read
+        noted = [task for task in tasks if task not in unfinished]
+        notes = in_order(lambda task: _runs(storage, steps, task.name), noted, _REQUESTS_AT_ONCE)
+        unfinished.update(task for task, runs in zip(noted, notes, strict=True) if runs is None)
+    return [task for task in tasks if task in unfinished]
 
 
-def unspilled(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks that have left no note, or a damaged one; each is looked for by its name."""
-    noted = in_order(lambda task: _runs(storage, steps, task.name), tasks, _REQUESTS_AT_ONCE)
-    return [task for task, runs in zip(tasks, noted, strict=True) if runs is None]
-
-
-def _runs(storage: Storage, steps: Steps, name: str) -> list[SpilledRun] | None:
+def _runs(storage: Storage, steps: Steps, name: str) -> list[SortedRun] | None:
     """Return the runs of a task, or of a list; None if it has left no note, or one that is damaged."""
     note = read_note(storage, _note_path(steps, name))
     if not isinstance(note, list) or not all(isinstance(run, list) and len(run) == 4 for run in note):
         return None
-    return [SpilledRun(*run) for run in note]
+    return [SortedRun(*run) for run in note]
 
 
-def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]) -> list[SpilledRun]:
+def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]) -> list[SortedRun]:
     """Return the runs of tasks that are read together, in the order of the tasks.
 
-    Who comes first lists them in one file, so that the others read one note for many.
+    The first reader lists them in one file, so that others read one note instead of many.
 
     Args:
         storage: The output.
@@ -202,7 +198,7 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
     listed = _runs(storage, steps, title)
     if listed is not None:
         return listed
-    found: list[SpilledRun] = []
+    found: list[SortedRun] = []
     noted = in_order(lambda name: _runs(storage, steps, name), names, _REQUESTS_AT_ONCE)
     for name, runs in zip(names, noted, strict=True):
         if runs is None:
@@ -210,7 +206,7 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
                 "a task has left no note of what it has spilled, or a damaged one",
                 place=f"{storage.url}/{_note_path(steps, name)}",
                 expected="the runs that it has written",
-                remedy="continue with --resume; of a plan, run the parts again, pass by pass",
+                remedy="continue with --resume; of a plan, run the shares again, pass by pass",
                 url=f"{storage.url}/{_note_path(steps, name)}",
             )
         found += runs
@@ -219,7 +215,7 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
     return found
 
 
-def damaged(place: str, found: str) -> CorruptDataError:
+def damaged_spill(place: str, found: str) -> CorruptDataError:
     """Return the error that rows which were spilled are not there any more as they were."""
     return CorruptDataError(
         "a spill file is damaged",
@@ -231,39 +227,39 @@ def damaged(place: str, found: str) -> CorruptDataError:
     )
 
 
-def opened_run(storage: Storage, run: SpilledRun) -> SpillFile:
+def open_run(storage: Storage, run: SortedRun) -> SpillFile:
     """Open a run.
 
     Raises:
         CorruptDataError: It is damaged, or not there.
     """
-    with _damage_told(storage, run):
+    with _name_damage(storage, run):
         return open_spill(storage, run.path, run.size)
 
 
-def buckets_between(storage: Storage, run: SpilledRun, file: SpillFile, first: int, last: int) -> list[pa.RecordBatch]:
-    """Read the buckets first, ..., last of a run; raises as `opened_run` does."""
-    with _damage_told(storage, run):
-        return file.buckets_between(first, last)
+def read_buckets(storage: Storage, run: SortedRun, file: SpillFile, first: int, last: int) -> list[pa.RecordBatch]:
+    """Read the buckets first, ..., last of a run; raises as `open_run` does."""
+    with _name_damage(storage, run):
+        return file.read_buckets(first, last)
 
 
 @contextmanager
-def _damage_told(storage: Storage, run: SpilledRun) -> Iterator[None]:
+def _name_damage(storage: Storage, run: SortedRun) -> Iterator[None]:
     place = f"{storage.url}/{run.path}"
     try:
         yield
     except (CorruptDataError, DatasetNotFoundError) as error:
-        raise damaged(place, error.cause) from error
+        raise damaged_spill(place, error.cause) from error
     except WdsplitError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise damaged(place, str(error)) from error
+        raise damaged_spill(place, str(error)) from error
 
 
-def parts_of(
-    storage: Storage, runs: Sequence[SpilledRun], read: Callable[[SpilledRun], list[pa.RecordBatch]]
+def read_runs(
+    storage: Storage, runs: Sequence[SortedRun], read: Callable[[SortedRun], list[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
     """Give what is read of each run, in the order of the runs; remote ones are read ahead."""
     found = in_order(read, runs, _REQUESTS_AT_ONCE) if storage.is_remote else map(read, runs)
-    for parts in found:
-        yield from parts
+    for batches in found:
+        yield from batches

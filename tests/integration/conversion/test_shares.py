@@ -14,16 +14,15 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from tables import DEADLINE_S, converted, files_below, mixed_table, wait_until, write_files, write_table
+from tables import DEADLINE_S, converted, files_below, mixed_table, planned, wait_until, write_files, write_table
 from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
-from wdsplit.conversion.parts import PartProgress, commit_parts, convert_part, needed_passes, plan_parts
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan_file import parse_plan
-from wdsplit.conversion.planning import plan_conversion
+from wdsplit.conversion.shares import Progress, commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.conversion.shuffle.scatter import scatter
 from wdsplit.conversion.shuffle.steps import ScatterTask, SpillJob, read_cuts
-from wdsplit.conversion.task import refuse_taken
+from wdsplit.conversion.task import refuse_taken_over
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import (
     ConvertError,
@@ -54,11 +53,11 @@ def chosen(**changes):
     return ConvertOptions(PlanOptions(**plan), **{name: changes[name] for name in own & changes.keys()})
 
 
-def run_parts(plan, num_parts, storage_options=None, jobs=1):
+def run_shares(plan, num_shares, storage_options=None, jobs=1):
     """Write all parts in this process, the last first: their order must not matter."""
     for only in needed_passes(plan, storage_options):
-        for part in reversed(range(num_parts)):
-            convert_part(plan, part, num_parts, only, storage_options=storage_options, engine=LocalEngine(jobs))
+        for part in reversed(range(num_shares)):
+            convert_share(plan, part, num_shares, only, storage_options=storage_options, engine=LocalEngine(jobs))
 
 
 def saved_plan(path, storage_options=None):
@@ -109,7 +108,7 @@ def raw(tmp_path_factory):
 @pytest.fixture
 def begun(raw, tmp_path):
     """Return a plan file, and the output that it begins."""
-    plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
     return tmp_path / "plan", tmp_path / "out"
 
 
@@ -124,7 +123,7 @@ def whole(raw, tmp_path_factory):
 # The same bytes
 
 
-@pytest.mark.parametrize("num_parts", [1, 3, 50])
+@pytest.mark.parametrize("num_shares", [1, 3, 50])
 @pytest.mark.parametrize(
     "options",
     [
@@ -138,11 +137,11 @@ def whole(raw, tmp_path_factory):
     ],
     ids=lambda options: "-".join(map(str, options)),
 )
-def test_parts_give_the_bytes_of_one_process(raw, tmp_path, options, num_parts):
+def test_parts_give_the_bytes_of_one_process(raw, tmp_path, options, num_shares):
     convert(raw, tmp_path / "one", chosen(**options))
-    plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen(**options))
-    run_parts(tmp_path / "plan", num_parts)
-    commit_parts(tmp_path / "plan")
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(**options))
+    run_shares(tmp_path / "plan", num_shares)
+    commit_shares(tmp_path / "plan")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
@@ -164,20 +163,20 @@ def test_inputs_without_footers_give_the_bytes_of_one_process(raw, tmp_path, mon
         source.write_text(TEXTS[name])
     options = chosen(shards=5, shuffle=shuffle)
     convert(source, tmp_path / "one", options)
-    plan_parts(source, tmp_path / "out", tmp_path / "plan", options)
-    run_parts(tmp_path / "plan", 2, jobs=2)
-    commit_parts(tmp_path / "plan")
+    plan_shares(source, tmp_path / "out", tmp_path / "plan", options)
+    run_shares(tmp_path / "plan", 2, jobs=2)
+    commit_shares(tmp_path / "plan")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
 def test_each_split_has_a_plan_of_its_own(raw, tmp_path):
     options = chosen(splits={"train": 0.8, "val": 0.2}, shards=4, key="caption")
     convert_splits(raw, tmp_path / "one", options)
-    plans = plan_parts(raw, tmp_path / "out", tmp_path / "plan", options)
+    plans = plan_shares(raw, tmp_path / "out", tmp_path / "plan", options)
     assert list(plans) == [str(tmp_path / "plan.train"), str(tmp_path / "plan.val")]
     for plan in plans:
-        run_parts(plan, 2)
-        commit_parts(plan)
+        run_shares(plan, 2)
+        commit_shares(plan)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
@@ -192,11 +191,11 @@ def test_inputs_plan_and_output_may_be_in_a_bucket_whose_keys_no_plan_holds(
     credentials = {"key": os.environ["AWS_ACCESS_KEY_ID"], "secret": os.environ["AWS_SECRET_ACCESS_KEY"]}
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    plan_parts(source, f"{bucket.url}/out", plan, options, credentials)
-    run_parts(plan, 3, credentials)
+    plan_shares(source, f"{bucket.url}/out", plan, options, credentials)
+    run_shares(plan, 3, credentials)
     with pytest.raises(StorageError, match="credentials"):
-        convert_part(plan, 0, 3, "write")
-    assert commit_parts(plan, credentials).provenance["inputs"][0]["path"] == f"{bucket.url}/raw/part-00000.parquet"
+        convert_share(plan, 0, 3, "write")
+    assert commit_shares(plan, credentials).provenance["inputs"][0]["path"] == f"{bucket.url}/raw/part-00000.parquet"
     assert files_of(bucket.folder / "out") == files_of(tmp_path / "one")
     held = (bucket.folder / "plans" / "plan").read_bytes()
     assert not [value for value in credentials.values() if value.encode() in held]
@@ -216,10 +215,10 @@ def test_parts_are_written_by_processes_side_by_side_wherever_they_are_started(r
     assert f"wdsplit commit {tmp_path}/plan" in said
     for only in (("--pass", "scatter"), ("--pass", "write")) if shuffle else ((),):
         parts = [
-            program("convert", "--plan", "plan", "--part", f"{part}/3", "--jobs", 2, *only, folder=tmp_path)
+            program("convert", "--plan", "plan", "--share", f"{part}/3", "--jobs", 2, *only, folder=tmp_path)
             for part in (0, 1, 2, 1)
         ]
-        assert [ended(part).partition(":")[0] for part in parts] == ["part 0/3", "part 1/3", "part 2/3", "part 1/3"]
+        assert [ended(part).partition(":")[0] for part in parts] == ["share 0/3", "share 1/3", "share 2/3", "share 1/3"]
     assert "12 shards, 400 samples" in ended(program("commit", "plan", folder=tmp_path))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
@@ -229,39 +228,39 @@ def long(tmp_path):
     """Return a plan that takes a process some seconds, its output, and what must come of it."""
     write_files(tmp_path / "raw", mixed_table(3000), [1000], 100)
     convert(tmp_path / "raw", tmp_path / "one", chosen(shards=300))
-    plan_parts(tmp_path / "raw", tmp_path / "out", tmp_path / "plan", chosen(shards=300))
+    plan_shares(tmp_path / "raw", tmp_path / "out", tmp_path / "plan", chosen(shards=300))
     return tmp_path / "plan", tmp_path / "out", files_of(tmp_path / "one")
 
 
 def test_a_part_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
     plan, output, expected = long
-    part = program("convert", "--plan", plan, "--part", "0/2", "--jobs", 1)
+    part = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 10, "10 shards are published")
     os.killpg(part.pid, signal.SIGKILL)
     part.communicate()
     kept = num_notes(output)
     assert 10 <= kept < 150
-    convert_part(plan, 1, 2)
+    convert_share(plan, 1, 2)
     with pytest.raises(ConvertError) as found:
-        commit_parts(plan)
+        commit_shares(plan)
     assert f"{150 - kept} missing" in found.value.found and found.value.found.endswith("have not ended: 0/2")
     progress = []
-    done = convert_part(plan, 0, 2, progress=progress.append)
+    done = convert_share(plan, 0, 2, progress=progress.append)
     assert (done.skipped, done.done, done.total) == (kept, 150, 150)
     assert (progress[0].done, progress[-1]) == (kept, done)
-    commit_parts(plan)
+    commit_shares(plan)
     assert files_of(output) == expected, "and no temporary file is left"
 
 
 def test_a_part_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
     plan, output, _ = long
-    part = program("convert", "--plan", plan, "--part", "0/1", "--jobs", 1)
+    part = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 3, "3 shards are published")
-    plan_parts(raw, output, tmp_path / "other", chosen(shards=12, overwrite=True))
+    plan_shares(raw, output, tmp_path / "other", chosen(shards=12, overwrite=True))
     message = ended(part, code=1)
     assert "another run has taken the output over" in message and str(output) in message
-    convert_part(tmp_path / "other", 0, 1)
-    commit_parts(tmp_path / "other")
+    convert_share(tmp_path / "other", 0, 1)
+    commit_shares(tmp_path / "other")
     assert files_of(output) == whole
 
 
@@ -270,23 +269,23 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     options = chosen(shards=8, shuffle=True, memory=2**28 + 2**27 + 2**20)
     convert(raw, tmp_path / "one", options)
-    plan_parts(raw, tmp_path / "out", tmp_path / "plan", options)
-    convert_part(tmp_path / "plan", 0, 1, "scatter")
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", options)
+    convert_share(tmp_path / "plan", 0, 1, "scatter")
     spilled = tmp_path / "out" / RUN_FOLDER / "spill"
     first = {path.name: path.read_bytes() for path in spilled.iterdir()}
     notes = {name: data for name, data in first.items() if name.endswith(".json") and name not in CUTS}
     assert notes
     for name in notes:
         (spilled / name).unlink()
-    convert_part(tmp_path / "plan", 0, 1, "scatter", engine=LocalEngine(2))
+    convert_share(tmp_path / "plan", 0, 1, "scatter", engine=LocalEngine(2))
     second = {path.name: path.read_bytes() for path in spilled.iterdir()}
     assert any(second[name] != data for name, data in notes.items()), "there is less memory for each job"
     assert all(second[name] == data for name, data in first.items() if name not in notes)
     assert len(second) > len(first)
     name = next(name for name, data in notes.items() if second[name] != data)
     (spilled / name).write_bytes(notes[name])
-    convert_part(tmp_path / "plan", 0, 1, "write")
-    commit_parts(tmp_path / "plan")
+    convert_share(tmp_path / "plan", 0, 1, "write")
+    commit_shares(tmp_path / "plan")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
@@ -294,32 +293,32 @@ def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belon
 def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no_rows(raw, tmp_path, monkeypatch, more):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     little, much = chosen(shards=4, memory=1, **more), chosen(shards=4, **more)
-    plan_parts(raw, tmp_path / "late", tmp_path / "old", little)
-    convert_part(tmp_path / "old", 0, 1, "scatter")
-    plan_parts(raw, tmp_path / "out", tmp_path / "plan", much)
+    plan_shares(raw, tmp_path / "late", tmp_path / "old", little)
+    convert_share(tmp_path / "old", 0, 1, "scatter")
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", much)
     assert saved_plan(tmp_path / "old").hash == saved_plan(tmp_path / "plan").hash
     for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
         if path.name not in CUTS:
             shutil.copy(path, tmp_path / "out" / RUN_FOLDER / "spill")
-    run_parts(tmp_path / "plan", 1)
-    commit_parts(tmp_path / "plan")
+    run_shares(tmp_path / "plan", 1)
+    commit_shares(tmp_path / "plan")
     convert(raw, tmp_path / "one", much)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
 def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path):
     plan, output = tmp_path / "plan", tmp_path / "out"
-    plan_parts(raw, output, plan, chosen(shards=4, shuffle=True))
+    plan_shares(raw, output, plan, chosen(shards=4, shuffle=True))
     storage = open_storage(str(output))
     saved, steps = saved_plan(plan), read_cuts(storage, saved_plan(plan)).steps
-    late = SpillJob(str(output), dataclasses.replace(saved, table=plan_conversion(raw, chosen()).table), steps, 2**30)
-    run_parts(plan, 1)
+    late = SpillJob(str(output), dataclasses.replace(saved, table=planned(raw, chosen()).table), steps, 2**30)
+    run_shares(plan, 1)
     committed = []
 
     def commit_once_begun():
         if not committed:
-            committed.append(commit_parts(plan))
-        refuse_taken(storage, saved, shared=True)
+            committed.append(commit_shares(plan))
+        refuse_taken_over(storage, saved, shared=True)
 
     with pytest.raises(ConvertError, match="another run has taken the output over, or ended it"):
         scatter(late, ScatterTask(0, 0, 400), commit_once_begun)
@@ -328,16 +327,16 @@ def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path):
 
 def test_a_late_task_of_another_plan_takes_the_place_of_no_rows(raw, tmp_path):
     one, other = chosen(shards=8, shuffle=True, seed=1), chosen(shards=8, shuffle=True, seed=2)
-    plan_parts(raw, tmp_path / "late", tmp_path / "old", one)
-    convert_part(tmp_path / "old", 0, 1, "scatter")
-    plan_parts(raw, tmp_path / "out", tmp_path / "plan", other)
-    convert_part(tmp_path / "plan", 0, 1, "scatter")
+    plan_shares(raw, tmp_path / "late", tmp_path / "old", one)
+    convert_share(tmp_path / "old", 0, 1, "scatter")
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", other)
+    convert_share(tmp_path / "plan", 0, 1, "scatter")
     spilled = tmp_path / "out" / RUN_FOLDER / "spill"
     for path in (tmp_path / "late" / RUN_FOLDER / "spill").iterdir():
         if path.name not in CUTS:
             shutil.copy(path, spilled)
-    convert_part(tmp_path / "plan", 0, 1, "write")
-    commit_parts(tmp_path / "plan")
+    convert_share(tmp_path / "plan", 0, 1, "write")
+    commit_shares(tmp_path / "plan")
     convert(raw, tmp_path / "one", other)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
@@ -364,24 +363,24 @@ with LocalStorage({str(tmp_path)!r}).publish("000000.tar"):
 
 
 def test_progress_counts_what_the_part_has_to_do(raw, tmp_path):
-    plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12, shuffle=True))
+    plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12, shuffle=True))
     scattered, written = [], []
-    rows = [convert_part(tmp_path / "plan", part, 2, "scatter", scattered.append).done for part in range(2)]
+    rows = [convert_share(tmp_path / "plan", part, 2, "scatter", scattered.append).done for part in range(2)]
     assert sum(rows) == 400 == sum(one.total for one in scattered if one.done == 0)
-    done = convert_part(tmp_path / "plan", 1, 2, "write", written.append)
-    assert done == written[-1] == PartProgress("write", 6, 6, 204, done.num_bytes)
+    done = convert_share(tmp_path / "plan", 1, 2, "write", written.append)
+    assert done == written[-1] == Progress("write", 6, 6, 204, done.num_bytes)
     assert [one.done for one in written] == list(range(7))
-    again = convert_part(tmp_path / "plan", 1, 2, "write")
+    again = convert_share(tmp_path / "plan", 1, 2, "write")
     assert again == dataclasses.replace(done, skipped=6)
 
 
 def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whole):
     plan, output = begun
     for only in ("scatter", "merge"):
-        assert convert_part(plan, 0, 2, only) == PartProgress(only, 0, 0)
+        assert convert_share(plan, 0, 2, only) == Progress(only, 0, 0)
     for part in range(2):
-        convert_part(plan, part, 2, "write")
-    commit_parts(plan)
+        convert_share(plan, part, 2, "write")
+    commit_shares(plan)
     assert files_of(output) == whole
 
 
@@ -390,9 +389,9 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
-    plan_parts(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
+    plan_shares(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
     with pytest.raises(InputError, match="takes several passes") as found:
-        convert_part(plan, 0, 2)
+        convert_share(plan, 0, 2)
     passes = ("scatter", "write") if most == 256 else ("scatter", "merge", "write")
     arguments = ["plan", str(raw), "--into", str(output), "-o", str(plan), "--shuffle", "--overwrite", "--memory", "1"]
     with pytest.raises(SystemExit):
@@ -402,43 +401,43 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
     assert ", ".join(f"--pass {name}" for name in passes) in found.value.remedy
     for before, name in pairwise(passes):
         with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
-            convert_part(plan, 0, 2, name)
-        assert "no part has ended" in found.value.found
+            convert_share(plan, 0, 2, name)
+        assert "no share has ended" in found.value.found
         assert ("rows 0 to" if before == "scatter" else "region 0 of chunk 0") in found.value.found
-        convert_part(plan, 0, 2, before)
+        convert_share(plan, 0, 2, before)
         with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
-            convert_part(plan, 0, 2, name)
-        assert found.value.found.endswith("parts that have not ended: 1/2")
-        convert_part(plan, 1, 2, before)
+            convert_share(plan, 0, 2, name)
+        assert found.value.found.endswith("shares that have not ended: 1/2")
+        convert_share(plan, 1, 2, before)
     (output / RUN_FOLDER / "spill" / "tasks.json").unlink()
     with pytest.raises(ConvertError, match="lacks what its scatter pass needs"):
-        convert_part(plan, 0, 2, "scatter")
+        convert_share(plan, 0, 2, "scatter")
 
 
 def test_the_rows_and_the_parts_that_are_not_scattered_are_named(raw, tmp_path, monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 40_000)
     plan = tmp_path / "plan"
-    plan_parts(raw, tmp_path / "out", plan, chosen(shards=12, shuffle=True, memory=1))
+    plan_shares(raw, tmp_path / "out", plan, chosen(shards=12, shuffle=True, memory=1))
     for part in (0, 1, 3):
-        convert_part(plan, part, 4, "scatter")
+        convert_share(plan, part, 4, "scatter")
     with pytest.raises(ConvertError, match="scatter pass is not complete") as found:
-        convert_part(plan, 0, 4, "write")
+        convert_share(plan, 0, 4, "write")
     tasks = re.search(r"(\d+) tasks are missing: rows (\d+) to (\d+)", found.value.found)
     assert tasks and 0 < int(tasks[2]) < int(tasks[3]) < 399
-    assert found.value.found.endswith("parts that have not ended: 2/4")
+    assert found.value.found.endswith("shares that have not ended: 2/4")
 
 
-@pytest.mark.parametrize(("part", "num_parts"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
-def test_parts_are_counted_from_0(begun, part, num_parts):
-    with pytest.raises(InputError, match=f"no part {part}/{num_parts}") as found:
-        convert_part(begun[0], part, num_parts)
-    assert num_parts == 0 or f"counted from 0: 0/{num_parts} to {num_parts - 1}/{num_parts}" in found.value.expected
+@pytest.mark.parametrize(("part", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
+def test_parts_are_counted_from_0(begun, part, num_shares):
+    with pytest.raises(InputError, match=f"no share {part}/{num_shares}") as found:
+        convert_share(begun[0], part, num_shares)
+    assert num_shares == 0 or f"counted from 0: 0/{num_shares} to {num_shares - 1}/{num_shares}" in found.value.expected
 
 
 def test_a_part_finds_out_at_once_that_its_machine_has_another_folder(begun):
     plan, output = begun
     output.rename(output.with_name("elsewhere"))
-    for action in (lambda: convert_part(plan, 0, 1), lambda: commit_parts(plan)):
+    for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
         with pytest.raises(DatasetNotFoundError, match="does not hold the run") as found:
             action()
         assert (found.value.place, found.value.found) == (str(output), "no such folder")
@@ -449,8 +448,8 @@ def test_a_part_finds_out_at_once_that_its_machine_has_another_folder(begun):
 @pytest.mark.parametrize("changes", [{"shards": 6}, {"shards": 12, "emit": ("dali",)}], ids=str)
 def test_a_plan_whose_output_was_taken_by_another_is_refused(begun, raw, tmp_path, changes):
     plan, output = begun
-    plan_parts(raw, output, tmp_path / "other", chosen(overwrite=True, **changes))
-    for action in (lambda: convert_part(plan, 0, 1), lambda: commit_parts(plan)):
+    plan_shares(raw, output, tmp_path / "other", chosen(overwrite=True, **changes))
+    for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
         with pytest.raises(OutputExistsError, match="the run of another plan") as found:
             action()
         assert found.value.place == str(output)
@@ -459,21 +458,21 @@ def test_a_plan_whose_output_was_taken_by_another_is_refused(begun, raw, tmp_pat
 
 def test_an_input_that_was_written_since_the_plan_is_refused(raw, tmp_path):
     source = Path(shutil.copytree(raw, tmp_path / "raw"))
-    plan_parts(source, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
-    convert_part(tmp_path / "plan", 0, 2)
+    plan_shares(source, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
+    convert_share(tmp_path / "plan", 0, 2)
     os.utime(source / "part-00004.parquet")
     with pytest.raises(InputError, match="has changed since it was planned") as found:
-        convert_part(tmp_path / "plan", 1, 2)
+        convert_share(tmp_path / "plan", 1, 2)
     assert str(source / "part-00004.parquet") in found.value.place
     with pytest.raises(ConvertError, match="not all shards"):
-        commit_parts(tmp_path / "plan")
+        commit_shares(tmp_path / "plan")
 
 
 def test_a_value_that_cannot_be_written_names_its_row_and_leaves_the_rest(tmp_path):
     write_table(tmp_path / "raw.parquet", {"x": pa.array([*range(20), None])})
-    plan_parts(tmp_path / "raw.parquet", tmp_path / "out", tmp_path / "plan", chosen(shards=3))
+    plan_shares(tmp_path / "raw.parquet", tmp_path / "out", tmp_path / "plan", chosen(shards=3))
     with pytest.raises(InputError) as found:
-        convert_part(tmp_path / "plan", 0, 1)
+        convert_share(tmp_path / "plan", 0, 1)
     assert "row 20" in found.value.place
     assert num_notes(tmp_path / "out") == 2
     assert not [name for name in os.listdir(tmp_path / "out") if is_temporary(name)]
@@ -483,7 +482,7 @@ def test_a_value_that_cannot_be_written_names_its_row_and_leaves_the_rest(tmp_pa
 def test_a_damaged_plan_file_is_refused_and_named(begun, keep):
     plan, _ = begun
     plan.write_bytes(plan.read_bytes()[:keep])
-    for action in (lambda: convert_part(plan, 0, 1), lambda: commit_parts(plan)):
+    for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
         with pytest.raises(CorruptDataError, match="damaged") as found:
             action()
         assert found.value.place == str(plan)
@@ -491,17 +490,17 @@ def test_a_damaged_plan_file_is_refused_and_named(begun, keep):
 
 def test_a_plan_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no such plan file") as found:
-        commit_parts(tmp_path / "plan")
+        commit_shares(tmp_path / "plan")
     assert found.value.place == str(tmp_path / "plan")
     for path in ("s3://plan", "folder/"):
         with pytest.raises(InputError, match="names no plan file"):
-            commit_parts(path)
+            commit_shares(path)
 
 
 def test_a_plan_of_another_version_is_refused(begun, monkeypatch):
-    monkeypatch.setattr("wdsplit.conversion.parts.version", lambda _: "99.0")
+    monkeypatch.setattr("wdsplit.conversion.saved_plans.version", lambda _: "99.0")
     with pytest.raises(InputError, match="another version") as found:
-        convert_part(begun[0], 0, 1)
+        convert_share(begun[0], 0, 1)
     assert "99.0" in found.value.expected and found.value.place == str(begun[0])
 
 
@@ -511,75 +510,75 @@ def test_a_plan_of_another_version_is_refused(begun, monkeypatch):
 def test_committing_is_refused_until_all_shards_are_there_and_can_be_repeated(begun, whole, caplog):
     plan, output = begun
     with pytest.raises(ConvertError, match="not all shards are there") as found:
-        commit_parts(plan)
-    assert found.value.found == "12 missing: 000000.tar to 000011.tar; no part has ended"
+        commit_shares(plan)
+    assert found.value.found == "12 missing: 000000.tar to 000011.tar; no share has ended"
     for part in (0, 3, 1):
-        convert_part(plan, part, 4)
+        convert_share(plan, part, 4)
     with pytest.raises(ConvertError, match="not all shards are there") as found:
-        commit_parts(plan)
-    assert found.value.found == "3 missing: 000006.tar to 000008.tar; parts that have not ended: 2/4"
+        commit_shares(plan)
+    assert found.value.found == "3 missing: 000006.tar to 000008.tar; shares that have not ended: 2/4"
     assert not (output / HEADER_NAME).exists()
-    convert_part(plan, 2, 4)
-    manifest = commit_parts(plan)
+    convert_share(plan, 2, 4)
+    manifest = commit_shares(plan)
     assert files_of(output) == whole
     assert not caplog.records
-    assert commit_parts(plan) == manifest
+    assert commit_shares(plan) == manifest
     assert "committed already" in caplog.text
     assert files_of(output) == whole
     with pytest.raises(OutputExistsError, match="the plan is committed already"):
-        convert_part(plan, 0, 4)
+        convert_share(plan, 0, 4)
     assert files_of(output) == whole
 
 
 @pytest.mark.parametrize("lost", ["000004.tar", "000004.tar.idx"])
 def test_a_shard_that_was_lost_is_missed_and_written_again(begun, whole, lost):
     plan, output = begun
-    run_parts(plan, 3)
+    run_shares(plan, 3)
     (output / lost).write_bytes(b"")
     with pytest.raises(ConvertError) as found:
-        commit_parts(plan)
+        commit_shares(plan)
     assert found.value.found == "1 missing: 000004.tar"
-    assert convert_part(plan, 1, 3).skipped == 3
-    commit_parts(plan)
+    assert convert_share(plan, 1, 3).skipped == 3
+    commit_shares(plan)
     assert files_of(output) == whole
 
 
-PART, SHARD = "parts/0-of-3.json", "shards/000001.json"
+SHARE, SHARD = "shares/0-of-3.json", "shards/000001.json"
 
 
-@pytest.mark.parametrize("note", [PART, SHARD])
+@pytest.mark.parametrize("note", [SHARE, SHARD])
 def test_notes_of_parts_and_of_shards_stand_in_for_each_other(begun, whole, note):
     plan, output = begun
-    run_parts(plan, 3)
+    run_shares(plan, 3)
     (output / RUN_FOLDER / note).write_bytes(b"{")
-    commit_parts(plan)
+    commit_shares(plan)
     assert files_of(output) == whole
 
 
 def test_shards_whose_notes_are_all_torn_are_missed(begun):
     plan, output = begun
-    run_parts(plan, 3)
-    for note in (PART, SHARD):
+    run_shares(plan, 3)
+    for note in (SHARE, SHARD):
         torn = output / RUN_FOLDER / note
         torn.write_bytes(torn.read_bytes()[:-1])
     with pytest.raises(ConvertError) as found:
-        commit_parts(plan)
+        commit_shares(plan)
     assert found.value.found == "1 missing: 000001.tar"
 
 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        (PART, lambda note: [note]),
-        (PART, lambda note: {"plan": note["plan"]}),
-        (PART, lambda note: {"shards": note["shards"]}),
-        (PART, lambda note: note | {"plan": 5}),
-        (PART, lambda note: note | {"shards": {}}),
-        (PART, lambda note: note | {"shards": [note["shards"][0][:-1]]}),
-        (PART, lambda note: note | {"shards": [["0", *note["shards"][0][1:]]]}),
-        (PART, lambda note: note | {"shards": [[12, *note["shards"][0][1:]]]}),
-        (PART, lambda note: note | {"shards": [[*note["shards"][0][:3], 2**64 - 1, "00"]]}),
-        (PART, lambda note: note | {"shards": [[*note["shards"][0][:4], None]]}),
+        (SHARE, lambda note: [note]),
+        (SHARE, lambda note: {"plan": note["plan"]}),
+        (SHARE, lambda note: {"shards": note["shards"]}),
+        (SHARE, lambda note: note | {"plan": 5}),
+        (SHARE, lambda note: note | {"shards": {}}),
+        (SHARE, lambda note: note | {"shards": [note["shards"][0][:-1]]}),
+        (SHARE, lambda note: note | {"shards": [["0", *note["shards"][0][1:]]]}),
+        (SHARE, lambda note: note | {"shards": [[12, *note["shards"][0][1:]]]}),
+        (SHARE, lambda note: note | {"shards": [[*note["shards"][0][:3], 2**64 - 1, "00"]]}),
+        (SHARE, lambda note: note | {"shards": [[*note["shards"][0][:4], None]]}),
         (SHARD, lambda note: [note]),
         (SHARD, lambda note: {}),
         (SHARD, lambda note: {"path": note["path"]}),
@@ -589,61 +588,61 @@ def test_shards_whose_notes_are_all_torn_are_missed(begun):
 )
 def test_a_note_that_somebody_has_changed_is_refused_and_named_and_can_be_removed(begun, whole, name, change):
     plan, output = begun
-    run_parts(plan, 3)
+    run_shares(plan, 3)
     changed = output / RUN_FOLDER / name
     if name == SHARD:
-        (output / RUN_FOLDER / PART).unlink()
+        (output / RUN_FOLDER / SHARE).unlink()
     before = orjson.loads(changed.read_bytes())
     changed.write_bytes(orjson.dumps(change(before)))
     with pytest.raises(CorruptDataError, match="a note of the run is damaged") as found:
-        commit_parts(plan)
+        commit_shares(plan)
     assert (found.value.place, found.value.url) == (str(changed), str(changed))
     assert "shard" in found.value.expected and found.value.found and "remove it" in found.value.remedy
     assert not (output / HEADER_NAME).exists()
     changed.unlink()
-    convert_part(plan, 0, 3)
-    commit_parts(plan)
+    convert_share(plan, 0, 3)
+    commit_shares(plan)
     assert files_of(output) == whole
 
 
 def test_what_others_have_put_among_the_notes_is_no_note(begun, whole):
     plan, output = begun
-    run_parts(plan, 3)
-    (output / RUN_FOLDER / PART).write_bytes(b"{")
-    (output / RUN_FOLDER / "parts" / "0-of-3.json~").write_bytes(b"[]")
+    run_shares(plan, 3)
+    (output / RUN_FOLDER / SHARE).write_bytes(b"{")
+    (output / RUN_FOLDER / "shares" / "0-of-3.json~").write_bytes(b"[]")
     (output / RUN_FOLDER / "shards" / "000001.json~").write_bytes(b"[]")
-    commit_parts(plan)
+    commit_shares(plan)
     assert files_of(output) == whole
 
 
 def test_parts_of_several_counts_fit_together(begun, whole):
     plan, output = begun
-    convert_part(plan, 0, 2)
-    convert_part(plan, 2, 3)
+    convert_share(plan, 0, 2)
+    convert_share(plan, 2, 3)
     with pytest.raises(ConvertError) as found:
-        commit_parts(plan)
+        commit_shares(plan)
     assert "2 missing: 000006.tar to 000007.tar" in found.value.found
-    convert_part(plan, 1, 3)
-    commit_parts(plan)
+    convert_share(plan, 1, 3)
+    commit_shares(plan)
     assert files_of(output) == whole
 
 
 def test_one_process_can_go_on_with_what_parts_have_begun(begun, raw, whole):
     plan, output = begun
-    convert_part(plan, 0, 2)
+    convert_share(plan, 0, 2)
     convert(raw, output, chosen(shards=12, resume=True))
     assert files_of(output) == whole
-    commit_parts(plan)
+    commit_shares(plan)
 
 
 def test_committing_keeps_others_out_and_is_kept_out(begun):
     plan, output = begun
-    run_parts(plan, 1)
+    run_shares(plan, 1)
     with LocalStorage(str(output)).lock(f"{RUN_FOLDER}/lock"):
         with pytest.raises(StorageError, match="another process is writing"):
-            commit_parts(plan)
-        convert_part(plan, 0, 1)
-    commit_parts(plan)
+            commit_shares(plan)
+        convert_share(plan, 0, 1)
+    commit_shares(plan)
 
 
 # Beginning
@@ -653,14 +652,16 @@ def test_nothing_is_begun_where_convert_would_refuse(raw, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(OutputExistsError, match="not empty"):
-        plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
-    with pytest.raises(InputError, match="stands twice"):
+        plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12))
+    with pytest.raises(InputError, match="duplicate key"):
         table = pa.table({"k": np.zeros(5, np.int64), "x": np.arange(5)})
-        plan_parts(write_table(tmp_path / "twice.parquet", table), tmp_path / "new", tmp_path / "plan", chosen(key="k"))
+        plan_shares(
+            write_table(tmp_path / "twice.parquet", table), tmp_path / "new", tmp_path / "plan", chosen(key="k")
+        )
     with pytest.raises(InputError, match="cannot resume"):
-        plan_parts(raw, tmp_path / "new", tmp_path / "plan", chosen(resume=True))
+        plan_shares(raw, tmp_path / "new", tmp_path / "plan", chosen(resume=True))
     with pytest.raises(InputError, match="gs:// can only be read"):
-        plan_parts(raw, "gs://bucket/out", tmp_path / "plan", chosen())
+        plan_shares(raw, "gs://bucket/out", tmp_path / "plan", chosen())
     assert files_below(tmp_path) == ["out/mine.txt", "twice.parquet"]
     assert not (tmp_path / "new").exists()
 
@@ -669,35 +670,35 @@ def test_a_plan_file_that_is_there_is_replaced_only_if_that_is_asked_for(begun, 
     plan, output = begun
     before = plan.read_bytes()
     with pytest.raises(OutputExistsError, match="plan file exists already"):
-        plan_parts(raw, tmp_path / "new", plan, chosen(shards=6))
+        plan_shares(raw, tmp_path / "new", plan, chosen(shards=6))
     (tmp_path / "text").write_text("precious")
     with pytest.raises(OutputExistsError, match="another file"):
-        plan_parts(raw, tmp_path / "new", tmp_path / "text", chosen(shards=6, overwrite=True))
+        plan_shares(raw, tmp_path / "new", tmp_path / "text", chosen(shards=6, overwrite=True))
     assert (plan.read_bytes(), (tmp_path / "text").read_text()) == (before, "precious")
     assert not (tmp_path / "new").exists()
-    plan_parts(raw, output, plan, chosen(shards=6, overwrite=True))
+    plan_shares(raw, output, plan, chosen(shards=6, overwrite=True))
     assert saved_plan(plan).num_shards == 6
 
 
 def test_a_plan_file_inside_the_output_is_refused(raw, tmp_path):
     with pytest.raises(InputError, match="inside the output"):
-        plan_parts(raw, tmp_path / "out", tmp_path / "out" / "plan", chosen(shards=6))
+        plan_shares(raw, tmp_path / "out", tmp_path / "out" / "plan", chosen(shards=6))
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="cannot be saved there"):
-        plan_parts(raw, tmp_path / "out", "hf://datasets/plan", chosen(shards=6))
+        plan_shares(raw, tmp_path / "out", "hf://datasets/plan", chosen(shards=6))
 
 
 def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
-        plan_parts(raw, tmp_path / "file" / "out", tmp_path / "plan", chosen(shards=6))
+        plan_shares(raw, tmp_path / "file" / "out", tmp_path / "plan", chosen(shards=6))
 
     def full(*_):
         raise StorageError("the system refused: No space left on device")
 
-    monkeypatch.setattr("wdsplit.conversion.parts.write_cuts", full)
+    monkeypatch.setattr("wdsplit.conversion.shares.write_cuts", full)
     with pytest.raises(StorageError, match="No space left"):
-        plan_parts(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=6, shuffle=True))
+        plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=6, shuffle=True))
     assert files_below(tmp_path) == ["file"]
 
 
@@ -707,11 +708,11 @@ def test_nothing_is_begun_if_the_plan_cannot_be_saved(begun, raw, tmp_path, whol
     for _ in range(2):
         before = files_of(output)
         with pytest.raises(StorageError):
-            plan_parts(raw, output, tmp_path / "file" / "plan", chosen(shards=6, overwrite=True))
+            plan_shares(raw, output, tmp_path / "file" / "plan", chosen(shards=6, overwrite=True))
         assert files_of(output) == before, "of a run without any shard, and of a dataset"
         if HEADER_NAME not in before:
-            convert_part(plan, 0, 1)
-            commit_parts(plan)
+            convert_share(plan, 0, 1)
+            commit_shares(plan)
     assert files_of(output) == whole
 
 
@@ -723,16 +724,16 @@ def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path, progr
     text = ended(program("plan", raw, "--into", output, "-o", plan, "--shards", 4, "--shuffle"))
     steps = re.findall(r"^  wdsplit (.*)$", text, re.M)
     assert steps == [
-        f"convert --plan '{plan}' --part I/N --pass scatter",
-        f"convert --plan '{plan}' --part I/N --pass write",
+        f"convert --plan '{plan}' --share I/N --pass scatter",
+        f"convert --plan '{plan}' --share I/N --pass write",
         f"commit '{plan}'",
     ]
-    assert "400 rows scattered" in ended(program("convert", "--plan", plan, "--part", "0/1", "--pass", "scatter"))
-    assert "part 0/1: 4 shards, 400 samples" in ended(
-        program("convert", "--plan", plan, "--part", "0/1", "--pass", "write")
+    assert "400 rows scattered" in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", "scatter"))
+    assert "share 0/1: 4 shards, 400 samples" in ended(
+        program("convert", "--plan", plan, "--share", "0/1", "--pass", "write")
     )
     assert f"{plan}: 4 shards, 400 samples" in ended(program("commit", plan))
     again = program("commit", plan)
     assert again.communicate()[1].count("committed already") == 1
     assert again.returncode == 0
-    assert "committed already" in ended(program("convert", "--plan", plan, "--part", "0/1", "--pass", "write"), 2)
+    assert "committed already" in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", "write"), 2)

@@ -1,0 +1,55 @@
+"""`wdsplit convert --plan PLAN --share I/N`, and `wdsplit commit`: a conversion in shares, and its end."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from typing import TextIO
+
+import click
+
+from wdsplit.cli.conversion import dataset_text, show_progress
+from wdsplit.cli.terminal import human_bytes, progress_bar, stderr
+from wdsplit.conversion.shares import Pass, Progress, commit_shares, convert_share
+from wdsplit.engines.local import Engine
+from wdsplit.urls import shown_url
+
+__all__ = ["commit_command", "run_share"]
+
+
+def run_share(plan_path: str, share: str, only: Pass | None, engine: Engine, log: TextIO | None) -> None:
+    """Write a share of a conversion, and say what is written."""
+    match = re.fullmatch(r"(\d+)/(\d+)", share)
+    if match is None:
+        raise click.BadParameter(f"{share!r} is not of the form I/N, such as 3/16", param_hint="'--share'")
+    started = time.monotonic()
+    try:
+        with progress_bar(f"share {share}", log) as bar:
+            report = partial(show_progress, bar, name=share)
+            done = convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
+    except KeyboardInterrupt:
+        stderr("what is published is kept; continue with the same command")
+        raise
+    click.echo(f"share {share}: {_done(done)}, took {time.monotonic() - started:.1f} s")
+
+
+def _done(progress: Progress) -> str:
+    """Say what a share has done."""
+    there = f" ({progress.skipped:,} were there already)" if progress.skipped else ""
+    if progress.name == "scatter":
+        return f"{progress.done:,} rows scattered{there}"
+    if progress.name == "merge":
+        return f"{progress.done:,} regions of chunks merged{there}"
+    size = human_bytes(progress.num_bytes)
+    return f"{progress.done:,} shards{there}, {progress.samples:,} samples and pads, {size}"
+
+
+@click.command("commit", short_help="End a conversion in shares.", epilog="Example: wdsplit commit /shared/train.plan")
+@click.argument("plan_path", metavar="PLAN")
+def commit_command(plan_path: str) -> None:
+    """End a conversion in shares that `wdsplit plan -o PLAN` has begun: from then on the dataset exists.
+
+    Refused until all shards are there, whole. A conversion that has ended already is left as it is.
+    """
+    click.echo(dataset_text(commit_shares(plan_path), shown_url(plan_path)))

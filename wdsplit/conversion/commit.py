@@ -1,0 +1,78 @@
+"""The commit of a conversion: once all shards are there, sidecars and manifest make them a dataset, the header last."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.conversion.plan.plan import Plan, default_window
+from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.run import Run
+from wdsplit.shards.files import write_manifest
+from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.sidecar_files import write_sidecars
+
+__all__ = ["build_manifest", "commit"]
+
+
+def commit(run: Run, plan: Plan, emit: tuple[str, ...], shards: Published) -> Manifest:
+    """End a run whose shards are all there: from then on the dataset exists.
+
+    Raises:
+        WdsplitError: The output lacks a file, or cannot be written.
+    """
+    manifest = build_manifest(plan, emit, shards)
+    write_sidecars(run.storage, manifest, emit)
+    run.refuse_incomplete(plan, shards)
+    write_manifest(run.storage, manifest)
+    run.end()
+    return manifest
+
+
+def build_manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> Manifest:
+    """Return the manifest of all shards."""
+    shards = published.table()
+    window = default_window(published.num_bytes, published.num_samples)
+    return Manifest(
+        shards,
+        plan.fields,
+        plan.lanes,
+        plan.options.window or window,
+        plan.options.pad,
+        _provenance(plan, emit),
+    )
+
+
+def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "plan": plan.hash,
+        "inputs": [
+            {"path": file.path, "num_bytes": file.num_bytes, "num_rows": file.num_rows} for file in plan.table.files
+        ],
+        "num_rows": plan.table.total_rows,
+        "num_selected": plan.num_rows,
+        "selection": _selection(plan),
+        "num_dropped": plan.num_dropped,
+        "key": plan.key,
+        "options": dataclasses.asdict(plan.options),
+        "emit": list(emit),
+        "versions": {
+            "wdsplit": version("wdsplit"),
+            "pyarrow": pa.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _selection(plan: Plan) -> dict[str, Any]:
+    """Return what was selected; hashes as texts, because they may be larger than JSON's numbers."""
+    selection = plan.table.selection
+    part = selection.part
+    bounds = None if part is None else {"column": part.column, "low": str(part.low), "high": str(part.high)}
+    return {"where": selection.where, "limit": selection.limit, "part": bounds}

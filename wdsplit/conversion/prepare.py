@@ -1,0 +1,132 @@
+"""What comes before a conversion writes anything: inputs found, outputs and keys checked, a plan for each split."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from wdsplit.conversion.duplicate_keys import check_unique_keys
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.planning import PathLike, input_paths, plan_files
+from wdsplit.conversion.run import Run, is_below
+from wdsplit.errors import InputError
+from wdsplit.shards.manifest import HEADER_NAME
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import local_path
+from wdsplit.storage.opening import is_remote, open_storage
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.table import joined
+from wdsplit.urls import shown_url
+
+__all__ = ["Prepared", "prepare"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A conversion that may begin: nothing of it is written yet. All is named by the splits; without any by "".
+
+    Attributes:
+        folders: The folders of the datasets.
+        runs: Their runs.
+        plans: Their plans.
+        resumed: Which of them go on with a run that is there.
+        overwrite: Whether a dataset, or another run, may be replaced.
+    """
+
+    folders: Mapping[str, str]
+    runs: Mapping[str, Run]
+    plans: Mapping[str, Plan]
+    resumed: Collection[str]
+    overwrite: bool
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other run out of the outputs, and refuse what others have put there meanwhile."""
+        with ExitStack() as locks:
+            for name, run in self.runs.items():
+                locks.enter_context(run.locked())
+                run.refuse_output(self.overwrite, name in self.resumed)
+            yield
+
+
+def prepare(
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
+    options: ConvertOptions,
+    storage_options: Mapping[str, Any] | None,
+) -> Prepared:
+    """Plan a conversion, and refuse all that can be refused before anything is written. The arguments are `convert`'s.
+
+    Raises:
+        WdsplitError: As for `convert`.
+    """
+    _refuse_read_only(os.fspath(output))
+    paths = find_inputs(input_paths(inputs), storage_options)
+    folders = {name: os.path.join(output, name) for name in options.splits} or {"": os.fspath(output)}
+    if options.splits:
+        _check_parent(open_storage(os.fspath(output), storage_options), options)
+    runs = {name: Run(open_storage(folder, storage_options), options.emit) for name, folder in folders.items()}
+    resumed = {name for name, run in runs.items() if options.resume and (len(runs) == 1 or run.exists)}
+    if options.resume and not resumed:
+        resumed = set(runs)
+    for name, run in runs.items():
+        _refuse_inside_input(run.storage, input_paths(inputs))
+        run.refuse_inputs_inside(paths)
+        run.refuse_output(options.overwrite, name in resumed)
+    plans = plan_files(paths, options, storage_options)
+    _check_keys(plans, resumed)
+    return Prepared(folders, runs, plans, resumed, options.overwrite)
+
+
+def _refuse_read_only(output: str) -> None:
+    """Refuse an output in a store that is only read."""
+    scheme, separator, _ = output.partition("://")
+    if separator and scheme.lower() not in ("file", "s3"):
+        raise InputError(
+            f"{scheme}:// can only be read",
+            place=shown_url(output),
+            expected="a local folder, or s3://bucket/folder, to write to",
+            remedy="write to a local folder, and copy it with the tools of your store",
+        )
+
+
+def _refuse_inside_input(output: Storage, inputs: Sequence[str]) -> None:
+    """Refuse an output inside a folder of inputs: its files would be inputs of the next run, and of a resumed one."""
+    for given in inputs:
+        folder = given.rstrip("/") if is_remote(given) else local_path(given)
+        if is_below(output.url, folder) and (is_remote(given) or os.path.isdir(folder)):
+            raise InputError(
+                "the output is inside an input folder",
+                place=output.url,
+                expected=f"an output outside {shown_url(given)}",
+                remedy="choose another output folder, or name the inputs by a glob",
+                url=output.url,
+            )
+
+
+def _check_parent(storage: Storage, options: ConvertOptions) -> None:
+    """Refuse an output of splits that is a dataset itself, and warn of a dataset in it that is none of the splits."""
+    Run(storage).refuse_dataset_above()
+    others = [name for name in storage.list() if name not in options.splits]
+    others = [name for name in others if storage.size(f"{name}/{HEADER_NAME}") is not None]
+    if others:
+        logger.warning(
+            "%s: not among the splits, and left as it is: %s (its rows may be in other splits now)",
+            storage.url,
+            ", ".join(others),
+        )
+
+
+def _check_keys(plans: Mapping[str, Plan], resumed: Collection[str]) -> None:
+    """Refuse duplicate keys, in one split or in two."""
+    plan = next(iter(plans.values()))
+    if plan.key is not None and set(plans) - set(resumed):
+        check_unique_keys(dataclasses.replace(plan, table=joined([other.table for other in plans.values()])))

@@ -1,0 +1,141 @@
+"""Plan files in storage: where one may be saved, saving it, and opening the run that it belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, is_plan, parse_plan
+from wdsplit.conversion.planning import PathLike
+from wdsplit.conversion.run import Run
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import local_path
+from wdsplit.storage.opening import is_remote, open_storage
+from wdsplit.tables.table import InputFile, Remote
+from wdsplit.urls import shown_url
+
+__all__ = [
+    "check_plan_file",
+    "check_plan_file_outside",
+    "locate_inputs",
+    "normalized",
+    "open_run",
+    "remove_plan",
+    "save_plan",
+]
+
+_BEGINNING_BYTES = 64
+
+
+def save_plan(path: str, saved: SavedPlan, storage_options: Mapping[str, Any] | None) -> None:
+    """Save a plan, or replace one.
+
+    Raises:
+        InputError: The plan holds what must not be written down.
+        StorageError: The file cannot be written.
+    """
+    storage, name = _split_path(path, storage_options)
+    data = dump_plan(saved)
+    with storage.publish(name, durable=True) as file:
+        file.write([data])
+
+
+def remove_plan(path: str, storage_options: Mapping[str, Any] | None) -> None:
+    """Remove a plan file whose run could not begin."""
+    storage, name = _split_path(path, storage_options)
+    storage.remove(name)
+
+
+def normalized(path: PathLike) -> str:
+    """Return the path of a plan file as a text; of a file:// URL the local path."""
+    path = os.fspath(path)
+    return path if is_remote(path) else local_path(path)
+
+
+def _split_path(path: str, storage_options: Mapping[str, Any] | None) -> tuple[Storage, str]:
+    """Return the folder of a plan file, and the file's name in it."""
+    folder, separator, name = path.rpartition("/")
+    if not name or folder.endswith(":/"):
+        raise InputError("this names no plan file", place=shown_url(path), expected="a path, or s3://bucket/file")
+    return open_storage(folder or separator or ".", storage_options), name
+
+
+def check_plan_file(path: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
+    """Refuse a plan file that cannot be written, or that is there already."""
+    scheme = path.partition("://")[0].lower() if is_remote(path) else "file"
+    if scheme not in ("file", "s3"):
+        raise InputError(
+            "a plan cannot be saved there",
+            place=shown_url(path),
+            expected="a local file, or s3://bucket/file",
+            remedy="choose a file that all shares reach",
+        )
+    storage, name = _split_path(path, storage_options)
+    size = storage.size(name)
+    if size is None:
+        return
+    ours = is_plan(storage.open(name).read(0, min(size, _BEGINNING_BYTES)))
+    if not (overwrite and ours):
+        raise OutputExistsError(
+            "the plan file exists already" if ours else "there is another file where the plan shall be saved",
+            place=path,
+            expected="no such file" + (", or a plan to be replaced" if overwrite else ""),
+            found="the plan of another run, or of this one" if ours else "a file that is no plan",
+            remedy="choose another file" + (", or use --overwrite to begin anew" if ours else ""),
+            url=path,
+        )
+
+
+def check_plan_file_outside(path: str, runs: Collection[Run]) -> None:
+    """Refuse a plan file inside the output, where it would be removed."""
+    for run in runs:
+        if run.holds(path):
+            raise InputError(
+                "the plan file lies inside the output",
+                place=path,
+                expected=f"a file outside {run.storage.url}",
+                remedy="choose another file: what is in the output is removed when the run begins",
+                url=path,
+            )
+
+
+def open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> tuple[SavedPlan, Run]:
+    """Read a plan file; return the plan, and the run in its output, which may be there or not.
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        CorruptDataError: It is damaged, or no plan file.
+        InputError: Another version of wdsplit wrote it.
+    """
+    path = normalized(plan_path)
+    storage, name = _split_path(path, storage_options)
+    try:
+        saved = parse_plan(storage.read(name), version("wdsplit"))
+    except DatasetNotFoundError as error:
+        raise DatasetNotFoundError(
+            "there is no such plan file",
+            place=shown_url(path),
+            expected="a file that `wdsplit plan -o` has written",
+            remedy="check the path: all machines must reach it",
+            url=shown_url(path),
+        ) from error
+    except (CorruptDataError, InputError) as error:
+        raise error.at(shown_url(path)) from error
+    return saved, Run(open_storage(saved.output, storage_options), saved.emit)
+
+
+def locate_inputs(saved: SavedPlan, storage_options: Mapping[str, Any] | None) -> Plan:
+    """Return a plan whose inputs are found from any folder, by this machine's own means."""
+
+    def placed(file: InputFile) -> InputFile:
+        if file.remote is not None:
+            return dataclasses.replace(file, remote=Remote(file.remote.url, storage_options))
+        return dataclasses.replace(file, path=os.path.join(saved.folder, file.path))
+
+    table = saved.plan.table
+    return dataclasses.replace(saved.plan, table=dataclasses.replace(table, files=tuple(map(placed, table.files))))

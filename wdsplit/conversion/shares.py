@@ -1,0 +1,297 @@
+"""Converting in shares, for clusters that start many processes with a number each: SLURM's arrays, indexed Jobs.
+
+`plan_shares` begins a run and saves its plan, `convert_share` carries out a share of a pass on any machine, and
+`commit_shares` ends the run. Shares know nothing of each other: they hold no lock, remove nothing, and write the same
+bytes however often they run, side by side too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from wdsplit.conversion.commit import commit
+from wdsplit.conversion.driver import Driver, Progress, no_progress
+from wdsplit.conversion.passes import PASSES, Pass
+from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.plan.plan_file import SavedPlan
+from wdsplit.conversion.planning import PathLike
+from wdsplit.conversion.prepare import prepare
+from wdsplit.conversion.record.notes import describe_unfinished_shares, first_few, note_share, read_published
+from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.run import Run
+from wdsplit.conversion.saved_plans import (
+    check_plan_file,
+    check_plan_file_outside,
+    locate_inputs,
+    normalized,
+    open_run,
+    remove_plan,
+    save_plan,
+)
+from wdsplit.conversion.shuffle.scatter import task_bytes
+from wdsplit.conversion.shuffle.sorted_runs import tasks_without_note
+from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
+from wdsplit.conversion.task import Job, refuse_taken_over
+from wdsplit.engines.local import Engine, LocalEngine
+from wdsplit.errors import ConvertError, InputError
+from wdsplit.shards.manifest import Manifest, shard_path
+from wdsplit.storage.interface import Storage
+from wdsplit.storage.local import local_path
+from wdsplit.storage.opening import is_remote
+
+__all__ = ["PASSES", "Pass", "Progress", "commit_shares", "convert_share", "needed_passes", "plan_shares"]
+
+logger = logging.getLogger(__name__)
+
+_JOBS_OF_A_SHARE = 4
+"""How many jobs of a share divide the memory, when rows are cut into what a task scatters; shares may have others."""
+
+
+def plan_shares(
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
+    plan_path: PathLike,
+    options: ConvertOptions | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, Plan]:
+    """Begin a conversion in shares: plan it, as `wdsplit.convert` would, and save the plan.
+
+    Args:
+        inputs: As for `wdsplit.convert`.
+        output: The dataset's folder, which all shares reach under the same path: a path, or `s3://bucket/folder`.
+        plan_path: The file to save the plan in; a path, or `s3://bucket/file`. With splits each has a plan of its own,
+            in a file with the split's name after a dot.
+        options: The options; `jobs` has no meaning here, and `resume` is refused.
+        storage_options: As for `wdsplit.convert`. They are not saved: each share takes its own.
+
+    Returns:
+        The plan in each plan file.
+
+    Raises:
+        WdsplitError: As of `wdsplit.convert`; or the plan cannot be saved.
+    """
+    options = options or ConvertOptions()
+    if options.resume:
+        raise InputError("a plan begins a run, so it cannot resume one", remedy="run the missing shares again")
+    path = normalized(plan_path)
+    files = {name: f"{path}.{name}" for name in options.splits} or {"": path}
+    for file in files.values():
+        check_plan_file(file, options.overwrite, storage_options)
+    prepared = prepare(inputs, output, options, storage_options)
+    for file in files.values():
+        check_plan_file_outside(file, prepared.runs.values())
+    with prepared.locked():
+        for name, plan in prepared.plans.items():
+            folder, target = os.getcwd(), prepared.folders[name]
+            target = target if is_remote(target) else os.path.join(folder, local_path(target))
+            saved = SavedPlan(plan, target, folder, options.memory, tuple(options.emit), version("wdsplit"))
+            save_plan(files[name], saved, storage_options)  # before the run replaces anything
+            try:
+                _begin(prepared.runs[name], plan, options.memory)
+            except BaseException:
+                remove_plan(files[name], storage_options)
+                raise
+    return {files[name]: plan for name, plan in prepared.plans.items()}
+
+
+def _begin(run: Run, plan: Plan, memory: int) -> None:
+    """Begin a run; clear up if it cannot begin."""
+    try:
+        run.start(plan)
+        if plan.scatters:
+            write_cuts(run.storage, plan, task_bytes(memory, _JOBS_OF_A_SHARE))
+    except BaseException:
+        run.leave_resumable(plan)
+        raise
+
+
+def convert_share(
+    plan_path: PathLike,
+    share: int,
+    num_shares: int,
+    only: Pass | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
+) -> Progress:
+    """Write a share of the shards of a plan; what the share has written before is kept.
+
+    Args:
+        plan_path: The plan file.
+        share: Which share: 0, 1, ..., num_shares - 1.
+        num_shares: Shares in all.
+        only: The pass. A plan that puts rows into another order takes two, all shares of `scatter`, then of `write`; or
+            three, if the table is large, `merge` between them. Where a pass is not needed, nothing is done.
+        progress: Called with the progress so far, at the beginning and after each task.
+        storage_options: How to reach remote inputs and the output, as for `wdsplit.convert`.
+        engine: What carries the tasks out; None for one job.
+
+    Returns:
+        What is done.
+
+    Raises:
+        WdsplitError: The output does not hold the plan's run, something cannot be read or written, or the pass
+            before is not complete.
+    """
+    if not 0 <= share < num_shares:
+        raise InputError(
+            f"there is no share {share}/{num_shares}",
+            expected=f"shares are counted from 0: 0/{num_shares} to {num_shares - 1}/{num_shares}"
+            if num_shares > 0
+            else "",
+            remedy="use the index that SLURM (--array=0-15) and Kubernetes count from 0",
+        )
+    saved, run = open_run(plan_path, storage_options)
+    run.require(saved.plan)
+    plan, engine = locate_inputs(saved, storage_options), engine or LocalEngine()
+    if plan.scatters and only is None:
+        raise InputError(
+            "the plan puts rows into another order, which takes several passes",
+            place=os.fspath(plan_path),
+            expected="a pass",
+            remedy=f"run all shares with {_each_pass(run, plan)}, one after the other",
+        )
+    buffer_bytes = task_bytes(saved.memory, engine.jobs_of_a_node)
+    job = Job(saved.output, plan, buffer_bytes, saved.emit, storage_options, shared=True)
+    return _carry_out(run, Driver(job, engine, progress or no_progress, share, num_shares), only or "write")
+
+
+def _carry_out(run: Run, driver: Driver, name: Pass) -> Progress:
+    """Carry out a share of a pass, and note that it has ended."""
+    plan, storage = driver.job.plan, run.storage
+    cuts = _require_cuts(storage, plan) if plan.scatters else None
+    published = None
+    if name == "write":
+        if cuts is not None:
+            _require_complete(storage, cuts, "merge" if cuts.steps.merges else "scatter")
+        published = Published(plan, run.find_published(driver.own_shards))
+        progress = driver.write(published)
+    elif name == "scatter" and cuts is not None:
+        progress = driver.scatter(cuts)
+    elif name == "merge" and cuts is not None and cuts.steps.merges:
+        _require_complete(storage, cuts, "scatter")
+        progress = driver.merge(cuts)
+    else:
+        return Progress(name, 0, 0)
+    refuse_taken_over(storage, plan, shared=True)
+    note_share(storage, plan, name, driver.share, driver.num_shares, published)
+    return progress
+
+
+def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
+    """Return how the run scatters its rows.
+
+    Raises:
+        ConvertError: The beginning of the run was interrupted.
+    """
+    cuts = read_cuts(storage, plan)
+    if cuts is None:
+        raise ConvertError(
+            "the run lacks what its scatter pass needs",
+            place=storage.url,
+            expected="a run that `wdsplit plan -o` has begun",
+            found="one whose beginning was interrupted",
+            remedy="plan again with --overwrite",
+            url=storage.url,
+        )
+    return cuts
+
+
+def _require_complete(storage: Storage, cuts: Cuts, name: Pass) -> None:
+    """Refuse to go on before all shares have ended a pass."""
+    tasks: Sequence[Any] = cuts.tasks if name == "scatter" else cuts.steps.merge_tasks()
+    missing = tasks_without_note(storage, cuts.steps, tasks)
+    if missing:
+        raise ConvertError(
+            f"the {name} pass is not complete",
+            place=storage.url,
+            expected=f"the output of {len(tasks)} tasks",
+            found=f"{len(missing)} tasks are missing: {first_few([str(task) for task in missing])}"
+            + describe_unfinished_shares(storage, name),
+            remedy=f"run the missing shares with --pass {name} again, then the next pass",
+            url=storage.url,
+        )
+
+
+def needed_passes(plan_path: PathLike, storage_options: Mapping[str, Any] | None = None) -> tuple[Pass, ...]:
+    """Return the passes that the shares of a plan take.
+
+    Raises:
+        WdsplitError: There is no such plan, or its run is not there.
+    """
+    saved, run = open_run(plan_path, storage_options)
+    run.require(saved.plan)
+    return _passes(run, saved.plan)
+
+
+def _passes(run: Run, plan: Plan) -> tuple[Pass, ...]:
+    if not plan.scatters:
+        return ("write",)
+    return PASSES if _require_cuts(run.storage, plan).steps.merges else ("scatter", "write")
+
+
+def _each_pass(run: Run, plan: Plan) -> str:
+    return ", ".join(f"--pass {name}" for name in _passes(run, plan))
+
+
+def commit_shares(plan_path: PathLike, storage_options: Mapping[str, Any] | None = None) -> Manifest:
+    """End a conversion in shares: from then on the dataset exists. One that has ended already is left as it is.
+
+    Args:
+        plan_path: The plan file.
+        storage_options: How to reach a remote output, as for `wdsplit.convert`.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ConvertError: Some shards are not there.
+        CorruptDataError: What was noted of them was changed.
+        WdsplitError: The output does not hold the plan's run, or cannot be written.
+    """
+    saved, run = open_run(plan_path, storage_options)
+    plan = saved.plan
+    if not run.exists:
+        run.require(plan)
+    with run.locked():
+        finished = run.finished(plan)
+        if finished is not None:
+            logger.warning("%s: committed already", run.storage.url)
+            return finished
+        run.require(plan)
+        published = read_published(run.storage, plan)
+        missing = sorted({*published.missing().tolist(), *run.lacking(published)})
+        if missing:
+            raise _incomplete(run, plan, missing)
+        return commit(run, plan, saved.emit, published)
+
+
+def _incomplete(run: Run, plan: Plan, missing: Sequence[int]) -> ConvertError:
+    storage, remedy = run.storage, "run the shares that have not ended again, then commit"
+    if plan.scatters:
+        remedy = f"run the shares that have not ended again, with {_each_pass(run, plan)}, then commit"
+    unfinished = describe_unfinished_shares(storage, "write")
+    return ConvertError(
+        "the dataset cannot be committed: not all shards are there",
+        place=storage.url,
+        expected=f"{plan.num_shards} shards",
+        found=f"{len(missing)} missing: {first_few(_shard_ranges(missing))}{unfinished}",
+        remedy=remedy,
+        url=storage.url,
+    )
+
+
+def _shard_ranges(shards: Sequence[int]) -> list[str]:
+    """Return the paths of shards, rising; of consecutive ones the first and the last."""
+    ranges: list[tuple[int, int]] = []
+    for shard in shards:
+        if ranges and shard == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], shard
+        else:
+            ranges.append((shard, shard))
+    return [shard_path(first) + (f" to {shard_path(last)}" if last > first else "") for first, last in ranges]
