@@ -1,4 +1,4 @@
-"""The training examples, run by torchrun: on which data, with which arguments, and what they have told."""
+"""The training examples, run by torchrun: on which data, with which arguments, and what they printed."""
 
 import os
 import re
@@ -21,14 +21,14 @@ STOPPED_AFTER = 10
 
 
 @dataclass(frozen=True)
-class Told:
-    """What an example has printed.
+class Printed:
+    """What an example printed.
 
     Attributes:
         output: All of it.
         losses: The loss of each epoch.
         accuracies: The held-out accuracy after each epoch.
-        counts: Over how many images, where that is told.
+        counts: Over how many images, where it says so.
         parameters: The hash of the parameters at the end.
     """
 
@@ -39,11 +39,11 @@ class Told:
     parameters: str
 
 
-def told(output):
+def parse_output(output):
     counts = [
         int(count.replace(",", "")) for count in re.findall(r"held-out accuracy \S+ \([\d,]+ of ([\d,]+)\)", output)
     ]
-    return Told(
+    return Printed(
         output,
         [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)", output, re.M)],
         [float(accuracy) for accuracy in re.findall(r"held-out accuracy ([\d.]+)", output)],
@@ -53,12 +53,12 @@ def told(output):
 
 
 def run(script, *arguments, out, ranks=2):
-    """Run an example; return what it has told."""
+    """Run an example; return what it printed."""
     scripts = script if isinstance(script, tuple) else (script,)
     first, *rest = (path if (path := SUPPORT / name).exists() else EXAMPLES / name for name in scripts)
     ended = torchrun(ranks, first, *rest, *arguments, out=out)
     assert ended.returncode == 0, ended.output
-    return told(ended.output)
+    return parse_output(ended.output)
 
 
 def write_programs(folder, **programs):

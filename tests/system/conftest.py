@@ -22,5 +22,5 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def by_ddp(digits, tmp_path_factory):
-    """Return what examples/train_ddp.py tells of a run that nothing interrupts."""
+    """Return what examples/train_ddp.py prints in a run that nothing interrupts."""
     return run("train_ddp.py", *digits, *SMALL, out=tmp_path_factory.mktemp("ddp"))

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from example_runs import EXAMPLES, PATH, SMALL, STOPPED_AFTER, told, write_programs
+from example_runs import EXAMPLES, PATH, SMALL, STOPPED_AFTER, parse_output, write_programs
 from s3server import free_port
 from tables import DEADLINE_S, start_process, wait_until
 from wdsplit.sizes import parse_size
@@ -74,7 +74,7 @@ def submit(script, *arguments):
     command = [str(EXAMPLES / "slurm" / script), *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return told(ended.stdout)
+    return parse_output(ended.stdout)
 
 
 def test_a_slurm_job_that_ended_early_goes_on_as_tasks_without_torchrun(cluster, by_ddp, digits, monkeypatch):

@@ -107,7 +107,8 @@ def test_workers_of_ray_train_read_each_sample_once_and_resume(numbers, tmp_path
     command = [sys.executable, str(WORKER), "ray", numbers, str(tmp_path)]
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # the paths of its sockets must be short
-        environ = clean_environ(PYTHONPATH=str(WORKER.parent), RAY_TMPDIR=folder, **quiet)
+        path = os.pathsep.join([str(WORKER.parent), os.environ["PYTHONPATH"]])
+        environ = clean_environ(PYTHONPATH=path, RAY_TMPDIR=folder, **quiet)
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, f"{ended.stderr}\nRay is installed by pip install 'wdsplit[tests-all]'"
     first, rest = zip(*results_of(tmp_path, "ray", 2), strict=True)
