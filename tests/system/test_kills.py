@@ -14,18 +14,21 @@ from tables import converted, mixed_table, session_processes, shard_files, start
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import is_temporary
 
-NUM_KILLS = 30
+NUM_KILLS = 10
 SHARDS = 24
 
 CONVERT = f"""
 import sys
+import wdsplit.conversion.shuffle.steps
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.options import PlanOptions
 
 if __name__ == "__main__":
-    source, output, resume, shuffle = sys.argv[1:]
-    plan = PlanOptions(shards={SHARDS}, shuffle=shuffle == "shuffle")
+    source, output, resume, kind = sys.argv[1:]
+    if kind == "merge":
+        wdsplit.conversion.shuffle.steps._MAX_PARTS = 3
+    plan = PlanOptions(shards={SHARDS}, shuffle=kind in ("shuffle", "merge"))
     options = ConvertOptions(plan, jobs=2, resume=resume == "resume", memory=2**20)
     print("ready", flush=True)
     convert(source, output, options)
@@ -40,29 +43,38 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def start(source, output, shuffle):
+@pytest.fixture(scope="module")
+def json_inputs(tmp_path_factory):
+    """Return a folder of tables with JSON: its jobs are processes."""
+    folder = tmp_path_factory.mktemp("input")
+    write_files(folder, mixed_table(2400), [500, 1, 99], 50)
+    return folder
+
+
+def start(source, output, kind):
     """Start a conversion, or go on with the one that is in the output; return it when its libraries are loaded."""
     resume = "resume" if (output / RUN_FOLDER / "plan.json").exists() else "new"
-    script = start_script(CONVERT, source, output, resume, shuffle)
+    script = start_script(CONVERT, source, output, resume, kind)
     assert script.stdout.readline() == "ready\n"
     return script
 
 
-@pytest.mark.parametrize("shuffle", ["plain", "shuffle"])
-def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_bytes(inputs, tmp_path, shuffle):
-    converted(str(inputs), tmp_path / "undisturbed", shards=SHARDS, shuffle=shuffle == "shuffle")
+@pytest.mark.parametrize("kind", ["plain", "processes", "shuffle", "merge"])
+def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_bytes(inputs, json_inputs, tmp_path, kind):
+    inputs, shuffle = json_inputs if kind == "processes" else inputs, kind in ("shuffle", "merge")
+    converted(str(inputs), tmp_path / "undisturbed", shards=SHARDS, shuffle=shuffle)
     whole = shard_files(tmp_path / "undisturbed")
-    out, chance = tmp_path / "out", random.Random(shuffle)
+    out, chance = tmp_path / "out", random.Random(kind)
     began = time.monotonic()
-    start(inputs, out, shuffle).communicate()
+    start(inputs, out, kind).communicate()
     duration_s = time.monotonic() - began
     kills = finished = 0
-    while kills < NUM_KILLS // 2 or not finished:
+    while kills < NUM_KILLS or not finished:
         if (out / HEADER_NAME).exists():
             assert shard_files(out) == whole
             shutil.rmtree(out)
             finished += 1
-        script = start(inputs, out, shuffle)
+        script = start(inputs, out, kind)
         try:
             script.wait(chance.uniform(0, duration_s))
         except subprocess.TimeoutExpired:
@@ -72,7 +84,7 @@ def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_byt
         wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
         found = shard_files(out) if out.exists() else {}
         assert all(found[name] == whole[name] for name in found if not is_temporary(name))
-    converted(str(inputs), out, shards=SHARDS, shuffle=shuffle == "shuffle", resume=out.exists() and any(out.iterdir()))
+    converted(str(inputs), out, shards=SHARDS, shuffle=shuffle, resume=out.exists() and any(out.iterdir()))
     assert shard_files(out) == whole
 
 

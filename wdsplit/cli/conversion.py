@@ -61,47 +61,37 @@ def _help_text(options: type, name: str) -> str:
     return f"{text}  [default: {default.removesuffix('.')}]" if separator else text
 
 
+_SYNTAX: dict[str, dict[str, Any]] = {
+    "shard_size": {"type": byte_size, "metavar": "SIZE"},
+    "mapping": {
+        "multiple": True,
+        "metavar": "EXT=COLUMN",
+        "help": "Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
+    },
+    "columns": {
+        "multiple": True,
+        "metavar": "NAME[,NAME...]",
+        "help": "Write these columns, besides those that --map names.",
+    },
+    "key": {"metavar": "COLUMN"},
+    "where": {"multiple": True, "metavar": "CONDITION"},
+    "splits": {
+        "multiple": True,
+        "metavar": "NAME=FRACTION,...",
+        "help": "Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
+    },
+    "group_by": {"metavar": "COLUMN"},
+}
+"""What the command line writes in another way than Python."""
+
+_PLAN = {one.name: PlanOptions for one in dataclasses.fields(PlanOptions)}
+_DECIDING = (
+    "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit splits "
+    "group_by pad null class_names shuffle seed lanes window"
+)
+
 plan_options = with_options(
-    (
-        option_of(PlanOptions, "world_size"),
-        option_of(PlanOptions, "workers"),
-        option_of(PlanOptions, "shards"),
-        option_of(PlanOptions, "samples_per_shard"),
-        option_of(PlanOptions, "shard_size", type=byte_size, metavar="SIZE"),
-        option_of(
-            ConvertOptions,
-            "mapping",
-            multiple=True,
-            metavar="EXT=COLUMN",
-            help="Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
-        ),
-        option_of(
-            ConvertOptions,
-            "columns",
-            multiple=True,
-            metavar="NAME[,NAME...]",
-            help="Write these columns, besides those that --map names.",
-        ),
-        option_of(ConvertOptions, "key", metavar="COLUMN"),
-        option_of(ConvertOptions, "number_keys"),
-        option_of(ConvertOptions, "where", multiple=True, metavar="CONDITION"),
-        option_of(ConvertOptions, "limit"),
-        option_of(
-            ConvertOptions,
-            "splits",
-            multiple=True,
-            metavar="NAME=FRACTION,...",
-            help="Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
-        ),
-        option_of(PlanOptions, "group_by", metavar="COLUMN"),
-        option_of(PlanOptions, "pad"),
-        option_of(PlanOptions, "null"),
-        option_of(ConvertOptions, "class_names"),
-        option_of(PlanOptions, "shuffle"),
-        option_of(PlanOptions, "seed"),
-        option_of(PlanOptions, "lanes"),
-        option_of(PlanOptions, "window"),
-    )
+    [option_of(_PLAN.get(name, ConvertOptions), name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()]
 )
 """Adds what decides the dataset."""
 
@@ -114,18 +104,14 @@ def _parse_emit(context: click.Context, parameter: click.Parameter, value: str |
         raise click.BadParameter(f"expected {error.expected}, found {error.found}") from error
 
 
+_MEMORY = f"{ConvertOptions.memory // 1024**3}GiB"
+
 run_options = with_options(
-    (
-        option_of(
-            ConvertOptions,
-            "memory",
-            type=byte_size,
-            default=f"{ConvertOptions.memory // 1024**3}GiB",
-            metavar="SIZE",
-        ),
+    [
+        option_of(ConvertOptions, "memory", type=byte_size, default=_MEMORY, metavar="SIZE"),
         option_of(ConvertOptions, "emit", callback=_parse_emit, metavar="NAME[,NAME...]"),
         option_of(ConvertOptions, "overwrite"),
-    )
+    ]
 )
 """Adds what a run needs besides its plan: memory, emit, overwrite."""
 

@@ -93,13 +93,11 @@ class Run:
     def refuse_dataset_above(self) -> None:
         """Refuse an output for the datasets of splits that is a dataset itself, or an unfinished run."""
         if self.exists:
-            raise OutputExistsError(
+            self._refuse(
                 "the output is a dataset itself, so it cannot hold those of splits",
-                place=self.storage.url,
-                expected="a folder without a dataset",
-                found=_some(self.storage.list()),
-                remedy="choose another folder",
-                url=self.storage.url,
+                "a folder without a dataset",
+                _some(self.storage.list()),
+                "choose another folder",
             )
 
     def refuse_output(self, overwrite: bool, resume: bool) -> None:
@@ -123,49 +121,42 @@ class Run:
             foreign = {name for name in names if not (finished or started) or not self._is_ours(name)}
             if foreign:  # listed again: a late share renames its files
                 self._refuse_foreign(sorted(foreign.intersection(self.storage.list())))
-        elif resume and not (started or finished):
-            self._refuse("there is no unfinished run to resume", names, "leave out --resume", "an unfinished run")
-        elif not resume and finished:
-            self._refuse("the output is a finished dataset already", names, "use --overwrite to replace it")
-        elif not resume and started:
+            return
+        found, nothing = _some(names) or "nothing", "no such folder, or an empty one"
+        if resume:
+            if not (started or finished):
+                self._refuse("there is no unfinished run to resume", "an unfinished run", found, "leave out --resume")
+        elif finished:
+            cause = "the output is a finished dataset already"
+            self._refuse(cause, nothing, found, "use --overwrite to replace it")
+        elif started:
             remedy = "use --resume to continue it, or --overwrite to start anew"
-            self._refuse("the output is an unfinished run", names, remedy)
-        elif not resume and names:
-            self._refuse("the output is not empty", names, "choose a folder that is empty or does not exist yet")
+            self._refuse("the output is an unfinished run", nothing, found, remedy)
+        elif names:
+            remedy = "choose a folder that is empty or does not exist yet"
+            self._refuse("the output is not empty", nothing, found, remedy)
 
-    def _refuse(
-        self, cause: str, names: Sequence[str], remedy: str, expected: str = "no such folder, or an empty one"
-    ) -> NoReturn:
-        raise OutputExistsError(
-            cause,
-            place=self.storage.url,
-            expected=expected,
-            found=_some(names) or "nothing",
-            remedy=remedy,
-            url=self.storage.url,
-        )
+    def _refuse(self, cause: str, expected: str, found: str, remedy: str) -> NoReturn:
+        url = self.storage.url
+        raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
 
     def _refuse_adopted(self, finished: bool) -> None:
         """Refuse to remove tars that others wrote, and that `wdsplit index` made a dataset of."""
         if finished and b'"adopted"' in self.storage.read(HEADER_NAME):
-            raise OutputExistsError(
+            self._refuse(
                 "the output holds tars that wdsplit did not write, but indexed",
-                place=self.storage.url,
-                expected="a dataset that wdsplit converted, an unfinished run, or nothing",
-                found="a dataset of adopted tars",
-                remedy="choose another folder; these tars would be lost",
-                url=self.storage.url,
+                "a dataset that wdsplit converted, an unfinished run, or nothing",
+                "a dataset of adopted tars",
+                "choose another folder; these tars would be lost",
             )
 
     def _refuse_foreign(self, foreign: Sequence[str]) -> None:
         if foreign:
-            raise OutputExistsError(
+            self._refuse(
                 "the output holds files that wdsplit did not write",
-                place=self.storage.url,
-                expected="a dataset, an unfinished run, or nothing",
-                found=_some(foreign),
-                remedy="choose another folder, or remove them yourself",
-                url=self.storage.url,
+                "a dataset, an unfinished run, or nothing",
+                _some(foreign),
+                "choose another folder, or remove them yourself",
             )
 
     def _is_ours(self, name: str) -> bool:
@@ -233,7 +224,7 @@ class Run:
                 remedy="see that all machines have this output under the same path; if its run was removed, plan again",
                 url=url,
             )
-        raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
+        self._refuse(cause, expected, found, remedy)
 
     def find_published(self, numbers: Sequence[int]) -> dict[int, Shard]:
         """Return which of some shards are noted and there whole; each is looked for by its name, nothing is listed."""
@@ -303,37 +294,24 @@ class Run:
 
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:
         if found != plan.hash:
-            raise OutputExistsError(
-                "the run that is there was made by another plan",
-                place=self.storage.url,
-                expected=f"plan {plan.hash}",
-                found=found,
-                remedy="use the inputs and options of that run, or --overwrite to start anew",
-                url=self.storage.url,
-            )
+            remedy = "use the inputs and options of that run, or --overwrite to start anew"
+            self._refuse("the run that is there was made by another plan", f"plan {plan.hash}", found, remedy)
 
     def _refuse_new_inputs(self, plan: Plan, found: str) -> None:
         if found != plan.modified:
-            raise OutputExistsError(
+            self._refuse(
                 "an input was written since the run began",
-                place=self.storage.url,
-                expected="inputs that were left alone",
-                found="another time of writing: some shards would be of the old inputs, some of the new",
-                remedy="use --overwrite to start anew",
-                url=self.storage.url,
+                "inputs that were left alone",
+                "another time of writing: some shards would be of the old inputs, some of the new",
+                "use --overwrite to start anew",
             )
 
     def _refuse_other_emit(self, noted: Any) -> None:
         found = [str(name) for name in noted] if isinstance(noted, list) else []
         if found != self.emit:
-            raise OutputExistsError(
-                "the run that is there writes other sidecars",
-                place=self.storage.url,
-                expected=f"--emit {','.join(self.emit)}" if self.emit else "no --emit",
-                found=f"--emit {','.join(found)}" if found else "no --emit",
-                remedy="use the --emit of that run, or --overwrite to start anew",
-                url=self.storage.url,
-            )
+            expected, written = (f"--emit {','.join(emit)}" if emit else "no --emit" for emit in (self.emit, found))
+            remedy = "use the --emit of that run, or --overwrite to start anew"
+            self._refuse("the run that is there writes other sidecars", expected, written, remedy)
 
     def _plan_note(self) -> dict[str, Any]:
         """Return what the run has noted of its plan; an empty note if it was damaged, or is not there."""

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from tables import (
     files_below,
     labels,
     mixed_table,
-    real_samples,
     session_processes,
     shard_files,
     wait_until,
@@ -307,24 +305,6 @@ def test_an_unfinished_run_is_no_dataset_and_is_continued_with_resume(done, run,
     assert run("verify", output, "--jobs", 1).code == 0
 
 
-def test_an_unfinished_run_is_replaced_with_overwrite(done, unfinished, output):
-    assert "resumed" not in done(*unfinished, "--overwrite").out
-    assert labels(output) == list(range(40))
-
-
-def test_an_unfinished_run_is_not_continued_by_another_plan(refused, unfinished):
-    changed = ["10" if argument == 8 else argument for argument in unfinished]
-    assert_says(refused(2, *changed, "--resume"), "another plan", "--overwrite")
-
-
-def test_there_must_be_something_to_resume(refused, table, output):
-    assert_says(refused(2, "convert", table, output, "--resume"), "no unfinished run to resume", output)
-
-
-def test_overwriting_and_resuming_contradict_each_other(refused, table, output):
-    assert_says(refused(2, "convert", table, output, "--resume", "--overwrite"), "contradict each other")
-
-
 # Inspect and assign
 
 
@@ -560,24 +540,16 @@ def test_a_table_that_cannot_be_converted_is_refused_with_place_and_remedy(run, 
     assert not (output / HEADER_NAME).exists()
 
 
-def test_a_key_that_stands_twice_is_found_before_anything_is_written(refused, tmp_path, output):
-    path = write_table(tmp_path / "in.parquet", rows_of([*map(str, range(500)), "7"]), rows_per_group=50)
-    assert_says(refused(2, "convert", path, output, "--key", "name"), "'7'", f"{path}, row 500", f"{path}, row 7")
-    assert not output.exists()
-
-
-def test_sizes_that_contradict_each_other_are_refused(refused, table, output):
-    message = refused(2, "convert", table, output, "--shards", 2, "--shard-size", "1MB")
-    assert "shards and shard_size contradict each other: give one" in message
-
-
-@pytest.mark.parametrize("null", ["omit", "empty"])
-def test_nulls_are_written_as_was_asked_for(done, tmp_path, output, null):
-    path = write_table(tmp_path / "in.parquet", rows_of(["a", None, "c"]))
-    done("convert", path, output, "--null", null, "--shards", 1, "--jobs", 1)
-    expected = {"omit": {"cls": b"1"}, "empty": {"txt": b"", "cls": b"1"}}[null]
-    assert real_samples(output)[1][1] == expected
-    done("verify", output, "--jobs", 1)
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        ("shards and shard_size", ["--shards", 2, "--shard-size", "1MB"]),
+        ("overwrite and resume", ["--resume", "--overwrite"]),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_each_other_are_refused(refused, table, output, names, given):
+    assert f"{names} contradict each other: give one" in refused(2, "convert", table, output, *given)
 
 
 def garbage(folder):
@@ -688,17 +660,6 @@ def test_an_output_that_is_a_file_is_refused_as_forgotten(refused, table, tmp_pa
 
 ODD_KEYS = ["a.b", "dir/img.01.png", "dir/sub/2", "with space", "größe", "日本", "/abs", "up/../down", "a//b"]
 ODD_KEYS += ["_x41", "__x__/y", "_pad_/000000-000000", "a\nb", "A", "a"]
-
-
-def test_any_key_is_written_so_that_tarfile_reads_it_and_it_can_be_given_back(done, tmp_path, output):
-    path = write_table(tmp_path / "in.parquet", rows_of(ODD_KEYS))
-    done("convert", path, output, "--key", "name", "--map", "cls=cls", "--map", "txt=name", "--shards", 1, "--jobs", 1)
-    done("verify", output, "--jobs", 1)
-    with tarfile.open(output / "000000.tar") as tar:
-        names = tar.getnames()
-    assert all(re.fullmatch(r"[A-Za-z0-9_/-]+\.(cls|txt)", name) for name in names)
-    assert [unescape_key(key) for key, _ in all_samples(output)] == ODD_KEYS
-    assert [fields["txt"].decode() for _, fields in all_samples(output)] == ODD_KEYS
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -1,6 +1,5 @@
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -126,8 +125,9 @@ def test_the_tars_hold_the_values_of_the_table(undisturbed):
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_any_number_of_jobs_writes_the_same_bytes(table_path, undisturbed, tmp_path, jobs):
     converted(table_path, tmp_path / "out", shards=8, jobs=jobs)
-    assert shard_files(tmp_path / "out") == shard_files(undisturbed)
     assert files_below(tmp_path / "out") == files_below(undisturbed)
+    for name in files_below(undisturbed):
+        assert (tmp_path / "out" / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 3000, 20_000])
@@ -161,12 +161,6 @@ def test_the_manifest_tells_where_the_dataset_came_from(table_path, tmp_path):
     assert (provenance["num_dropped"], provenance["key"]) == (3, "label")
     assert (provenance["options"]["pad"], provenance["options"]["shards"]) == ("drop", 10)
     assert set(provenance["versions"]) == {"wdsplit", "pyarrow", "numpy", "python"}
-
-
-def test_the_manifest_does_not_depend_on_the_number_of_jobs(table_path, undisturbed, tmp_path):
-    converted(table_path, tmp_path / "out", shards=8, jobs=2)
-    for name in ("wdsplit.json", "shards.parquet"):
-        assert (tmp_path / "out" / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
 def test_a_dataset_can_be_moved_as_it_is(table_path, tmp_path):
@@ -347,12 +341,6 @@ def test_a_key_that_is_too_long_only_with_its_field_is_refused_and_nothing_block
     assert_whole(tmp_path / "out")
 
 
-def test_a_column_that_cannot_hold_keys_is_refused(table_path, tmp_path):
-    with pytest.raises(InputError, match="'vector' cannot hold keys"):
-        converted(table_path, tmp_path / "out", key="vector")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_missing_key_and_missing_mapped_columns_are_named_together(table_path, tmp_path):
     with pytest.raises(InputError) as caught:
         converted(table_path, tmp_path / "out", key="id", mapping={"cls": "klass", "jpg": "image"})
@@ -394,14 +382,6 @@ def test_a_row_that_fails_fails_the_run_and_is_named(tmp_path, jobs):
         converted(paths, tmp_path / "out", shards=10, jobs=jobs)
     assert caught.value.place == f"{paths[3]}, row 15, column 'vector'"
     assert not is_finished(tmp_path / "out")
-
-
-def test_a_type_without_an_encoding_is_refused_before_anything_is_written(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"nothing": pa.nulls(1), "label": [1]})
-    with pytest.raises(InputError, match="columns cannot be used") as caught:
-        converted(path, tmp_path / "out")
-    assert "column 'nothing' has the type null" in caught.value.found
-    assert not (tmp_path / "out").exists()
 
 
 # An output that exists
@@ -698,13 +678,6 @@ def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
         assert_whole(out)
 
 
-def test_resuming_and_overwriting_contradict_each_other():
-    with pytest.raises(InputError, match="contradict"):
-        ConvertOptions(overwrite=True, resume=True)
-    with pytest.raises(InputError, match="jobs"):
-        ConvertOptions(jobs=0)
-
-
 @pytest.mark.parametrize("left", ["000000.tar", "000000.tar.idx"])
 def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second_try(table_path, tmp_path, left):
     """An error may come between a tar, its index and the note of it; what is left must be resumable or harmless."""
@@ -787,28 +760,6 @@ def lines_until(script, num_shards):
     for line in script.stdout:
         if int(line) >= num_shards:
             return
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_is_killed_again_and_again_leaves_only_whole_shards_and_ends_with_the_same_bytes(
-    long_path, long_undisturbed, tmp_path, jobs
-):
-    chance = random.Random(jobs)
-    out = tmp_path / "out"
-    for attempt in range(3):
-        started = (out / ".wdsplit-run" / "plan.json").exists()
-        script = start_script(CONVERT, long_path, out, jobs, "resume" if started else "new")
-        lines_until(script, (attempt + 1) * 20 + chance.randrange(15))
-        script.kill()
-        script.communicate()
-        wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
-        assert_only_whole_shards(out, long_undisturbed)
-    with pytest.raises(OutputExistsError, match="unfinished run"):
-        converted(long_path, out, shards=100)
-    converted(long_path, out, shards=100, resume=True)
-    assert_whole(out)
-    assert shard_files(out) == shard_files(long_undisturbed)
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,8 @@ from tables import (
     options,
     planned,
     real_samples,
-    session_processes,
     shard_files,
-    start_script,
     tar_samples,
-    wait_until,
     write_files,
     write_table,
 )
@@ -32,7 +28,6 @@ from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, ScatterTask, SpillJob
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.shards.manifest import RUN_FOLDER
-from wdsplit.storage.local import is_temporary
 from wdsplit.storage.opening import open_storage
 
 NUM_ROWS = 400
@@ -165,47 +160,6 @@ def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
 
 def test_memory_is_shared_by_the_jobs():
     assert task_bytes(2**30, 1) > task_bytes(2**30, 2) > task_bytes(2**30, 3) >= task_bytes(2**20, 64) > 0
-
-
-CONVERT = """
-import sys
-import wdsplit.conversion.shuffle.steps
-from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.plan.options import PlanOptions
-
-if __name__ == "__main__":
-    source, output, jobs, resume = sys.argv[1:]
-    wdsplit.conversion.shuffle.steps._MAX_PARTS = 3
-    options = ConvertOptions(
-        PlanOptions(shards=40, shuffle=True, seed=1), jobs=int(jobs), memory=2**20, resume=resume == "resume"
-    )
-    convert(source, output, options, lambda progress: print(progress, flush=True))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_shuffle_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path, jobs, monkeypatch):
-    paths = write_files(tmp_path / "in", mixed_table(4000), [900, 1], 100)
-    converted(paths, tmp_path / "undisturbed", shards=40, shuffle=True, seed=1)
-    folder, out = tmp_path / "in", tmp_path / "out"
-    for lines in (0, 1, 2, 5, 15, 30):
-        started = (out / RUN_FOLDER / "plan.json").exists()
-        script = start_script(CONVERT, folder, out, jobs, "resume" if started else "new")
-        for _ in range(lines):
-            script.stdout.readline()
-        os.killpg(script.pid, signal.SIGKILL)
-        script.communicate()
-        wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
-        whole = shard_files(tmp_path / "undisturbed")
-        found = shard_files(out) if out.exists() else {}
-        assert all(found[name] == whole[name] for name in found if not is_temporary(name))
-        if (out / "wdsplit.json").exists():
-            break
-    started = out.exists() and any(out.iterdir())
-    converted(str(folder), out, shards=40, shuffle=True, seed=1, resume=started)
-    assert shard_files(out) == shard_files(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("num_tasks", [1, 256, 257, 259, 10_000, 1_000_000])

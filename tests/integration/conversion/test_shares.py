@@ -56,10 +56,10 @@ def chosen(**changes):
 
 
 def run_shares(plan, num_shares, storage_options=None, jobs=1):
-    """Write all parts in this process, the last first: their order must not matter."""
+    """Write all shares in this process, the last first: their order must not matter."""
     for only in needed_passes(plan, storage_options):
-        for part in reversed(range(num_shares)):
-            convert_share(plan, part, num_shares, only, storage_options=storage_options, engine=LocalEngine(jobs))
+        for share in reversed(range(num_shares)):
+            convert_share(plan, share, num_shares, only, storage_options=storage_options, engine=LocalEngine(jobs))
 
 
 def saved_plan(path, storage_options=None):
@@ -125,7 +125,6 @@ def whole(raw, tmp_path_factory):
 # The same bytes
 
 
-@pytest.mark.parametrize("num_shares", [1, 3, 50])
 @pytest.mark.parametrize(
     "options",
     [
@@ -139,12 +138,14 @@ def whole(raw, tmp_path_factory):
     ],
     ids=lambda options: "-".join(map(str, options)),
 )
-def test_parts_give_the_bytes_of_one_process(raw, tmp_path, options, num_shares):
+def test_shares_give_the_bytes_of_one_process(raw, tmp_path, options):
     convert(raw, tmp_path / "one", chosen(**options))
-    plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(**options))
-    run_shares(tmp_path / "plan", num_shares)
-    commit_shares(tmp_path / "plan")
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+    for num_shares in (1, 3, 50):
+        plan, output = tmp_path / f"plan {num_shares}", tmp_path / f"out {num_shares}"
+        plan_shares(raw, output, plan, chosen(**options))
+        run_shares(plan, num_shares)
+        commit_shares(plan)
+        assert files_of(output) == files_of(tmp_path / "one")
 
 
 TEXTS = {
@@ -208,7 +209,7 @@ def test_inputs_plan_and_output_may_be_in_a_bucket_whose_keys_no_plan_holds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [(), ("--shuffle",)], ids=["plain", "shuffled"])
-def test_parts_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, shuffle, program):
+def test_shares_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, shuffle, program):
     options = ["--shards", 12, *shuffle]
     ended(program("convert", "raw", tmp_path / "one", "--jobs", 1, *options, folder=raw.parent))
     said = ended(
@@ -234,7 +235,7 @@ def long(tmp_path):
     return tmp_path / "plan", tmp_path / "out", files_of(tmp_path / "one")
 
 
-def test_a_part_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
+def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
     plan, output, expected = long
     part = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 10, "10 shards are published")
@@ -254,7 +255,7 @@ def test_a_part_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lon
     assert files_of(output) == expected, "and no temporary file is left"
 
 
-def test_a_part_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
+def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
     plan, output, _ = long
     part = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 3, "3 shards are published")
@@ -267,7 +268,7 @@ def test_a_part_ends_when_another_run_takes_the_output_over(long, tmp_path, raw,
 
 
 def test_a_task_that_is_scattered_twice_with_other_memory_leaves_rows_that_belong_together(raw, tmp_path, monkeypatch):
-    """As of a part that was thought to be dead: whichever ends last, what it noted is what it has written."""
+    """As of a share that was thought to be dead: whichever ends last, what it noted is what it has written."""
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     options = chosen(shards=8, shuffle=True, memory=2**28 + 2**27 + 2**20)
     convert(raw, tmp_path / "one", options)
@@ -361,10 +362,10 @@ with LocalStorage({str(tmp_path)!r}).publish("000000.tar"):
     assert is_temporary(".000000.tar.7-0.tmp"), "as earlier versions name them"
 
 
-# Parts
+# Shares
 
 
-def test_progress_counts_what_the_part_has_to_do(raw, tmp_path):
+def test_progress_counts_what_the_share_has_to_do(raw, tmp_path):
     plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12, shuffle=True))
     scattered, written = [], []
     rows = [convert_share(tmp_path / "plan", part, 2, "scatter", scattered.append).done for part in range(2)]
@@ -416,7 +417,7 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
         convert_share(plan, 0, 2, "scatter")
 
 
-def test_the_rows_and_the_parts_that_are_not_scattered_are_named(raw, tmp_path, monkeypatch):
+def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path, monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 40_000)
     plan = tmp_path / "plan"
     plan_shares(raw, tmp_path / "out", plan, chosen(shards=12, shuffle=True, memory=1))
@@ -430,13 +431,13 @@ def test_the_rows_and_the_parts_that_are_not_scattered_are_named(raw, tmp_path, 
 
 
 @pytest.mark.parametrize(("part", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
-def test_parts_are_counted_from_0(begun, part, num_shares):
+def test_shares_are_counted_from_0(begun, part, num_shares):
     with pytest.raises(InputError, match=f"no share {part}/{num_shares}") as found:
         convert_share(begun[0], part, num_shares)
     assert num_shares == 0 or f"counted from 0: 0/{num_shares} to {num_shares - 1}/{num_shares}" in found.value.expected
 
 
-def test_a_part_finds_out_at_once_that_its_machine_has_another_folder(begun):
+def test_a_share_finds_out_at_once_that_its_machine_has_another_folder(begun):
     plan, output = begun
     output.rename(output.with_name("elsewhere"))
     for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
@@ -549,7 +550,7 @@ SHARE, SHARD = "shares/0-of-3.json", "shards/000001.json"
 
 
 @pytest.mark.parametrize("note", [SHARE, SHARD])
-def test_notes_of_parts_and_of_shards_stand_in_for_each_other(begun, whole, note):
+def test_notes_of_shares_and_of_shards_stand_in_for_each_other(begun, whole, note):
     plan, output = begun
     run_shares(plan, 3)
     (output / RUN_FOLDER / note).write_bytes(b"{")
@@ -617,7 +618,7 @@ def test_what_others_have_put_among_the_notes_is_no_note(begun, whole):
     assert files_of(output) == whole
 
 
-def test_parts_of_several_counts_fit_together(begun, whole):
+def test_shares_of_several_counts_fit_together(begun, whole):
     plan, output = begun
     convert_share(plan, 0, 2)
     convert_share(plan, 2, 3)
@@ -629,7 +630,7 @@ def test_parts_of_several_counts_fit_together(begun, whole):
     assert files_of(output) == whole
 
 
-def test_one_process_can_go_on_with_what_parts_have_begun(begun, raw, whole):
+def test_one_process_can_go_on_with_what_shares_have_begun(begun, raw, whole):
     plan, output = begun
     convert_share(plan, 0, 2)
     convert(raw, output, chosen(shards=12, resume=True))
