@@ -11,14 +11,19 @@ ARGS ?=
 BIN := $(VENV)/bin
 DEMO_INSTALLED := $(VENV)/.installed-demo
 TESTS_INSTALLED := $(VENV)/.installed-tests
+ALL_INSTALLED := $(VENV)/.installed-tests-all
+LOWEST_INSTALLED := $(VENV)-lowest/.installed
+
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test check format clean
+.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all check format clean
 
 help: ## List the targets
 	@echo "Targets:"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables:"
 	@echo "  PYTHON=$(PYTHON)  TORCH=$(TORCH)  VENV=$(VENV)  RANKS=$(RANKS)  EPOCHS=$(EPOCHS)  ARGS=$(ARGS)"
 
@@ -38,8 +43,19 @@ demo-s3: $(DEMO_INSTALLED) ## The same through an S3 server of this machine, on 
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/with_s3.py demo/s3/buckets \
 		examples/demo_s3.sh demo/s3 $(EPOCHS)
 
-test: $(TESTS_INSTALLED) ## Run the whole test suite
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(ARGS)
+test-unit: $(TESTS_INSTALLED) ## Run the unit tests (below a minute)
+	$(PYTEST) -m "not slow" tests/test_architecture.py tests/unit $(ARGS)
+
+test: $(TESTS_INSTALLED) ## Run the unit and integration tests; installs no framework but torch (5 minutes on 2 cores)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-system: $(ALL_INSTALLED) $(LOWEST_INSTALLED) ## Run all that `make test` leaves out: frameworks, Ray, kills, guides
+	$(LOWEST_PYTHON) $(PYTEST) -m slow --hypothesis-profile=thorough tests $(ARGS)
+
+test-lowest: $(TESTS_INSTALLED) $(LOWEST_INSTALLED) ## Convert and verify with the lowest versions of all dependencies
+	$(LOWEST_PYTHON) $(BIN)/python -m pytest tests/system/test_lowest_versions.py $(ARGS)
+
+test-all: test test-system ## Run all tests
 
 check: $(TESTS_INSTALLED) ## Lint, check the format and the types
 	$(BIN)/ruff check
@@ -63,6 +79,18 @@ $(DEMO_INSTALLED): pyproject.toml | $(BIN)/python
 $(TESTS_INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install '$(TORCH)'
 	$(BIN)/python -m pip install -e '.[tests,check]'
+	touch $@
+
+$(ALL_INSTALLED): pyproject.toml | $(TESTS_INSTALLED)
+	$(BIN)/python -m pip install -e '.[tests-all]'
+	touch $@
+
+# Its dependencies alone: the tests give it wdsplit from this folder.
+$(LOWEST_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install uv
+	$(BIN)/python -m venv $(VENV)-lowest
+	$(BIN)/uv pip install --python $(VENV)-lowest/bin/python --resolution lowest-direct --only-binary :all: \
+		--requirements pyproject.toml --extra s3
 	touch $@
 
 $(BIN)/python:

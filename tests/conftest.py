@@ -1,12 +1,12 @@
 """How the tests run: hypothesis draws the same examples every time, and takes as long as a slow machine needs."""
 
+import gc
 import os
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from example_runs import SMALL, make_digits, run
 from faults import FaultProxy
 from made_datasets import numbers_dataset
 from paths import SUPPORT
@@ -20,15 +20,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SUPPORT / "at_exit"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile(
-    "wdsplit",
-    derandomize=True,
-    deadline=None,
-    max_examples=100,
-    print_blob=False,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("wdsplit")
+for profile, max_examples in (("quick", 30), ("thorough", 200)):  # chosen by --hypothesis-profile
+    settings.register_profile(
+        profile,
+        derandomize=True,
+        deadline=None,
+        max_examples=max_examples,
+        print_blob=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("quick")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -39,6 +40,12 @@ def pytest_xdist_make_scheduler(config, log):
     from groups import GroupScheduling  # there may be no xdist
 
     return GroupScheduling(config, log)
+
+
+def pytest_collection_finish():
+    """Let the garbage collector pass over what pytest has collected: else each call of it takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -58,18 +65,6 @@ def numbers(tmp_path_factory):
 def whole_lanes(tmp_path_factory):
     """Return a dataset of 96 samples with 2 whole shards in each of 12 lanes."""
     return numbers_dataset(tmp_path_factory.mktemp("whole_lanes"), 96, shards=24, lanes=12, window=3)
-
-
-@pytest.fixture(scope="session")
-def digits(tmp_path_factory):
-    """Return the datasets of digits to train the examples on and to test them with."""
-    return make_digits(tmp_path_factory.mktemp("digits"))
-
-
-@pytest.fixture(scope="session")
-def by_ddp(digits, tmp_path_factory):
-    """Return what examples/train_ddp.py tells of a run that nothing interrupts."""
-    return run("train_ddp.py", *digits, *SMALL, out=tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.fixture(params=[text.BLOCK_BYTES, 7], ids=["whole", "tiny"])

@@ -5,6 +5,8 @@ What the ranks of a whole job are given is in test_acceptance.py.
 
 import json
 
+import pytest
+
 from made_datasets import expected_batches
 from torchruns import torchrun, woven
 
@@ -29,6 +31,7 @@ def test_each_group_sees_the_whole_dataset_and_spawned_workers_know_their_rank(n
     assert ranks[3]["spawned, Loader, group"] == delivered[1::2]
 
 
+@pytest.mark.slow
 def test_ranks_at_the_same_data_parallel_place_of_a_mesh_see_the_same_and_the_places_see_all(numbers, tmp_path):
     ranks = run_task(4, "mesh", numbers, tmp_path)
     expected = expected_batches(numbers, 9)

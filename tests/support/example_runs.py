@@ -1,14 +1,18 @@
-"""The training examples, run by torchrun: on which data, with which arguments, and what they have told."""
+"""The training examples, run by torchrun: on which data, with which arguments, and what they printed."""
 
+import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from paths import EXAMPLES, SUPPORT
 from torchruns import torchrun
 from wdsplit import ConvertOptions, PlanOptions, convert
 
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+"""With the programs of this environment in front."""
 SMALL = ("--size=8", "--epochs=2", "--batch-size=32")
 STEPS = 23
 """Steps of an epoch: 1,442 digits on two ranks."""
@@ -17,14 +21,14 @@ STOPPED_AFTER = 10
 
 
 @dataclass(frozen=True)
-class Told:
-    """What an example has printed.
+class Printed:
+    """What an example printed.
 
     Attributes:
         output: All of it.
         losses: The loss of each epoch.
         accuracies: The held-out accuracy after each epoch.
-        counts: Over how many images, where that is told.
+        counts: Over how many images, where it says so.
         parameters: The hash of the parameters at the end.
     """
 
@@ -35,11 +39,11 @@ class Told:
     parameters: str
 
 
-def told(output):
+def parse_output(output):
     counts = [
         int(count.replace(",", "")) for count in re.findall(r"held-out accuracy \S+ \([\d,]+ of ([\d,]+)\)", output)
     ]
-    return Told(
+    return Printed(
         output,
         [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)", output, re.M)],
         [float(accuracy) for accuracy in re.findall(r"held-out accuracy ([\d.]+)", output)],
@@ -49,12 +53,21 @@ def told(output):
 
 
 def run(script, *arguments, out, ranks=2):
-    """Run an example; return what it has told."""
+    """Run an example; return what it printed."""
     scripts = script if isinstance(script, tuple) else (script,)
     first, *rest = (path if (path := SUPPORT / name).exists() else EXAMPLES / name for name in scripts)
     ended = torchrun(ranks, first, *rest, *arguments, out=out)
     assert ended.returncode == 0, ended.output
-    return told(ended.output)
+    return parse_output(ended.output)
+
+
+def write_programs(folder, **programs):
+    """Write scripts that stand in for programs into a folder; return the PATH that finds them first."""
+    folder.mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{PATH}"
 
 
 def make_digits(folder):

@@ -138,6 +138,11 @@ def files_below(folder) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if not path.is_dir())
 
 
+def files_of(folder) -> dict[str, bytes]:
+    """Return the bytes of all files below a folder, by their relative paths."""
+    return {name: (Path(folder) / name).read_bytes() for name in files_below(folder)}
+
+
 _started: list[subprocess.Popen] = []
 
 

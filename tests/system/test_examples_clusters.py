@@ -11,13 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from example_runs import EXAMPLES, SMALL, STOPPED_AFTER, told
+from example_runs import EXAMPLES, PATH, SMALL, STOPPED_AFTER, parse_output, write_programs
 from s3server import free_port
 from tables import DEADLINE_S, start_process, wait_until
 from wdsplit.sizes import parse_size
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("digits")
 
 SCRIPTS = sorted((EXAMPLES / "slurm").glob("*.sh"))
 TRAINING = [script for script in SCRIPTS if script.name in ("tasks.sh", "torchrun.sh")]
-SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+SHELLCHECK = shutil.which("shellcheck", path=PATH)
 
 SCONTROL = """#!/bin/bash
 [ "$1 $2" = "show hostnames" ] && echo localhost && echo another-node && exit
@@ -50,15 +49,10 @@ done
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     """Set the environment of a batch script on a cluster of one node, with the programs that SLURM has."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     variables = {
-        "PATH": f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": write_programs(tmp_path / "programs", scontrol=SCONTROL, srun=SRUN),
         "SCONTROL_LOG": str(tmp_path / "scontrol.log"),
         "SLEEPS": "",
         "SLURM_JOB_ID": str(port_of_the_scripts() - 20_000),
@@ -80,7 +74,7 @@ def submit(script, *arguments):
     command = [str(EXAMPLES / "slurm" / script), *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return told(ended.stdout)
+    return parse_output(ended.stdout)
 
 
 def test_a_slurm_job_that_ended_early_goes_on_as_tasks_without_torchrun(cluster, by_ddp, digits, monkeypatch):

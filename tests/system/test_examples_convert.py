@@ -5,14 +5,13 @@ The manifest for Kubernetes is read as YAML, and its command is run with the env
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
+from example_runs import PATH, write_programs
 from paths import EXAMPLES
-from tables import DEADLINE_S, mixed_table, write_files
+from tables import DEADLINE_S, files_of, mixed_table, write_files
 from wdsplit import ConvertOptions, PlanOptions, convert, plan_shares
 
 SCRIPT = EXAMPLES / "slurm" / "convert_array.sh"
@@ -42,11 +41,6 @@ for task in "${array[@]}"; do
 done
 touch "$SBATCH_LOG.$job"
 """
-PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-
-def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -58,12 +52,9 @@ def raw(tmp_path):
 @pytest.fixture
 def submit(tmp_path, monkeypatch):
     """Return a function that runs the script where there is an `sbatch`; returns what the jobs have said."""
-    (tmp_path / "programs").mkdir()
-    (tmp_path / "programs" / "sbatch").write_text(SBATCH)
-    (tmp_path / "programs" / "sbatch").chmod(0o755)
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}{os.pathsep}{PATH}")
+    monkeypatch.setenv("PATH", write_programs(tmp_path / "programs", sbatch=SBATCH))
     monkeypatch.setenv("SBATCH_LOG", str(tmp_path / "log"))
 
     def submit(*arguments):

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +16,11 @@ import click
 import pytest
 import yaml
 
+from example_runs import write_programs
 from paths import EXAMPLES
 from raycluster import QUIET
 from s3server import free_port
-from tables import mixed_table, start_process, wait_until, write_files
+from tables import files_of, mixed_table, start_process, wait_until, write_files
 from wdsplit import ConvertOptions, PlanOptions, convert
 from wdsplit.cli.main import cli
 from wdsplit.sizes import parse_size
@@ -51,10 +51,6 @@ exec sleep 1000
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """Return a function that starts the script as SLURM does on two nodes; no process of it may be left."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
-        write_program(programs / name, text)
     for name in [name for name in os.environ if name.startswith(("SLURM_", "RAY_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_JOB_ID", str((free_port() - 20_000) // 2))  # from which the script computes two ports
@@ -62,7 +58,7 @@ def job(tmp_path, monkeypatch):
     environ = {
         **os.environ,
         **QUIET,
-        "PATH": f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": write_programs(tmp_path / "programs", scontrol=SCONTROL, srun=SRUN),
         "LOG": str(tmp_path / "log"),
         "RAY_TMPDIR": folder,
         "SLURM_CPUS_PER_TASK": "1",
@@ -89,11 +85,6 @@ def job(tmp_path, monkeypatch):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_program(path, text):
-    path.write_text(text)
-    path.chmod(0o755)
-
-
 def processes_of(folder):
     """Return the processes that have a folder in their environment."""
     found = []
@@ -102,10 +93,6 @@ def processes_of(folder):
             if f"RAY_TMPDIR={folder}".encode() in (path / "environ").read_bytes().split(b"\0"):
                 found.append(int(path.name))
     return found
-
-
-def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_slurm_goes_on_with_a_run_on_a_ray_cluster_of_its_nodes_and_verifies(job, tmp_path):
@@ -133,7 +120,7 @@ def test_slurm_goes_on_with_a_run_on_a_ray_cluster_of_its_nodes_and_verifies(job
 
 
 def test_a_slurm_job_whose_time_is_up_goes_back_into_the_queue_and_ends_ray(job, tmp_path):
-    write_program(tmp_path / "programs" / "wdsplit", SLEEPY)
+    write_programs(tmp_path / "programs", wdsplit=SLEEPY)
     running = job("raw", "out")
     wait_until((tmp_path / "log.asleep").exists, "Ray has started, and the conversion begins")
     running.send_signal(signal.SIGUSR1)
@@ -231,9 +218,12 @@ def test_the_rayjob_runs_tasks_on_workers_that_come_and_go_and_have_credentials(
 @pytest.mark.parametrize("join", [shlex.join, subprocess.list2cmdline], ids=["shlex", "list2cmdline"])
 def test_the_entrypoint_of_the_rayjob_goes_on_with_a_run_that_is_begun(rayjob, tmp_path, join):
     """What comes of it in the submitter's shell, in `ray job submit` of any version, and in the shell that runs it."""
-    write_program(tmp_path / "wdsplit", f'#!/bin/bash\necho "$*" >> {tmp_path}/log\n[[ $* == *--resume ]]\n')
-    write_program(tmp_path / "submit", f'#!/bin/bash\nprintf "%s\\0" "$@" > {tmp_path}/submitted\n')
-    environ = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    path = write_programs(
+        tmp_path,
+        wdsplit=f'#!/bin/bash\necho "$*" >> {tmp_path}/log\n[[ $* == *--resume ]]\n',
+        submit=f'#!/bin/bash\nprintf "%s\\0" "$@" > {tmp_path}/submitted\n',
+    )
+    environ = {"PATH": path}
     subprocess.run(["bash", "-c", f"submit {rayjob['spec']['entrypoint']} ;"], env=environ, check=True)
     submitted = (tmp_path / "submitted").read_text().split("\0")[:-1]
     subprocess.run(join(submitted), shell=True, env=environ, check=True)

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.xdist_group("guides")
 
 DOCS = ROOT / "docs"
 GUIDES = sorted(path.name for path in DOCS.glob("*.md"))
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+"""The guides, and what explains the design in a folder of its own."""
 FROM_NOTHING = "quick-start.md"
 """Makes its own data; the others find `raw`, `data/train` and `data/val`."""
 
@@ -50,8 +52,8 @@ class Cell:
     is_run: bool
 
 
-def text_of(guide):
-    return (DOCS / guide).read_text(encoding="utf-8")
+def text_of(page):
+    return (DOCS / page).read_text(encoding="utf-8")
 
 
 def cells_of(document):
@@ -151,7 +153,7 @@ def has_runnable(guide):
 RUNNABLE = [guide for guide in GUIDES if has_runnable(guide)]
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves its tars open
 @pytest.mark.parametrize("guide", RUNNABLE)
 def test_a_guide_runs_and_prints_what_it_shows(guide, folder):
     assert run_guide(guide, folder)
@@ -201,14 +203,14 @@ def slug(heading):
     return re.sub(r"[^\w -]", "", heading.replace("`", "").lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_links_of_a_guide_lead_to_files_and_headings(guide):
-    text, wrong = FENCE.sub("", text_of(guide)), []
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_to_files_and_headings(page):
+    text, wrong = FENCE.sub("", text_of(page)), []
     assert text.startswith("# ")
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
         if "://" in target:
             continue
-        path = (DOCS / target).resolve() if target else DOCS / guide
+        path = (DOCS / page).parent / target if target else DOCS / page
         if not path.exists():
             wrong.append(target)
         elif anchor:
@@ -217,9 +219,9 @@ def test_links_of_a_guide_lead_to_files_and_headings(guide):
     assert wrong == []
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_tests_and_files_that_a_guide_names_are_there(guide):
-    text = text_of(guide)
+@pytest.mark.parametrize("page", PAGES)
+def test_tests_and_files_that_a_page_names_are_there(page):
+    text = text_of(page)
     missing = [
         f"{path}::{name}"
         for path, name in NAMED_TEST.findall(text)
@@ -248,8 +250,8 @@ def test_the_index_leads_to_every_guide_and_the_readme_to_the_index():
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, PACKAGE_INDEX, HOST], ids=["path", "index", "host"])
-def test_no_guide_points_to_one_machine(pattern):
-    assert lines_that_match(pattern, [DOCS / guide for guide in GUIDES]) == []
+def test_no_page_points_to_one_machine(pattern):
+    assert lines_that_match(pattern, [DOCS / page for page in PAGES]) == []
 
 
 def test_what_is_shown_may_leave_things_out_and_no_more():

@@ -1,13 +1,11 @@
-"""Ranks as launchers give them, without torchrun; and the loader under FSDP2, DeepSpeed and Ray Train.
+"""The loader in processes that SLURM, Horovod, FSDP2, DeepSpeed and Ray Train start.
 
-The environments are those that the launchers' documentation names. DeepSpeed and Ray Train run here; SLURM, MPI and
-Horovod do not (Horovod is to be compiled against the installed torch, and is not for its newer versions): for those,
-processes are started with the documented variables, and Horovod's interface is stood in for by a module of three names.
+DeepSpeed and Ray Train run here. SLURM and Horovod (which is not for newer versions of torch) do not: processes are
+started with the documented variables, or a module stands in for Horovod.
 """
 
 import itertools
 import json
-import logging
 import multiprocessing.context
 import os
 import subprocess
@@ -23,96 +21,11 @@ from paths import SUPPORT
 from s3server import free_port
 from tables import outputs_of, start_process
 from torchruns import torchrun, woven
-from wdsplit.errors import TopologyError
-from wdsplit.loading import world as world_module
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.world import detect_rank
-from wdsplit.order.split import World
+from wdsplit.loading.world import LAUNCHERS
 
 WORKER = SUPPORT / "launched_worker.py"
 TIMEOUT_S = 900
-
-SLURM_JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
-"""What SLURM sets in all processes of a job; the batch script and the shell of salloc are task 0 of it too."""
-SLURM = {**SLURM_JOB, "SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-SRUN_SHELL = {**SLURM, "SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash", "SLURM_PTY_PORT": "33333"}
-INTERACTIVE = {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_PTY_PORT": "33333", "PMIX_RANK": "0"}
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "PMIX_RANK": "5"}
-BY_PMI2 = {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_JOBID": "71.0"}
-"""What `srun --mpi=pmi2` adds; then what mpiexec of MPICH sets in a shell that has that."""
-BY_MPIEXEC = {**BY_PMI2, "PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"}
-HOROVOD = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"}
-
-FOUND = {
-    "srun": (SLURM, World(2, 4)),
-    "srun of old, without the step's tasks": ({**SLURM, "SLURM_STEP_NUM_TASKS": ""}, World(2, 4)),
-    "srun -n 3 in a job of 4 tasks": ({**SLURM, "SLURM_STEP_NUM_TASKS": "3"}, World(2, 3)),
-    "srun -n 1, and python in its shell": ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, World()),
-    "batch script": (SLURM_JOB, World()),
-    "salloc": ({**SLURM_JOB, "SLURM_JOB_NAME": "interactive"}, World()),
-    "salloc, with its shell on a node": (INTERACTIVE, World()),
-    "srun in the shell of salloc": ({**SLURM, "SLURM_JOB_NAME": "interactive", "SLURM_PTY_PORT": "33333"}, World(2, 4)),
-    "srun --pty bash": (SRUN_SHELL, World()),
-    "srun --mpi=pmi2 --pty bash": ({**SRUN_SHELL, **BY_PMI2}, World()),
-    "mpiexec in the shell of srun --mpi=pmi2 --pty bash": ({**SRUN_SHELL, **BY_MPIEXEC}, World(1, 3)),
-    "mpiexec in a batch script": ({**SLURM_JOB, "PMI_RANK": "1", "PMI_SIZE": "3"}, World(1, 3)),
-    "srun in the shell of srun --pty bash": ({**SRUN_SHELL, "SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, World(1, 4)),
-    "srun --mpi=pmix": ({**SLURM, "PMIX_RANK": "2"}, World(2, 4)),
-    "srun --mpi=pmi2": ({**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4"}, World(2, 4)),
-    "srun of a program whose script exports WORLD_SIZE": ({**SLURM, "WORLD_SIZE": "4"}, World(2, 4)),
-    "torchrun, one on each node, by srun": ({**SLURM, **TORCHRUN}, World(3, 8)),
-    "mpirun in a SLURM job": ({**SLURM, **OPEN_MPI}, World(5, 6)),
-    "mpirun in the shell of salloc": ({**INTERACTIVE, **OPEN_MPI}, World(5, 6)),
-    "Open MPI": (OPEN_MPI, World(5, 6)),
-    "MPICH, Intel MPI": ({"PMI_RANK": "1", "PMI_SIZE": "3"}, World(1, 3)),
-    "MVAPICH": ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "3"}, World(1, 3)),
-    "horovodrun": (HOROVOD, World(1, 2)),
-    "horovodrun by mpirun": ({**HOROVOD, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, World(1, 2)),
-    "deepspeed": ({**TORCHRUN, "LOCAL_SIZE": "8", "CROSS_SIZE": "1"}, World(3, 8)),
-}
-
-REFUSED = {
-    "the next launcher says otherwise": ({**SLURM, "WORLD_SIZE": "8"}, "WORLD_SIZE contradicts SLURM_STEP_NUM_TASKS"),
-    "the next launcher is another rank": ({**OPEN_MPI, "RANK": "4"}, "RANK contradicts OMPI_COMM_WORLD_RANK"),
-    "prterun in a SLURM job": ({**SLURM, "PMIX_RANK": "7"}, "PMIX_RANK contradicts SLURM_PROCID"),
-    "PMIx has no size": ({"PMIX_RANK": "0"}, "has PMIX_RANK, but no size"),
-    "half of Open MPI": ({"OMPI_COMM_WORLD_SIZE": "6"}, "has OMPI_COMM_WORLD_SIZE, but not OMPI_COMM_WORLD_RANK"),
-    "Lightning's own launcher": ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}, "Trainer of Lightning"),
-    "half of Horovod": ({"HOROVOD_RANK": "1"}, "has HOROVOD_RANK, but not HOROVOD_SIZE"),
-    "half of SLURM": ({**SLURM, "SLURM_PROCID": ""}, "has SLURM_STEP_NUM_TASKS, but not SLURM_PROCID"),
-    "no number": ({**SLURM, "SLURM_PROCID": "two"}, "SLURM_PROCID is no number"),
-    "no rank of so many": ({**SLURM, "SLURM_PROCID": "4"}, "the environment's SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
-}
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_the_innermost_launcher_says_who_a_process_is(name):
-    environ, expected = FOUND[name]
-    assert detect_rank(environ=environ) == expected
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_contradicts_itself_is_refused_and_its_variables_are_named(name):
-    environ, told = REFUSED[name]
-    with pytest.raises(TopologyError) as caught:
-        detect_rank(environ=environ)
-    assert told in str(caught.value)
-    assert caught.value.found and caught.value.remedy
-
-
-def test_an_initialised_horovod_wins_over_its_environment_and_torchs_group_over_both(monkeypatch, tmp_path):
-    """After elastic Horovod has lost a worker, the environment still tells the old ranks."""
-    horovod = types.SimpleNamespace(is_initialized=lambda: True, rank=lambda: 2, size=lambda: 3)
-    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
-    assert detect_rank(environ=HOROVOD) == World(2, 3)
-    assert detect_rank(0, 1, environ=HOROVOD) == World()
-    store = f"file://{tmp_path / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    assert detect_rank(environ=HOROVOD) == World(0, 1)
-    torch.distributed.destroy_process_group()
-    horovod.is_initialized = lambda: False
-    assert detect_rank(environ=HOROVOD) == World(1, 2)
 
 
 def test_workers_that_a_rank_of_horovod_spawns_know_its_rank_and_one_that_is_none_settles_nothing(numbers, monkeypatch):
@@ -131,20 +44,9 @@ def test_workers_that_a_rank_of_horovod_spawns_know_its_rank_and_one_that_is_non
         multiprocessing.context.set_spawning_popen(None)
 
 
-def test_it_is_logged_once_where_a_rank_comes_from(monkeypatch, caplog):
-    monkeypatch.setattr(world_module, "_said", set())
-    with caplog.at_level(logging.INFO, "wdsplit"):
-        for environ in (SLURM, SLURM, {}, SLURM_JOB, OPEN_MPI):
-            detect_rank(environ=environ)
-    assert [record.getMessage() for record in caplog.records] == [
-        "rank 2 of 4, from SLURM_PROCID and SLURM_STEP_NUM_TASKS",
-        "rank 5 of 6, from OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE",
-    ]
-
-
 def clean_environ(**variables):
     """Return this process's environment without a launcher's, and with some variables."""
-    known = tuple(itertools.chain.from_iterable(world_module.LAUNCHERS))
+    known = tuple(itertools.chain.from_iterable(LAUNCHERS))
     environ = {name: value for name, value in os.environ.items() if name not in known and "SLURM" not in name}
     return {**environ, "OMP_NUM_THREADS": "1", **variables}
 
@@ -155,7 +57,8 @@ def results_of(out, task, num_ranks):
 
 def test_tasks_of_srun_read_each_sample_once_without_a_process_group(numbers, tmp_path):
     command = [sys.executable, str(WORKER), "plain", numbers, str(tmp_path)]
-    ranks = [{**SLURM, "SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": "2"} for rank in "01"]
+    step = {"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "train", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    ranks = [{**step, "SLURM_PROCID": rank} for rank in "01"]
     outputs_of([start_process(command, env=clean_environ(**rank)) for rank in ranks])
     results = results_of(tmp_path, "plain", 2)
     assert woven([result["batches"] for result in results]) == expected_batches(numbers, 9)
@@ -195,7 +98,7 @@ def test_a_deepspeed_engine_trains_on_each_sample_once(numbers, tmp_path):
     command += [str(WORKER), "deepspeed", numbers, str(tmp_path)]
     environ = clean_environ(DS_ACCELERATOR="cpu")
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert ended.returncode == 0, f"{ended.stderr}\nDeepSpeed is installed by pip install 'wdsplit[tests]'"
+    assert ended.returncode == 0, f"{ended.stderr}\nDeepSpeed is installed by pip install 'wdsplit[tests-all]'"
     assert woven(results_of(tmp_path, "deepspeed", 2)) == expected_batches(numbers, 9)
 
 
@@ -204,9 +107,10 @@ def test_workers_of_ray_train_read_each_sample_once_and_resume(numbers, tmp_path
     command = [sys.executable, str(WORKER), "ray", numbers, str(tmp_path)]
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # the paths of its sockets must be short
-        environ = clean_environ(PYTHONPATH=str(WORKER.parent), RAY_TMPDIR=folder, **quiet)
+        path = os.pathsep.join([str(WORKER.parent), os.environ["PYTHONPATH"]])
+        environ = clean_environ(PYTHONPATH=path, RAY_TMPDIR=folder, **quiet)
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert ended.returncode == 0, f"{ended.stderr}\nRay is installed by pip install 'wdsplit[tests]'"
+    assert ended.returncode == 0, f"{ended.stderr}\nRay is installed by pip install 'wdsplit[tests-all]'"
     first, rest = zip(*results_of(tmp_path, "ray", 2), strict=True)
     expected = expected_batches(numbers, 9)
     assert woven([[part] for part in first]) == expected[:1]

@@ -54,7 +54,7 @@ def remote_work(ray: Any) -> Any:
         if found[0] != expected:
             from ray import util
 
-            return {"found": found[0], "expected": expected, "node": util.get_node_ip_address()}  # type: ignore[no-untyped-call]
+            return {"found": found[0], "expected": expected, "node": util.get_node_ip_address()}
         from wdsplit.engines.ray_worker import call
 
         return call(function[0], task)

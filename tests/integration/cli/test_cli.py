@@ -876,6 +876,7 @@ def press_ctrl_c(process):
     return Ended(process.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_a_hint_how_to_continue_and_resume_does(done, output, long_conversion):
     process, arguments = long_conversion
     published = output / RUN_FOLDER / "shards"

@@ -75,6 +75,7 @@ def ended(process):
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kill"), [("table", os.kill), ("json_table", os.kill), ("json_table", os.killpg)])
 def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, begin, tmp_path, kind, kill):
     """By threads and by processes; whether the command alone is told, or all of its processes, as by systemd."""
@@ -113,6 +114,7 @@ def test_a_program_that_was_told_to_ignore_sigterm_does(begin, table, tmp_path):
     assert (tmp_path / "out" / HEADER_NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_share_is_written_by_the_same_command_once_more(begin, table, tmp_path):
     plan, output = tmp_path / "train.plan", tmp_path / "out"
     assert ended(begin(*PROGRAM, "plan", table, "--into", output, "-o", plan, "--shards", SHARDS))[0] == 0

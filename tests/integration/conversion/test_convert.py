@@ -762,6 +762,7 @@ def lines_until(script, num_shards):
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_leaves_no_manifest_nothing_temporary_and_no_process_and_can_be_resumed(
     long_path, long_undisturbed, tmp_path, jobs
@@ -780,6 +781,7 @@ def test_ctrl_c_leaves_no_manifest_nothing_temporary_and_no_process_and_can_be_r
     assert shard_files(out) == shard_files(long_undisturbed)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_very_beginning_leaves_nothing_that_blocks_a_second_try(long_path, long_undisturbed, tmp_path):
     out = tmp_path / "out"
     script = start_script(CONVERT, long_path, out, 2, "new")
@@ -835,6 +837,7 @@ print("Finished!")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", ["no", "overwrite"])
 def test_a_script_without_a_main_guard_does_not_claim_success(table_path, tmp_path, overwrite):
     (tmp_path / "script.py").write_text(NO_GUARD)
@@ -904,3 +907,26 @@ def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp
         converted(str(path), out, shards=2, resume=True)
     os.utime(path, ns=(1, 1))
     assert converted(str(path), out, shards=2, resume=True).num_samples == NUM_ROWS
+
+
+def test_columns_beside_a_mapping_are_kept_for_tars_too(tmp_path):
+    table = {"image": [b"\xff\xd8\xff", b"\xff\xd8\xfe"], "label": [1, 2], "text": ["a", "b"]}
+    converted(write_table(tmp_path / "in.parquet", table), tmp_path / "first", shards=1)
+    tar = str(tmp_path / "first" / "000000.tar")
+    plan = planned(tar, ConvertOptions(mapping={"img": "jpg"}, columns=("cls",)))
+    assert [field.name for field in plan.fields] == ["img", "cls"]
+    with pytest.raises(InputError, match="columns cannot be used"):
+        planned(tar, ConvertOptions(mapping={"img": "jpg"}, columns=("nosuch",)))
+
+
+def test_the_size_of_columns_that_are_not_written_does_not_count(tmp_path):
+    table = {"image": [os.urandom(10_000) for _ in range(300)], "label": range(300)}
+    path = write_table(tmp_path / "in.parquet", table)
+    few = planned(path, ConvertOptions(PlanOptions(shard_size=500_000), columns=("label",)))
+    many = planned(path, ConvertOptions(PlanOptions(shard_size=500_000)))
+    assert (few.num_shards, many.num_shards) == (1, 7)
+
+
+def test_no_more_shards_are_derived_than_there_are_rows(tmp_path):
+    path = write_table(tmp_path / "in.parquet", {"label": range(100)})
+    assert planned(path, ConvertOptions(PlanOptions(shard_size=1))).num_shards == 112

@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,11 +10,13 @@ from tables import (
     labels,
     little_memory,
     mixed_table,
+    options,
     planned,
     real_samples,
     shard_files,
     tar_samples,
     write_files,
+    write_table,
 )
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
@@ -265,3 +268,106 @@ def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkey
     for part in rows.read(0, plan.num_rows):
         held = [os.path.realpath(f"/proc/self/fd/{number}") for number in set(os.listdir("/proc/self/fd")) - before]
         assert len(part) and not [path for path in held if path.endswith(".arrow")]
+
+
+def numbered(path, first, count=400):
+    return write_table(
+        path, {"label": range(first, first + count), "group": [n % 7 for n in range(count)]}, rows_per_group=50
+    )
+
+
+def stop_after(num_shards):
+    def stop(progress):
+        if progress.name == "write" and progress.done >= num_shards:
+            raise Stop
+
+    return stop
+
+
+@pytest.mark.parametrize("changes", [{"shuffle": True}, {"shuffle": True, "seed": 1}, {"group_by": "group"}])
+def test_what_an_interrupted_run_has_spilled_is_not_taken_for_another(tmp_path, changes):
+    old, new = numbered(tmp_path / "old.parquet", 0), numbered(tmp_path / "new.parquet", 1000)
+    with pytest.raises(Stop):
+        convert(old, tmp_path / "out", options(shards=4, shuffle=True), stop_after(1))
+    assert (tmp_path / "out" / RUN_FOLDER / "spill").exists()
+    converted(new, tmp_path / "out", shards=4, overwrite=True, **changes)
+    converted(new, tmp_path / "fresh", shards=4, **changes)
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "fresh")
+    assert sorted(labels(tmp_path / "out", "label.cls")) == list(range(1000, 1400))
+
+
+def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    path, scattered = numbered(tmp_path / "in.parquet", 0), []
+
+    def stop(progress):
+        scattered.append(progress.done)
+        if len(scattered) == 3:
+            raise Stop
+
+    chosen = PlanOptions(shards=4, shuffle=True)
+    with pytest.raises(Stop):
+        convert(path, tmp_path / "out", ConvertOptions(chosen, memory=1), stop)
+    assert 0 == scattered[0] < scattered[-1] < 400
+    seen = []
+    convert(
+        path,
+        tmp_path / "out",
+        ConvertOptions(chosen, memory=1, resume=True),
+        lambda progress: seen.append(progress.done) if progress.name == "scatter" else None,
+    )
+    assert seen[0] == scattered[-1], "it begins with what is there"
+    assert max(seen) == 400
+    converted(path, tmp_path / "fresh", shards=4, shuffle=True)
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("damaged", ["tasks.json", "*[0-9].json", "*.arrow"])
+def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tmp_path, damaged):
+    path, chosen = numbered(tmp_path / "in.parquet", 0), PlanOptions(shards=4, shuffle=True)
+    with pytest.raises(Stop):
+        convert(path, tmp_path / "out", ConvertOptions(chosen), stop_after(0))
+    found = list((tmp_path / "out" / RUN_FOLDER / "spill").glob(damaged))
+    assert found
+    for path_of_spill in found:
+        path_of_spill.write_bytes(bytes(100))
+    resumed = ConvertOptions(chosen, resume=True)
+    if damaged.endswith("arrow"):
+        with pytest.raises(CorruptDataError, match="a spill file is damaged") as caught:
+            convert(path, tmp_path / "out", resumed)
+        assert "--overwrite" in caught.value.remedy
+        return
+    convert(path, tmp_path / "out", resumed)
+    assert sorted(labels(tmp_path / "out", "label.cls")) == list(range(400))
+
+
+def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 1)
+    path = write_table(tmp_path / "in.parquet", {"label": range(7)}, rows_per_group=1)
+    convert(path, tmp_path / "out", ConvertOptions(PlanOptions(shards=3, shuffle=True, pad="drop"), memory=1))
+    assert len(labels(tmp_path / "out")) == 6
+
+
+@pytest.mark.parametrize("most", [256, 2])
+def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp_path, monkeypatch, most):
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 20_000)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
+    groups = [0 if n % 3 else n for n in range(3000)]
+    path = write_table(tmp_path / "in.parquet", {"label": range(3000), "group": groups}, rows_per_group=100)
+    plan = PlanOptions(shards=2, group_by="group")
+    convert(path, tmp_path / "small", ConvertOptions(plan, mapping={"cls": "label"}, memory=1))
+    convert(path, tmp_path / "large", ConvertOptions(plan, mapping={"cls": "label"}))
+    assert shard_files(tmp_path / "small") == shard_files(tmp_path / "large")
+    found = labels(tmp_path / "small")
+    assert sorted(found) == list(range(3000))
+    assert [n for n in found if n % 3] == [n for n in range(3000) if n % 3]
+
+
+def test_a_shuffle_that_fails_before_anything_is_spilled_leaves_nothing_to_continue(tmp_path):
+    path = numbered(tmp_path / "in.parquet", 0)
+    data = bytearray(Path(path).read_bytes())
+    data[20:200] = bytes(180)
+    Path(path).write_bytes(data)
+    with pytest.raises(WdsplitError):
+        converted(path, tmp_path / "out", shards=4, shuffle=True)
+    assert not (tmp_path / "out" / RUN_FOLDER).exists()

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan_file import parse_plan
+from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import Progress, commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.conversion.shuffle.scatter import scatter
 from wdsplit.conversion.shuffle.steps import ScatterTask, SpillJob, read_cuts
@@ -205,6 +207,7 @@ def test_inputs_plan_and_output_may_be_in_a_bucket_whose_keys_no_plan_holds(
 # Many processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [(), ("--shuffle",)], ids=["plain", "shuffled"])
 def test_shares_are_written_by_processes_side_by_side_wherever_they_are_started(raw, tmp_path, shuffle, program):
     options = ["--shards", 12, *shuffle]
@@ -737,3 +740,27 @@ def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path, progr
     assert again.communicate()[1].count("committed already") == 1
     assert again.returncode == 0
     assert "committed already" in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", "write"), 2)
+
+
+def numbered(path, first, count=400):
+    return write_table(
+        path, {"label": range(first, first + count), "group": [n % 7 for n in range(count)]}, rows_per_group=50
+    )
+
+
+def test_files_of_a_late_share_that_come_and_go_are_not_those_of_others(tmp_path):
+    converted(numbered(tmp_path / "in.parquet", 0), tmp_path / "out", shards=2)
+    storage = open_storage(str(tmp_path / "out"))
+
+    def publish():
+        for _ in range(2000):
+            with storage.publish("000000.tar") as file:
+                file.write([b"late"])
+
+    late = threading.Thread(target=publish)
+    late.start()
+    while late.is_alive():
+        Run(storage).refuse_output(overwrite=True, resume=False)
+    (tmp_path / "out" / "other").touch()
+    with pytest.raises(OutputExistsError, match="wdsplit did not write"):
+        Run(storage).refuse_output(overwrite=True, resume=False)

@@ -1,12 +1,15 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tables import session_processes, start_script, wait_until
+from paths import SUPPORT
+from tables import DEADLINE_S, session_processes, start_script, wait_until
 from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, InputError
 
@@ -116,11 +119,11 @@ def test_who_stops_taking_results_leaves_no_process():
 
 DRIVER = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from test_engine import announce
+sys.path[:0] = sys.argv[1:3]
+from test_local_engine import announce
 from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 if __name__ == "__main__":
-    for _ in LocalEngine(2).map(announce, [(sys.argv[2], True), (sys.argv[2], False)]):
+    for _ in LocalEngine(2).map(announce, [(sys.argv[3], True), (sys.argv[3], False)]):
         print("one is idle", flush=True)
 """
 
@@ -137,7 +140,7 @@ def announce(task):
 @pytest.fixture
 def driver(tmp_path):
     """Start a driver with a worker at work and an idle one, and see that all of its processes are gone at the end."""
-    script = start_script(DRIVER, Path(__file__).parent, tmp_path)
+    script = start_script(DRIVER, Path(__file__).parent, SUPPORT, tmp_path)
     assert script.stdout.readline() == "one is idle\n", script.communicate()
     assert {int(path.name) for path in tmp_path.iterdir()} < set(session_processes(script.pid))
     yield script
@@ -207,3 +210,50 @@ def test_what_is_made_ahead_comes_in_order_with_its_error_and_is_given_up_when_n
 
     with pytest.raises(InputError, match="no more"):
         list(ahead(failing()))
+
+
+def test_a_second_ctrl_c_does_not_leave_threads_that_write(tmp_path):
+    """The main thread waits for its threads however often it is interrupted."""
+    ended, begun, pressed = [], [], threading.Event()
+
+    def work(number):
+        begun.append(number)
+        pressed.wait()
+        ended.append(number)
+
+    def press():
+        wait_until(lambda: len(begun) == 2, "both threads are at work")
+        for _ in range(2):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.15)
+        pressed.set()
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(LocalEngine(2).map(work, range(8), threads=True))
+    assert sorted(ended) == sorted(begun)
+    presser.join()
+
+
+LEAVE = """
+import gc, threading, time
+from wdsplit.engines.local import in_order
+
+def leave():
+    results = in_order(lambda number: time.sleep(0.01), range(100), 4)
+    next(results)
+    cycle = [results]
+    cycle.append(cycle)
+
+leave()
+with getattr(threading, "_shutdown_locks_lock", threading.Lock()):
+    gc.collect()
+print("ended")
+"""
+
+
+def test_results_that_are_left_are_no_trap_for_the_collector():
+    """It runs wherever memory is asked for: also in a thread that begins, and holds this lock of all threads."""
+    ended = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stdout) == (0, "ended\n")

@@ -395,6 +395,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "place", "is_group"),
     [
@@ -431,6 +432,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_program_that_was_killed(numbers):
     program = start_process([sys.executable, "-c", PROGRAM, numbers, "consumer with full queues", "process"])
     children = [int(pid) for pid in program.stdout.readline().split()]

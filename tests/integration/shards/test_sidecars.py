@@ -202,6 +202,7 @@ print(json.dumps([[s["__key__"], s["cls"]] for s in itertools.islice(loader, int
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (3, 2)])
 def test_energon_loads_every_sample_once_and_no_pad_and_prepares_nothing(dataset, world_size, num_workers):
     before = all_files(dataset)
@@ -213,6 +214,7 @@ def test_energon_loads_every_sample_once_and_no_pad_and_prepares_nothing(dataset
     assert max(map(len, ranks)) - min(map(len, ranks)) <= num_workers + 1
 
 
+@pytest.mark.slow
 def test_energon_trains_on_every_sample_once_an_epoch(dataset):
     epoch = printed_by(TRAIN_WITH_ENERGON, dataset, NUM_ROWS)
     assert sorted(number for _, number in epoch) == list(range(NUM_ROWS))
@@ -236,6 +238,7 @@ def expanded(split):
     return {part: [name for each in names for name in braceexpand.braceexpand(each)] for part, names in split.items()}
 
 
+@pytest.mark.slow
 def test_energons_files_hold_what_its_own_prepare_writes(without_pads, tmp_path):
     prepared = tmp_path / "prepared"
     prepared.mkdir()
@@ -408,6 +411,7 @@ def test_what_a_person_has_put_beside_energons_files_is_not_overwritten(table_pa
     assert (output / ".nv-meta" / "sample_loader.py").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_shards_of_nothing_but_pads_are_left_out(tmp_path):
     columns = {"name": ["a", "b", "c"], "txt": ["x", "y", "z"], "cls": [0, 1, 2], "json": [{"a": 1}] * 3}
     table = write_table(tmp_path / "t.parquet", columns | {"seg": pa.array([b"", b"", b""], pa.binary())})

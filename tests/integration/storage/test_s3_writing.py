@@ -223,6 +223,7 @@ def test_processes_write_with_the_options_of_the_store(bucket, source, expected,
     assert SECRET not in repr(Job("s3://b/o", None, 1, (), options))
 
 
+@pytest.mark.slow
 def test_spilled_rows_are_read_by_ranges_and_neighbours_by_one_request(bucket, source, fault_proxy, monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
     convert(source, f"{bucket.url}/out", chosen(shuffle=True))
@@ -248,6 +249,7 @@ SLOW_FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*FAULTS.values(), *SLOW_FAULTS.values()], ids=[*FAULTS, *SLOW_FAULTS])
 def test_a_conversion_survives_faults_of_all_kinds(bucket, source, expected, fault_proxy, fault):
     seen, lock = set(), threading.Lock()
@@ -324,6 +326,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     ["plan.json", "000000.tar?uploads", "partNumber=3", "000002.tar?uploadId", "shards/000003", "shards.parquet"],
@@ -390,6 +393,7 @@ def stopped_before_its_end(source, out, shards):
         convert(source, out, chosen(shards=shards), progress)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_listed_once_when_a_run_is_resumed(bucket, source, fault_proxy):
     asked = {}
     for shards in (5, 25):

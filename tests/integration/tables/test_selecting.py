@@ -1074,3 +1074,21 @@ def test_the_members_of_the_package_tell_how_to_make_splits(inputs, tmp_path):
     with pytest.raises(InputError, match="splits is empty"):
         convert_splits(inputs, tmp_path / "out", options_of())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("changes", [{"where": "n < 30"}, {"where": "text == 'a3'"}, {"splits": {"a": 0.5, "b": 0.5}}])
+def test_tables_with_views_are_selected_from(tmp_path, changes):
+    if not hasattr(pa, "string_view"):
+        pytest.skip("this pyarrow has no views")
+    numbers = list(range(60))
+    table = pa.table({"n": numbers, "text": pa.array([f"a{n}" for n in numbers], pa.string_view())})
+    path = str(tmp_path / "in.arrow")
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    if "splits" in changes:
+        manifests = convert_splits(path, tmp_path / "out", ConvertOptions(PlanOptions(shards=1), **changes))
+        assert sum(manifest.num_samples for manifest in manifests.values()) == 60
+        return
+    convert(path, tmp_path / "out", ConvertOptions(PlanOptions(shards=1), **changes))
+    found = [int(fields["cls"]) for _, fields in real_samples(tmp_path / "out")]
+    assert found == (list(range(30)) if "n" in changes["where"] else [3])

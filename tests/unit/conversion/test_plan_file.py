@@ -242,6 +242,7 @@ print(len(data), dumped - started, parsed - dumped, resource.getrusage(resource.
 """
 
 
+@pytest.mark.slow
 def test_a_plan_of_100_000_files_with_80_row_groups_each_takes_seconds_and_less_than_2_gib():
     ended = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

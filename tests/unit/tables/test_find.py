@@ -3,7 +3,7 @@ import os
 import pyarrow as pa
 import pytest
 
-from tables import write_table
+from tables import converted, write_table
 from wdsplit.errors import InputError
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import open_inputs, read_rows
@@ -140,3 +140,12 @@ def test_splits_that_are_folders_are_warned_of(tmp_path, caplog):
         write_table(tmp_path / name / "data.parquet", pa.table({"n": [1]}))
     find_inputs([str(tmp_path)])
     assert "several splits become one dataset: train, validation;" in caplog.text
+
+
+def test_a_compressed_table_in_a_folder_is_not_left_out_silently(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("n\n1\n")
+    (tmp_path / "in" / "b.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(InputError, match="compressed") as caught:
+        converted(str(tmp_path / "in"), tmp_path / "out")
+    assert caught.value.place.endswith("b.csv.gz")

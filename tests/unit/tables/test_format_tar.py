@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from format_inputs import read_files
-from tables import converted, mixed_table, real_samples, shard_files, write_table
+from tables import converted, labels, mixed_table, real_samples, shard_files, write_table
 from tars import archives, by_tarfile, gnu_tar
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import tar
@@ -172,3 +172,9 @@ def test_names_and_sizes_make_the_checksum(tmp_path):
     kinds = ((members, {}), (members[::-1], {}), (longer, {}), (members, {"mtime": 5}))
     footers = {tar.open_file(tar_file(tmp_path, its, **changes))[0].footer for its, changes in kinds}
     assert len(footers) == 4
+
+
+def test_a_folder_with_a_dataset_of_ours_gives_its_shards_and_not_its_manifest(tmp_path):
+    converted(write_table(tmp_path / "in.parquet", {"label": range(20)}), tmp_path / "first", shards=3)
+    converted(str(tmp_path / "first"), tmp_path / "again", shards=5)
+    assert labels(tmp_path / "again") == list(range(20))

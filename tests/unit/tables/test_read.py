@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -236,3 +237,14 @@ def test_a_batch_is_bounded_by_what_its_values_take_when_they_are_decoded(tmp_pa
     sizes = [rows.columns["text"].nbytes for rows in read_rows(table, 0, 2000, ["text"])]
     assert sum(sizes) > 2000 * 60_000
     assert max(sizes) <= 2**25
+
+
+def test_many_small_batches_are_joined_in_linear_time_and_order(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "in.parquet", {"label": range(500)}, rows_per_group=1)
+    monkeypatch.setattr(parquet, "MAX_BATCH_ROWS", 1)
+    looked_at = []
+    real = read.Rows.nbytes
+    monkeypatch.setattr(read.Rows, "nbytes", property(lambda rows: looked_at.append(1) or real.fget(rows)))
+    parts = list(read_rows(open_inputs([path]), 0, 500, ["label"]))
+    assert np.concatenate([rows.numbers for rows in parts]).tolist() == list(range(500))
+    assert len(looked_at) == 500
