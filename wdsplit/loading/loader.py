@@ -265,10 +265,10 @@ class Loader:
     def statistics(self) -> Statistics:
         """Return what this loader has delivered so far, and whether it or its consumer is the bottleneck."""
         made = [0] * 4 if self._parts is None else self._parts.counters.total()
-        samples, num_bytes, windows_read, windows_held = (a + b for a, b in zip(self._counted, made, strict=True))
+        samples, num_bytes, windows_read, windows_reused = (a + b for a, b in zip(self._counted, made, strict=True))
         clock = self._clock
         times = clock.wait_s, clock.compute_s
-        return Statistics(clock.batches, clock.samples, num_bytes, windows_read, windows_held, *times, samples)
+        return Statistics(clock.batches, clock.samples, num_bytes, windows_read, windows_reused, *times, samples)
 
     def _begin(self, begin: State, world: World) -> Running:
         """Begin to make the workers' parts: step by step, worker by worker."""

@@ -92,8 +92,8 @@ class _MixedReader:
     """Reads the samples of a mixture's positions, each source by a reader of its own.
 
     Attributes:
-        num_parsed: Windows that were read and parsed so far.
-        num_held: Times that a window was at hand already.
+        num_read: Windows that were read and parsed so far.
+        num_reused: Times that a window was in memory already.
     """
 
     def __init__(self, sources: Sequence[Source], order: MixedOrder, world: World) -> None:
@@ -107,8 +107,8 @@ class _MixedReader:
             window_bytes = sum(source.options.window * source.sample_bytes for source in sources)
             self.ahead = access.ahead(world.num_workers, self._num_lanes * window_bytes, self._num_lanes * shard_bytes)
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
-        self.num_parsed = 0
-        self.num_held = 0
+        self.num_read = 0
+        self.num_reused = 0
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order; `__source__` tells where each is from."""
@@ -138,10 +138,10 @@ class _MixedReader:
         positions, parts = plan
         gathered = Gathered(len(positions))
         for part, reader, own in parts:
-            parsed, held = reader.num_parsed, reader.num_held
+            parsed, held = reader.num_read, reader.num_reused
             block = reader.carry_out(own)
-            self.num_parsed += reader.num_parsed - parsed
-            self.num_held += reader.num_held - held
+            self.num_read += reader.num_read - parsed
+            self.num_reused += reader.num_reused - held
             fields: dict[str, Objects | str] = {"__source__": self._sources[part.source].url, **block.fields}
             gathered.add(part.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
         return gathered.block(positions, self._order.pads(positions))

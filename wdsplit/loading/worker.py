@@ -171,11 +171,11 @@ class Parts:
     def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
         """Give this worker's samples of each step."""
         reader = self.dataset.source.reader(steps.order, world)
-        num_parsed = num_held = 0
+        num_read = num_reused = 0
         together, ahead = tee(_together(steps, world, self.dataset.source.samples_at_once(world)))
         for owned, block in zip(together, reader.blocks(map(np.concatenate, ahead)), strict=True):
-            self.counters.read(world.worker, reader.num_parsed - num_parsed, reader.num_held - num_held)
-            num_parsed, num_held = reader.num_parsed, reader.num_held
+            self.counters.read(world.worker, reader.num_read - num_read, reader.num_reused - num_reused)
+            num_read, num_reused = reader.num_read, reader.num_reused
             first = 0
             for positions in owned:
                 part = block.cut(first, first + len(positions))

@@ -12,7 +12,7 @@ import wdsplit.loading.reading.read_ahead as module
 from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.read_ahead import Ahead, LazyShard, Wanted
+from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
 from wdsplit.loading.reading.reader import read_planned
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
@@ -51,7 +51,7 @@ def lazy(file):
 
 
 def wanted(shard, *windows):
-    return [Wanted(shard, first, stop, (stop - first) * SAMPLE_BYTES) for first, stop in windows]
+    return [FetchRange(shard, first, stop, (stop - first) * SAMPLE_BYTES) for first, stop in windows]
 
 
 def expected(first, stop):

@@ -115,12 +115,12 @@ class BlockReader(Protocol):
     """Reads the samples of positions."""
 
     @property
-    def num_parsed(self) -> int:
+    def num_read(self) -> int:
         """Windows that were read and parsed so far."""
 
     @property
-    def num_held(self) -> int:
-        """Times that a window was at hand already."""
+    def num_reused(self) -> int:
+        """Times that a window was in memory already."""
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order."""
