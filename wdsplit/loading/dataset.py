@@ -13,26 +13,30 @@ import multiprocessing.context
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from webdataset.compat import FluidInterface
 from webdataset.pipeline import DataPipeline
 
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
+from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.lookup import find_sample
-from wdsplit.loading.reading.source import Access, AnySource, Source, access_of
+from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import detect_rank, knows_rank, with_worker
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
-from wdsplit.order.epoch import OrderOptions, Tail
+from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, Steps, World, whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
 
@@ -121,58 +125,42 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         InputError: An option cannot be.
     """
 
+    @with_flat_signature
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        seed: int = 0,
-        shuffle: bool = True,
-        tail: Tail = "pad",
-        lanes: int | None = None,
         window: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        group: Any = None,
-        fields: Sequence[str] | None = None,
         limit: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        read_ahead_bytes: int = Access.read_ahead_bytes,
-        connections: int = Access.connections,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int | str | None = None,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(
-                "the path of a dataset cannot be",
+                "invalid path of a dataset",
                 expected="a folder that wdsplit convert or wdsplit index has written",
                 found=type(path).__name__,
                 remedy="for several datasets use wdsplit.mix, for existing tars wdsplit index",
             )
-        access = access_of(storage_options, read_ahead_bytes, connections, cache_dir, cache_size)
+        window = whole(window)
+        chosen = checked_options(options, window)
+        access = access_of(chosen)
         manifest = read_manifest(access.storage(str(path)))
         if limit is not None:
             manifest = first_samples(manifest, whole(limit))
-        options = OrderOptions(
-            whole(seed),
-            bool(shuffle),
-            manifest.lanes if lanes is None else whole(lanes),
-            manifest.window if window is None else whole(window),
-            tail,
+        order = OrderOptions(
+            chosen["seed"],
+            chosen["shuffle"],
+            chosen["lanes"] or manifest.lanes,
+            window or manifest.window,
+            chosen["tail"],
         )
-        source = Source(str(path), manifest, options, fields, access)
-        self._begin_with(source, rank, world_size, group)
+        self._begin_with(Source(str(path), manifest, order, chosen["fields"], access), chosen)
 
-    def _begin_with(self, source: AnySource, rank: int | None, world_size: int | None, group: Any) -> None:
+    def _begin_with(self, source: AnySource, options: DatasetOptions) -> None:
         super().__init__(source)
-        if group is not None and (rank is not None or world_size is not None):
-            raise InputError(
-                "rank and world_size do not go with a group",
-                expected="either",
-                found=f"rank {rank}, world_size {world_size} and a group",
-                remedy="leave out group= to say it yourself, or rank= and world_size= to have it detected",
-            )
+        rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
-        self._group = group
+        self._group = options["group"]
         self._epoch = SharedEpoch()
 
     @property

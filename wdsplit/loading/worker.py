@@ -1,7 +1,7 @@
-"""A worker's side of the loader: its part of every step.
+"""A worker's side of the loader: its sub-batch of every step.
 
 Runs in a worker process, in a thread, or in the loader's own thread if there are no workers. What it gives is what the
-loader's other side takes: parcels, lists of the parts of one or more steps, in the order of the steps.
+loader's other side takes: parcels, lists of the sub-batches of one or more steps, in the order of the steps.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import Int64, hash_stream
 from wdsplit.order.split import Step, Steps, World, worker_of
 
-__all__ = ["Bound", "Parts"]
+__all__ = ["Bound", "SubBatches"]
 
 _PARCEL_BYTES, _PARCEL_STEPS = 2 * 1024**2, 8
-"""Parts travel together until they are of so many bytes of shards, or so many steps: what it costs to hand one over
-does not depend on its size."""
+"""Sub-batches travel together until they are of so many bytes of shards, or so many steps: handing one over costs the
+same whatever its size."""
 _PARCELS_AHEAD = 4
 """A parcel shall take no more than this fraction of the bytes that may be made ahead."""
 _PATIENCE_S = 1.0
 """How often a worker that waits for room looks whether the loader's process still lives."""
 
 
-class Parts:
+class SubBatches:
     """The sub-batches of one worker, one a step; None for a step in which it has no sample.
 
     They come in parcels. All workers have as many steps in a parcel; only the last before an error may have fewer.
@@ -55,7 +55,7 @@ class Parts:
         batch_size: Samples a batch and rank.
         world: Rank and world size.
         num_workers: Workers, 0 for none.
-        collated: Whether a part is columns, else a list of samples.
+        collated: Whether a sub-batch is columns, else a list of samples.
         prefetch_bytes: Bytes that all workers may have made ahead.
     """
 
@@ -85,7 +85,7 @@ class Parts:
         cells[3] += 1
 
     def end(self) -> None:
-        """Say that no more parts of the iteration under way are wanted: its workers stop, wherever they are."""
+        """Say that no more sub-batches of the iteration under way are wanted: its workers stop, wherever they are."""
         cells = self._begin.array
         cells[4] = cells[3]
         if self.bound is not None:
@@ -122,13 +122,13 @@ class Parts:
         except WdsplitError as error:
             yield [Raised(error)]
 
-    def _parcels(self, parts: Iterator[Any], is_wanted: Callable[[], bool]) -> Iterator[list[Any]]:
-        """Give parts together, as long as they are wanted; the first one by itself, so that it comes soon."""
+    def _parcels(self, sub_batches: Iterator[Any], is_wanted: Callable[[], bool]) -> Iterator[list[Any]]:
+        """Give sub-batches together, as long as they are wanted; the first one by itself, so that it comes soon."""
         for size in chain([1], repeat(self._steps_together)):
             parcel: list[Any] = []
             try:
-                for part in islice(parts, size):
-                    parcel.append(part)
+                for sub_batch in islice(sub_batches, size):
+                    parcel.append(sub_batch)
                     if not is_wanted():
                         return
             except Exception:
@@ -149,7 +149,7 @@ class Parts:
                 if isinstance(parcel[0], Raised):
                     yield [Raised(_portable(parcel[0].error, parcel[0].error))]
                     continue
-                if all(part is None for part in parcel):
+                if all(sub_batch is None for sub_batch in parcel):
                     yield parcel
                     continue
                 ready, size = travelling(parcel, may_be_large=self._steps_together == 1)
@@ -178,9 +178,9 @@ class Parts:
             num_read, num_reused = reader.num_read, reader.num_reused
             first = 0
             for positions in owned:
-                part = block.cut(first, first + len(positions))
-                self.counters.made(world.worker, len(part), part.num_bytes)
-                yield part
+                sub_batch = block.cut(first, first + len(positions))
+                self.counters.made(world.worker, len(sub_batch), sub_batch.num_bytes)
+                yield sub_batch
                 first += len(positions)
 
     def _columnar(self, block: Block, stages: list[Any], epoch: int) -> Any:
@@ -207,24 +207,24 @@ class Parts:
             size = len(_own(step, world))
             expected += size
             try:
-                part = list(islice(stream, size))
+                sub_batch = list(islice(stream, size))
             except Exception as error:
                 raise counter.placed(error) from error.__cause__
             if not is_wanted():
                 return
-            if len(part) != size or counter.given != expected:
-                raise _not_one_to_one(expected - size + len(part), counter.given, counter.last)
-            yield (collate(part) if self.collated else part) if size else None
+            if len(sub_batch) != size or counter.given != expected:
+                raise _not_one_to_one(expected - size + len(sub_batch), counter.given, counter.last)
+            yield (collate(sub_batch) if self.collated else sub_batch) if size else None
 
 
 class Bound:
-    """How many bytes of parts the worker processes may have placed that were not delivered yet.
+    """How many bytes of sub-batches the worker processes may have placed that were not delivered yet.
 
     Args:
         context: What makes the workers.
         num_workers: Workers.
-        num_slots: The most parts of a worker.
-        max_bytes: Bytes of a worker's parts; one part may always be under way.
+        num_slots: The most sub-batches of a worker.
+        max_bytes: Bytes of a worker's sub-batches; one sub-batch may always be under way.
     """
 
     def __init__(self, context: BaseContext, num_workers: int, num_slots: int, max_bytes: int) -> None:
@@ -238,7 +238,7 @@ class Bound:
             pass
 
     def deliver(self, worker: int) -> None:
-        """Say that a worker's oldest part was delivered; called by the loader's side."""
+        """Say that a worker's oldest sub-batch was delivered; called by the loader's side."""
         self._delivered[worker].release()
 
     def wake(self) -> None:
@@ -247,7 +247,7 @@ class Bound:
             delivered.release()
 
     def wait(self, worker: int, ring: Ring, num_bytes: int, is_wanted: Callable[[], bool]) -> bool:
-        """Wait until there is room for a part; return False if none is wanted any more."""
+        """Wait until there is room for a sub-batch; return False if none is wanted any more."""
         while is_wanted():
             is_full = not ring.has_room(num_bytes, self._max_bytes)
             if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):

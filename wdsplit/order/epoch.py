@@ -33,6 +33,7 @@ __all__ = [
     "groups",
     "hash_numbers",
     "hash_stream",
+    "order_problems",
     "permutation",
     "visit_order",
     "window_order",
@@ -114,17 +115,22 @@ class OrderOptions:
     tail: Tail
 
     def __post_init__(self) -> None:
-        problems = []
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
-            problems.append(f"seed = {self.seed!r}: expected an integer from 0 to 2**63 - 1")
-        for name, most in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                problems.append(f"{name} = {value!r}: expected an integer from 1 to {most}")
-        if self.tail not in TAILS:
-            problems.append(f"tail = {self.tail!r}: expected one of {', '.join(TAILS)}")
+        problems = order_problems(self.seed, self.lanes, self.window, self.tail)
         if problems:
-            raise InputError("the order's options cannot be", found="; ".join(problems))
+            raise InputError("invalid options of the order", found="; ".join(problems))
+
+
+def order_problems(seed: Any, lanes: Any, window: Any, tail: Any) -> list[str]:
+    """Return what is wrong with the options of an order, a text for each."""
+    problems = []
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        problems.append(f"seed = {seed!r}: expected an integer from 0 to 2**63 - 1")
+    for name, value, max_value in (("lanes", lanes, MAX_LANES), ("window", window, MAX_WINDOW)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= max_value:
+            problems.append(f"{name} = {value!r}: expected an integer from 1 to {max_value}")
+    if tail not in TAILS:
+        problems.append(f"tail = {tail!r}: expected one of {', '.join(TAILS)}")
+    return problems
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Composition of the manifest, the order and the reader.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,9 +19,8 @@ from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
-from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
+from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.shards.manifest import Manifest, Shard
-from wdsplit.sizes import parse_size
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 from wdsplit.urls import shown_url
@@ -51,12 +49,6 @@ class Access:
     read_ahead_bytes: int = 128 * 1024**2
     connections: int = 16
     cache: ShardCache | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("read_ahead_bytes", "connections"):
-            number = getattr(self, name)
-            if type(number) is not int or number < 1:
-                raise InputError(f"{name} cannot be", expected="an integer of at least 1", found=repr(number))
 
     def storage(self, url: str) -> Storage:
         """Return where a dataset is."""
@@ -91,24 +83,6 @@ class Access:
     def _open_again(self, cache: ShardCache, opened: OpenShard, storage: Storage, shard: Shard) -> OpenShard:
         cache.discard(opened)
         return self.open_shard(storage, shard)
-
-
-def access_of(
-    storage_options: Mapping[str, Any] | None,
-    read_ahead_bytes: int,
-    connections: int,
-    cache_dir: str | os.PathLike[str] | None,
-    cache_size: int | str | None,
-) -> Access:
-    """Return how a dataset is reached, from what a user may say.
-
-    Raises:
-        InputError: One of the arguments cannot be.
-    """
-    if cache_dir is None and cache_size is not None:
-        raise InputError("cache_size needs a cache", expected="cache_dir", found=f"cache_size={cache_size!r} alone")
-    cache = None if cache_dir is None else ShardCache(cache_dir, None if cache_size is None else parse_size(cache_size))
-    return Access(storage_options, whole(read_ahead_bytes), whole(connections), cache)
 
 
 class BlockReader(Protocol):
@@ -189,8 +163,6 @@ class Source:
         self.access = access or Access()
         self.manifest = manifest
         self.options = options
-        if isinstance(fields, str):
-            raise InputError("fields cannot be a text", expected="a list of names", found=repr(fields))
         self.fields = None if fields is None else frozenset(fields)
         known = [each.name for each in manifest.fields]
         unknown = sorted((self.fields or frozenset()).difference(known))
