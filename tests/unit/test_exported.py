@@ -33,6 +33,8 @@ PUBLIC = [
     "convert",
     "convert_part",
     "convert_splits",
+    "decode_sample_stage",
+    "detect_rank",
     "index_tars",
     "mix",
     "plan_parts",

@@ -107,12 +107,12 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         world_size: The number of ranks; detected if None. `rank=0, world_size=1` switches the split off.
         group: A torch process group, DeviceMesh or slice of one, whose ranks count instead of all: ranks that hold the
             same data-parallel place get the same samples.
-        fields: The fields that are wanted; only they are read. None for all.
+        fields: The fields to read; None for all.
         limit: Only the first samples of the dataset, so many, to try a program out: to all else they are the whole
             dataset. None, or more than there are, for all.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
-        read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are wanted,
+        read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are needed,
             together.
         connections: The requests that they have under way at the same time, together.
         cache_dir: A folder of the node's own disk, which keeps the shards of a remote dataset for all processes of the
@@ -178,11 +178,11 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """
         return self._single("a manifest").manifest
 
-    def _single(self, wanted: str) -> Source:
+    def _single(self, what: str) -> Source:
         source = self.source
         if not isinstance(source, Source):
             raise InputError(
-                f"a mixture has not {wanted} of its own",
+                f"a mixture has not {what} of its own",
                 place=source.url,
                 remedy="open the dataset that you mean with wdsplit.Dataset",
             )
@@ -225,16 +225,16 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         Raises:
             TopologyError: The dataset was opened for another one, or there is no such rank.
         """
-        told = World(whole(rank), whole(world_size))
-        if (self._rank is not None or self._group is not None) and self.world() != told:
+        given = World(whole(rank), whole(world_size))
+        if (self._rank is not None or self._group is not None) and self.world() != given:
             raise TopologyError(
                 "the dataset was opened for another rank",
-                expected=f"rank {told.rank} of {told.world_size}",
+                expected=f"rank {given.rank} of {given.world_size}",
                 found=f"rank {self.world().rank} of {self.world().world_size}",
                 remedy="leave out rank=, world_size= and group=",
             )
         dataset: Dataset = self.compose()
-        dataset._rank, dataset._group = told, None
+        dataset._rank, dataset._group = given, None
         return dataset
 
     def order(self, epoch: int | None = None) -> AnyOrder:
@@ -254,9 +254,9 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         announce(self, world)
         staged = self.compose()
         staged.pipeline[1:] = [resumable(stage, self.invoke) for stage in self.pipeline[1:]]
-        return Iteration(self.source, self.epoch, world, staged.pipeline[1:], staged.through_stages)
+        return Iteration(self.source, self.epoch, world, staged.pipeline[1:], staged.apply_stages)
 
-    def through_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
+    def apply_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
         """Give what the stages after the source make of samples of an epoch.
 
         Raises:
@@ -312,7 +312,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     ) -> Dataset:
         """Decode the fields of each sample by their names, as webdataset's `decode` does, but unpickle nothing unasked.
 
-        `help(wdsplit.loading.stages.decoders.decode_sample_stage)` describes the rest.
+        `help(wdsplit.decode_sample_stage)` describes the rest.
 
         Args:
             handlers: Names of image formats (`pil`, `rgb8`, `torchrgb`, ...), or functions of name and bytes.

@@ -278,7 +278,8 @@ class Loader:
         """Start a thread for each worker."""
         rank, world_size, num_workers = sub_batches.world.rank, sub_batches.world.world_size, self.num_workers
         worlds = [World(rank, world_size, worker, num_workers) for worker in range(num_workers)]
-        return Threads(list(map(sub_batches.of, worlds)), self.prefetch_factor, self.prefetch_bytes // num_workers)
+        parcels = [sub_batches.of_worker(world) for world in worlds]
+        return Threads(parcels, self.prefetch_factor, self.prefetch_bytes // num_workers)
 
     def _parcels_of_workers(self, sub_batches: SubBatches) -> Iterable[Any]:
         """Return the sub-batches of all workers in turn; worker processes start when it is iterated."""
@@ -339,9 +340,9 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def _needs_torch(wanted: str) -> MissingDependencyError:
+def _needs_torch(purpose: str) -> MissingDependencyError:
     return MissingDependencyError(
         "torch is not installed",
-        place=wanted,
+        place=purpose,
         remedy="use output='numpy' and workers='thread', which need no torch; or pip install 'wdsplit[torch]'",
     )

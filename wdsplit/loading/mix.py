@@ -18,7 +18,7 @@ from wdsplit.loading.reading.block import Block, Gathered, Objects
 from wdsplit.loading.reading.reader import SampleReader, read_planned
 from wdsplit.loading.reading.source import BlockReader, Source
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
-from wdsplit.order.mixture import MixedOrder, Part, epoch_counts, source_seed
+from wdsplit.order.mixture import MixedOrder, Quota, epoch_counts, source_seed
 from wdsplit.order.split import World, assigned_lanes
 from wdsplit.shards.files import read_manifest
 from wdsplit.urls import shown_url
@@ -58,8 +58,8 @@ class MixedSource:
     @property
     def fingerprint(self) -> str:
         """What a state belongs to: for each source in turn its samples an epoch, its fingerprint and its window."""
-        parts = zip(self.sources, self.counts, strict=True)
-        return " + ".join(f"{count} of {source.fingerprint}/{source.options.window}" for source, count in parts)
+        quotas = zip(self.sources, self.counts, strict=True)
+        return " + ".join(f"{count} of {source.fingerprint}/{source.options.window}" for source, count in quotas)
 
     @property
     def num_samples(self) -> int:
@@ -88,7 +88,7 @@ class MixedSource:
         return self.sources[0]()
 
 
-_MixedPlan = tuple[Int64, list[tuple[Part, SampleReader, Any]]]
+_MixedPlan = tuple[Int64, list[tuple[Quota, SampleReader, Any]]]
 """Positions, and what each source has to read of them."""
 
 
@@ -126,11 +126,11 @@ class _MixedReader:
 
     def plan(self, positions: Int64) -> _MixedPlan:
         """Return what is to be read for some positions."""
-        parts = []
-        for part in self._order.parts(positions):
-            reader = self._reader(part.source, part.source_epoch)
-            parts.append((part, reader, reader.plan(part.positions)))
-        return positions, parts
+        quotas = []
+        for quota in self._order.quotas(positions):
+            reader = self._reader(quota.source, quota.source_epoch)
+            quotas.append((quota, reader, reader.plan(quota.positions)))
+        return positions, quotas
 
     def fetch(self) -> None:
         """Begin to fetch what was planned."""
@@ -139,15 +139,15 @@ class _MixedReader:
 
     def carry_out(self, plan: _MixedPlan) -> Block:
         """Return the samples of a plan."""
-        positions, parts = plan
+        positions, quotas = plan
         gathered = Gathered(len(positions))
-        for part, reader, own in parts:
-            parsed, held = reader.num_read, reader.num_reused
+        for quota, reader, own in quotas:
+            read, reused = reader.num_read, reader.num_reused
             block = reader.carry_out(own)
-            self.num_read += reader.num_read - parsed
-            self.num_reused += reader.num_reused - held
-            fields: dict[str, Objects | str] = {"__source__": self._sources[part.source].url, **block.fields}
-            gathered.add(part.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
+            self.num_read += reader.num_read - read
+            self.num_reused += reader.num_reused - reused
+            fields: dict[str, Objects | str] = {"__source__": self._sources[quota.source].url, **block.fields}
+            gathered.add(quota.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
         return gathered.block(positions, self._order.pads(positions))
 
     def _reader(self, number: int, epoch: int) -> SampleReader:

@@ -23,7 +23,7 @@ class Running:
 
     Args:
         parcels: The parcels of all workers in turn, each of as many steps, but the last before an error may be shorter.
-        source: What they are made by; told when a parcel was delivered, and when no more are wanted.
+        source: What they are made by; told when a parcel was delivered, and when no more are needed.
         persistent: Whether worker processes stay when it ends.
         num_workers: Workers, at least 1: the loader's own thread counts as one.
         on_failure: Called when the workers were ended because of an error.

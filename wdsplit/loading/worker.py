@@ -21,7 +21,7 @@ import numpy as np
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
-from wdsplit.loading.stages.columns import wanted_fields
+from wdsplit.loading.stages.columns import requested_fields
 from wdsplit.loading.transport.collate import collate, collate_columns
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
@@ -85,7 +85,7 @@ class SubBatches:
         cells[3] += 1
 
     def end(self) -> None:
-        """Say that no more sub-batches of the iteration under way are wanted: its workers stop, wherever they are."""
+        """Say that no more sub-batches of the iteration under way are needed: its workers stop, wherever they are."""
         cells = self._begin.array
         cells[4] = cells[3]
         if self.bound is not None:
@@ -97,39 +97,39 @@ class SubBatches:
         A worker process counts its iterations: when it starts, the loader may have gone on to another one already.
         """
         if self.bound is None:
-            return self.of(self.world)
+            return self.of_worker(self.world)
         world = with_worker(self.world)
         epoch, start, seed, _, _ = self._begin.array.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
         self._iterations += 1
-        is_wanted = self._wanted(self._iterations)
-        return self._sent(self._guarded(epoch, start, world, is_wanted), world.worker, self.bound, is_wanted)
+        is_needed = self._need_of(self._iterations)
+        return self._sent(self._guarded(epoch, start, world, is_needed), world.worker, self.bound, is_needed)
 
-    def of(self, world: World) -> Iterator[Any]:
+    def of_worker(self, world: World) -> Iterator[Any]:
         """Give the parcels of one worker of this process."""
         epoch, start, _, number, _ = self._begin.array.tolist()
-        return self._guarded(epoch, start, world, self._wanted(number))
+        return self._guarded(epoch, start, world, self._need_of(number))
 
-    def _wanted(self, number: int) -> Callable[[], bool]:
+    def _need_of(self, number: int) -> Callable[[], bool]:
         """Return what tells whether an iteration, by its number, is under way."""
         begin = self._begin.array
         return lambda: bool(begin[3] == number and begin[4] < number)
 
-    def _guarded(self, epoch: int, start: int, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
+    def _guarded(self, epoch: int, start: int, world: World, is_needed: Callable[[], bool]) -> Iterator[Any]:
         try:
             steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-            yield from self._parcels(self._sub_batches(steps, world, is_wanted), is_wanted)
+            yield from self._parcels(self._sub_batches(steps, world, is_needed), is_needed)
         except WdsplitError as error:
             yield [Raised(error)]
 
-    def _parcels(self, sub_batches: Iterator[Any], is_wanted: Callable[[], bool]) -> Iterator[list[Any]]:
-        """Give sub-batches together, as long as they are wanted; the first one by itself, so that it comes soon."""
+    def _parcels(self, sub_batches: Iterator[Any], is_needed: Callable[[], bool]) -> Iterator[list[Any]]:
+        """Give sub-batches together, as long as they are needed; the first one by itself, so that it comes soon."""
         for size in chain([1], repeat(self._steps_together)):
             parcel: list[Any] = []
             try:
                 for sub_batch in islice(sub_batches, size):
                     parcel.append(sub_batch)
-                    if not is_wanted():
+                    if not is_needed():
                         return
             except Exception:
                 if parcel:
@@ -139,7 +139,7 @@ class SubBatches:
                 return
             yield parcel
 
-    def _sent(self, parcels: Iterator[Any], worker: int, bound: Bound, is_wanted: Callable[[], bool]) -> Iterator[Any]:
+    def _sent(self, parcels: Iterator[Any], worker: int, bound: Bound, is_needed: Callable[[], bool]) -> Iterator[Any]:
         """Give parcels as they travel from a worker process, and no more ahead than there is room for."""
         ring = self._ring = self._ring or Ring(worker, bound.num_slots)
         ring.restart()
@@ -153,7 +153,7 @@ class SubBatches:
                     yield parcel
                     continue
                 ready, size = travelling(parcel, may_be_large=self._steps_together == 1)
-                if not bound.wait(worker, ring, size, is_wanted):
+                if not bound.wait(worker, ring, size, is_needed):
                     return
                 yield ring.place(ready, size)
         except WdsplitError as error:
@@ -161,11 +161,11 @@ class SubBatches:
         except Exception as error:
             raise _portable(error, type(error)) from error.__cause__
 
-    def _sub_batches(self, steps: Steps, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
+    def _sub_batches(self, steps: Steps, world: World, is_needed: Callable[[], bool]) -> Iterator[Any]:
         blocks = self._blocks(steps, world)
         stages = self.dataset.column_stages() if self.collated else None
         if stages is None:
-            return self._streamed(steps, world, blocks, is_wanted)
+            return self._streamed(steps, world, blocks, is_needed)
         return (self._columnar(block, stages, steps.order.epoch) if len(block) else None for block in blocks)
 
     def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
@@ -185,23 +185,23 @@ class SubBatches:
 
     def _columnar(self, block: Block, stages: list[Any], epoch: int) -> Any:
         """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
-        columns: Any = block.columns(wanted_fields(stages))
+        columns: Any = block.columns(requested_fields(stages))
         for stage in stages:
             columns = None if columns is None else stage.columns(columns)
         if columns is not None:
             return collate_columns(columns)
         counter = _Counter()
         try:
-            return collate(list(self.dataset.through_stages(counter.count([block]), epoch)))
+            return collate(list(self.dataset.apply_stages(counter.count([block]), epoch)))
         except Exception as error:
             raise counter.placed(error) from error.__cause__
 
     def _streamed(
-        self, steps: Steps, world: World, blocks: Iterator[Block], is_wanted: Callable[[], bool]
+        self, steps: Steps, world: World, blocks: Iterator[Block], is_needed: Callable[[], bool]
     ) -> Iterator[Any]:
-        """Give sub-batches sample by sample, as long as they are wanted."""
-        counter = _Counter(is_wanted)
-        stream = self.dataset.through_stages(counter.count(blocks), steps.order.epoch)
+        """Give sub-batches sample by sample, as long as they are needed."""
+        counter = _Counter(is_needed)
+        stream = self.dataset.apply_stages(counter.count(blocks), steps.order.epoch)
         expected = 0
         for step in steps:
             size = len(_own(step, world))
@@ -210,7 +210,7 @@ class SubBatches:
                 sub_batch = list(islice(stream, size))
             except Exception as error:
                 raise counter.placed(error) from error.__cause__
-            if not is_wanted():
+            if not is_needed():
                 return
             if len(sub_batch) != size or counter.given != expected:
                 raise _not_one_to_one(expected - size + len(sub_batch), counter.given, counter.last)
@@ -242,16 +242,16 @@ class Bound:
         self._delivered[worker].release()
 
     def wake(self) -> None:
-        """Let all workers that wait look whether they are wanted; called by the loader's side when they are not."""
+        """Let all workers that wait look whether they are needed; called by the loader's side when they are not."""
         for delivered in self._delivered:
             delivered.release()
 
-    def wait(self, worker: int, ring: Ring, num_bytes: int, is_wanted: Callable[[], bool]) -> bool:
-        """Wait until there is room for a sub-batch; return False if none is wanted any more."""
-        while is_wanted():
+    def wait(self, worker: int, ring: Ring, num_bytes: int, is_needed: Callable[[], bool]) -> bool:
+        """Wait until there is room for a sub-batch; return False if none is needed any more."""
+        while is_needed():
             is_full = not ring.has_room(num_bytes, self._max_bytes)
             if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):
-                if is_wanted():
+                if is_needed():
                     ring.release()
             elif not is_full:
                 return True
@@ -263,10 +263,10 @@ class Bound:
 class _Counter:
     """Counts the samples that the stages have taken, and knows key and URL of the last."""
 
-    def __init__(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, is_needed: Callable[[], bool] = lambda: True) -> None:
         self.given = 0
         self.last: tuple[str, str] | None = None
-        self._is_wanted = is_wanted
+        self._is_wanted = is_needed
 
     def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
         for block in blocks:
@@ -296,19 +296,19 @@ def _own(step: Step, world: World) -> Int64:
     return own
 
 
-def _together(steps: Steps, world: World, most: int) -> Iterator[list[Int64]]:
+def _together(steps: Steps, world: World, max_samples: int) -> Iterator[list[Int64]]:
     """Give a worker's positions of some steps at a time: of one first, so that it comes soon, then of more and more."""
-    held: list[Int64] = []
+    pending: list[Int64] = []
     count, enough = 0, 1
     for step in steps:
-        held.append(_own(step, world))
-        count += len(held[-1])
+        pending.append(_own(step, world))
+        count += len(pending[-1])
         if count >= enough:
-            yield held
-            enough = min(2 * max(enough, count), most)
-            held, count = [], 0
-    if held:
-        yield held
+            yield pending
+            enough = min(2 * max(enough, count), max_samples)
+            pending, count = [], 0
+    if pending:
+        yield pending
 
 
 def _not_one_to_one(given: int, taken: int, last: tuple[str, str] | None) -> PipelineError:

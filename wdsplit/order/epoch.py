@@ -2,11 +2,6 @@
 
 Pure (no I/O). Nothing here depends on ranks, workers or batches, nor on a library's random stream: permutations rank
 items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever.
-
-An epoch is woven from C lanes. Lane c holds the shards pi[c::C], one after another, where pi is the epoch's permutation
-of the shards; position g is the sample at offset g div C of lane g mod C. A shard's samples are visited window by
-window; windows, and the samples in a window, are permuted. A lane that has ended repeats itself from its last sample
-on backwards, flagged as pads: that sample's window is at hand.
 """
 
 from __future__ import annotations
@@ -170,12 +165,17 @@ def visit_order(options: OrderOptions, epoch: int, shard: int, num_samples: int)
     windows = window_order(options, epoch, shard, num_samples)
     if not options.shuffle or not num_samples:
         return np.arange(num_samples)
-    parts = [window_samples(options, epoch, shard, num_samples, int(window)) for window in windows]
-    return np.concatenate(parts)
+    windows_in_order = [window_samples(options, epoch, shard, num_samples, int(window)) for window in windows]
+    return np.concatenate(windows_in_order)
 
 
 class EpochOrder:
     """The order of one epoch.
+
+    An epoch is woven from C lanes. Lane c holds the shards pi[c::C], one after another, where pi is the epoch's
+    permutation of the shards; position g is the sample at offset g div C of lane g mod C. A shard's samples are
+    visited window by window; windows, and the samples in a window, are permuted. A lane that has ended repeats
+    itself from its last sample on backwards, flagged as pads: that sample's window is at hand.
 
     Built in O(shards log shards); a position costs a binary search. Immutable once built.
 
@@ -225,8 +225,8 @@ class EpochOrder:
             return int(self.lane_length.min()), int(self.lane_length.max())
         ordered = np.sort(self.counts)
         fewest, rest = divmod(len(ordered), self.options.lanes)
-        most = fewest + (rest > 0)
-        return int(ordered[:fewest].sum()), int(ordered[len(ordered) - most :].sum())
+        max_shards = fewest + (rest > 0)
+        return int(ordered[:fewest].sum()), int(ordered[len(ordered) - max_shards :].sum())
 
     def _whole_shard_lanes(self, num_shards: int) -> tuple[Int64, Int64]:
         """Return begin and length of lanes of whole shards, in samples of the lane-major sequence."""

@@ -793,28 +793,24 @@ def test_an_iterator_that_was_never_used_leaves_no_process(numbers):
     assert multiprocessing.active_children() == []
 
 
-def two_tensors(sample):
-    return torch.zeros(3), torch.full((1,), sample["__position__"])
-
-
 @pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate], ids=["wdsplit", "torch"])
 def test_samples_of_many_tensors_need_no_file_each(numbers, collate_fn):
     """A process may hold so many files; torch sends each tensor of a list through one."""
     script = f"""
 import resource
 import torch
-from test_loader import two_tensors
 from wdsplit import Dataset, Loader
+
+def nested(sample):
+    return ((torch.zeros(3), torch.full((1,), sample["__position__"])),), sample["__key__"]
+
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150))
-    nested = lambda sample: ((two_tensors(sample),), sample["__key__"])
     collate_fn = {"None" if collate_fn is None else "torch.utils.data.default_collate"}
     loader = Loader(Dataset({numbers!r}, lanes=2).map(nested), 101, num_workers=2, collate_fn=collate_fn)
     print(sum(1 for _ in loader))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 

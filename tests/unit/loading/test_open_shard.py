@@ -165,7 +165,7 @@ def test_a_size_of_twelve_digits_is_read_as_one(tmp_path, is_large):
 
 
 def test_a_process_that_was_forked_does_not_write_into_its_parents_memory():
-    memory = Scratch().of(10)
+    memory = Scratch().at_least(10)
     memory[:6] = b"parent"
     child = multiprocessing.get_context("fork").Process(target=memory.__setitem__, args=(slice(0, 6), b"child!"))
     child.start()

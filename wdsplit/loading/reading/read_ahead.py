@@ -25,7 +25,7 @@ __all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard"]
 
 _REQUEST_BYTES = 12 * 1024**2
 """Ranges that lie side by side are fetched by one request, up to so many bytes."""
-_LEAST_KEPT_BYTES = 1024**2
+_MIN_KEPT_BYTES = 1024**2
 _PAGE_BYTES = 2 * 1024**2
 """A huge page: the system gives memory in pages of this size, if it can, a hundred times as fast as in small ones."""
 
@@ -52,11 +52,11 @@ class _Memory:
             is_urgent: Whether they need not wait for room.
             fill: Fills memory with them.
         """
-        room = num_bytes if num_bytes < _LEAST_KEPT_BYTES else -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        room = num_bytes if num_bytes < _MIN_KEPT_BYTES else -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         self._wait(room, is_urgent)
         memory = None
         try:
-            if num_bytes >= _LEAST_KEPT_BYTES:
+            if num_bytes >= _MIN_KEPT_BYTES:
                 memory = self._pages(room)
                 room = len(memory)
             array = np.empty(num_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8, num_bytes)

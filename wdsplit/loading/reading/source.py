@@ -27,11 +27,11 @@ from wdsplit.urls import shown_url
 
 __all__ = ["Access", "AnySource", "BlockReader", "Source"]
 
-_LEAST_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
+_MIN_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
-_LEAST_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
+_MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 """Fewer samples at once where their windows are held in memory: the sooner those are free for what is to come."""
-_LEAST_CONNECTIONS = 4
+_MIN_CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Access:
 
     Attributes:
         storage_options: How to reach a remote store.
-        read_ahead_bytes: Bytes that all workers of a rank fetch before they are wanted, together; of a remote dataset.
+        read_ahead_bytes: Bytes that all workers of a rank fetch before they are needed, together; of a remote dataset.
         connections: Requests that they have under way at the same time, together.
         cache: Keeps the shards on the node's own disk.
     """
@@ -62,19 +62,19 @@ class Access:
             window_bytes: Bytes of the windows that it holds.
             shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
         """
-        num_connections = max(_LEAST_CONNECTIONS, self.connections // num_workers)
+        num_connections = max(_MIN_CONNECTIONS, self.connections // num_workers)
         num_bytes = self.read_ahead_bytes // num_workers
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
         return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
 
-    def open_shard(self, storage: Storage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True) -> OpenShard:
+    def open_shard(self, storage: Storage, shard: Shard, is_needed: Callable[[], bool] = lambda: True) -> OpenShard:
         """Open a shard, from the cache if there is one with room for it.
 
         Raises:
-            StorageError: It is not wanted any more; nobody hears of that.
+            StorageError: It is not needed any more; nobody hears of that.
         """
-        opened = None if self.cache is None else self.cache.open(storage, shard, is_wanted)
-        if opened is None and not is_wanted():
+        opened = None if self.cache is None else self.cache.open(storage, shard, is_needed)
+        if opened is None and not is_needed():
             raise StorageError("a shard is not wanted any more", place=f"{storage.url}/{shard.path}")
         if self.cache is None or opened is None:
             return open_shard(storage, shard)
@@ -143,7 +143,7 @@ class Source:
         url: The dataset's folder.
         manifest: Its manifest.
         options: The order's options.
-        fields: The fields that are wanted; None for all.
+        fields: The fields to read; None for all.
         access: How the dataset is reached.
 
     Raises:
@@ -215,7 +215,7 @@ class Source:
         if not self.is_ahead:
             ahead = None
         if ahead is not None:
-            opener = partial(opener, is_wanted=_while_kept(ahead))
+            opener = partial(opener, is_needed=_while_kept(ahead))
         return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead)
 
     def storage(self) -> Storage:
@@ -226,8 +226,8 @@ class Source:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
         is_streamed = self.is_ahead and self.access.cache is None
-        least, num_bytes = (_LEAST_FETCHED, _BYTES_FETCHED) if is_streamed else (_LEAST_AT_ONCE, _BYTES_AT_ONCE)
-        return max(least, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
+        min_samples, num_bytes = (_MIN_FETCHED, _BYTES_FETCHED) if is_streamed else (_MIN_AT_ONCE, _BYTES_AT_ONCE)
+        return max(min_samples, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""

@@ -182,8 +182,9 @@ def weave(
 
     placed = [(_spaced(places), sub_batch) for places, sub_batch in sub_batches]
 
-    def woven(of: Callable[[Any], Column], name: str) -> Any:
-        column = _weave_column([(places, of(sub_batch)) for places, sub_batch in placed], size, pin, borrowed, name)
+    def woven(column_of: Callable[[Any], Column], name: str) -> Any:
+        columns = [(places, column_of(sub_batch)) for places, sub_batch in placed]
+        column = _weave_column(columns, size, pin, borrowed, name)
         return column if isinstance(column, list) else _delivered(column, output, name)
 
     if isinstance(first, dict):
@@ -334,7 +335,7 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
 
 
 def _delivered(column: Any, output: Output, name: str) -> Any:
-    """Return a tensor or an array as what is wanted, of the same memory."""
+    """Return a tensor or an array as what is needed, of the same memory."""
     if _is_tensor(column) == (output == "torch"):
         return column
     if output == "numpy":

@@ -86,17 +86,17 @@ class Ring:
     def restart(self) -> None:
         """Begin another iteration: parcels of the one before may never have been taken, and segments with them."""
         self._announced: set[int] = set()
-        self._held: deque[tuple[int, int]] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()
         self._free = list(reversed(range(len(self._slots))))
 
     def has_room(self, num_bytes: int, max_bytes: int) -> bool:
         """Tell whether a parcel may be placed so that all under way hold at most some bytes; one always may."""
-        held = sum(size for _, size in self._held)
-        return not self._held or (bool(self._free) and held + num_bytes <= max_bytes)
+        in_flight = sum(size for _, size in self._in_flight)
+        return not self._in_flight or (bool(self._free) and in_flight + num_bytes <= max_bytes)
 
     def release(self) -> None:
         """Take note that the oldest parcel was copied. Its segment is the next to be used, so that few are."""
-        slot, _ = self._held.popleft()
+        slot, _ = self._in_flight.popleft()
         self._free.append(slot)
 
     def place(self, parcel: list[Any] | bytes, num_bytes: int) -> Placed:
@@ -108,7 +108,7 @@ class Ring:
         pieces = _Pieces()
         layout: Any = pieces.add_bytes(parcel) if isinstance(parcel, bytes) else list(map(pieces.add_sub_batch, parcel))
         slot = self._free.pop()
-        self._held.append((slot, num_bytes))
+        self._in_flight.append((slot, num_bytes))
         segment = self._slots[slot]
         if segment is None or len(segment) < pieces.num_bytes:
             size = int(_GROWTH * pieces.num_bytes) + _ALIGNMENT

@@ -104,7 +104,7 @@ class _Queue:
         self._closed = False
 
     def put(self, sub_batch: Any) -> bool:
-        """Add a sub-batch when there is room; return False if none are wanted any more."""
+        """Add a sub-batch when there is room; return False if none are needed any more."""
         size = num_bytes(sub_batch)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._has_room(size))
@@ -138,7 +138,7 @@ class _Queue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say that no sub-batch is wanted any more."""
+        """Say that no sub-batch is needed any more."""
         with self._changed:
             self._closed = True
             self._sub_batches.clear()
