@@ -39,7 +39,7 @@ _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _READ_BYTES = 8 * 1024**2
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
 
-_told: dict[tuple[str, str], object] = {}
+_warned: dict[tuple[str, str], object] = {}
 """What this process has warned of: the cache's folder, and the kind of trouble."""
 
 
@@ -202,7 +202,7 @@ class ShardCache:
     def _warn(self, kind: str, text: str) -> None:
         """Warn once in this process of one kind of trouble with this cache."""
         mine = object()
-        if _told.setdefault((str(self.path), kind), mine) is mine:
+        if _warned.setdefault((str(self.path), kind), mine) is mine:
             logger.warning("cache %s: %s", self.path, text)
 
 
