@@ -51,7 +51,7 @@ def fetched(place):
 FIELDS = st.sampled_from([None, ["jpg"], ["cls", "json"], []])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(archives(min_samples=1), min_size=1, max_size=4), st.booleans(), FIELDS, st.data())
 def test_windows_that_are_read_together_are_those_read_alone(tmp_path_factory, built, is_large, fields, data):
     folder = tmp_path_factory.mktemp("shards")
