@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from orders import GOLDEN_RATIO, epoch_order, mixed, options, slow_hash_stream
@@ -428,6 +428,7 @@ def test_epochs_that_are_not_shuffled_are_all_the_same():
 # Large
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 2**47), min_size=1, max_size=8), st.integers(1, 2000), st.integers(0, 2**62), st.data())
 def test_counts_of_fifty_bits_are_exact(counts, lanes, epoch, data):
     sizes = [data.draw(st.integers(1, MAX_MIXED_SAMPLES)) for _ in counts]
