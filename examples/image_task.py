@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import wdsplit
-from wdsplit.loading.world import detect_rank
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
 
@@ -115,7 +114,7 @@ def join_group() -> torch.device:
 
     Ranks come from torchrun, or from `srun`; started with plain `python`, a process is the only rank.
     """
-    device, world = choose_device(), detect_rank()
+    device, world = choose_device(), wdsplit.detect_rank()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     alone = world.world_size == 1 and "MASTER_ADDR" not in os.environ
     meeting_point = "tcp://127.0.0.1:0" if alone else "env://"
@@ -125,7 +124,7 @@ def join_group() -> torch.device:
 
 def say(line: str) -> None:
     """Print a line, on one rank only."""
-    if detect_rank().rank == 0:
+    if wdsplit.detect_rank().rank == 0:
         print(line, flush=True)
 
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from wdsplit.loading.epoch_shard_list import EpochShardList
     from wdsplit.loading.loader import Loader
     from wdsplit.loading.mix import mix
+    from wdsplit.loading.stages.decoders import decode_sample_stage
     from wdsplit.loading.stages.images import resized
+    from wdsplit.loading.world import detect_rank
 
 __all__ = [
     "ConvertError",
@@ -63,6 +65,8 @@ __all__ = [
     "convert",
     "convert_share",
     "convert_splits",
+    "decode_sample_stage",
+    "detect_rank",
     "index_tars",
     "mix",
     "plan_shares",
@@ -85,6 +89,8 @@ _LAZY = {
     "convert": "wdsplit.conversion.convert",
     "convert_share": "wdsplit.conversion.shares",
     "convert_splits": "wdsplit.conversion.convert",
+    "decode_sample_stage": "wdsplit.loading.stages.decoders",
+    "detect_rank": "wdsplit.loading.world",
     "index_tars": "wdsplit.conversion.adopt_tars",
     "mix": "wdsplit.loading.mix",
     "plan_shares": "wdsplit.conversion.shares",

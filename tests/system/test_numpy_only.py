@@ -75,6 +75,6 @@ def as_longdouble(sample):
 
 
 def test_an_unknown_output_is_refused(numbers):
-    with pytest.raises(InputError, match="the loader's arguments cannot be") as caught:
+    with pytest.raises(InputError, match="invalid Loader arguments") as caught:
         Loader(Dataset(numbers), 8, output="jax")
     assert "output = 'jax'" in caught.value.found

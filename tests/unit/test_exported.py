@@ -35,6 +35,8 @@ PUBLIC = [
     "convert",
     "convert_share",
     "convert_splits",
+    "decode_sample_stage",
+    "detect_rank",
     "index_tars",
     "mix",
     "plan_shares",

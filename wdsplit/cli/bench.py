@@ -164,7 +164,7 @@ def _figures(loader: wdsplit.Loader, measured: _Measured) -> dict[str, Any]:
         "samples_per_s": _ratio(measured.samples, measured.seconds),
         "bytes_per_s": _ratio(num_bytes, measured.seconds),
         "windows_read": made.windows_read,
-        "windows_held": made.windows_held,
+        "windows_reused": made.windows_reused,
         "read_amplification": _ratio(made.windows_read, needed),
         "wait_share": made.wait_share,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
@@ -184,7 +184,7 @@ def _summary(url: str, found: dict[str, Any]) -> str:
         f"{found['seconds']:.2f} s",
         f"{found['samples_per_s']:,.0f} samples/s, {human_bytes(found['bytes_per_s'])}/s; first batch after "
         f"{found['first_batch_s']:.2f} s",
-        f"windows: {found['windows_read']:,} read, {found['windows_held']:,} times at hand; each was read "
+        f"windows: {found['windows_read']:,} read, {found['windows_reused']:,} times at hand; each was read "
         f"{found['read_amplification']:.2f} times on average",
         f"waited for batches {found['wait_share']:.0%} of the time",
         f"memory at most: {human_bytes(found['peak_bytes'])}"

@@ -13,26 +13,30 @@ import multiprocessing.context
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from webdataset.compat import FluidInterface
 from webdataset.pipeline import DataPipeline
 
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
+from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.lookup import find_sample
-from wdsplit.loading.reading.source import Access, AnySource, Source, access_of
+from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import detect_rank, knows_rank, with_worker
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
-from wdsplit.order.epoch import OrderOptions, Tail
+from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, Steps, World, whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
 
@@ -103,12 +107,12 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         world_size: The number of ranks; detected if None. `rank=0, world_size=1` switches the split off.
         group: A torch process group, DeviceMesh or slice of one, whose ranks count instead of all: ranks that hold the
             same data-parallel place get the same samples.
-        fields: The fields that are wanted; only they are read. None for all.
+        fields: The fields to read; None for all.
         limit: Only the first samples of the dataset, so many, to try a program out: to all else they are the whole
             dataset. None, or more than there are, for all.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
-        read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are wanted,
+        read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are needed,
             together.
         connections: The requests that they have under way at the same time, together.
         cache_dir: A folder of the node's own disk, which keeps the shards of a remote dataset for all processes of the
@@ -121,58 +125,42 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         InputError: An option cannot be.
     """
 
+    @with_flat_signature
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        seed: int = 0,
-        shuffle: bool = True,
-        tail: Tail = "pad",
-        lanes: int | None = None,
         window: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        group: Any = None,
-        fields: Sequence[str] | None = None,
         limit: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        read_ahead_bytes: int = Access.read_ahead_bytes,
-        connections: int = Access.connections,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int | str | None = None,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(
-                "the path of a dataset cannot be",
+                "invalid path of a dataset",
                 expected="a folder that wdsplit convert or wdsplit index has written",
                 found=type(path).__name__,
                 remedy="for several datasets use wdsplit.mix, for existing tars wdsplit index",
             )
-        access = access_of(storage_options, read_ahead_bytes, connections, cache_dir, cache_size)
+        window = whole(window)
+        chosen = checked_options(options, window)
+        access = access_of(chosen)
         manifest = read_manifest(access.storage(str(path)))
         if limit is not None:
             manifest = first_samples(manifest, whole(limit))
-        options = OrderOptions(
-            whole(seed),
-            bool(shuffle),
-            manifest.lanes if lanes is None else whole(lanes),
-            manifest.window if window is None else whole(window),
-            tail,
+        order = OrderOptions(
+            chosen["seed"],
+            chosen["shuffle"],
+            chosen["lanes"] or manifest.lanes,
+            window or manifest.window,
+            chosen["tail"],
         )
-        source = Source(str(path), manifest, options, fields, access)
-        self._begin_with(source, rank, world_size, group)
+        self._begin_with(Source(str(path), manifest, order, chosen["fields"], access), chosen)
 
-    def _begin_with(self, source: AnySource, rank: int | None, world_size: int | None, group: Any) -> None:
+    def _begin_with(self, source: AnySource, options: DatasetOptions) -> None:
         super().__init__(source)
-        if group is not None and (rank is not None or world_size is not None):
-            raise InputError(
-                "rank and world_size do not go with a group",
-                expected="either",
-                found=f"rank {rank}, world_size {world_size} and a group",
-                remedy="leave out group= to say it yourself, or rank= and world_size= to have it detected",
-            )
+        rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
-        self._group = group
+        self._group = options["group"]
         self._epoch = SharedEpoch()
 
     @property
@@ -190,11 +178,11 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """
         return self._single("a manifest").manifest
 
-    def _single(self, wanted: str) -> Source:
+    def _single(self, what: str) -> Source:
         source = self.source
         if not isinstance(source, Source):
             raise InputError(
-                f"a mixture has not {wanted} of its own",
+                f"a mixture has not {what} of its own",
                 place=source.url,
                 remedy="open the dataset that you mean with wdsplit.Dataset",
             )
@@ -237,16 +225,16 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         Raises:
             TopologyError: The dataset was opened for another one, or there is no such rank.
         """
-        told = World(whole(rank), whole(world_size))
-        if (self._rank is not None or self._group is not None) and self.world() != told:
+        given = World(whole(rank), whole(world_size))
+        if (self._rank is not None or self._group is not None) and self.world() != given:
             raise TopologyError(
                 "the dataset was opened for another rank",
-                expected=f"rank {told.rank} of {told.world_size}",
+                expected=f"rank {given.rank} of {given.world_size}",
                 found=f"rank {self.world().rank} of {self.world().world_size}",
                 remedy="leave out rank=, world_size= and group=",
             )
         dataset: Dataset = self.compose()
-        dataset._rank, dataset._group = told, None
+        dataset._rank, dataset._group = given, None
         return dataset
 
     def order(self, epoch: int | None = None) -> AnyOrder:
@@ -266,9 +254,9 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         announce(self, world)
         staged = self.compose()
         staged.pipeline[1:] = [resumable(stage, self.invoke) for stage in self.pipeline[1:]]
-        return Iteration(self.source, self.epoch, world, staged.pipeline[1:], staged.through_stages)
+        return Iteration(self.source, self.epoch, world, staged.pipeline[1:], staged.apply_stages)
 
-    def through_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
+    def apply_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
         """Give what the stages after the source make of samples of an epoch.
 
         Raises:
@@ -324,7 +312,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     ) -> Dataset:
         """Decode the fields of each sample by their names, as webdataset's `decode` does, but unpickle nothing unasked.
 
-        `help(wdsplit.loading.stages.decoders.decode_sample_stage)` describes the rest.
+        `help(wdsplit.decode_sample_stage)` describes the rest.
 
         Args:
             handlers: Names of image formats (`pil`, `rgb8`, `torchrgb`, ...), or functions of name and bytes.

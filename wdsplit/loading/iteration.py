@@ -1,12 +1,7 @@
 """An iteration of a dataset: what is left of an epoch, and how far it has got.
 
-Composition of a source's order and reader and the stages after it. All that is kept is how many samples the stages have
-taken; from the epoch and this number everything else is made again, by arithmetic. So an iteration has the `state_dict`
-and `load_state_dict` that torchdata's StatefulDataLoader asks of the iterator of a dataset, in this process as in each
-of its workers. The dataset itself has no state: what it is set to, its epoch, is the caller's.
-
-The number tells where to go on only if no stage holds samples back between two items. Stages that do are known by name
-or found out by counting what goes into them and what comes out, and no state is given then.
+Its state is the number of samples that the stages have taken: the rest follows from the epoch by arithmetic. Stages
+that hold samples back between two items have no such state; they are known by name, or by counting what they take.
 """
 
 from __future__ import annotations
@@ -99,7 +94,7 @@ def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
     """
     name = _name_in_webdataset(stage)
     if name == "batched":
-        return _Batched.of(stage) or stage
+        return _Batched.from_stage(stage) or stage
     if isinstance(stage, _ONE_TO_ONE) or name in _HOLD_NOTHING or name in _UNRESUMABLE:
         return stage
     return _Watched(stage, invoke)
@@ -120,7 +115,7 @@ class _Batched:
     partial: bool
 
     @classmethod
-    def of(cls, stage: filters.FilterFunction) -> _Batched | None:
+    def from_stage(cls, stage: filters.FilterFunction) -> _Batched | None:
         """Return the same as a stage of webdataset's, unless its size cannot be: it will say so itself."""
         bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
         bound.apply_defaults()
@@ -142,7 +137,7 @@ class _Count:
     def __init__(self) -> None:
         self.number = 0
 
-    def of(self, samples: Iterable[Any]) -> Iterator[Any]:
+    def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Give the samples, and count each before it goes."""
         for sample in samples:
             self.number += 1
@@ -165,7 +160,7 @@ class _Watched:
 
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
         self.taken, self.given = _Count(), _Count()
-        return self.given.of(self._invoke(self._stage, self.taken.of(samples)))
+        return self.given.counted(self._invoke(self._stage, self.taken.counted(samples)))
 
     def refuse_held_items(self) -> None:
         """Raise StateError unless as many items came out as went in."""
@@ -211,7 +206,7 @@ class Iteration(Iterator[Any]):
         epoch: The epoch.
         world: Which of all readers this is.
         stages: The stages, as `resumable` returns them.
-        through: Applies them to samples of an epoch.
+        apply_stages: Applies them to samples of an epoch.
     """
 
     def __init__(
@@ -220,12 +215,12 @@ class Iteration(Iterator[Any]):
         epoch: int,
         world: World,
         stages: Sequence[Any],
-        through: Callable[[Iterator[Any], int], Iterator[Any]],
+        apply_stages: Callable[[Iterator[Any], int], Iterator[Any]],
     ) -> None:
         self._source = source
         self._world = world
         self._stages = stages
-        self._through = through
+        self._apply_stages = apply_stages
         _warn_of_dropped_samples(source, world, stages)
         self._begin(epoch, 0)
 
@@ -239,7 +234,7 @@ class Iteration(Iterator[Any]):
         reader = self._source.reader(order, self._world)
         lists = chain.from_iterable(block.lists() for block in reader.blocks(chain([first], chunks)))
         self._epoch, self._taken, self._is_over = epoch, _Taken(lists, taken), not len(first)
-        self._items = self._through(self._taken.samples(), epoch)
+        self._items = self._apply_stages(self._taken.samples(), epoch)
         return 0
 
     def __next__(self) -> Any:
@@ -336,7 +331,7 @@ def _after(chunks: Iterator[Int64], taken: int) -> tuple[Int64, int]:
 
 def _unresumable(name: str, why: str) -> StateError:
     return StateError(
-        "the state of an iteration cannot be told, because it could not be resumed exactly",
+        "this iteration has no state: it could not be resumed exactly",
         place=f"stage {name}",
         expected="stages that hold nothing between two items, such as map, select and batched",
         found=why,

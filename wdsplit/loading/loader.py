@@ -1,32 +1,32 @@
 """The loader: one rank's batches, the same on any topology, with a state that resumes anywhere.
 
-Composition of the dataset and its workers, threads or torch's worker processes. Each worker makes its part of every
-step, a sub-batch; this process weaves the parts of a step into the batch, so the number of workers does not change it.
-
-Only what cannot do without torch imports it: worker processes, and batches of tensors.
+Composition of the dataset and its workers, threads or torch's worker processes. Each worker makes a sub-batch of every
+step; this process weaves them into the batch. Only what cannot do without torch imports it.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import multiprocessing
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
-import numpy as np
-
 from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
+from wdsplit.loading.batches import Batches, SubBatch
 from wdsplit.loading.dataset import Dataset, announce, checked_epoch
+from wdsplit.loading.epoch_progress import EpochProgress
 from wdsplit.loading.running import Running
 from wdsplit.loading.transport.collate import Output, weave
 from wdsplit.loading.transport.counters import Clock, Statistics
 from wdsplit.loading.transport.thread_workers import Threads
-from wdsplit.loading.worker import Parts
-from wdsplit.order.split import Step, Steps, World, whole, worker_of
+from wdsplit.loading.worker import SubBatches
+from wdsplit.order.split import Steps, World, whole
 from wdsplit.order.state import State, dump_state, parse_state
 
 __all__ = ["Loader"]
@@ -54,8 +54,8 @@ class Loader:
         collate_fn: Makes a batch from the list of its samples, in this process.
         pin_memory: Put tensors into pinned memory, for copies to a GPU that do not block.
         prefetch_factor: Steps that each worker works ahead; up to 8 times as many where samples are small and go
-            through no stages of your own, because small parts of batches travel together.
-        prefetch_bytes: Bytes that the parts made ahead by all workers may hold together; each may always make one.
+            through no stages of your own, because small sub-batches travel together.
+        prefetch_bytes: Bytes that the sub-batches made ahead by all workers may take; each may always make one.
         persistent_workers: Keep the worker processes from one epoch to the next.
         multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`, or a context; None
             for Python's default.
@@ -82,53 +82,36 @@ class Loader:
         multiprocessing_context: str | BaseContext | None = None,
         output: Output | None = None,
     ) -> None:
-        batch_size, num_workers, prefetch_factor = whole(batch_size), whole(num_workers), whole(prefetch_factor)
-        problems = []
+        counts = {
+            "batch_size": whole(batch_size),
+            "num_workers": whole(num_workers),
+            "prefetch_factor": whole(prefetch_factor),
+            "prefetch_bytes": whole(prefetch_bytes),
+        }
         context = multiprocessing_context
         method = context.get_start_method() if isinstance(context, BaseContext) else context
-        if method is not None and method not in multiprocessing.get_all_start_methods():
-            known = ", ".join(multiprocessing.get_all_start_methods())
-            problems.append(f"multiprocessing_context = {context!r}: expected one of {known}")
-        if workers not in ("process", "thread"):
-            problems.append(f"workers = {workers!r}: expected 'process' or 'thread'")
-        elif workers == "thread" and context is not None:
-            problems.append(f"multiprocessing_context = {context!r}: expected None for threads")
-        if output not in (None, "torch", "numpy"):
-            problems.append(f"output = {output!r}: expected 'torch' or 'numpy'")
-        if not isinstance(dataset, Dataset):
-            problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")
-        for name, value, low in (
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
-            ("prefetch_factor", prefetch_factor, 1),
-            ("prefetch_bytes", whole(prefetch_bytes), 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                problems.append(f"{name} = {value!r}: expected an integer of at least {low}")
+        problems = [*_wrong_choices(dataset, workers, output, method), *_wrong_counts(counts)]
         if problems:
-            raise InputError("the loader's arguments cannot be", found="; ".join(problems))
+            raise InputError("invalid Loader arguments", found="; ".join(problems))
         dataset.check_one_to_one()
         has_torch = importlib.util.find_spec("torch") is not None
         if not has_torch and (output == "torch" or (num_workers and workers == "process")):
             raise _needs_torch("tensors" if output == "torch" else "worker processes")
         self.output: Output = output or ("torch" if has_torch else "numpy")
         self.dataset = dataset
-        self.batch_size = batch_size
-        self.num_workers = num_workers
+        self.batch_size: int = counts["batch_size"]
+        self.num_workers: int = counts["num_workers"]
         self.collate_fn = collate_fn
         self.pin_memory = pin_memory and self.output == "torch" and _has_cuda()
-        self.prefetch_factor = prefetch_factor
-        self.prefetch_bytes = whole(prefetch_bytes)
+        self.prefetch_factor: int = counts["prefetch_factor"]
+        self.prefetch_bytes: int = counts["prefetch_bytes"]
         self.workers = workers
         self.persistent_workers = persistent_workers and num_workers > 0 and workers == "process"
         self.multiprocessing_context = method
-        self._next = State(dataset.epoch, 0)
-        self._reached: State | None = None
-        self._epochs_set = dataset.epochs_set
-        self._parts: Parts | None = None
+        self._progress = EpochProgress(dataset)
+        self._sub_batches: SubBatches | None = None
         self._workers: Iterable[Any] | None = None
-        self._current: weakref.ref[_Iteration] | None = None
-        self._heard = False
+        self._running: weakref.ref[Running] | None = None
         self._clock = Clock()
         self._counted = [0, 0, 0, 0]
         self._lengths: dict[World, int] = {}
@@ -136,8 +119,7 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch of the iteration under way, else of the next one."""
-        start, current = self._start(), self._iteration()
-        return current.epoch if current is not None and self._heard and not current.ended else start.epoch
+        return self._progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch.
@@ -145,16 +127,7 @@ class Loader:
         Raises:
             InputError: The epoch is negative or no integer.
         """
-        epoch = checked_epoch(epoch)
-        self._start()
-        self._go_to(epoch)
-
-    def _go_to(self, epoch: int) -> None:
-        """Choose an epoch; what an iteration of another one delivers does not count any more."""
-        if self._next.epoch != epoch:
-            self._next = State(epoch, 0)
-        if self._reached is not None and self._reached.epoch != epoch:
-            self._reached, self._heard = None, False
+        self._progress.choose_epoch(checked_epoch(epoch))
 
     @property
     def step(self) -> int:
@@ -162,7 +135,7 @@ class Loader:
 
         After a resume with another global batch, a position may lie between two steps: then those that are left count.
         """
-        return self._step_at(self._state())
+        return self._step_at(self._progress.state)
 
     def _step_at(self, state: State) -> int:
         """Return how many steps of its epoch a state has behind it: all but those that are left."""
@@ -175,7 +148,7 @@ class Loader:
         world = self.dataset.world()
         length = self._lengths.get(world)
         if length is None:
-            length = len(Steps(self.dataset.order(self._start().epoch), world, self.batch_size))
+            length = len(Steps(self.dataset.order(self._progress.start.epoch), world, self.batch_size))
             if self.dataset.options.tail != "uneven":  # the same in every epoch
                 self._lengths[world] = length
         return length
@@ -188,7 +161,7 @@ class Loader:
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
         dataset = self.dataset
-        return dump_state(self._state(), dataset.source.fingerprint, dataset.options, dataset.world())
+        return dump_state(self._progress.state, dataset.source.fingerprint, dataset.options, dataset.world())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
@@ -206,112 +179,116 @@ class Loader:
                 found=str(state.position),
                 remedy="the state is damaged: use an earlier checkpoint",
             )
-        self._start()
-        self._next, self._reached, self._heard = state, None, False
+        self._progress.resume(state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the workers out of a copy: it starts its own."""
-        return {**self.__dict__, "_parts": None, "_workers": None, "_current": None}
+        progress = copy.copy(self._progress)
+        return {**self.__dict__, "_progress": progress, "_sub_batches": None, "_workers": None, "_running": None}
 
     def __repr__(self) -> str:
         return f"Loader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
     def _start(self) -> State:
-        """Return where the next iteration begins; `set_epoch` may have been called on the dataset."""
-        if self.dataset.epochs_set != self._epochs_set:
-            self._epochs_set = self.dataset.epochs_set
-            self._go_to(self.dataset.epoch)
-        return self._next
-
-    def _state(self) -> State:
-        """Return how far this loader has got: in the iteration that counts, else where the next one begins."""
-        start = self._start()
-        return self._reached or start
-
-    def _iteration(self) -> _Iteration | None:
-        return self._current() if self._current is not None else None
+        """Return where the next iteration begins."""
+        return self._progress.start
 
     def __iter__(self) -> Iterator[Any]:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
-        begin, world = self._start(), self.dataset.world()
-        steps = Steps(self.dataset.order(begin.epoch), world, self.batch_size, begin.position)
+        start, world = self._start(), self.dataset.world()
+        steps = Steps(self.dataset.order(start.epoch), world, self.batch_size, start.position)
         announce(self.dataset, world, self.num_workers)
-        if not len(steps) and not begin.position:
+        if not len(steps) and not start.position:
             logger.warning(
                 "%s: there are no batches: %d samples are fewer than a global batch of %d, and tail='drop' drops them",
                 self.dataset.source.url,
                 self.dataset.source.num_samples,
                 self.batch_size * world.world_size,
             )
-        iteration = _Iteration(self, begin.epoch, steps, self._begin(begin, world), self._clock)
-        self._current, self._heard = weakref.ref(iteration), True
-        self._next, self._reached = State(begin.epoch, 0), begin
-        if not len(steps):
-            self._next = self._reached = State(begin.epoch + 1, 0)
-        return iteration
+        running = self._begin(start, world)
+        self._running = weakref.ref(running)
+        assemble = partial(self._assembled, running.lends)
+        batches = Batches(start.epoch, steps, running, assemble, self._progress, self._clock)
+        self._progress.begin(batches, start, is_empty=not len(steps))
+        return batches
 
-    def _delivered(self, iteration: _Iteration, state: State, last: bool) -> None:
-        """Take note that an iteration has delivered a batch; one that another has followed does not count."""
-        if self._heard and self._iteration() is iteration:
-            self._reached = state
-            if last:
-                self._next = state
-
-    def _failed(self, iteration: _Iteration) -> None:
-        """Take note that an iteration has ended its workers after an error; they may serve another one by now."""
-        if self._iteration() is iteration:
-            self._workers = None
+    def _assembled(self, borrowed: bool, sub_batches: Sequence[SubBatch], size: int) -> Any:
+        """Return a batch of so many samples; `borrowed` sub-batches lie in memory that will be used again."""
+        if self.collate_fn is None:
+            return weave(sub_batches, size, self.pin_memory, borrowed, self.output)
+        samples: list[Any] = [None] * size
+        for places, sub_batch in sub_batches:
+            for place, sample in zip(places.tolist(), sub_batch, strict=True):
+                samples[place] = sample
+        return self.collate_fn(samples)
 
     def statistics(self) -> Statistics:
         """Return what this loader has delivered so far, and whether it or its consumer is the bottleneck."""
-        made = [0] * 4 if self._parts is None else self._parts.counters.total()
-        samples, num_bytes, windows_read, windows_held = (a + b for a, b in zip(self._counted, made, strict=True))
+        made = [0] * 4 if self._sub_batches is None else self._sub_batches.counters.total()
+        samples, num_bytes, windows_read, windows_reused = (a + b for a, b in zip(self._counted, made, strict=True))
         clock = self._clock
         times = clock.wait_s, clock.compute_s
-        return Statistics(clock.batches, clock.samples, num_bytes, windows_read, windows_held, *times, samples)
+        return Statistics(clock.batches, clock.samples, num_bytes, windows_read, windows_reused, *times, samples)
 
-    def _begin(self, begin: State, world: World) -> Running:
-        """Begin to make the workers' parts: step by step, worker by worker."""
-        current = self._iteration()
-        if current is not None and self.persistent_workers:
-            current.parts.supersede()
-        running = getattr(getattr(self._workers, "_iterator", None), "_workers", ())
-        if not all(process.is_alive() for process in running):
-            self._workers = None
-        if self._parts is None or self._workers is None or not self.persistent_workers or self._parts.world != world:
-            if self._parts is not None:
-                self._counted = [a + b for a, b in zip(self._counted, self._parts.counters.total(), strict=True)]
-            collated = self.collate_fn is None
-            self._parts = Parts(self.dataset, self.batch_size, world, self.num_workers, collated, self.prefetch_bytes)
-            self._workers = None if self._is_threaded else self._worker_parts(self._parts)
-        self._parts.begin(begin.epoch, begin.position)
+    def _begin(self, start: State, world: World) -> Running:
+        """Begin to make the workers' sub-batches: step by step, worker by worker."""
+        running = self._running() if self._running is not None else None
+        if running is not None and self.persistent_workers:
+            running.supersede()
+        sub_batches, workers = self._ready_workers(world)
+        sub_batches.begin(start.epoch, start.position)
         try:
-            parts = iter(self._workers) if self._workers is not None else self._threads(self._parts)
+            parcels = self._threads(sub_batches) if workers is None else iter(workers)
         except BaseException as error:
             self._workers = None
             if self.num_workers and isinstance(error, (AttributeError, TypeError, pickle.PicklingError)):
                 raise _not_sent(error) from error
             raise
-        return Running(parts, self._parts, self.persistent_workers, max(1, self.num_workers))
+        forget = partial(self._forget, workers)
+        return Running(parcels, sub_batches, self.persistent_workers, max(1, self.num_workers), forget)
+
+    def _ready_workers(self, world: World) -> tuple[SubBatches, Iterable[Any] | None]:
+        """Return what workers make, and the workers: those of the last iteration if they stay and live, else new ones.
+
+        Threads are always new, so there are none to return.
+        """
+        processes = getattr(getattr(self._workers, "_iterator", None), "_workers", ())
+        if not all(process.is_alive() for process in processes):
+            self._workers = None
+        kept = self._sub_batches
+        if kept is not None and kept.world == world and self._workers is not None and self.persistent_workers:
+            return kept, self._workers
+        if kept is not None:
+            self._counted = [a + b for a, b in zip(self._counted, kept.counters.total(), strict=True)]
+        collated = self.collate_fn is None
+        made = SubBatches(self.dataset, self.batch_size, world, self.num_workers, collated, self.prefetch_bytes)
+        self._sub_batches, self._workers = made, None if self._is_threaded else self._parcels_of_workers(made)
+        return made, self._workers
+
+    def _forget(self, workers: Iterable[Any] | None) -> None:
+        """Take note that workers have ended after an error, unless others have taken their place by now."""
+        if self._workers is workers:
+            self._workers = None
 
     @property
     def _is_threaded(self) -> bool:
         return self.workers == "thread" and self.num_workers > 0
 
-    def _threads(self, parts: Parts) -> Threads:
+    def _threads(self, sub_batches: SubBatches) -> Threads:
         """Start a thread for each worker."""
-        rank, world_size, num_workers = parts.world.rank, parts.world.world_size, self.num_workers
+        rank, world_size, num_workers = sub_batches.world.rank, sub_batches.world.world_size, self.num_workers
         worlds = [World(rank, world_size, worker, num_workers) for worker in range(num_workers)]
-        return Threads(list(map(parts.of, worlds)), self.prefetch_factor, self.prefetch_bytes // num_workers)
+        parcels = [sub_batches.of_worker(world) for world in worlds]
+        return Threads(parcels, self.prefetch_factor, self.prefetch_bytes // num_workers)
 
-    def _worker_parts(self, parts: Parts) -> Iterable[Any]:
-        """Return the parts of all workers in turn; worker processes start when it is iterated."""
+    def _parcels_of_workers(self, sub_batches: SubBatches) -> Iterable[Any]:
+        """Return the sub-batches of all workers in turn; worker processes start when it is iterated."""
         if not self.num_workers:
-            return parts
+            return sub_batches
         from wdsplit.loading.process_workers import worker_processes
 
         return worker_processes(
-            parts,
+            sub_batches,
             self.num_workers,
             self.prefetch_factor,
             self.prefetch_bytes,
@@ -320,97 +297,31 @@ class Loader:
         )
 
 
-class _Iteration:
-    """The batches of one epoch, or of the rest of one; its state is explicit, so that it can be named at any time.
+def _wrong_choices(dataset: Any, workers: str, output: str | None, method: str | None) -> list[str]:
+    """Return what is wrong with the arguments that are no numbers."""
+    problems = []
+    if not isinstance(dataset, Dataset):
+        problems.append(f"dataset is a {type(dataset).__name__}: expected a wdsplit.Dataset")
+    if workers not in ("process", "thread"):
+        problems.append(f"workers = {workers!r}: expected 'process' or 'thread'")
+    elif workers == "thread" and method is not None:
+        problems.append(f"multiprocessing_context = {method!r}: expected None for threads")
+    if output not in (None, "torch", "numpy"):
+        problems.append(f"output = {output!r}: expected 'torch' or 'numpy'")
+    methods = multiprocessing.get_all_start_methods()
+    if method is not None and method not in methods:
+        problems.append(f"multiprocessing_context = {method!r}: expected one of {', '.join(methods)}")
+    return problems
 
-    Args:
-        loader: The loader; it is told of each batch.
-        epoch: The epoch.
-        steps: Its steps, from where it begins.
-        parts: The workers' parts of them.
-        clock: Measures who waits for whom.
-    """
 
-    def __init__(self, loader: Loader, epoch: int, steps: Steps, parts: Running, clock: Clock) -> None:
-        self.epoch = epoch
-        self.parts = parts
-        self.ended = False
-        self._loader = loader
-        self._clock = clock
-        self._world_size = steps.world.world_size
-        self._steps = iter(steps)
-        self._left = len(steps)
-        clock.begin()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next batch."""
-        if self.ended:
-            raise StopIteration
-        self._clock.enter()
-        if not self._left:
-            self._clock.leave(0)
-            self.close()
-            raise StopIteration
-        delivered = 0
-        try:
-            step = next(self._steps)
-            batch = self._batch(step)
-            delivered = len(step.positions)
-        except BaseException as error:
-            self.close(failed=True, at_once=not isinstance(error, Exception))
-            if isinstance(error, StopIteration):  # it would pass for the end of the epoch
-                raise PipelineError(
-                    "the collate_fn raised StopIteration",
-                    expected="a batch of the samples that it is given",
-                    remedy="catch it in the collate_fn",
-                ) from error
-            raise
-        finally:
-            self._clock.leave(delivered)
-        self._left -= 1
-        state = State(self.epoch, step.end) if self._left else State(self.epoch + 1, 0)
-        self._loader._delivered(self, state, last=not self._left)
-        return batch
-
-    def _batch(self, step: Step) -> Any:
-        """Take each worker's part of a step and put them together."""
-        loader = self._loader
-        num_workers = max(1, loader.num_workers)
-        owner = worker_of(step.positions, self._world_size, num_workers)
-        taken = []
-        for worker in range(num_workers):
-            part = self.parts.take()
-            places = np.flatnonzero(owner == worker)
-            if len(places):
-                taken.append((places, part))
-        if loader.collate_fn is None:
-            batch = weave(taken, len(step.positions), loader.pin_memory, self.parts.lends, loader.output)
-        else:
-            samples: list[Any] = [None] * len(step.positions)
-            for places, part in taken:
-                for place, sample in zip(places.tolist(), part, strict=True):
-                    samples[place] = sample
-            batch = loader.collate_fn(samples)
-        self.parts.delivered()
-        return batch
-
-    def close(self, failed: bool = False, at_once: bool = False) -> None:
-        """End the iteration; workers end with it, unless they are persistent and all is well.
-
-        Args:
-            failed: Whether it ends because of an error.
-            at_once: Whether worker processes shall not be waited for, because the program was interrupted.
-        """
-        self.ended = True
-        self.parts.close(failed, at_once)
-        if failed:
-            self._loader._failed(self)
-
-    def __del__(self) -> None:
-        self.parts.close()
+def _wrong_counts(counts: Mapping[str, Any]) -> list[str]:
+    """Return which of the numbers are no integers, or too small."""
+    problems = []
+    for name, value in counts.items():
+        low = 0 if name == "num_workers" else 1
+        if type(value) is not int or value < low:
+            problems.append(f"{name} = {value!r}: expected an integer of at least {low}")
+    return problems
 
 
 def _not_sent(error: Exception) -> PipelineError:
@@ -429,9 +340,9 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def _needs_torch(wanted: str) -> MissingDependencyError:
+def _needs_torch(purpose: str) -> MissingDependencyError:
     return MissingDependencyError(
         "torch is not installed",
-        place=wanted,
+        place=purpose,
         remedy="use output='numpy' and workers='thread', which need no torch; or pip install 'wdsplit[torch]'",
     )

@@ -9,18 +9,22 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.block import Block, Gathered, Objects
 from wdsplit.loading.reading.reader import SampleReader, read_planned
-from wdsplit.loading.reading.source import Access, BlockReader, Source, access_of
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, Tail
-from wdsplit.order.mixture import MixedOrder, Part, epoch_counts, source_seed
-from wdsplit.order.split import World, assigned_lanes, whole
+from wdsplit.loading.reading.source import BlockReader, Source
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.mixture import MixedOrder, Quota, epoch_counts, source_seed
+from wdsplit.order.split import World, assigned_lanes
 from wdsplit.shards.files import read_manifest
 from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["MixedSource", "Mixture", "mix"]
 
@@ -54,8 +58,8 @@ class MixedSource:
     @property
     def fingerprint(self) -> str:
         """What a state belongs to: for each source in turn its samples an epoch, its fingerprint and its window."""
-        parts = zip(self.sources, self.counts, strict=True)
-        return " + ".join(f"{count} of {source.fingerprint}/{source.options.window}" for source, count in parts)
+        quotas = zip(self.sources, self.counts, strict=True)
+        return " + ".join(f"{count} of {source.fingerprint}/{source.options.window}" for source, count in quotas)
 
     @property
     def num_samples(self) -> int:
@@ -84,7 +88,7 @@ class MixedSource:
         return self.sources[0]()
 
 
-_MixedPlan = tuple[Int64, list[tuple[Part, SampleReader, Any]]]
+_MixedPlan = tuple[Int64, list[tuple[Quota, SampleReader, Any]]]
 """Positions, and what each source has to read of them."""
 
 
@@ -92,8 +96,8 @@ class _MixedReader:
     """Reads the samples of a mixture's positions, each source by a reader of its own.
 
     Attributes:
-        num_parsed: Windows that were read and parsed so far.
-        num_held: Times that a window was at hand already.
+        num_read: Windows that were read and parsed so far.
+        num_reused: Times that a window was in memory already.
     """
 
     def __init__(self, sources: Sequence[Source], order: MixedOrder, world: World) -> None:
@@ -107,8 +111,8 @@ class _MixedReader:
             window_bytes = sum(source.options.window * source.sample_bytes for source in sources)
             self.ahead = access.ahead(world.num_workers, self._num_lanes * window_bytes, self._num_lanes * shard_bytes)
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
-        self.num_parsed = 0
-        self.num_held = 0
+        self.num_read = 0
+        self.num_reused = 0
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order; `__source__` tells where each is from."""
@@ -122,11 +126,11 @@ class _MixedReader:
 
     def plan(self, positions: Int64) -> _MixedPlan:
         """Return what is to be read for some positions."""
-        parts = []
-        for part in self._order.parts(positions):
-            reader = self._reader(part.source, part.source_epoch)
-            parts.append((part, reader, reader.plan(part.positions)))
-        return positions, parts
+        quotas = []
+        for quota in self._order.quotas(positions):
+            reader = self._reader(quota.source, quota.source_epoch)
+            quotas.append((quota, reader, reader.plan(quota.positions)))
+        return positions, quotas
 
     def fetch(self) -> None:
         """Begin to fetch what was planned."""
@@ -135,15 +139,15 @@ class _MixedReader:
 
     def carry_out(self, plan: _MixedPlan) -> Block:
         """Return the samples of a plan."""
-        positions, parts = plan
+        positions, quotas = plan
         gathered = Gathered(len(positions))
-        for part, reader, own in parts:
-            parsed, held = reader.num_parsed, reader.num_held
+        for quota, reader, own in quotas:
+            read, reused = reader.num_read, reader.num_reused
             block = reader.carry_out(own)
-            self.num_parsed += reader.num_parsed - parsed
-            self.num_held += reader.num_held - held
-            fields: dict[str, Objects | str] = {"__source__": self._sources[part.source].url, **block.fields}
-            gathered.add(part.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
+            self.num_read += reader.num_read - read
+            self.num_reused += reader.num_reused - reused
+            fields: dict[str, Objects | str] = {"__source__": self._sources[quota.source].url, **block.fields}
+            gathered.add(quota.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
         return gathered.block(positions, self._order.pads(positions))
 
     def _reader(self, number: int, epoch: int) -> SampleReader:
@@ -166,31 +170,20 @@ class _MixedReader:
 class Mixture(Dataset):
     """The samples of several datasets, mixed; made by `mix`. A `Dataset` in all else."""
 
-    def __init__(self, source: MixedSource, rank: int | None, world_size: int | None, group: Any) -> None:
-        self._begin_with(source, rank, world_size, group)
+    def __init__(self, source: MixedSource, options: DatasetOptions) -> None:
+        self._begin_with(source, options)
 
 
+@with_flat_signature
 def mix(
     weights: Mapping[Path, float] | None = None,
     *,
     repeat: Mapping[Path, float] | None = None,
     choose: Mapping[Path, int] | None = None,
     num_samples: int | None = None,
-    seed: int = 0,
-    shuffle: bool = True,
-    tail: Tail = "pad",
-    lanes: int | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    group: Any = None,
-    fields: Sequence[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    read_ahead_bytes: int = Access.read_ahead_bytes,
-    connections: int = Access.connections,
-    cache_dir: Path | None = None,
-    cache_size: int | str | None = None,
+    **options: Unpack[DatasetOptions],
 ) -> Dataset:
-    """Mix datasets: an epoch takes a share of each, evenly spread.
+    """Mix datasets: an epoch takes a quota of each, evenly spread.
 
     Give either `weights`, or `repeat` and `choose`. A dataset of which an epoch takes fewer samples than it has goes on
     in the next epoch where it stopped: no sample is seen a second time before all have been seen once. One of which it
@@ -201,44 +194,28 @@ def mix(
         repeat: For each dataset's folder how often its samples appear an epoch; 0.5 takes half of them.
         choose: For each dataset's folder how many of its samples an epoch takes.
         num_samples: Samples of an epoch, with `weights`; by default as many as all datasets have together.
-        seed: As of `Dataset`.
-        shuffle: As of `Dataset`; which dataset stands where is spread evenly in any case.
-        tail: As of `Dataset`, but for `uneven`.
-        lanes: Lanes (C); by default the most that one of the datasets has.
-        rank: As of `Dataset`.
-        world_size: As of `Dataset`.
-        group: As of `Dataset`.
-        fields: As of `Dataset`.
-        storage_options: As of `Dataset`; the same for all.
-        read_ahead_bytes: As of `Dataset`; of all datasets together.
-        connections: As of `Dataset`; of all datasets together.
-        cache_dir: As of `Dataset`; the same for all.
-        cache_size: As of `Dataset`.
+        options: As of `Dataset`, for all datasets together (`read_ahead_bytes`, `connections`, `cache_size`) or the
+            same for each. `tail` cannot be `uneven`; `lanes` is by default the most that one of the datasets has.
 
     Raises:
-        InputError: The shares, or an option, cannot be.
+        InputError: The quotas, or an option, are invalid.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
     urls = _listed(weights, repeat, choose)
-    access = access_of(storage_options, read_ahead_bytes, connections, cache_dir, cache_size)
+    chosen = checked_options(options)
+    access = access_of(chosen)
     manifests = {url: read_manifest(access.storage(url)) for url in urls}
-    max_lanes = max(manifest.lanes for manifest in manifests.values()) if lanes is None else whole(lanes)
+    lanes = chosen["lanes"] or max(manifest.lanes for manifest in manifests.values())
+    order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     sources = [
-        Source(
-            url,
-            manifest,
-            OrderOptions(whole(seed), bool(shuffle), max_lanes, manifest.window, tail),
-            fields,
-            access,
-        )
+        Source(url, manifest, replace(order, window=manifest.window), chosen["fields"], access)
         for url, manifest in manifests.items()
     ]
     sizes = [source.num_samples for source in sources]
-    by_weight, repeats, chosen = (_in_order(asked, urls) for asked in (weights, repeat, choose))
+    by_weight, repeats, taken = (_in_order(asked, urls) for asked in (weights, repeat, choose))
     names = [source.url for source in sources]
-    counts = epoch_counts(sizes, by_weight, repeats, chosen, num_samples, names)
-    options = OrderOptions(whole(seed), bool(shuffle), max_lanes, 1, tail)
-    return Mixture(MixedSource(sources, counts, options), rank, world_size, group)
+    counts = epoch_counts(sizes, by_weight, repeats, taken, num_samples, names)
+    return Mixture(MixedSource(sources, counts, order), chosen)
 
 
 def _in_order(shares: Mapping[Path, Any] | None, urls: Sequence[str]) -> list[Any] | None:

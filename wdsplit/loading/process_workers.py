@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from wdsplit.loading.worker import Bound, Parts
+from wdsplit.loading.worker import Bound, SubBatches
 
 __all__ = ["worker_processes"]
 
 
 def worker_processes(
-    parts: Parts,
+    sub_batches: SubBatches,
     num_workers: int,
     prefetch_factor: int,
     prefetch_bytes: int,
@@ -28,7 +28,7 @@ def worker_processes(
     """Return the parcels of all workers in turn; the processes start when it is iterated.
 
     Args:
-        parts: What each worker iterates; it is told how many bytes may be under way.
+        sub_batches: What each worker iterates; it is told how many bytes may be under way.
         num_workers: Processes.
         prefetch_factor: Parcels that each makes ahead.
         prefetch_bytes: Bytes that all parcels made ahead may hold together.
@@ -37,9 +37,9 @@ def worker_processes(
     """
     context = multiprocessing.get_context(multiprocessing_context)
     multiprocessing.util.get_temp_dir()  # workers put sockets there, and those that are killed do not tidy up
-    parts.bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
+    sub_batches.bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
     return DataLoader(
-        _Stream(parts),
+        _Stream(sub_batches),
         batch_size=None,
         num_workers=num_workers,
         collate_fn=_unchanged,
@@ -53,12 +53,12 @@ def worker_processes(
 class _Stream(IterableDataset[Any]):
     """What torch iterates in each of its workers."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, sub_batches: SubBatches) -> None:
+        self._sub_batches = sub_batches
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._parts)
+        return iter(self._sub_batches)
 
 
-def _unchanged(part: Any) -> Any:
-    return part
+def _unchanged(sub_batch: Any) -> Any:
+    return sub_batch

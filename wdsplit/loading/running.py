@@ -1,39 +1,48 @@
-"""The parts of batches that are still to come: taken from workers of any kind, and let go of.
+"""The sub-batches that are still to come: taken from workers of any kind, and released.
 
-Composition. Each worker's parcels of parts come in turn; those of processes lie in shared memory until they were
+Composition. Each worker's parcels of sub-batches come in turn; those of processes lie in shared memory until they were
 delivered.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.shared_segments import Placed, Segments
 from wdsplit.loading.transport.thread_workers import Raised
-from wdsplit.loading.worker import Parts
+from wdsplit.loading.worker import SubBatches
 
 __all__ = ["Running"]
 
 
 class Running:
-    """An iteration under way: the parts that are still to come.
+    """An iteration under way: the sub-batches that are still to come.
 
     Args:
         parcels: The parcels of all workers in turn, each of as many steps, but the last before an error may be shorter.
-        source: What they are made by; told when a parcel was delivered, and when no more are wanted.
+        source: What they are made by; told when a parcel was delivered, and when no more are needed.
         persistent: Whether worker processes stay when it ends.
-        num_workers: Workers.
+        num_workers: Workers, at least 1: the loader's own thread counts as one.
+        on_failure: Called when the workers were ended because of an error.
     """
 
-    def __init__(self, parcels: Iterator[Any], source: Parts, persistent: bool, num_workers: int) -> None:
+    def __init__(
+        self,
+        parcels: Iterator[Any],
+        source: SubBatches,
+        persistent: bool,
+        num_workers: int,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.num_workers = num_workers
+        self._on_failure = on_failure
         self._parcels: Iterator[Any] | None = parcels
         self._source = source
         self._persistent = persistent
         self._segments: Segments | None = Segments()
-        self._num_workers = num_workers
         self._opened: list[deque[Any]] = [deque() for _ in range(num_workers)]
         self._placed = [0] * num_workers
         self._turn = self._parcel_turn = 0
@@ -41,11 +50,11 @@ class Running:
 
     @property
     def lends(self) -> bool:
-        """Whether parts lie in memory that will be used again."""
+        """Whether sub-batches lie in memory that will be used again."""
         return self._source.bound is not None
 
     def take(self) -> Any:
-        """Return the next part.
+        """Return the next sub-batch.
 
         Raises:
             WdsplitError: A worker failed so, or its processes serve another iteration by now.
@@ -59,11 +68,11 @@ class Running:
         opened = self._opened[self._turn]
         while not opened:
             self._open(self._parcels, self._segments)
-        part = opened.popleft()
-        if isinstance(part, Raised):
-            raise part.error
-        self._turn = (self._turn + 1) % self._num_workers
-        return part
+        sub_batch = opened.popleft()
+        if isinstance(sub_batch, Raised):
+            raise sub_batch.error
+        self._turn = (self._turn + 1) % self.num_workers
+        return sub_batch
 
     def _open(self, parcels: Iterator[Any], segments: Segments) -> None:
         """Open the parcel of the worker whose turn that is: after a short one, not always of the one waited for."""
@@ -71,12 +80,12 @@ class Running:
             parcel = next(parcels)
         except StopIteration as error:
             raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
-        worker, self._parcel_turn = self._parcel_turn, (self._parcel_turn + 1) % self._num_workers
+        worker, self._parcel_turn = self._parcel_turn, (self._parcel_turn + 1) % self.num_workers
         self._placed[worker] += isinstance(parcel, Placed)
         self._opened[worker].extend(segments.parcel(parcel) if isinstance(parcel, Placed) else parcel)
 
     def delivered(self) -> None:
-        """Say that the parts of a step were copied, so that the memory of parcels that are empty may be used again."""
+        """Say that the sub-batches of a step were copied: the memory of parcels that are empty may be used again."""
         bound = self._source.bound
         for worker, opened in enumerate(self._opened):
             while bound is not None and self._placed[worker] and not opened:
@@ -84,13 +93,13 @@ class Running:
                 bound.deliver(worker)
 
     def supersede(self) -> None:
-        """Give no more parts: the workers serve another iteration."""
+        """Give no more sub-batches: the workers serve another iteration."""
         self._superseded = True
         self._segments = None
         self._source.end()
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
-        """Let go of the parts. Workers end now, not when they are collected, unless they stay and all is well."""
+        """Let go of the sub-batches. Workers end now, not when they are collected, unless they stay and all is well."""
         parcels, self._parcels, self._segments = self._parcels, None, None
         if parcels is None or self._superseded:
             return
@@ -101,3 +110,5 @@ class Running:
             end = getattr(parcels, "_shutdown_workers", None) or getattr(parcels, "close", None)
             if end is not None:
                 end()
+        if failed:
+            self._on_failure()

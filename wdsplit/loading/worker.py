@@ -1,7 +1,7 @@
-"""A worker's side of the loader: its part of every step.
+"""A worker's side of the loader: its sub-batch of every step.
 
 Runs in a worker process, in a thread, or in the loader's own thread if there are no workers. What it gives is what the
-loader's other side takes: parcels, lists of the parts of one or more steps, in the order of the steps.
+loader's other side takes: parcels, lists of the sub-batches of one or more steps, in the order of the steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
-from wdsplit.loading.stages.columns import wanted_fields
+from wdsplit.loading.stages.columns import requested_fields
 from wdsplit.loading.transport.collate import collate, collate_columns
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
@@ -31,18 +31,18 @@ from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import Int64, hash_stream
 from wdsplit.order.split import Step, Steps, World, worker_of
 
-__all__ = ["Bound", "Parts"]
+__all__ = ["Bound", "SubBatches"]
 
 _PARCEL_BYTES, _PARCEL_STEPS = 2 * 1024**2, 8
-"""Parts travel together until they are of so many bytes of shards, or so many steps: what it costs to hand one over
-does not depend on its size."""
+"""Sub-batches travel together until they are of so many bytes of shards, or so many steps: handing one over costs the
+same whatever its size."""
 _PARCELS_AHEAD = 4
 """A parcel shall take no more than this fraction of the bytes that may be made ahead."""
 _PATIENCE_S = 1.0
 """How often a worker that waits for room looks whether the loader's process still lives."""
 
 
-class Parts:
+class SubBatches:
     """The sub-batches of one worker, one a step; None for a step in which it has no sample.
 
     They come in parcels. All workers have as many steps in a parcel; only the last before an error may have fewer.
@@ -55,7 +55,7 @@ class Parts:
         batch_size: Samples a batch and rank.
         world: Rank and world size.
         num_workers: Workers, 0 for none.
-        collated: Whether a part is columns, else a list of samples.
+        collated: Whether a sub-batch is columns, else a list of samples.
         prefetch_bytes: Bytes that all workers may have made ahead.
     """
 
@@ -85,7 +85,7 @@ class Parts:
         cells[3] += 1
 
     def end(self) -> None:
-        """Say that no more parts of the iteration under way are wanted: its workers stop, wherever they are."""
+        """Say that no more sub-batches of the iteration under way are needed: its workers stop, wherever they are."""
         cells = self._begin.array
         cells[4] = cells[3]
         if self.bound is not None:
@@ -97,39 +97,39 @@ class Parts:
         A worker process counts its iterations: when it starts, the loader may have gone on to another one already.
         """
         if self.bound is None:
-            return self.of(self.world)
+            return self.of_worker(self.world)
         world = with_worker(self.world)
         epoch, start, seed, _, _ = self._begin.array.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
         self._iterations += 1
-        is_wanted = self._wanted(self._iterations)
-        return self._sent(self._guarded(epoch, start, world, is_wanted), world.worker, self.bound, is_wanted)
+        is_needed = self._need_of(self._iterations)
+        return self._sent(self._guarded(epoch, start, world, is_needed), world.worker, self.bound, is_needed)
 
-    def of(self, world: World) -> Iterator[Any]:
+    def of_worker(self, world: World) -> Iterator[Any]:
         """Give the parcels of one worker of this process."""
         epoch, start, _, number, _ = self._begin.array.tolist()
-        return self._guarded(epoch, start, world, self._wanted(number))
+        return self._guarded(epoch, start, world, self._need_of(number))
 
-    def _wanted(self, number: int) -> Callable[[], bool]:
+    def _need_of(self, number: int) -> Callable[[], bool]:
         """Return what tells whether an iteration, by its number, is under way."""
         begin = self._begin.array
         return lambda: bool(begin[3] == number and begin[4] < number)
 
-    def _guarded(self, epoch: int, start: int, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
+    def _guarded(self, epoch: int, start: int, world: World, is_needed: Callable[[], bool]) -> Iterator[Any]:
         try:
             steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-            yield from self._parcels(self._sub_batches(steps, world, is_wanted), is_wanted)
+            yield from self._parcels(self._sub_batches(steps, world, is_needed), is_needed)
         except WdsplitError as error:
             yield [Raised(error)]
 
-    def _parcels(self, parts: Iterator[Any], is_wanted: Callable[[], bool]) -> Iterator[list[Any]]:
-        """Give parts together, as long as they are wanted; the first one by itself, so that it comes soon."""
+    def _parcels(self, sub_batches: Iterator[Any], is_needed: Callable[[], bool]) -> Iterator[list[Any]]:
+        """Give sub-batches together, as long as they are needed; the first one by itself, so that it comes soon."""
         for size in chain([1], repeat(self._steps_together)):
             parcel: list[Any] = []
             try:
-                for part in islice(parts, size):
-                    parcel.append(part)
-                    if not is_wanted():
+                for sub_batch in islice(sub_batches, size):
+                    parcel.append(sub_batch)
+                    if not is_needed():
                         return
             except Exception:
                 if parcel:
@@ -139,7 +139,7 @@ class Parts:
                 return
             yield parcel
 
-    def _sent(self, parcels: Iterator[Any], worker: int, bound: Bound, is_wanted: Callable[[], bool]) -> Iterator[Any]:
+    def _sent(self, parcels: Iterator[Any], worker: int, bound: Bound, is_needed: Callable[[], bool]) -> Iterator[Any]:
         """Give parcels as they travel from a worker process, and no more ahead than there is room for."""
         ring = self._ring = self._ring or Ring(worker, bound.num_slots)
         ring.restart()
@@ -149,11 +149,11 @@ class Parts:
                 if isinstance(parcel[0], Raised):
                     yield [Raised(_portable(parcel[0].error, parcel[0].error))]
                     continue
-                if all(part is None for part in parcel):
+                if all(sub_batch is None for sub_batch in parcel):
                     yield parcel
                     continue
                 ready, size = travelling(parcel, may_be_large=self._steps_together == 1)
-                if not bound.wait(worker, ring, size, is_wanted):
+                if not bound.wait(worker, ring, size, is_needed):
                     return
                 yield ring.place(ready, size)
         except WdsplitError as error:
@@ -161,70 +161,70 @@ class Parts:
         except Exception as error:
             raise _portable(error, type(error)) from error.__cause__
 
-    def _sub_batches(self, steps: Steps, world: World, is_wanted: Callable[[], bool]) -> Iterator[Any]:
+    def _sub_batches(self, steps: Steps, world: World, is_needed: Callable[[], bool]) -> Iterator[Any]:
         blocks = self._blocks(steps, world)
         stages = self.dataset.column_stages() if self.collated else None
         if stages is None:
-            return self._streamed(steps, world, blocks, is_wanted)
+            return self._streamed(steps, world, blocks, is_needed)
         return (self._columnar(block, stages, steps.order.epoch) if len(block) else None for block in blocks)
 
     def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
         """Give this worker's samples of each step."""
         reader = self.dataset.source.reader(steps.order, world)
-        num_parsed = num_held = 0
+        num_read = num_reused = 0
         together, ahead = tee(_together(steps, world, self.dataset.source.samples_at_once(world)))
         for owned, block in zip(together, reader.blocks(map(np.concatenate, ahead)), strict=True):
-            self.counters.read(world.worker, reader.num_parsed - num_parsed, reader.num_held - num_held)
-            num_parsed, num_held = reader.num_parsed, reader.num_held
+            self.counters.read(world.worker, reader.num_read - num_read, reader.num_reused - num_reused)
+            num_read, num_reused = reader.num_read, reader.num_reused
             first = 0
             for positions in owned:
-                part = block.cut(first, first + len(positions))
-                self.counters.made(world.worker, len(part), part.num_bytes)
-                yield part
+                sub_batch = block.cut(first, first + len(positions))
+                self.counters.made(world.worker, len(sub_batch), sub_batch.num_bytes)
+                yield sub_batch
                 first += len(positions)
 
     def _columnar(self, block: Block, stages: list[Any], epoch: int) -> Any:
         """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
-        columns: Any = block.columns(wanted_fields(stages))
+        columns: Any = block.columns(requested_fields(stages))
         for stage in stages:
             columns = None if columns is None else stage.columns(columns)
         if columns is not None:
             return collate_columns(columns)
         counter = _Counter()
         try:
-            return collate(list(self.dataset.through_stages(counter.count([block]), epoch)))
+            return collate(list(self.dataset.apply_stages(counter.count([block]), epoch)))
         except Exception as error:
             raise counter.placed(error) from error.__cause__
 
     def _streamed(
-        self, steps: Steps, world: World, blocks: Iterator[Block], is_wanted: Callable[[], bool]
+        self, steps: Steps, world: World, blocks: Iterator[Block], is_needed: Callable[[], bool]
     ) -> Iterator[Any]:
-        """Give sub-batches sample by sample, as long as they are wanted."""
-        counter = _Counter(is_wanted)
-        stream = self.dataset.through_stages(counter.count(blocks), steps.order.epoch)
+        """Give sub-batches sample by sample, as long as they are needed."""
+        counter = _Counter(is_needed)
+        stream = self.dataset.apply_stages(counter.count(blocks), steps.order.epoch)
         expected = 0
         for step in steps:
             size = len(_own(step, world))
             expected += size
             try:
-                part = list(islice(stream, size))
+                sub_batch = list(islice(stream, size))
             except Exception as error:
                 raise counter.placed(error) from error.__cause__
-            if not is_wanted():
+            if not is_needed():
                 return
-            if len(part) != size or counter.given != expected:
-                raise _not_one_to_one(expected - size + len(part), counter.given, counter.last)
-            yield (collate(part) if self.collated else part) if size else None
+            if len(sub_batch) != size or counter.given != expected:
+                raise _not_one_to_one(expected - size + len(sub_batch), counter.given, counter.last)
+            yield (collate(sub_batch) if self.collated else sub_batch) if size else None
 
 
 class Bound:
-    """How many bytes of parts the worker processes may have placed that were not delivered yet.
+    """How many bytes of sub-batches the worker processes may have placed that were not delivered yet.
 
     Args:
         context: What makes the workers.
         num_workers: Workers.
-        num_slots: The most parts of a worker.
-        max_bytes: Bytes of a worker's parts; one part may always be under way.
+        num_slots: The most sub-batches of a worker.
+        max_bytes: Bytes of a worker's sub-batches; one sub-batch may always be under way.
     """
 
     def __init__(self, context: BaseContext, num_workers: int, num_slots: int, max_bytes: int) -> None:
@@ -238,20 +238,20 @@ class Bound:
             pass
 
     def deliver(self, worker: int) -> None:
-        """Say that a worker's oldest part was delivered; called by the loader's side."""
+        """Say that a worker's oldest sub-batch was delivered; called by the loader's side."""
         self._delivered[worker].release()
 
     def wake(self) -> None:
-        """Let all workers that wait look whether they are wanted; called by the loader's side when they are not."""
+        """Let all workers that wait look whether they are needed; called by the loader's side when they are not."""
         for delivered in self._delivered:
             delivered.release()
 
-    def wait(self, worker: int, ring: Ring, num_bytes: int, is_wanted: Callable[[], bool]) -> bool:
-        """Wait until there is room for a part; return False if none is wanted any more."""
-        while is_wanted():
+    def wait(self, worker: int, ring: Ring, num_bytes: int, is_needed: Callable[[], bool]) -> bool:
+        """Wait until there is room for a sub-batch; return False if none is needed any more."""
+        while is_needed():
             is_full = not ring.has_room(num_bytes, self._max_bytes)
             if self._delivered[worker].acquire(block=is_full, timeout=_PATIENCE_S):
-                if is_wanted():
+                if is_needed():
                     ring.release()
             elif not is_full:
                 return True
@@ -263,10 +263,10 @@ class Bound:
 class _Counter:
     """Counts the samples that the stages have taken, and knows key and URL of the last."""
 
-    def __init__(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, is_needed: Callable[[], bool] = lambda: True) -> None:
         self.given = 0
         self.last: tuple[str, str] | None = None
-        self._is_wanted = is_wanted
+        self._is_wanted = is_needed
 
     def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
         for block in blocks:
@@ -296,19 +296,19 @@ def _own(step: Step, world: World) -> Int64:
     return own
 
 
-def _together(steps: Steps, world: World, most: int) -> Iterator[list[Int64]]:
+def _together(steps: Steps, world: World, max_samples: int) -> Iterator[list[Int64]]:
     """Give a worker's positions of some steps at a time: of one first, so that it comes soon, then of more and more."""
-    held: list[Int64] = []
+    pending: list[Int64] = []
     count, enough = 0, 1
     for step in steps:
-        held.append(_own(step, world))
-        count += len(held[-1])
+        pending.append(_own(step, world))
+        count += len(pending[-1])
         if count >= enough:
-            yield held
-            enough = min(2 * max(enough, count), most)
-            held, count = [], 0
-    if held:
-        yield held
+            yield pending
+            enough = min(2 * max(enough, count), max_samples)
+            pending, count = [], 0
+    if pending:
+        yield pending
 
 
 def _not_one_to_one(given: int, taken: int, last: tuple[str, str] | None) -> PipelineError:

@@ -18,7 +18,7 @@ import numpy as np
 from wdsplit.errors import TopologyError
 from wdsplit.order.split import World, whole
 
-__all__ = ["detect_rank", "is_group_initialised", "is_worker_process", "knows_rank", "with_worker"]
+__all__ = ["detect_rank", "is_group_initialised", "knows_rank", "with_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -261,17 +261,8 @@ def _of_tf_config(environ: Mapping[str, str]) -> tuple[World, str] | None:
         raise error.at("the environment's TF_CONFIG") from None
 
 
-def is_worker_process() -> bool:
-    """Tell whether this process is a worker of a torch DataLoader."""
-    return _worker_info() is not None
-
-
 def with_worker(world: World) -> World:
     """Return the world with worker and number of workers of this DataLoader worker process, if it is one."""
-    info = _worker_info()
-    return world if info is None else World(world.rank, world.world_size, info.id, info.num_workers)
-
-
-def _worker_info() -> Any:
     torch_data = sys.modules.get("torch.utils.data")
-    return None if torch_data is None else torch_data.get_worker_info()
+    info = None if torch_data is None else torch_data.get_worker_info()
+    return world if info is None else World(world.rank, world.world_size, info.id, info.num_workers)

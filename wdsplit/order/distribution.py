@@ -1,8 +1,7 @@
 """Who reads what of an epoch, for all readers together: shards, samples, pads, and how often each window is read.
 
-Pure (no I/O). An epoch's samples, lane after lane, are cut into pieces that lie in one shard and one lane. The P
-readers of a lane take its samples in turn, so a piece is a range on a ring of P readers, put in the order of their
-turns. All that is asked of thousands of readers and shards is then counting ranges; no positions are gone through.
+Pure (no I/O). An epoch's samples, lane after lane, are cut into pieces that lie in one shard and one lane. The readers
+of a lane take its samples in turn, so a piece is a range on a ring of readers, and counting ranges answers everything.
 """
 
 from __future__ import annotations
@@ -114,14 +113,14 @@ def reading_advice(lanes: int, world_size: int, num_workers: int) -> str | None:
     )
 
 
-def _nearest_divisors(lanes: int, times: int, wanted: int) -> list[int]:
-    """Return the numbers next to `wanted`, below and above, that divide the lanes together with `times`."""
+def _nearest_divisors(lanes: int, times: int, number_asked: int) -> list[int]:
+    """Return the numbers next to `needed`, below and above, that divide the lanes together with `times`."""
     whole, rest = divmod(lanes, times)
     if rest:
         return []
     number = np.arange(1, whole + 1)
     fitting = number[whole % number == 0]
-    below = int(np.searchsorted(fitting, wanted))
+    below = int(np.searchsorted(fitting, number_asked))
     near: list[int] = fitting[max(0, below - 1) : below + 1].tolist()
     return near
 
@@ -150,6 +149,7 @@ class Readers:
         self._num_workers = num_workers
         self._num_positions = order.num_positions if order.options.tail == "uneven" else steps.end
         lane = np.arange(order.options.lanes)
+        # Of the positions c, c + C, c + 2 C, ... of lane c, ceil((num_positions - c) / C) lie below num_positions.
         reached = np.maximum(0, -((lane - self._num_positions) // order.options.lanes))
         given = np.minimum(reached, order.lane_length)
         self._pieces = _pieces(order, given)
@@ -256,9 +256,15 @@ def _pieces(order: EpochOrder, given: Int64) -> _Pieces:
 class _Ring:
     """Readers 0, 1, ..., R - 1, of which reader k takes the positions g with g mod R = k.
 
-    With D = gcd(C, R), the readers of lane c are those with k mod D = c mod D, P = R / D of them, and each takes every
-    P-th sample of the lane. Where C / D has the inverse v modulo P, reader k takes the sample at offset o of lane c if
-    v (k div D) = v (c div D) + o modulo P. So a reader's turn is v (k div D) mod P, and a piece is a range of turns.
+    The sample at offset o of lane c has the position c + C o, so reader k takes it if c + C o = k (mod R). With
+    D = gcd(C, R) and P = R / D:
+
+    - modulo D, C o is 0: the readers of lane c are those of its class, k mod D = c mod D. They are P.
+    - c and k have the same remainder then; without it, and divided by D: c div D + (C / D) o = k div D (mod P).
+    - C / D and P have no common divisor, so C / D has an inverse v modulo P: v (c div D) + o = v (k div D) (mod P).
+
+    The left side is the sample's turn, the right side the reader's. Samples that follow each other have turns that do,
+    so a piece is a range of turns, on a ring of P.
 
     Args:
         pieces: What there is to read.
@@ -295,11 +301,14 @@ class _Ring:
     def num_shards(self) -> Int64:
         """Return how many shards each reader takes samples of: int64 of shape (readers,)."""
         pieces, period = self._pieces, self.period
+        # Each shard and class has a ring of its own, cut open at turn 0 and laid out at `begin`: a piece is one range
+        # of numbers, or two if it goes beyond the cut. Ranges are merged, so that a reader counts a shard once.
         begin = (pieces.shard * self._shared + self._class) * period
         end = self._turn + np.minimum(pieces.length, period)
         first = np.concatenate([begin + self._turn, begin])
         stop = np.concatenate([begin + np.minimum(end, period), begin + np.maximum(end - period, 0)])
         first, stop = _without_overlaps(first, stop)
+        # The rings of a shard's classes take R = D P numbers, so class and turn are what is left of the shard's number.
         turn = first % self._readers
         size = self._readers + 1
         change = np.bincount(turn, minlength=size) - np.bincount(turn + stop - first, minlength=size)

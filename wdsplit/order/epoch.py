@@ -2,11 +2,6 @@
 
 Pure (no I/O). Nothing here depends on ranks, workers or batches, nor on a library's random stream: permutations rank
 items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever.
-
-An epoch is woven from C lanes. Lane c holds the shards pi[c::C], one after another, where pi is the epoch's permutation
-of the shards; position g is the sample at offset g div C of lane g mod C. A shard's samples are visited window by
-window; windows, and the samples in a window, are permuted. A lane that has ended repeats itself from its last sample
-on backwards, flagged as pads: that sample's window is at hand.
 """
 
 from __future__ import annotations
@@ -33,6 +28,7 @@ __all__ = [
     "groups",
     "hash_numbers",
     "hash_stream",
+    "order_problems",
     "permutation",
     "visit_order",
     "window_order",
@@ -114,17 +110,22 @@ class OrderOptions:
     tail: Tail
 
     def __post_init__(self) -> None:
-        problems = []
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
-            problems.append(f"seed = {self.seed!r}: expected an integer from 0 to 2**63 - 1")
-        for name, most in (("lanes", MAX_LANES), ("window", MAX_WINDOW)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                problems.append(f"{name} = {value!r}: expected an integer from 1 to {most}")
-        if self.tail not in TAILS:
-            problems.append(f"tail = {self.tail!r}: expected one of {', '.join(TAILS)}")
+        problems = order_problems(self.seed, self.lanes, self.window, self.tail)
         if problems:
-            raise InputError("the order's options cannot be", found="; ".join(problems))
+            raise InputError("invalid options of the order", found="; ".join(problems))
+
+
+def order_problems(seed: Any, lanes: Any, window: Any, tail: Any) -> list[str]:
+    """Return what is wrong with the options of an order, a text for each."""
+    problems = []
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        problems.append(f"seed = {seed!r}: expected an integer from 0 to 2**63 - 1")
+    for name, value, max_value in (("lanes", lanes, MAX_LANES), ("window", window, MAX_WINDOW)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= max_value:
+            problems.append(f"{name} = {value!r}: expected an integer from 1 to {max_value}")
+    if tail not in TAILS:
+        problems.append(f"tail = {tail!r}: expected one of {', '.join(TAILS)}")
+    return problems
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,17 @@ def visit_order(options: OrderOptions, epoch: int, shard: int, num_samples: int)
     windows = window_order(options, epoch, shard, num_samples)
     if not options.shuffle or not num_samples:
         return np.arange(num_samples)
-    parts = [window_samples(options, epoch, shard, num_samples, int(window)) for window in windows]
-    return np.concatenate(parts)
+    windows_in_order = [window_samples(options, epoch, shard, num_samples, int(window)) for window in windows]
+    return np.concatenate(windows_in_order)
 
 
 class EpochOrder:
     """The order of one epoch.
+
+    An epoch is woven from C lanes. Lane c holds the shards pi[c::C], one after another, where pi is the epoch's
+    permutation of the shards; position g is the sample at offset g div C of lane g mod C. A shard's samples are
+    visited window by window; windows, and the samples in a window, are permuted. A lane that has ended repeats
+    itself from its last sample on backwards, flagged as pads: that sample's window is at hand.
 
     Built in O(shards log shards); a position costs a binary search. Immutable once built.
 
@@ -219,8 +225,8 @@ class EpochOrder:
             return int(self.lane_length.min()), int(self.lane_length.max())
         ordered = np.sort(self.counts)
         fewest, rest = divmod(len(ordered), self.options.lanes)
-        most = fewest + (rest > 0)
-        return int(ordered[:fewest].sum()), int(ordered[len(ordered) - most :].sum())
+        max_shards = fewest + (rest > 0)
+        return int(ordered[:fewest].sum()), int(ordered[len(ordered) - max_shards :].sum())
 
     def _whole_shard_lanes(self, num_shards: int) -> tuple[Int64, Int64]:
         """Return begin and length of lanes of whole shards, in samples of the lane-major sequence."""

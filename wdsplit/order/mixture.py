@@ -1,20 +1,7 @@
 """The order of a mixture: a pure function from position to source, source epoch and position there.
 
 Pure (no I/O). No shard is known here: a source is a number of samples, and its own `EpochOrder` knows the rest.
-
-An epoch of the mixture takes k_i samples of source i, which has n_i. A source is a stream without end, its own epochs
-one after another: number J is position J mod n_i of its epoch J div n_i, and epoch E of the mixture takes the numbers
-from E k_i up to (E + 1) k_i. So each sample of a source appears once an epoch of that source, whatever the shares.
-
-The mixture has C lanes, and position g is offset g div C of lane g mod C, as in an `EpochOrder`. The numbers are dealt
-to the lanes in turn, source after source: lanes differ by one at most, the longer ones first. Since the sources have
-C lanes too, cut at equal counts, a lane of the mixture takes whole lanes of each source, each from front to back.
-
-Which source stands at which offset of a lane is decided by halves: a group of sources is split into two, and of the
-first x offsets of the group floor((l x + phase) / t) are the left half's, where l of the lane's t samples are in it. So
-the shares hold in each stretch of a lane, up to about one sample, and exactly in the whole. The phases are random, lest
-all lanes come to a rare source at the same time. A shuffled epoch also permutes the sources within blocks of offsets,
-lest the pattern beat in time with the ranks.
+`MixedOrder` says how the sources are woven.
 """
 
 from __future__ import annotations
@@ -34,7 +21,7 @@ from wdsplit.errors import InputError
 from wdsplit.order.epoch import Int64, OrderOptions, groups, hash_numbers, hash_stream
 from wdsplit.order.split import whole
 
-__all__ = ["BLOCK_OFFSETS", "MAX_MIXED_SAMPLES", "MixedOrder", "Part", "epoch_counts", "source_seed"]
+__all__ = ["BLOCK_OFFSETS", "MAX_MIXED_SAMPLES", "MixedOrder", "Quota", "epoch_counts", "source_seed"]
 
 MAX_MIXED_SAMPLES = 2**50
 """Samples of a source, and of an epoch of a mixture: quotients of 64-bit floats are exact to within one up to here."""
@@ -93,16 +80,16 @@ def epoch_counts(
     problems: list[str] = []
     if weights is not None:
         shares = [_exact(weight, f"{name}: weight", problems) for name, weight in zip(names, weights, strict=True)]
-        wanted = _in_proportion(shares, sum(sizes) if num_samples is None else whole(num_samples), problems)
+        exact_counts = _in_proportion(shares, sum(sizes) if num_samples is None else whole(num_samples), problems)
     else:
         nothing = [None] * len(sizes)
         rows = zip(names, sizes, repeats or nothing, chosen or nothing, strict=True)
-        wanted = [_own_count(*row, problems) for row in rows]
+        exact_counts = [_own_count(*row, problems) for row in rows]
     _refuse(problems)
-    counts = [round(count) for count in wanted] if weights is None else _rounded(wanted)
+    counts = [round(count) for count in exact_counts] if weights is None else _rounded(exact_counts)
     vanished = [
         f"{name}: its share, {float(share):.3g} of a sample, comes to none in an epoch"
-        for name, size, share, count in zip(names, sizes, wanted, counts, strict=True)
+        for name, size, share, count in zip(names, sizes, exact_counts, counts, strict=True)
         if size and share and not count
     ]
     _refuse(vanished + _impossible(sizes, counts, names))
@@ -199,8 +186,8 @@ def _impossible(sizes: Sequence[int], counts: Sequence[int], names: Sequence[str
 
 
 @dataclass(frozen=True)
-class Part:
-    """The positions of a call that lead to one epoch of one source.
+class Quota:
+    """A source's share of some positions: those that lead to one epoch of the source.
 
     Attributes:
         source: The source's number.
@@ -217,6 +204,22 @@ class Part:
 
 class MixedOrder:
     """The order of one epoch of a mixture.
+
+    An epoch of the mixture takes k_i samples of source i, which has n_i. A source is a stream without end, its own
+    epochs one after another: number J is position J mod n_i of its epoch J div n_i, and epoch E of the mixture
+    takes the numbers from E k_i up to (E + 1) k_i. So each sample of a source appears once an epoch of that source,
+    whatever the shares.
+
+    The mixture has C lanes, and position g is offset g div C of lane g mod C, as in an `EpochOrder`. The numbers
+    are dealt to the lanes in turn, source after source: lanes differ by one at most, the longer ones first. Since
+    the sources have C lanes too, cut at equal counts, a lane of the mixture takes whole lanes of each source, each
+    from front to back.
+
+    Which source stands at which offset of a lane is decided by halves: a group of sources is split into two, and of
+    the first x offsets of the group floor((l x + phase) / t) are the left half's, where l of the lane's t samples
+    are in it. So the shares hold in each stretch of a lane, up to about one sample, and exactly in the whole. The
+    phases are random, lest all lanes come to a rare source at the same time. A shuffled epoch also permutes the
+    sources within blocks of offsets, lest the pattern beat in time with the ranks.
 
     Built in O(sources + lanes); a position costs a division for each doubling of the number of sources. Immutable once
     built. `Steps`, `reader_positions` and `assigned_lanes` take it as they take an `EpochOrder`.
@@ -267,14 +270,14 @@ class MixedOrder:
         """Tell which positions lie past the end: they repeat samples of their lane, from its last on."""
         return ~self.is_real(positions)
 
-    def parts(self, positions: Int64) -> Iterator[Part]:
-        """Give what each source has to read, epoch by epoch of the source.
+    def quotas(self, positions: Int64) -> Iterator[Quota]:
+        """Give the quota of each source, epoch by epoch of the source.
 
         Args:
             positions: int64 of any length, each at least 0; past the end they lead to pads.
 
         Returns:
-            Parts with rising sources and source epochs; each row is in exactly one of them.
+            Quotas with rising sources and source epochs; each row is in exactly one of them.
         """
         lanes = self.options.lanes
         lane, offset = positions % lanes, positions // lanes
@@ -287,7 +290,7 @@ class MixedOrder:
         for each, rows in groups(source):
             for later, members in groups(turn[rows]):
                 chosen = rows[members]
-                yield Part(each, self._first_epochs[each] + later, chosen, place[chosen])
+                yield Quota(each, self._first_epochs[each] + later, chosen, place[chosen])
 
     def _woven(self, lane: Int64, offset: Int64) -> tuple[Int64, Int64]:
         """Return source and number, counted from the epoch's first of that source, of each offset of a lane.

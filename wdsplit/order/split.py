@@ -55,13 +55,13 @@ class World:
     num_workers: int = 1
 
     def __post_init__(self) -> None:
-        for name, of in (("rank", "world_size"), ("worker", "num_workers")):
-            number, total = getattr(self, name), getattr(self, of)
+        for name, count in (("rank", "world_size"), ("worker", "num_workers")):
+            number, total = getattr(self, name), getattr(self, count)
             if type(number) is not int or type(total) is not int or not 0 <= number < total:
                 raise TopologyError(
-                    f"{name} and {of} contradict each other",
-                    expected=f"0 <= {name} < {of}",
-                    found=f"{name} {number!r}, {of} {total!r}",
+                    f"{name} and {count} contradict each other",
+                    expected=f"0 <= {name} < {count}",
+                    found=f"{name} {number!r}, {count} {total!r}",
                     remedy="pass both, or start the program with a launcher that sets both; counting begins at 0",
                 )
 
@@ -154,18 +154,18 @@ class Steps:
     def _uneven_steps(self) -> Iterator[Step]:
         rank, world_size = self.world.rank, self.world.world_size
         begin = self.start + (rank - self.start) % world_size
-        held = np.zeros(0, np.int64)
+        pending = np.zeros(0, np.int64)
         while begin < self.order.num_positions:
             scanned = begin + np.arange(_SCAN_POSITIONS) * world_size
             begin = int(scanned[-1]) + world_size
             scanned = scanned[scanned < self.order.num_positions]
-            held = np.concatenate([held, scanned[self.order.is_real(scanned)]])
-            full = len(held) // self.batch_size * self.batch_size
-            for positions in held[:full].reshape(-1, self.batch_size):
+            pending = np.concatenate([pending, scanned[self.order.is_real(scanned)]])
+            full = len(pending) // self.batch_size * self.batch_size
+            for positions in pending[:full].reshape(-1, self.batch_size):
                 yield Step(positions, int(positions[-1]) + 1)
-            held = held[full:]
-        if len(held):
-            yield Step(held, int(held[-1]) + 1)
+            pending = pending[full:]
+        if len(pending):
+            yield Step(pending, int(pending[-1]) + 1)
 
     def _count_real(self) -> int:
         """Count the rank's samples from `start` on, in closed form."""
@@ -175,6 +175,8 @@ class Steps:
         period = world_size // shared
         inverse = pow(lanes // shared, -1, period) if period > 1 else 0
         lane = np.arange(lanes)
+        # Offset o of lane c is position c + C o, and the rank's if C o = rank - c (mod W). So it has samples of the
+        # lanes where gcd(C, W) divides rank - c, every `period`-th one from the offset `first` on.
         first = (rank - lane) // shared * inverse % period
         length = self.order.lane_length
         skipped = np.clip(-(-(self.start - lane) // lanes), 0, length)

@@ -1,5 +1,4 @@
 import copy
-import gc
 import itertools
 import json
 import multiprocessing
@@ -69,15 +68,14 @@ def raises(kind, match):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("world_size", [1, 3, 12])
 def test_global_batches_are_the_order_cut_in_steps_on_any_number_of_ranks(numbers, world_size, shuffle):
     batches = global_batches(loaders_of(numbers, world_size, epoch=3, shuffle=shuffle))
     assert batches == expected_batches(numbers, 9, epoch=3, shuffle=shuffle)
     assert real_rows(itertools.chain(*batches)) == list(range(101))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 1), (2, 3)])
 def test_workers_do_not_change_a_batch(numbers, world_size, num_workers):
     batches = global_batches(loaders_of(numbers, world_size, num_workers=num_workers))
     assert batches == expected_batches(numbers, 9)
@@ -131,7 +129,7 @@ def test_more_workers_than_shards_give_the_same_batches(tmp_path):
 # Tails
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_pad_fills_the_last_step_with_repeated_samples_that_are_flagged(numbers, world_size):
     batches = global_batches(loaders_of(numbers, world_size))
     pads = [row for batch in batches for _, row, pad in batch if pad]
@@ -140,7 +138,7 @@ def test_pad_fills_the_last_step_with_repeated_samples_that_are_flagged(numbers,
     assert set(pads) <= set(range(101))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_drop_repeats_nothing_and_leaves_out_less_than_a_global_batch(numbers, world_size):
     loaders = loaders_of(numbers, world_size, tail="drop")
     batches = global_batches(loaders)
@@ -268,7 +266,7 @@ def test_resuming_at_any_batch_twice_on_other_ranks_gives_the_rest_in_the_same_o
         assert state_of(loaders)["position"] == 0
 
 
-@pytest.mark.parametrize(("stopped_at", "workers"), [(1, (0, 3, 2)), (4, (2, 0, 1)), (8, (3, 1, 2))])
+@pytest.mark.parametrize(("stopped_at", "workers"), [(1, (0, 3, 2)), (8, (2, 1, 0))])
 def test_resuming_on_other_workers_gives_the_rest_in_the_same_order(numbers, stopped_at, workers):
     whole = expected_batches(numbers, 9)
     loaders = loaders_of(numbers, 2, num_workers=workers[0])
@@ -427,7 +425,7 @@ def kinds_that_do_not_go_together(sample):
 
 
 @pytest.mark.parametrize("stage", [arrays_of_different_shapes, kinds_that_do_not_go_together])
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_samples_that_cannot_be_stacked_are_an_error_whatever_the_workers(numbers, stage, num_workers):
     with raises(PipelineError, match="cannot be stacked"):
         list(Loader(Dataset(numbers).map(stage), 12, num_workers=num_workers))
@@ -446,6 +444,7 @@ def keep_most(sample):
 
 STAGES = {
     "select": lambda dataset: dataset.select(keep_most),
+    "select that drops the last": lambda dataset: dataset.select(lambda sample: sample["__position__"] != 107),
     "map that returns None": lambda dataset: dataset.map(drop_some),
     "a stage of the user's": lambda dataset: dataset.compose(in_pairs),
 }
@@ -491,13 +490,6 @@ def test_all_such_stages_are_named_at_once_and_where_no_loader_is_made_they_work
 def test_a_selection_that_drops_nothing_changes_nothing(numbers):
     dataset = Dataset(numbers, rank=0, world_size=1).select(bool)
     assert all_deliveries(Loader(delivering(dataset), 12)) == all_deliveries(loader_of(numbers))
-
-
-@in_process_and_workers
-def test_a_selection_that_drops_the_last_sample_only_is_an_error(numbers, num_workers):
-    dataset = Dataset(numbers).select(lambda sample: sample["__position__"] != 107)
-    with raises(PipelineError, match="one sample for each"):
-        list(Loader(dataset, 12, num_workers=num_workers))
 
 
 class AugmentationError(Exception):
@@ -557,13 +549,12 @@ DAMAGES = {
 }
 
 
-@in_process_and_workers
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_an_error_that_names_the_shard(numbers, tmp_path, damage, num_workers):
+def test_damage_is_an_error_that_names_the_shard(numbers, tmp_path, damage):
     path = shutil.copytree(numbers, tmp_path / "damaged")
     damage(path / "000003.tar")
     with raises(DAMAGES[damage], match=r"000003\.tar") as caught:
-        list(loader_of(path, num_workers=num_workers))
+        list(loader_of(path))
     assert caught.value.remedy
 
 
@@ -585,17 +576,6 @@ def test_a_dataset_that_was_not_finished_does_not_exist(numbers, tmp_path):
 
 
 # Processes and random numbers
-
-
-@pytest.mark.parametrize("persistent_workers", [False, True])
-@pytest.mark.parametrize("steps", [1, None])
-def test_no_processes_are_left_when_a_loader_goes(numbers, steps, persistent_workers):
-    before = set(multiprocessing.active_children())
-    loader = loader_of(numbers, num_workers=2, persistent_workers=persistent_workers)
-    list(itertools.islice(loader, steps))
-    del loader
-    gc.collect()
-    assert set(multiprocessing.active_children()) <= before
 
 
 def test_persistent_workers_stay_and_others_go_with_their_epoch(numbers):
@@ -786,35 +766,24 @@ def test_set_epoch_on_the_dataset_is_followed(numbers):
     assert all_deliveries(loader) == all_deliveries(expected)
 
 
-def test_an_iterator_that_was_never_used_leaves_no_process(numbers):
-    iterator = iter(loader_of(numbers, num_workers=2))
-    assert len(multiprocessing.active_children()) == 2
-    del iterator
-    assert multiprocessing.active_children() == []
-
-
-def two_tensors(sample):
-    return torch.zeros(3), torch.full((1,), sample["__position__"])
-
-
 @pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate], ids=["wdsplit", "torch"])
 def test_samples_of_many_tensors_need_no_file_each(numbers, collate_fn):
     """A process may hold so many files; torch sends each tensor of a list through one."""
     script = f"""
 import resource
 import torch
-from test_loader import two_tensors
 from wdsplit import Dataset, Loader
+
+def nested(sample):
+    return ((torch.zeros(3), torch.full((1,), sample["__position__"])),), sample["__key__"]
+
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150))
-    nested = lambda sample: ((two_tensors(sample),), sample["__key__"])
     collate_fn = {"None" if collate_fn is None else "torch.utils.data.default_collate"}
     loader = Loader(Dataset({numbers!r}, lanes=2).map(nested), 101, num_workers=2, collate_fn=collate_fn)
     print(sum(1 for _ in loader))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 

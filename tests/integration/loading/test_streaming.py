@@ -184,7 +184,7 @@ def test_ranks_that_share_each_shard_download_it_once(remote, fault_proxy, cache
 
 def test_a_download_ends_with_the_iteration_that_it_is_for(remote, fault_proxy, cache_dir, monkeypatch):
     monkeypatch.setattr(cache_module, "_READ_BYTES", 8192)
-    monkeypatch.setattr(source, "_LEAST_AT_ONCE", 40)
+    monkeypatch.setattr(source, "_MIN_AT_ONCE", 40)
     later = {f"{number:06d}.tar" for number in range(4, 8)}
 
     def asked():

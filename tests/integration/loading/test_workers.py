@@ -89,7 +89,7 @@ def long_waits(monkeypatch):
 
 
 @every_kind
-@pytest.mark.parametrize(("steps", "prefetch_bytes"), [(0, 1), (1, 1), (2, 10**9), (None, 1)])
+@pytest.mark.parametrize(("steps", "prefetch_bytes"), [(1, 1), (2, 10**9), (None, 1)])
 def test_nothing_is_left_after_a_break_and_it_takes_no_time(
     payloads, nothing_left, long_waits, options, prefetch_bytes, steps
 ):
@@ -137,10 +137,9 @@ def test_an_epoch_that_has_ended_holds_no_shared_memory_and_no_thread(payloads, 
 
 
 @workers_only
-@pytest.mark.parametrize("prefetch_factor", [1, 2])
-@pytest.mark.parametrize("staged", ["columns", "samples"])
+@pytest.mark.parametrize(("staged", "prefetch_factor"), [("columns", 1), ("samples", 2)])
 def test_what_was_delivered_never_changes(payloads, options, prefetch_factor, staged):
-    """Sizes that change from part to part make segments grow; all batches are kept."""
+    """Sizes that change from sub-batch to sub-batch make segments grow; all batches are kept."""
     dataset = Dataset(payloads, window=3)
     if staged == "samples":
         dataset = dataset.map(with_arrays)
@@ -206,32 +205,34 @@ def fail_at_30(sample):
 
 
 @workers_only
-@pytest.mark.parametrize("max_parts", [1, 2, 4])
-def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, max_parts):
-    """Each of 2 workers may have so many parts waiting, and one in its hands."""
-    part_bytes = 5 * (PAYLOAD_BYTES + 200)
-    loader = Loader(Dataset(payloads), 10, prefetch_factor=20, prefetch_bytes=2 * max_parts * part_bytes, **options)
+@pytest.mark.parametrize("max_ahead", [1, 4])
+def test_what_is_made_ahead_is_bounded_in_bytes(payloads, options, max_ahead):
+    """Each of 2 workers may have so many sub-batches waiting, and one in its hands."""
+    sub_batch_bytes = 5 * (PAYLOAD_BYTES + 200)
+    loader = Loader(
+        Dataset(payloads), 10, prefetch_factor=20, prefetch_bytes=2 * max_ahead * sub_batch_bytes, **options
+    )
     batches = iter(loader)
     for delivered in range(1, 6):
         next(batches)
-        ahead = settled(loader, 5 * 2 * (delivered + max_parts)) // 5 - 2 * delivered
-        assert 2 * max_parts <= ahead <= 2 * (max_parts + 1)
+        ahead = settled(loader, 5 * 2 * (delivered + max_ahead)) // 5 - 2 * delivered
+        assert 2 * max_ahead <= ahead <= 2 * (max_ahead + 1)
     assert len(list(batches)) == 24 - 5
 
 
 @workers_only
-@pytest.mark.parametrize("most_together", [1, 2])
-def test_what_is_made_ahead_is_bounded_in_steps(payloads, options, most_together, monkeypatch):
+@pytest.mark.parametrize("max_together", [1, 2])
+def test_what_is_made_ahead_is_bounded_in_steps(payloads, options, max_together, monkeypatch):
     """The first parcel of each worker has one step, the others as many as travel together."""
-    monkeypatch.setattr("wdsplit.loading.worker._PARCEL_STEPS", most_together)
+    monkeypatch.setattr("wdsplit.loading.worker._PARCEL_STEPS", max_together)
     loader = Loader(Dataset(payloads), 10, prefetch_factor=3, **options)
     batches = iter(loader)
     for delivered in range(1, 4):
         next(batches)
-        opened = 2 * (most_together - 1)
-        least = 2 * 3 * most_together - opened
+        opened = 2 * (max_together - 1)
+        least = 2 * 3 * max_together - opened
         ahead = settled(loader, 5 * (2 * delivered + least)) // 5 - 2 * delivered
-        assert least <= ahead <= 2 * (3 + 1) * most_together + opened
+        assert least <= ahead <= 2 * (3 + 1) * max_together + opened
 
 
 def settled(loader, least):
@@ -290,13 +291,18 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("kind_of_workers", ["none", "processes", "threads"])
-@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.parametrize(
+    ("kind_of_workers", "failure"),
+    [
+        *(("processes", name) for name in FAILURES),
+        *((kind, name) for kind in ("none", "threads") for name in ("KeyError", "StopIteration", "one of ours")),
+    ],
+)
 def test_an_error_of_a_stage_names_the_sample_and_its_shard(
     numbers, nothing_left, long_waits, kind_of_workers, failure
 ):
     options = KINDS[kind_of_workers]
-    make, kind, text = failure
+    make, kind, text = FAILURES[failure]
     key, url = next((s["__key__"], s["__url__"]) for s in Dataset(numbers) if s["__position__"] == 31)
     loader = Loader(delivering(Dataset(numbers).map(failing(make))), 12, **options)
     seen, begun = [], time.monotonic()

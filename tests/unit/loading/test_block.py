@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsplit.loading.reading.block import Block, Gathered, as_objects
@@ -44,6 +44,7 @@ def blocks(draw):
     return block, samples
 
 
+@settings(max_examples=40)
 @given(blocks())
 def test_samples_have_the_fields_that_are_there_with_their_bytes(drawn):
     block, samples = drawn

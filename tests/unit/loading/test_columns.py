@@ -10,7 +10,7 @@ from made_datasets import converted
 from wdsplit.errors import PipelineError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.stages.columns import Rename, ToTuple, wanted_fields
+from wdsplit.loading.stages.columns import Rename, ToTuple, requested_fields
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -119,9 +119,9 @@ def test_a_missing_field_names_a_sample_that_lacks_it(ragged):
 
 
 def test_only_columns_that_are_wanted_are_read():
-    assert wanted_fields([]) is None
-    assert wanted_fields([ToTuple(("a", "b"))]) == ("a", "b")
-    assert wanted_fields([Rename({"a": "b"}), ToTuple(("a",))]) is None
+    assert requested_fields([]) is None
+    assert requested_fields([ToTuple(("a", "b"))]) == ("a", "b")
+    assert requested_fields([Rename({"a": "b"}), ToTuple(("a",))]) is None
 
 
 def test_a_value_that_is_none_is_left_to_webdataset():

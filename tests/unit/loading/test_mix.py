@@ -22,11 +22,11 @@ def test_windows_that_were_read_are_counted_though_their_readers_are_gone(number
     readers = {id(own): own for _, own, _ in plan[1]}.values()
     assert len(readers) == 5
     reader.carry_out(plan)
-    assert reader.num_parsed == sum(each.num_parsed for each in readers) > 5 * 7
-    assert reader.num_held == sum(each.num_held for each in readers)
-    before = reader.num_parsed, reader.num_held
+    assert reader.num_read == sum(each.num_read for each in readers) > 5 * 7
+    assert reader.num_reused == sum(each.num_reused for each in readers)
+    before = reader.num_read, reader.num_reused
     reader.read(np.arange(3))
-    assert reader.num_parsed + reader.num_held > sum(before)
+    assert reader.num_read + reader.num_reused > sum(before)
 
 
 URL = f"https://u:{SECRET}@host/x?t={SECRET}"

@@ -51,7 +51,7 @@ def fetched(place):
 FIELDS = st.sampled_from([None, ["jpg"], ["cls", "json"], []])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(archives(min_samples=1), min_size=1, max_size=4), st.booleans(), FIELDS, st.data())
 def test_windows_that_are_read_together_are_those_read_alone(tmp_path_factory, built, is_large, fields, data):
     folder = tmp_path_factory.mktemp("shards")
@@ -165,7 +165,7 @@ def test_a_size_of_twelve_digits_is_read_as_one(tmp_path, is_large):
 
 
 def test_a_process_that_was_forked_does_not_write_into_its_parents_memory():
-    memory = Scratch().of(10)
+    memory = Scratch().at_least(10)
     memory[:6] = b"parent"
     child = multiprocessing.get_context("fork").Process(target=memory.__setitem__, args=(slice(0, 6), b"child!"))
     child.start()

@@ -12,7 +12,7 @@ import wdsplit.loading.reading.read_ahead as module
 from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.read_ahead import Ahead, LazyShard, Wanted
+from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
 from wdsplit.loading.reading.reader import read_planned
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
@@ -51,7 +51,7 @@ def lazy(file):
 
 
 def wanted(shard, *windows):
-    return [Wanted(shard, first, stop, (stop - first) * SAMPLE_BYTES) for first, stop in windows]
+    return [FetchRange(shard, first, stop, (stop - first) * SAMPLE_BYTES) for first, stop in windows]
 
 
 def expected(first, stop):
@@ -113,7 +113,7 @@ def test_no_more_memory_is_taken_than_may_be_but_for_what_is_waited_for():
 
 
 def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before(monkeypatch):
-    monkeypatch.setattr(module, "_LEAST_KEPT_BYTES", 0)
+    monkeypatch.setattr(module, "_MIN_KEPT_BYTES", 0)
     file = Remote()
     shard = lazy(file)
     ahead = Ahead(2**23, 10_000, 1)
@@ -196,7 +196,7 @@ def test_room_that_was_taken_in_vain_is_given_back():
 
 def test_memory_that_is_kept_counts_as_much_as_what_is_in_use(monkeypatch):
     page = 4096
-    monkeypatch.setattr(module, "_LEAST_KEPT_BYTES", 0)
+    monkeypatch.setattr(module, "_MIN_KEPT_BYTES", 0)
     monkeypatch.setattr(module, "_PAGE_BYTES", page)
     memory, urgent = module._Memory(4 * page), threading.Event()
 

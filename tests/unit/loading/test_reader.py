@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_datasets import converted, images_table, sized_dataset
@@ -92,6 +92,7 @@ positions = st.lists(st.integers(0, NUM_ROWS + 20), max_size=30).map(lambda valu
 
 
 @pytest.mark.parametrize("dataset", ["uniform", "ragged", "unequal"])
+@settings(max_examples=40)
 @given(
     st.lists(positions, min_size=1, max_size=4),
     st.sampled_from([1, 3, 4, 100]),

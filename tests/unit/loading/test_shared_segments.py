@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsplit.errors import PipelineError
@@ -97,6 +97,7 @@ columns = st.one_of(
 parts = columns | st.lists(columns, max_size=4).map(tuple) | st.dictionaries(st.text(max_size=3), columns, max_size=4)
 
 
+@settings(max_examples=25)
 @given(st.lists(parts, min_size=1, max_size=6), st.integers(1, 3))
 def test_parts_of_any_sizes_come_back_through_segments_that_are_used_again(sequence, num_slots):
     ring, segments = Ring(0, num_slots), Segments()
@@ -105,6 +106,7 @@ def test_parts_of_any_sizes_come_back_through_segments_that_are_used_again(seque
         ring.release()
 
 
+@settings(max_examples=25)
 @given(st.lists(parts | st.none(), min_size=1, max_size=4), st.booleans())
 def test_parcels_come_back_pickled_if_they_are_small_and_part_by_part_if_not(parcel, may_be_large):
     ready, size = travelling(parcel, may_be_large)

@@ -1,7 +1,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsplit.errors import CorruptDataError
@@ -46,6 +46,7 @@ samples = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(samples, st.booleans(), st.data())
 def test_any_rows_are_the_samples_that_were_written(samples, is_copied, data):
     keys, window = window_of(samples, is_copied)
@@ -59,6 +60,7 @@ def test_any_rows_are_the_samples_that_were_written(samples, is_copied, data):
     assert window.sizes_at(np.array(rows, np.int64)).tolist() == [sum(map(len, samples[row].values())) for row in rows]
 
 
+@settings(max_examples=30)
 @given(samples)
 def test_field_names_are_told_of_each_sample_or_once_if_all_are_alike(samples):
     keys, window = window_of(samples, is_copied=True)

@@ -7,7 +7,6 @@ import torch.distributed
 import torch.utils.data
 from torch.distributed.device_mesh import init_device_mesh
 
-from tables import outputs_of, start_process
 from wdsplit.errors import TopologyError
 from wdsplit.loading.world import detect_rank, is_group_initialised, with_worker
 from wdsplit.order.split import World
@@ -22,13 +21,6 @@ def gloo(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
-
-
-class Workers(torch.utils.data.IterableDataset):
-    """Yields the world that each worker process sees."""
-
-    def __iter__(self):
-        yield with_worker(World(1, 2))
 
 
 def test_arguments_win_over_the_environment():
@@ -122,38 +114,6 @@ def test_a_group_without_an_initialised_process_group_is_an_error():
     with pytest.raises(TopologyError, match="none is initialised") as caught:
         detect_rank(group=object(), environ=TORCHRUN)
     assert "init_process_group" in caught.value.remedy
-
-
-MEMBER = """
-import sys
-import torch.distributed as distributed
-from wdsplit.errors import TopologyError
-from wdsplit.loading.world import detect_rank
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-group = distributed.new_group([1])
-whole = detect_rank()
-try:
-    part = detect_rank(group=group)
-    print(whole.rank, whole.world_size, part.rank, part.world_size)
-except TopologyError as error:
-    print(whole.rank, whole.world_size, error.cause)
-distributed.destroy_process_group()
-"""
-
-
-def test_the_ranks_of_a_group_count_and_not_those_of_the_job(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", MEMBER]
-    environment = {**os.environ, "RANK": "7", "WORLD_SIZE": "64"}
-    members = [start_process([*command, rank, tmp_path / "store"], env=environment) for rank in range(2)]
-    outputs = [output.strip() for output in outputs_of(members)]
-    assert outputs == ["0 2 this process is not in the group that was given", "1 2 0 1"]
-
-
-def test_a_worker_process_knows_its_worker():
-    loader = torch.utils.data.DataLoader(Workers(), batch_size=None, num_workers=2)
-    assert sorted(loader, key=lambda world: world.worker) == [World(1, 2, 0, 2), World(1, 2, 1, 2)]
 
 
 def test_outside_of_a_worker_process_the_world_has_one_worker():

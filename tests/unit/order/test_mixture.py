@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from orders import GOLDEN_RATIO, epoch_order, mixed, options, slow_hash_stream
@@ -40,12 +40,12 @@ def mixtures(draw, most=40, lanes=None, tails=("pad", "drop")):
 def led(order, positions):
     """Return (source, source epoch, position there) of each position."""
     found = [None] * len(positions)
-    for part in order.parts(np.asarray(positions, np.int64)):
-        assert len(part.rows) == len(part.positions) > 0
-        assert part.rows.tolist() == sorted(set(part.rows.tolist()))
-        for row, place in zip(part.rows.tolist(), part.positions.tolist(), strict=True):
+    for quota in order.quotas(np.asarray(positions, np.int64)):
+        assert len(quota.rows) == len(quota.positions) > 0
+        assert quota.rows.tolist() == sorted(set(quota.rows.tolist()))
+        for row, place in zip(quota.rows.tolist(), quota.positions.tolist(), strict=True):
             assert found[row] is None
-            found[row] = (part.source, part.source_epoch, place)
+            found[row] = (quota.source, quota.source_epoch, place)
     assert None not in found
     return found
 
@@ -56,8 +56,8 @@ def whole_epoch(order):
 
 def sources_of(order, positions):
     sources = np.full(len(positions), -1)
-    for part in order.parts(positions):
-        sources[part.rows] = part.source
+    for quota in order.quotas(positions):
+        sources[quota.rows] = quota.source
     return sources
 
 
@@ -320,14 +320,14 @@ def test_with_the_sources_own_orders_each_sample_comes_once_an_epoch_of_its_sour
     sizes, counts, chosen = mixture
     order = MixedOrder(*mixture, epoch)
     seen = {source: Counter() for source in range(len(sizes))}
-    for part in order.parts(np.arange(order.num_positions)):
-        own_options = options(lanes=chosen.lanes, seed=source_seed(chosen.seed, part.source))
-        own_counts = np.array([len(range(shard, sizes[part.source], shards)) for shard in range(shards)])
-        own = EpochOrder(own_counts, own_options, part.source_epoch, equal_lanes=True)
-        located = own.locate(part.positions)
+    for quota in order.quotas(np.arange(order.num_positions)):
+        own_options = options(lanes=chosen.lanes, seed=source_seed(chosen.seed, quota.source))
+        own_counts = np.array([len(range(shard, sizes[quota.source], shards)) for shard in range(shards)])
+        own = EpochOrder(own_counts, own_options, quota.source_epoch, equal_lanes=True)
+        located = own.locate(quota.positions)
         assert not located.pad.any()
         samples = zip(located.shard.tolist(), located.sample.tolist(), strict=True)
-        seen[part.source].update((part.source_epoch, *sample) for sample in samples)
+        seen[quota.source].update((quota.source_epoch, *sample) for sample in samples)
     for source, count in enumerate(counts):
         assert set(seen[source].values()) <= {1}
         assert seen[source].total() == count
@@ -428,6 +428,7 @@ def test_epochs_that_are_not_shuffled_are_all_the_same():
 # Large
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 2**47), min_size=1, max_size=8), st.integers(1, 2000), st.integers(0, 2**62), st.data())
 def test_counts_of_fifty_bits_are_exact(counts, lanes, epoch, data):
     sizes = [data.draw(st.integers(1, MAX_MIXED_SAMPLES)) for _ in counts]

@@ -99,13 +99,13 @@ class Block:
                     sample[name] = payload
         return samples
 
-    def columns(self, wanted: Collection[str] | None = None) -> dict[str, Any] | None:
+    def columns(self, requested: Collection[str] | None = None) -> dict[str, Any] | None:
         """Return the samples as columns, named as in a sample; None if a sample lacks a field.
 
         Positions and pads are arrays, all else lists.
 
         Args:
-            wanted: The fields that are read; None for all.
+            requested: The fields that are read; None for all.
         """
         columns: dict[str, Any] = {
             "__key__": self.keys.tolist(),
@@ -114,7 +114,7 @@ class Block:
             "__pad__": self.pads,
         }
         for name in self.fields:
-            if wanted is not None and name not in wanted:
+            if requested is not None and name not in requested:
                 continue
             columns[name], is_lacking = self._payloads(name)
             if is_lacking:

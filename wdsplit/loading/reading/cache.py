@@ -1,7 +1,7 @@
 """Whole shards on a node's own disk, downloaded once for all its processes, verified, evicted by least recent use.
 
 An entry is named by the checksum of its bytes, so datasets cannot take each other's shards, and share those that are
-the same. `cachefolder` has the files and their locks.
+the same. `cache_folder` has the files and their locks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _READ_BYTES = 8 * 1024**2
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
 
-_told: dict[tuple[str, str], object] = {}
+_warned: dict[tuple[str, str], object] = {}
 """What this process has warned of: the cache's folder, and the kind of trouble."""
 
 
@@ -68,7 +68,7 @@ class ShardCache:
         return self._folder.path
 
     def open(
-        self, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True
+        self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard | None:
         """Open a shard of a dataset; it is downloaded if it is not here.
 
@@ -77,10 +77,10 @@ class ShardCache:
         Args:
             storage: Where the dataset is.
             shard: The shard, as its manifest has it.
-            is_wanted: Asked now and then; when it says no, downloading and waiting end.
+            is_needed: Asked now and then; when it says no, downloading and waiting end.
 
         Returns:
-            The shard; or None if there is no room for it, of which a warning tells once, or if it is not wanted.
+            The shard; or None if there is no room for it, of which a warning tells once, or if it is not needed.
 
         Raises:
             DatasetNotFoundError: The shard, or its index, is not in the dataset.
@@ -99,7 +99,7 @@ class ShardCache:
             return None
         try:
             with self._folder.translated():
-                return self._open(self._path(checksum[1], shard), storage, shard, is_wanted)
+                return self._open(self._path(checksum[1], shard), storage, shard, is_needed)
         except NoRoomError as error:
             self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
             return None
@@ -129,11 +129,11 @@ class ShardCache:
         return self.path / digest[:2] / f"{digest}-{shard.num_bytes}.tar"
 
     def _open(
-        self, path: Path, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool]
+        self, path: Path, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
     ) -> OpenShard | None:
         """Open a shard that is here, or wait for who downloads it, or download it."""
         delay_s = _FIRST_DELAY_S
-        while is_wanted():
+        while is_needed():
             opened = self._cached(path, f"{storage.url}/{shard.path}", shard)
             if opened is not None:
                 return opened
@@ -142,7 +142,7 @@ class ShardCache:
                 part = self._folder.reserve(path, shard.num_bytes, _index_bytes(shard))
                 if part is not None:
                     with part:
-                        return self._downloaded(part, storage, shard, is_wanted)
+                        return self._downloaded(part, storage, shard, is_needed)
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
         return None
@@ -168,15 +168,15 @@ class ShardCache:
         return OpenShard(url, file, offsets)
 
     def _downloaded(
-        self, part: PartialShard, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool]
+        self, part: PartialShard, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
     ) -> OpenShard | None:
-        """Download a shard for which there is room, verify and open it; None if it is not wanted any more."""
+        """Download a shard for which there is room, verify and open it; None if it is not needed any more."""
         origin = open_shard(storage, shard)
-        checksum = _copy(origin, part, shard, is_wanted)
+        checksum = _copy(origin, part, shard, is_needed)
         if checksum not in (shard.checksum, None):
             logger.warning("%s: damaged on its way, and is downloaded again", origin.url)
             origin = open_shard(storage, shard)
-            checksum = _copy(origin, part, shard, is_wanted)
+            checksum = _copy(origin, part, shard, is_needed)
         if checksum is None:
             return None
         if checksum != shard.checksum:
@@ -206,16 +206,16 @@ class ShardCache:
     def _warn(self, kind: str, text: str) -> None:
         """Warn once in this process of one kind of trouble with this cache."""
         mine = object()
-        if _told.setdefault((str(self.path), kind), mine) is mine:
+        if _warned.setdefault((str(self.path), kind), mine) is mine:
             logger.warning("cache %s: %s", self.path, text)
 
 
-def _copy(origin: OpenShard, part: PartialShard, shard: Shard, is_wanted: Callable[[], bool]) -> str | None:
-    """Copy all bytes of a shard; return their checksum, or None if they are not wanted any more."""
+def _copy(origin: OpenShard, part: PartialShard, shard: Shard, is_needed: Callable[[], bool]) -> str | None:
+    """Copy all bytes of a shard; return their checksum, or None if they are not needed any more."""
     buffer = memoryview(bytearray(min(_READ_BYTES, shard.num_bytes)))
     digest = xxhash.xxh3_128()
     for offset in range(0, shard.num_bytes, _READ_BYTES):
-        if not is_wanted():
+        if not is_needed():
             return None
         piece = buffer[: shard.num_bytes - offset]
         origin.file.read_into(piece, offset)

@@ -1,10 +1,6 @@
 """The folder of a cache of shards: its files, the locks that keep them together, and room for more.
 
-An entry is named by the checksum and the size of a shard's bytes, in a subfolder by its first two digits. `NAME.tar`
-is whole and verified, `NAME.tar.idx` is its index; while they are downloaded both have their full size already and are
-called `.part`. Locks of the system go with their process, however it ends: an exclusive one on the file `lock` while
-entries are counted, made, named or removed; an exclusive one on a tar's `.part` while it is downloaded; a shared one on
-a tar while it is open.
+An entry is named by the checksum and the size of a shard's bytes, in a subfolder by its first two digits.
 """
 
 from __future__ import annotations
@@ -171,6 +167,11 @@ class PartialShard:
 
 class CacheFolder:
     """The entries of a cache. Nothing is touched before the first call.
+
+    `NAME.tar` is whole and verified, `NAME.tar.idx` is its index; while they are downloaded both have their full
+    size already and are called `.part`. Locks of the system go with their process, however it ends: an exclusive
+    one on the file `lock` while entries are counted, made, named or removed; an exclusive one on a tar's `.part`
+    while it is downloaded; a shared one on a tar while it is open.
 
     Args:
         path: The folder; it is made if it is not there.

@@ -102,9 +102,9 @@ class _Samples:
     def number_of(self, key: str) -> int:
         """Return the number of the sample with this key."""
         keys = list(dict.fromkeys([key, escape_key(key)]))
-        for wanted in keys:
-            number = bisect.bisect_left(range(len(self)), wanted, key=self._key)
-            if number < len(self) and self._key(number) == wanted:
+        for candidate in keys:
+            number = bisect.bisect_left(range(len(self)), candidate, key=self._key)
+            if number < len(self) and self._key(number) == candidate:
                 return number
         return self._scan(keys)
 

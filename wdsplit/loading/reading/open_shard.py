@@ -66,7 +66,7 @@ class OpenShard:
         vars(self).pop("data", None)
 
     def expect(self, first: int, stop: int) -> None:
-        """Let the system begin to read the samples first, ..., stop - 1, which will be wanted soon."""
+        """Let the system begin to read the samples first, ..., stop - 1, which will be needed soon."""
         begin = int(self.offsets[first])
         self.file.expect(begin, int(self.offsets[stop]) - begin)
 
@@ -76,7 +76,7 @@ class OpenShard:
         Args:
             first: The first sample.
             stop: The sample after the last.
-            fields: The fields that are wanted; None for all.
+            fields: The fields to read; None for all.
 
         Raises:
             CorruptDataError: They are not what the index says.
@@ -93,7 +93,7 @@ class Scratch:
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
 
-    def of(self, num_bytes: int) -> mmap.mmap:
+    def at_least(self, num_bytes: int) -> mmap.mmap:
         """Return memory of at least some bytes; what was in it is lost."""
         if self._memory is None or len(self._memory) < num_bytes:
             self._memory = mmap.mmap(-1, max(num_bytes, 1), mmap.MAP_PRIVATE)  # a fork has its own
@@ -126,7 +126,7 @@ def read_windows(
 
     Args:
         places: Where they are; none of them is empty.
-        fields: The fields that are wanted; None for all.
+        fields: The fields to read; None for all.
         scratch: Memory to read in, if there is any at hand.
 
     Raises:
@@ -185,7 +185,7 @@ class _Row:
         if len(self._places) == 1 and self._places[0].data is not None:
             return self._parsed(self._places[0].data, fields, is_kept=not is_small)
         if is_remote or is_small:
-            view = memoryview(scratch.of(num_bytes))[:num_bytes]
+            view = memoryview(scratch.at_least(num_bytes))[:num_bytes]
             for place, begin in zip(self._places, (self._begins - self._begins[0]).tolist(), strict=False):
                 piece = view[begin : begin + place.num_bytes]
                 if place.data is None:
@@ -196,7 +196,7 @@ class _Row:
         heads = _Heads(self)
         members = parse_plain_members(heads.blocks_at, self.offsets)
         if members is not None:
-            return Window(self._url, members, lambda wanted: heads.payloads(members, wanted), fields)
+            return Window(self._url, members, lambda requested: heads.payloads(members, requested), fields)
         if len(self._places) > 1:
             return None
         first, last = self._begins.tolist()
@@ -211,19 +211,19 @@ class _Row:
 
         Args:
             data: Its bytes.
-            fields: The fields that are wanted; None for all.
+            fields: The fields to read; None for all.
             is_kept: Whether the bytes stay as they are: then large payloads are copied when they are asked for.
         """
         base = int(self._begins[0])
         members = parse_members(data, self.offsets, base)
         starts = members.starts - base
 
-        def payloads(wanted: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
+        def payloads(requested: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
             if not is_kept:
-                return pieces(data, starts, members.sizes, wanted), True
+                return pieces(data, starts, members.sizes, requested), True
             is_read = members.sizes <= _HEAD_BYTES - BLOCK_BYTES
-            values = pieces(data, starts, np.where(is_read, members.sizes, 0), wanted & is_read)
-            rows = np.flatnonzero(wanted & ~is_read)
+            values = pieces(data, starts, np.where(is_read, members.sizes, 0), requested & is_read)
+            rows = np.flatnonzero(requested & ~is_read)
             found = zip(starts[rows].tolist(), members.sizes[rows].tolist(), strict=True)
             copied = partial(_copied, data)
             values[rows] = as_objects([(copied, start, size) for start, size in found])
@@ -259,7 +259,7 @@ class _Heads:
         self._data.append(data)
         return np.frombuffer(data, np.uint8).reshape(-1, _HEAD_BYTES)[:, :BLOCK_BYTES]
 
-    def payloads(self, members: Members, wanted: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
+    def payloads(self, members: Members, requested: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
         """Return the payloads of members, and whether all are at hand: those that were read with their headers."""
         offsets = np.concatenate(self._offsets)
         order = np.argsort(offsets)
@@ -267,8 +267,8 @@ class _Heads:
         heads = np.searchsorted(offsets[order], members.starts - BLOCK_BYTES)
         is_read = members.sizes <= _HEAD_BYTES - BLOCK_BYTES
         sizes = np.where(is_read, members.sizes, 0)
-        values = pieces(data.reshape(-1), heads * _HEAD_BYTES + BLOCK_BYTES, sizes, wanted & is_read)
-        rows = np.flatnonzero(wanted & ~is_read)
+        values = pieces(data.reshape(-1), heads * _HEAD_BYTES + BLOCK_BYTES, sizes, requested & is_read)
+        rows = np.flatnonzero(requested & ~is_read)
         found = zip(self._row.located(members.starts[rows]), members.sizes[rows].tolist(), strict=True)
         values[rows] = as_objects([(file.read, offset, size) for (file, offset), size in found])
         return values, not len(rows)

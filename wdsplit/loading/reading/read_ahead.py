@@ -1,7 +1,7 @@
-"""Reading ahead: ranges of remote shards, fetched by threads before they are wanted and in the order of their need.
+"""Reading ahead: threads fetch ranges of remote shards before they are needed, in the order of their need.
 
-What will be wanted is known, so nothing is guessed. Who wants a range that no thread has begun fetches it himself: a
-reader never waits for room.
+The order is known, so nothing is guessed. A reader fetches a range itself that no thread has begun to fetch: it never
+waits for room.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.storage.locks import ProcessLock
 
-__all__ = ["Ahead", "Fetch", "LazyShard", "Wanted"]
+__all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard"]
 
 _REQUEST_BYTES = 12 * 1024**2
 """Ranges that lie side by side are fetched by one request, up to so many bytes."""
-_LEAST_KEPT_BYTES = 1024**2
+_MIN_KEPT_BYTES = 1024**2
 _PAGE_BYTES = 2 * 1024**2
 """A huge page: the system gives memory in pages of this size, if it can, a hundred times as fast as in small ones."""
 
@@ -52,11 +52,11 @@ class _Memory:
             is_urgent: Whether they need not wait for room.
             fill: Fills memory with them.
         """
-        room = num_bytes if num_bytes < _LEAST_KEPT_BYTES else -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        room = num_bytes if num_bytes < _MIN_KEPT_BYTES else -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         self._wait(room, is_urgent)
         memory = None
         try:
-            if num_bytes >= _LEAST_KEPT_BYTES:
+            if num_bytes >= _MIN_KEPT_BYTES:
                 memory = self._pages(room)
                 room = len(memory)
             array = np.empty(num_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8, num_bytes)
@@ -117,7 +117,7 @@ class _Memory:
 
 
 class LazyShard:
-    """A shard that is opened when it is first wanted, by whichever thread wants it.
+    """A shard that is opened when it is first needed, by whichever thread needs it.
 
     Args:
         opener: Opens it.
@@ -162,7 +162,7 @@ class LazyShard:
         return self._is_opening
 
 
-class Wanted(NamedTuple):
+class FetchRange(NamedTuple):
     """The samples first, first + 1, ..., stop - 1 of a shard, which take about so many bytes."""
 
     shard: LazyShard
@@ -214,7 +214,7 @@ class Fetch:
         return self._shard.is_being_opened(lambda: fetches.put(self))
 
     def hurry(self) -> None:
-        """Say that they are wanted now: they need not wait for room."""
+        """Say that they are needed now: they need not wait for room."""
         if self._pid == os.getpid() and not self._done.is_set() and not self._is_urgent.is_set():
             self._is_urgent.set()
             self._memory.look_again()
@@ -246,7 +246,7 @@ class Ahead:
     """Fetches in the background.
 
     Args:
-        num_bytes: How many bytes may be under way or at hand, those that are wanted now included.
+        num_bytes: How many bytes may be under way or at hand, those that are needed now included.
         planned_bytes: How far to plan ahead.
         num_connections: Requests at the same time.
         is_downloading: Whether a shard is downloaded when it is opened: a thread does not wait for another that does
@@ -282,14 +282,14 @@ class Ahead:
         """Whether more shall be planned again: not for each range, so that more of them lie side by side."""
         return self.num_planned <= self._planned_bytes * 3 // 4
 
-    def fetch(self, wanted: Sequence[Wanted]) -> list[Fetch]:
+    def fetch(self, ranges: Sequence[FetchRange]) -> list[Fetch]:
         """Begin to fetch ranges, in their order; return for each the fetch that it is part of."""
         if self._pid != os.getpid():
             self._begin()
-        fetches: list[Fetch] = [None] * len(wanted)  # type: ignore[list-item]
+        fetches: list[Fetch] = [None] * len(ranges)  # type: ignore[list-item]
         begun: list[tuple[int, Fetch]] = []
-        for run in _side_by_side(wanted):
-            first, last = wanted[run[0]], wanted[run[-1]]
+        for run in _side_by_side(ranges):
+            first, last = ranges[run[0]], ranges[run[-1]]
             fetch = Fetch(first.shard, first.first, last.stop, self._memory)
             begun.append((min(run), fetch))
             for place in run:
@@ -303,14 +303,14 @@ class Ahead:
         return fetches
 
 
-def _side_by_side(wanted: Sequence[Wanted]) -> list[list[int]]:
+def _side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
     """Return the places of ranges that one request fetches, each run rising in its shard."""
-    order = sorted(range(len(wanted)), key=lambda place: (id(wanted[place].shard), wanted[place].first))
+    order = sorted(range(len(ranges)), key=lambda place: (id(ranges[place].shard), ranges[place].first))
     runs: list[list[int]] = []
     num_bytes = 0
     for place in order:
-        each = wanted[place]
-        before = wanted[runs[-1][-1]] if runs else None
+        each = ranges[place]
+        before = ranges[runs[-1][-1]] if runs else None
         joins = before is not None and before.shard is each.shard and before.stop == each.first
         if joins and num_bytes + each.num_bytes <= _REQUEST_BYTES:
             runs[-1].append(place)

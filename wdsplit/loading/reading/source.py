@@ -5,7 +5,6 @@ Composition of the manifest, the order and the reader.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,20 +19,19 @@ from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
-from wdsplit.order.split import AnyOrder, World, assigned_lanes, whole
+from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.shards.manifest import Manifest, Shard
-from wdsplit.sizes import parse_size
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.urls import shown_url
 
 __all__ = ["Access", "AnySource", "BlockReader", "Source"]
 
-_LEAST_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
+_MIN_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
-_LEAST_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
+_MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 """Fewer samples at once where their windows are held in memory: the sooner those are free for what is to come."""
-_LEAST_CONNECTIONS = 4
+_MIN_CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Access:
 
     Attributes:
         storage_options: How to reach a remote store.
-        read_ahead_bytes: Bytes that all workers of a rank fetch before they are wanted, together; of a remote dataset.
+        read_ahead_bytes: Bytes that all workers of a rank fetch before they are needed, together; of a remote dataset.
         connections: Requests that they have under way at the same time, together.
         cache: Keeps the shards on the node's own disk.
     """
@@ -51,12 +49,6 @@ class Access:
     read_ahead_bytes: int = 128 * 1024**2
     connections: int = 16
     cache: ShardCache | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("read_ahead_bytes", "connections"):
-            number = getattr(self, name)
-            if type(number) is not int or number < 1:
-                raise InputError(f"{name} cannot be", expected="an integer of at least 1", found=repr(number))
 
     def storage(self, url: str) -> ReadableStorage:
         """Return where a dataset is."""
@@ -70,21 +62,21 @@ class Access:
             window_bytes: Bytes of the windows that it holds.
             shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
         """
-        num_connections = max(_LEAST_CONNECTIONS, self.connections // num_workers)
+        num_connections = max(_MIN_CONNECTIONS, self.connections // num_workers)
         num_bytes = self.read_ahead_bytes // num_workers
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
         return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
 
     def open_shard(
-        self, storage: ReadableStorage, shard: Shard, is_wanted: Callable[[], bool] = lambda: True
+        self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard:
         """Open a shard, from the cache if there is one with room for it.
 
         Raises:
-            StorageError: It is not wanted any more; nobody hears of that.
+            StorageError: It is not needed any more; nobody hears of that.
         """
-        opened = None if self.cache is None else self.cache.open(storage, shard, is_wanted)
-        if opened is None and not is_wanted():
+        opened = None if self.cache is None else self.cache.open(storage, shard, is_needed)
+        if opened is None and not is_needed():
             raise StorageError("a shard is not wanted any more", place=f"{storage.url}/{shard.path}")
         if self.cache is None or opened is None:
             return open_shard(storage, shard)
@@ -95,34 +87,16 @@ class Access:
         return self.open_shard(storage, shard)
 
 
-def access_of(
-    storage_options: Mapping[str, Any] | None,
-    read_ahead_bytes: int,
-    connections: int,
-    cache_dir: str | os.PathLike[str] | None,
-    cache_size: int | str | None,
-) -> Access:
-    """Return how a dataset is reached, from what a user may say.
-
-    Raises:
-        InputError: One of the arguments cannot be.
-    """
-    if cache_dir is None and cache_size is not None:
-        raise InputError("cache_size needs a cache", expected="cache_dir", found=f"cache_size={cache_size!r} alone")
-    cache = None if cache_dir is None else ShardCache(cache_dir, None if cache_size is None else parse_size(cache_size))
-    return Access(storage_options, whole(read_ahead_bytes), whole(connections), cache)
-
-
 class BlockReader(Protocol):
     """Reads the samples of positions."""
 
     @property
-    def num_parsed(self) -> int:
+    def num_read(self) -> int:
         """Windows that were read and parsed so far."""
 
     @property
-    def num_held(self) -> int:
-        """Times that a window was at hand already."""
+    def num_reused(self) -> int:
+        """Times that a window was in memory already."""
 
     def read(self, positions: Int64) -> Block:
         """Return the samples at the given positions, in their order."""
@@ -171,7 +145,7 @@ class Source:
         url: The dataset's folder.
         manifest: Its manifest.
         options: The order's options.
-        fields: The fields that are wanted; None for all.
+        fields: The fields to read; None for all.
         access: How the dataset is reached.
 
     Raises:
@@ -191,8 +165,6 @@ class Source:
         self.access = access or Access()
         self.manifest = manifest
         self.options = options
-        if isinstance(fields, str):
-            raise InputError("fields cannot be a text", expected="a list of names", found=repr(fields))
         self.fields = None if fields is None else frozenset(fields)
         known = [each.name for each in manifest.fields]
         unknown = sorted((self.fields or frozenset()).difference(known))
@@ -245,7 +217,7 @@ class Source:
         if not self.is_ahead:
             ahead = None
         if ahead is not None:
-            opener = partial(opener, is_wanted=_while_kept(ahead))
+            opener = partial(opener, is_needed=_while_kept(ahead))
         return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead)
 
     def storage(self) -> ReadableStorage:
@@ -256,8 +228,8 @@ class Source:
         """Return how many samples a reader shall read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
         is_streamed = self.is_ahead and self.access.cache is None
-        least, num_bytes = (_LEAST_FETCHED, _BYTES_FETCHED) if is_streamed else (_LEAST_AT_ONCE, _BYTES_AT_ONCE)
-        return max(least, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
+        min_samples, num_bytes = (_MIN_FETCHED, _BYTES_FETCHED) if is_streamed else (_MIN_AT_ONCE, _BYTES_AT_ONCE)
+        return max(min_samples, min(_MAX_AT_ONCE, num_samples, num_bytes // max(1, self.sample_bytes)))
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Webdataset calls a pipeline's first stage; ours is bound to an epoch by `Dataset.__iter__` instead."""

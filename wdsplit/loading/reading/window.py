@@ -31,13 +31,13 @@ class Window:
         url: What to call the shard.
         members: The members of the samples.
         payloads: Returns the payloads of all members, as `Block` has them: object of shape (m,); and whether none of
-            those that are wanted is pending. It gets a boolean array that tells which are wanted; the others may be
+            those that are needed is pending. It gets a boolean array that tells which are needed; the others may be
             anything.
-        wanted: The fields that are wanted; None for all.
+        requested: The fields to read; None for all.
 
     Attributes:
         url: What to call the shard.
-        fields: For each wanted field the payloads, as `Block` has them.
+        fields: For each requested field the payloads, as `Block` has them.
         is_uniform: Whether all samples were found to have the same fields, so that they were parsed at once.
         whole: As that of `Block`.
 
@@ -50,19 +50,19 @@ class Window:
         url: str,
         members: Members,
         payloads: Callable[[npt.NDArray[np.bool_]], tuple[Objects, bool]],
-        wanted: Collection[str] | None = None,
+        requested: Collection[str] | None = None,
     ) -> None:
         self.url = url
         uniform = _uniform(members)
         self.is_uniform = uniform is not None
         self._keys, self._members = uniform or _ragged(members)
-        chosen = {name: rows for name, rows in self._members.items() if wanted is None or name in wanted}
+        chosen = {name: rows for name, rows in self._members.items() if requested is None or name in requested}
         self._sizes = np.zeros(len(self._keys), np.int64)
-        is_wanted = np.zeros(len(members.names) + 1, np.bool_)  # the last is that of no member: -1
+        is_needed = np.zeros(len(members.names) + 1, np.bool_)  # the last is that of no member: -1
         for rows in chosen.values():
             self._sizes += np.where(rows < 0, 0, members.sizes[rows])
-            is_wanted[rows] = True
-        values, are_read = payloads(is_wanted[:-1]) if chosen else (np.empty(0, object), True)
+            is_needed[rows] = True
+        values, are_read = payloads(is_needed[:-1]) if chosen else (np.empty(0, object), True)
         if not self.is_uniform:
             values = np.concatenate([values, np.array([None], object)])
         self.fields = {name: values[rows] for name, rows in chosen.items()}
@@ -88,7 +88,7 @@ class Window:
         return list(self._keys)
 
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
-        """Give the field names of each sample with its key, also those that are not wanted; once if all are alike."""
+        """Give the field names of each sample with its key, also those that are not needed; once if all are alike."""
         rows = range(min(1, len(self)) if self.is_uniform else len(self))
         for row in rows:
             yield self._keys[row], [name for name, numbers in self._members.items() if numbers[row] >= 0]
@@ -116,14 +116,14 @@ class Window:
         return Block(self.keys_at(places), urls, numbers, flags, sizes, fields).samples()
 
 
-def pieces(data: Any, starts: Int64, sizes: Int64, wanted: npt.NDArray[np.bool_]) -> Objects:
-    """Return copies of pieces of some bytes, all at once: object of shape (n,), bytes; None where not wanted.
+def pieces(data: Any, starts: Int64, sizes: Int64, requested: npt.NDArray[np.bool_]) -> Objects:
+    """Return copies of pieces of some bytes, all at once: object of shape (n,), bytes; None where not needed.
 
     Args:
         data: The bytes: a buffer.
         starts: int64 of shape (n,): where the pieces begin, in rising order.
         sizes: int64 of shape (n,): their bytes; no piece reaches into the next one, or beyond the end.
-        wanted: bool of shape (n,).
+        requested: bool of shape (n,).
     """
     cuts = np.stack([starts, starts + sizes], axis=1).reshape(-1)
     if not len(cuts):
@@ -131,15 +131,15 @@ def pieces(data: Any, starts: Int64, sizes: Int64, wanted: npt.NDArray[np.bool_]
     if cuts[0] < 0 or cuts[-1] > len(data) or (cuts[1:] < cuts[:-1]).any():
         raise ValueError(f"{len(starts)} pieces overlap, or lie outside of {len(data)} bytes")
     count = len(cuts) - 1  # pieces, and between them what is left out
-    flags = np.full(count // 8 + 1, _EVERY_OTHER, np.uint8) if wanted.all() else _flags(wanted)
+    flags = np.full(count // 8 + 1, _EVERY_OTHER, np.uint8) if requested.all() else _flags(requested)
     buffers = [pa.py_buffer(flags), pa.py_buffer(cuts), pa.py_buffer(data)]
     values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, buffers).to_numpy(zero_copy_only=False)
     return np.asarray(values[::2], object)
 
 
-def _flags(wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """Return the bits that say which of n pieces are wanted, and none of what is between them."""
-    return np.packbits(np.stack([wanted, np.zeros_like(wanted)], axis=1).reshape(-1), bitorder="little")
+def _flags(requested: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """Return the bits that say which of n pieces are needed, and none of what is between them."""
+    return np.packbits(np.stack([requested, np.zeros_like(requested)], axis=1).reshape(-1), bitorder="little")
 
 
 # Samples that all have the same fields
@@ -181,14 +181,14 @@ def _same_stems(names: npt.NDArray[np.uint8], stem: Int64, suffixes: list[bytes]
     """
     same_length = bool((stem == stem[0]).all())
     for number, suffix in enumerate(suffixes):
-        own, wanted = names[:, number], np.frombuffer(suffix, np.uint8)
+        own, requested = names[:, number], np.frombuffer(suffix, np.uint8)
         if same_length:
             ends = own[:, stem[0] : stem[0] + len(suffix)]
             apart = own[:, : stem[0]] != names[:, 0, : stem[0]]
         else:
             ends = np.take_along_axis(own, stem[:, None] + np.arange(len(suffix)), axis=1)
             apart = (own != names[:, 0]) & (np.arange(names.shape[2]) < stem[:, None])
-        if (ends != wanted).any() or (number and apart.any()):
+        if (ends != requested).any() or (number and apart.any()):
             return False
     return True
 

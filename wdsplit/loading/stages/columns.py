@@ -14,7 +14,7 @@ from webdataset import filters
 
 from wdsplit.loading.reading.block import Columns
 
-__all__ = ["ColumnStage", "Rename", "ToTuple", "wanted_fields"]
+__all__ = ["ColumnStage", "Rename", "ToTuple", "requested_fields"]
 
 
 @runtime_checkable
@@ -82,7 +82,7 @@ class Rename:
         return kept | {new: columns[old] for new, old in self.names.items()}
 
 
-def wanted_fields(stages: Iterable[ColumnStage]) -> tuple[str, ...] | None:
+def requested_fields(stages: Iterable[ColumnStage]) -> tuple[str, ...] | None:
     """Return the fields that stages leave over, as far as it can be told before they run; None for all."""
     for stage in stages:
         if isinstance(stage, Rename):

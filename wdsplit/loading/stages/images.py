@@ -101,7 +101,7 @@ class Resized:
         return _imported("PIL.Image").fromarray(pixels) if self.output == "pil" else pixels
 
     def _by_simplejpeg(self, data: bytes) -> Pixels | None:
-        """Return what is wanted of a JPEG, of about the size that is; None for CMYK, which is left to Pillow."""
+        """Return what is needed of a JPEG, of about the size that is; None for CMYK, which is left to Pillow."""
         simplejpeg = _imported("simplejpeg")
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         _check_pixels(width, height)
@@ -130,14 +130,14 @@ class Resized:
         return np.array(image.resize((self.width, self.height), bilinear, box=box, reducing_gap=2.0))
 
     def _resampled(self, pixels: Pixels) -> Pixels:
-        """Return pixels of the size that is wanted, of shape (height, width, 3)."""
+        """Return pixels of the size that is needed, of shape (height, width, 3)."""
         if not self._is_other(pixels):
             return pixels
         resampled = self._interpolated(_imported("torch").from_numpy(pixels)[None].permute(0, 3, 1, 2))
         return np.ascontiguousarray(resampled.permute(1, 2, 0).numpy())
 
     def _planes(self, pixels: Pixels) -> Any:
-        """Return a tensor of the size that is wanted, of shape (3, height, width)."""
+        """Return a tensor of the size that is needed, of shape (3, height, width)."""
         planes = _imported("torch").from_numpy(pixels).permute(2, 0, 1)
         return self._interpolated(planes[None]) if self._is_other(pixels) else planes
 
@@ -155,7 +155,7 @@ class Resized:
         return interpolate(planes, (self.height, self.width), mode="bilinear", antialias=True)[0]
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of the part of an image that is wanted."""
+        """Return top, left, height and width of the part of an image that is needed."""
         if self.crop is None:
             return 0, 0, height, width
         wanted_height, wanted_width = height, width
@@ -226,8 +226,8 @@ def _open_image(data: bytes, formats: tuple[str, ...] | None = None) -> Any:
 
 
 def _check_pixels(width: int, height: int) -> None:
-    most = _imported("PIL.Image").MAX_IMAGE_PIXELS
-    if most is not None and width * height > most:
+    max_pixels = _imported("PIL.Image").MAX_IMAGE_PIXELS
+    if max_pixels is not None and width * height > max_pixels:
         raise _too_many_pixels(f"{width} x {height} pixels")
 
 

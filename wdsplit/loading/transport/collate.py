@@ -1,16 +1,13 @@
 """Batches: samples into columns, and the workers' columns woven into one.
 
-Numbers, arrays and tensors are stacked; strings, bytes and all else come as lists. A column knows what it was made of,
-so that what a batch looks like, or why it cannot be, does not depend on how many parts it was made of.
-
-Columns are numpy's arrays, unless they were made of tensors; what a batch is made of is settled when it is woven. So
-torch is not needed for numpy's batches: where there are tensors, the program has loaded it.
+Numbers, arrays and tensors are stacked; all else comes as lists. Columns are numpy's arrays, unless they were made of
+tensors, so numpy's batches need no torch. A batch does not depend on the number of its sub-batches.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +24,7 @@ Output = Literal["torch", "numpy"]
 """What numbers, arrays and tensors are in a batch: torch's tensors, or numpy's arrays."""
 
 Places = slice | Int64
-"""The places of a part's samples in the batch."""
+"""The places of a sub-batch's samples in the batch."""
 
 _MAX_INT = 2**63
 _PLAIN_KINDS = {int: "number", float: "number", bool: "number", str: "other", bytes: "other"}
@@ -84,9 +81,13 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
-def is_plain(part: Any) -> bool:
-    """Tell whether a part is columns of nothing but numbers, arrays, bytes and text."""
-    columns = part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else (part,)
+def is_plain(sub_batch: Any) -> bool:
+    """Tell whether a sub-batch is columns of nothing but numbers, arrays, bytes and text."""
+    columns: Iterable[Any] = (sub_batch,)
+    if isinstance(sub_batch, dict):
+        columns = sub_batch.values()
+    elif isinstance(sub_batch, tuple):
+        columns = sub_batch
     return all(isinstance(column, Column) and (column.is_plain or column.kind != "other") for column in columns)
 
 
@@ -131,65 +132,66 @@ def _whole_column(values: Any, name: str) -> Column:
     return Column("number" if is_numbers else "array", _writable(values))
 
 
-def num_bytes(part: Any, lists: bool = True) -> int:
-    """Return about how much memory the values of a part take.
+def num_bytes(sub_batch: Any, lists: bool = True) -> int:
+    """Return about how much memory the values of a sub-batch take.
 
     Args:
-        part: What `collate` made, samples, or a list of such.
+        sub_batch: What `collate` made, samples, or a list of such.
         lists: Whether to count columns of bytes or text too: of many small values that takes long.
     """
-    if isinstance(part, Column):
-        if part.is_plain:
-            return sum(map(len, part.data)) if lists else 0
-        return num_bytes(part.data)
-    if isinstance(part, dict):
-        return sum(num_bytes(value, lists) for value in part.values())
-    if isinstance(part, (list, tuple)):
-        if set(map(type, part)) <= {bytes, str}:
-            return sum(map(len, part))
-        return sum(num_bytes(value, lists) for value in part)
-    if isinstance(part, (bytes, str)):
-        return len(part)
-    if isinstance(part, np.ndarray) or _is_tensor(part):
-        return int(part.nbytes)
-    size = getattr(part, "size", None)
+    if isinstance(sub_batch, Column):
+        if sub_batch.is_plain:
+            return sum(map(len, sub_batch.data)) if lists else 0
+        return num_bytes(sub_batch.data)
+    if isinstance(sub_batch, dict):
+        return sum(num_bytes(value, lists) for value in sub_batch.values())
+    if isinstance(sub_batch, (list, tuple)):
+        if set(map(type, sub_batch)) <= {bytes, str}:
+            return sum(map(len, sub_batch))
+        return sum(num_bytes(value, lists) for value in sub_batch)
+    if isinstance(sub_batch, (bytes, str)):
+        return len(sub_batch)
+    if isinstance(sub_batch, np.ndarray) or _is_tensor(sub_batch):
+        return int(sub_batch.nbytes)
+    size = getattr(sub_batch, "size", None)
     return 4 * size[0] * size[1] if isinstance(size, tuple) and len(size) == 2 else 8
 
 
 def weave(
-    parts: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bool = False, output: Output = "torch"
+    sub_batches: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bool = False, output: Output = "torch"
 ) -> Any:
-    """Put the columns of parts together.
+    """Put the columns of sub-batches together.
 
     Args:
-        parts: At least one; for each the places of its samples in the batch (int64), and what `collate` made of them.
+        sub_batches: At least one: the places of its samples in the batch (int64), and what `collate` made of them.
         size: Samples of the batch.
         pin: Whether tensors shall lie in pinned memory.
-        borrowed: Whether the parts lie in memory that will be used again, so that all must be copied.
+        borrowed: Whether the sub-batches lie in memory that will be used again, so that all must be copied.
         output: What is not a list comes as tensors, or as arrays.
 
     Returns:
         A dict or a tuple of tensors (or arrays) and lists, or one of them.
 
     Raises:
-        PipelineError: The parts do not go together, as `collate` would have said of their samples.
+        PipelineError: The sub-batches do not go together, as `collate` would have said of their samples.
     """
-    first = parts[0][1]
-    for _, part in parts:
-        if not _alike(part, first):
-            raise _differ(_layout(first), _layout(part))
+    first = sub_batches[0][1]
+    for _, sub_batch in sub_batches:
+        if not _alike(sub_batch, first):
+            raise _differ(_layout(first), _layout(sub_batch))
 
-    placed = [(_spaced(places), part) for places, part in parts]
+    placed = [(_spaced(places), sub_batch) for places, sub_batch in sub_batches]
 
-    def woven(of: Callable[[Any], Column], name: str) -> Any:
-        column = _weave_column([(places, of(part)) for places, part in placed], size, pin, borrowed, name)
+    def woven(column_of: Callable[[Any], Column], name: str) -> Any:
+        columns = [(places, column_of(sub_batch)) for places, sub_batch in placed]
+        column = _weave_column(columns, size, pin, borrowed, name)
         return column if isinstance(column, list) else _delivered(column, output, name)
 
     if isinstance(first, dict):
-        return {name: woven(lambda part, name=name: part[name], repr(name)) for name in first}  # type: ignore[misc]
+        return {name: woven(lambda sub_batch, name=name: sub_batch[name], repr(name)) for name in first}  # type: ignore[misc]
     if isinstance(first, tuple):
-        return tuple(woven(lambda part, i=i: part[i], f"element {i}") for i in range(len(first)))  # type: ignore[misc]
-    return woven(lambda part: part, "the value")
+        return tuple(woven(lambda sub_batch, i=i: sub_batch[i], f"element {i}") for i in range(len(first)))  # type: ignore[misc]
+    return woven(lambda sub_batch: sub_batch, "the value")
 
 
 def _alike(sample: Any, first: Any) -> bool:
@@ -298,30 +300,30 @@ def _unlike(name: str, expected: str, found: str) -> PipelineError:
     )
 
 
-def _weave_column(parts: Sequence[tuple[Places, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
-    kinds = {column.kind for _, column in parts}
+def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: bool, borrowed: bool, name: str) -> Any:
+    kinds = {column.kind for _, column in sub_batches}
     if len(kinds) > 1:
         raise _unlike(name, "all tensors, all arrays, all numbers, or none of them", ", ".join(sorted(kinds)))
     if kinds == {"other"}:
         values: list[Any] = [None] * size
-        for places, column in parts:
+        for places, column in sub_batches:
             if isinstance(places, slice):
                 values[places] = column.data
                 continue
             for place, value in zip(places.tolist(), column.data, strict=True):
                 values[place] = value
         return values
-    first = parts[0][1].data
-    if len(parts) == 1 and not pin and not borrowed:
+    first = sub_batches[0][1].data
+    if len(sub_batches) == 1 and not pin and not borrowed:
         return first
     if kinds != {"number"}:
-        _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in parts], name)
-    placed = [(places, as_array(column.data)) for places, column in parts]
+        _check_same([(str(column.data.dtype), tuple(column.data.shape[1:])) for _, column in sub_batches], name)
+    placed = [(places, as_array(column.data)) for places, column in sub_batches]
     arrays = [array for _, array in placed if array is not None]
     shape = (size, *first.shape[1:])
     if len(arrays) < len(placed):
         out = sys.modules["torch"].empty(shape, dtype=first.dtype, pin_memory=pin)
-        for places, column in parts:
+        for places, column in sub_batches:
             out[places] = column.data
         return out
     dtype = np.result_type(*(array.dtype for array in arrays))
@@ -333,7 +335,7 @@ def _weave_column(parts: Sequence[tuple[Places, Column]], size: int, pin: bool, 
 
 
 def _delivered(column: Any, output: Output, name: str) -> Any:
-    """Return a tensor or an array as what is wanted, of the same memory."""
+    """Return a tensor or an array as what is needed, of the same memory."""
     if _is_tensor(column) == (output == "torch"):
         return column
     if output == "numpy":

@@ -14,7 +14,7 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 
 __all__ = ["Clock", "Counters", "Statistics"]
 
-_SAMPLES, _BYTES, _PARSED, _HELD = range(4)
+_SAMPLES, _BYTES, _READ, _REUSED = range(4)
 _BUSY_SHARE = 0.1
 _GAPS_KEPT = 10_000
 
@@ -28,7 +28,7 @@ class Statistics:
         samples: Samples in these batches.
         num_bytes: Bytes of the payloads of all samples that the workers have made.
         windows_read: Windows that were read and parsed.
-        windows_held: Times that a window was at hand already.
+        windows_reused: Times that a window was in memory already.
         wait_s: Seconds that the consumer has waited for batches.
         compute_s: Seconds that the consumer has taken between batches.
         samples_made: Samples that the workers have made: those of batches that were made ahead too.
@@ -38,7 +38,7 @@ class Statistics:
     samples: int
     num_bytes: int
     windows_read: int
-    windows_held: int
+    windows_reused: int
     wait_s: float
     compute_s: float
     samples_made: int = 0
@@ -94,14 +94,14 @@ class Counters:
         row[_SAMPLES] += samples
         row[_BYTES] += num_bytes
 
-    def read(self, worker: int, windows_read: int, windows_held: int) -> None:
-        """Count windows that a worker has read, and found at hand."""
+    def read(self, worker: int, windows_read: int, windows_reused: int) -> None:
+        """Count windows that a worker has read, and found in memory."""
         row = self._rows.array[worker]
-        row[_PARSED] += windows_read
-        row[_HELD] += windows_held
+        row[_READ] += windows_read
+        row[_REUSED] += windows_reused
 
     def total(self) -> list[int]:
-        """Return samples, bytes, windows read and windows held of all workers."""
+        """Return samples, bytes, windows read and windows reused of all workers."""
         return [int(value) for value in self._rows.array.sum(axis=0)]
 
 

@@ -1,6 +1,6 @@
-"""Parts of batches on their way from a worker process, in memory that both processes share.
+"""Sub-batches on their way from a worker process, in memory that both processes share.
 
-A worker lays a parcel of parts out in one of a few segments of its own; what goes through the pipe is where things lie.
+A worker lays a parcel of sub-batches out in one of a few segments of its own; the pipe carries only where things lie.
 The other side copies them out and says so, and only then is the segment used again.
 """
 
@@ -61,7 +61,7 @@ class Placed:
         worker: Whose segment.
         slot: Which of its segments.
         segment: The segment itself, the first time that it is used in an iteration.
-        layout: Where in it all of the parcel lies, or for each of its parts where the columns lie.
+        layout: Where in it all of the parcel lies, or for each of its sub-batches where the columns lie.
     """
 
     worker: int
@@ -86,17 +86,17 @@ class Ring:
     def restart(self) -> None:
         """Begin another iteration: parcels of the one before may never have been taken, and segments with them."""
         self._announced: set[int] = set()
-        self._held: deque[tuple[int, int]] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()
         self._free = list(reversed(range(len(self._slots))))
 
     def has_room(self, num_bytes: int, max_bytes: int) -> bool:
         """Tell whether a parcel may be placed so that all under way hold at most some bytes; one always may."""
-        held = sum(size for _, size in self._held)
-        return not self._held or (bool(self._free) and held + num_bytes <= max_bytes)
+        in_flight = sum(size for _, size in self._in_flight)
+        return not self._in_flight or (bool(self._free) and in_flight + num_bytes <= max_bytes)
 
     def release(self) -> None:
         """Take note that the oldest parcel was copied. Its segment is the next to be used, so that few are."""
-        slot, _ = self._held.popleft()
+        slot, _ = self._in_flight.popleft()
         self._free.append(slot)
 
     def place(self, parcel: list[Any] | bytes, num_bytes: int) -> Placed:
@@ -106,9 +106,9 @@ class Ring:
             PipelineError: A value cannot be pickled.
         """
         pieces = _Pieces()
-        layout: Any = pieces.add_bytes(parcel) if isinstance(parcel, bytes) else list(map(pieces.add_part, parcel))
+        layout: Any = pieces.add_bytes(parcel) if isinstance(parcel, bytes) else list(map(pieces.add_sub_batch, parcel))
         slot = self._free.pop()
-        self._held.append((slot, num_bytes))
+        self._in_flight.append((slot, num_bytes))
         segment = self._slots[slot]
         if segment is None or len(segment) < pieces.num_bytes:
             size = int(_GROWTH * pieces.num_bytes) + _ALIGNMENT
@@ -137,13 +137,13 @@ class _Pieces:
         self.num_bytes = offset + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return offset
 
-    def add_part(self, part: Any) -> Any:
-        """Lay out a part; return what finds it again."""
-        if isinstance(part, dict) and all(isinstance(column, Column) for column in part.values()):
-            return {name: self.add_column(column) for name, column in part.items()}
-        if isinstance(part, tuple) and all(isinstance(column, Column) for column in part):
-            return tuple(map(self.add_column, part))
-        return self.add_column(part) if isinstance(part, Column) else self.add_bytes(_pickled(part))
+    def add_sub_batch(self, sub_batch: Any) -> Any:
+        """Lay out a sub-batch; return what finds it again."""
+        if isinstance(sub_batch, dict) and all(isinstance(column, Column) for column in sub_batch.values()):
+            return {name: self.add_column(column) for name, column in sub_batch.items()}
+        if isinstance(sub_batch, tuple) and all(isinstance(column, Column) for column in sub_batch):
+            return tuple(map(self.add_column, sub_batch))
+        return self.add_column(sub_batch) if isinstance(sub_batch, Column) else self.add_bytes(_pickled(sub_batch))
 
     def add_column(self, column: Column) -> Any:
         """Lay out a column; return what finds it again."""
@@ -207,7 +207,7 @@ def _pickled(value: Any) -> bytes:
     """
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5)
-    pickler.fast = isinstance(value, list) and all(part is None or is_plain(part) for part in value)
+    pickler.fast = isinstance(value, list) and all(sub_batch is None or is_plain(sub_batch) for sub_batch in value)
     try:
         pickler.dump(value)
     except Exception as error:
@@ -233,12 +233,12 @@ class Segments:
             self._segments[placed.worker, placed.slot] = placed.segment
         segment = self._segments[placed.worker, placed.slot]
         if isinstance(placed.layout, list):
-            return [_part(segment, layout) for layout in placed.layout]
+            return [_sub_batch(segment, layout) for layout in placed.layout]
         parcel: list[Any] = _taken(segment, placed.layout)
         return parcel
 
 
-def _part(segment: torch.Tensor, layout: Any) -> Any:
+def _sub_batch(segment: torch.Tensor, layout: Any) -> Any:
     if isinstance(layout, dict):
         return {name: _taken(segment, column) for name, column in layout.items()}
     if isinstance(layout, tuple):

@@ -1,6 +1,6 @@
-"""Workers that are threads: parts of batches made ahead in this process, with nothing sent through a pipe.
+"""Workers that are threads: sub-batches made ahead in this process, with nothing sent through a pipe.
 
-How far a worker gets ahead is bounded, in parts and in bytes.
+How far a worker gets ahead is bounded, in sub-batches and in bytes.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class Raised:
 
 
 class Threads:
-    """The parts of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
+    """The sub-batches of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
 
     They end when this is closed or collected, and at the end of the program; one that is busy then ends later, without
     its work being taken.
 
     Args:
-        parts: The parts of each worker; iterated in the worker's thread.
-        parts_ahead: Parts that a worker may have made before they are taken.
-        bytes_ahead: Bytes that they may hold; one part is always made.
+        sub_batches: The sub-batches of each worker; iterated in the worker's thread.
+        max_ahead: Sub-batches that a worker may have made before they are taken.
+        max_bytes: Bytes that they may hold; one sub-batch is always made.
     """
 
-    def __init__(self, parts: Sequence[Iterator[Any]], parts_ahead: int, bytes_ahead: int) -> None:
-        self._queues = [_Queue(parts_ahead, bytes_ahead) for _ in parts]
+    def __init__(self, sub_batches: Sequence[Iterator[Any]], max_ahead: int, max_bytes: int) -> None:
+        self._queues = [_Queue(max_ahead, max_bytes) for _ in sub_batches]
         self._turn = 0
         threads = [
             threading.Thread(target=_work, args=work, name=f"wdsplit-{worker}", daemon=True)
-            for worker, work in enumerate(zip(parts, self._queues, strict=True))
+            for worker, work in enumerate(zip(sub_batches, self._queues, strict=True))
         ]
         self._end = weakref.finalize(self, _end, self._queues, threads)
         for thread in threads:
@@ -55,7 +55,7 @@ class Threads:
         return self
 
     def __next__(self) -> Any:
-        """Return the next part.
+        """Return the next sub-batch.
 
         Raises:
             StopIteration: The worker whose turn it is has ended.
@@ -80,10 +80,10 @@ def _end(queues: Sequence[_Queue], threads: Sequence[threading.Thread]) -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _work(parts: Iterator[Any], queue: _Queue) -> None:
+def _work(sub_batches: Iterator[Any], queue: _Queue) -> None:
     try:
-        for part in parts:
-            if not queue.put(part):
+        for sub_batch in sub_batches:
+            if not queue.put(sub_batch):
                 return
     except BaseException as error:
         queue.put([Raised(error)])
@@ -92,54 +92,54 @@ def _work(parts: Iterator[Any], queue: _Queue) -> None:
 
 
 class _Queue:
-    """Parts that were made and not taken yet."""
+    """Sub-batches that were made and not taken yet."""
 
-    def __init__(self, max_parts: int, max_bytes: int) -> None:
-        self._max_parts = max_parts
+    def __init__(self, max_sub_batches: int, max_bytes: int) -> None:
+        self._max_sub_batches = max_sub_batches
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
-        self._parts: deque[tuple[Any, int]] = deque()
+        self._sub_batches: deque[tuple[Any, int]] = deque()
         self._num_bytes = 0
         self._ended = False
         self._closed = False
 
-    def put(self, part: Any) -> bool:
-        """Add a part when there is room; return False if none are wanted any more."""
-        size = num_bytes(part)
+    def put(self, sub_batch: Any) -> bool:
+        """Add a sub-batch when there is room; return False if none are needed any more."""
+        size = num_bytes(sub_batch)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._has_room(size))
             if self._closed:
                 return False
-            self._parts.append((part, size))
+            self._sub_batches.append((sub_batch, size))
             self._num_bytes += size
             self._changed.notify_all()
             return True
 
     def _has_room(self, size: int) -> bool:
-        if not self._parts:
+        if not self._sub_batches:
             return True
-        return len(self._parts) < self._max_parts and self._num_bytes + size <= self._max_bytes
+        return len(self._sub_batches) < self._max_sub_batches and self._num_bytes + size <= self._max_bytes
 
     def take(self) -> Any:
-        """Return the oldest part, as soon as there is one."""
+        """Return the oldest sub-batch, as soon as there is one."""
         with self._changed:
-            self._changed.wait_for(lambda: self._parts or self._ended or self._closed)
-            if not self._parts:
+            self._changed.wait_for(lambda: self._sub_batches or self._ended or self._closed)
+            if not self._sub_batches:
                 raise StopIteration
-            part, size = self._parts.popleft()
+            sub_batch, size = self._sub_batches.popleft()
             self._num_bytes -= size
             self._changed.notify_all()
-            return part
+            return sub_batch
 
     def end(self) -> None:
-        """Say that no part will follow."""
+        """Say that no sub-batch will follow."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say that no part is wanted any more."""
+        """Say that no sub-batch is needed any more."""
         with self._changed:
             self._closed = True
-            self._parts.clear()
+            self._sub_batches.clear()
             self._changed.notify_all()

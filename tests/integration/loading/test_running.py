@@ -1,4 +1,4 @@
-"""The parts of batches that workers make: in their places up to the last before an error."""
+"""The sub-batches that workers make: in their places up to the last before an error."""
 
 from pathlib import Path
 

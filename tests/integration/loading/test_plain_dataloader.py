@@ -1,0 +1,124 @@
+"""A dataset in torch's own DataLoader: who reads what, and how the epoch reaches workers of every kind."""
+
+import copy
+import itertools
+import multiprocessing
+import pickle
+
+import pytest
+import torch.utils.data
+
+from made_datasets import all_deliveries, delivering, expected_epoch, real_rows, sized_dataset
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.world import with_worker
+from wdsplit.order.split import World
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def plain_loader(path, num_workers, batch_size=5, world=None, persistent_workers=False, **options):
+    """Return torch's own DataLoader."""
+    dataset = delivering(Dataset(path, **(world or {"rank": 0, "world_size": 1}), **options))
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=batch_size, num_workers=num_workers, persistent_workers=persistent_workers
+    )
+
+
+def first_positions(path, count, **options):
+    return list(itertools.islice(expected_epoch(path, **options), count))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_plain_dataloader_delivers_each_sample_once_in_equally_many_batches(numbers, world_size, num_workers):
+    ranks = []
+    for rank in range(world_size):
+        loader = plain_loader(numbers, num_workers, world={"rank": rank, "world_size": world_size})
+        ranks.append(list(loader))
+    assert len({len(batches) for batches in ranks}) == 1
+    assert len({tuple(len(batch[0]) for batch in batches) for batches in ranks}) == 1
+    delivered = [delivery for batches in ranks for delivery in all_deliveries(batches)]
+    assert real_rows(delivered) == list(range(101))
+    assert sorted(position for position, _, _ in delivered) == list(range(len(delivered)))
+    assert len(delivered) - 101 < world_size
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+def test_a_plain_dataloader_reads_any_shards(tmp_path, tail):
+    path = sized_dataset(tmp_path, [1, 30, 2, 0, 8], lanes=3, window=4)
+    delivered = all_deliveries(plain_loader(path, 2, tail=tail))
+    assert real_rows(delivered) == list(range(41))
+
+
+@pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
+def test_set_epoch_reaches_the_workers_of_a_plain_dataloader(numbers, num_workers, persistent_workers):
+    loader = plain_loader(numbers, num_workers, persistent_workers=persistent_workers)
+    for epoch in (0, 6, 6, 1):
+        loader.dataset.set_epoch(epoch)
+        assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
+
+
+def test_a_plain_dataloader_spawns_workers_that_know_their_rank_and_see_the_epoch(numbers):
+    dataset = delivering(Dataset(numbers, rank=1, world_size=2))
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn", persistent_workers=True
+    )
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        assert [tuple(sample) for sample in loader] == first_positions(numbers, 102, epoch=epoch)[1::2]
+
+
+def at_another_rank(dataset):
+    """Be a rank that was started with the dataset of another: one ahead in its epochs."""
+    loader = Loader(dataset, 6)
+    assert (loader.epoch, loader.step) == (0, 0)
+    dataset.set_epoch(5)
+    assert (loader.epoch, loader.step) == (5, 0)
+
+
+def test_ranks_that_were_started_with_one_dataset_do_not_hear_of_each_others_epochs(numbers):
+    dataset = Dataset(numbers)
+    loader = Loader(dataset, 12)
+    next(iter(loader))
+    other = multiprocessing.get_context("spawn").Process(target=at_another_rank, args=(dataset,))
+    other.start()
+    other.join()
+    assert other.exitcode == 0
+    assert (dataset.epoch, loader.epoch, loader.step) == (0, 0, 1)
+
+
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("copied", "multiprocessing_context", "num_workers"),
+    [(through_pickle, "fork", 2), (through_pickle, "forkserver", 1), (copy.deepcopy, "fork", 1)],
+)
+def test_set_epoch_reaches_persistent_workers_of_a_dataset_that_was_copied(
+    numbers, copied, multiprocessing_context, num_workers
+):
+    dataset = copied(delivering(Dataset(numbers, rank=0, world_size=1)))
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=5,
+        num_workers=num_workers,
+        multiprocessing_context=multiprocessing_context,
+        persistent_workers=True,
+    )
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        assert sorted(all_deliveries(loader)) == first_positions(numbers, 101, epoch=epoch)
+
+
+class Workers(torch.utils.data.IterableDataset):
+    """Yields the world that each worker process sees."""
+
+    def __iter__(self):
+        yield with_worker(World(1, 2))
+
+
+def test_a_worker_process_knows_its_worker():
+    loader = torch.utils.data.DataLoader(Workers(), batch_size=None, num_workers=2)
+    assert sorted(loader, key=lambda world: world.worker) == [World(1, 2, 0, 2), World(1, 2, 1, 2)]

@@ -1,0 +1,177 @@
+"""The shard list under torch's DataLoader, with webdataset's splitters and workers of every kind."""
+
+import copy
+import gc
+import io
+import itertools
+import pickle
+import random
+import tarfile
+import traceback
+from pathlib import Path
+
+import pytest
+import torch.utils.data
+import webdataset as wds
+
+from wdsplit.loading.epoch_shard_list import EpochShardList
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
+
+NUM_SHARDS, SHARD_SAMPLES = 12, 3
+
+LOADERS = {
+    "in process": {},
+    "forked": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "forked, persistent": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tars_that_webdataset_leaves_open():
+    """Collect them before other tests run, in which they would be errors."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def tars(tmp_path_factory):
+    """Return the pattern of small tars."""
+    folder = tmp_path_factory.mktemp("tars")
+    for shard in range(NUM_SHARDS):
+        with tarfile.open(folder / f"{shard:03d}.tar", "w") as tar:
+            for sample in range(SHARD_SAMPLES):
+                member = tarfile.TarInfo(f"{shard:03d}-{sample}.txt")
+                member.size = 1
+                tar.addfile(member, io.BytesIO(b"x"))
+    return f"{folder}/{{000..{NUM_SHARDS - 1:03d}}}.tar"
+
+
+def pipeline_of(*first):
+    """Return a pipeline as users write it: what comes first, the split, the samples' URLs and keys."""
+    split = (wds.split_by_node, wds.split_by_worker)
+    return wds.DataPipeline(*first, *split, wds.tarfile_to_samples(), wds.to_tuple("__url__", "__key__"))
+
+
+def loader_of(*first, **options):
+    return torch.utils.data.DataLoader(pipeline_of(*first), batch_size=None, **options)
+
+
+def be_rank(monkeypatch, rank, world_size):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+
+def read(loader):
+    """Return the URLs of an epoch in the order in which they began, having seen all samples of each."""
+    delivered = [tuple(sample) for sample in loader]
+    urls = list(dict.fromkeys(url for url, _ in delivered))
+    assert sorted(delivered) == sorted(
+        (url, f"{Path(url).stem}-{sample}") for url in urls for sample in range(SHARD_SAMPLES)
+    )
+    return urls
+
+
+def dealt(order, rank, world_size, num_workers):
+    """Return the URLs of each worker of a rank."""
+    return [order[rank::world_size][worker::num_workers] for worker in range(num_workers)]
+
+
+def assert_parts(urls, parts):
+    """Check that workers have read their parts, each in its order."""
+    assert sorted(urls) == sorted(itertools.chain(*parts))
+    for part in parts:
+        assert [url for url in urls if url in part] == part
+
+
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+def test_ranks_and_workers_read_each_shard_once_in_the_order_of_the_epoch_that_was_set(tars, monkeypatch, options):
+    shards = EpochShardList(tars, seed=1)
+    for rank in range(2):
+        be_rank(monkeypatch, rank, 2)
+        loader = loader_of(shards, **options)
+        for epoch in (0, 7, 8, 7):
+            shards.set_epoch(epoch)
+            parts = dealt(shards.order(epoch), rank, 2, options.get("num_workers", 1))
+            assert_parts(read(loader), parts)
+    assert len({tuple(shards.order(epoch)) for epoch in (0, 7, 8)}) == 3
+
+
+def test_spawned_workers_see_the_epoch_that_is_set(tars):
+    shards = EpochShardList(tars)
+    loader = loader_of(shards, num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
+    for epoch in (0, 9):
+        shards.set_epoch(epoch)
+        assert read(loader) == shards.order(epoch)
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_an_epoch_begins_anew_after_one_that_was_left_early(tars, persistent_workers):
+    shards = EpochShardList(tars)
+    loader = loader_of(shards, num_workers=2, persistent_workers=persistent_workers, prefetch_factor=1)
+    next(iter(loader))
+    shards.set_epoch(2)
+    assert_parts(read(loader), dealt(shards.order(2), 0, 1, 2))
+
+
+def trap_of(kind, urls):
+    """Return the first stages of a pipeline that looks right."""
+    return {
+        "fixed seed": (wds.SimpleShardList(urls, seed=0),),
+        "detshuffle": (wds.SimpleShardList(urls), wds.detshuffle(seed=0)),
+        "unseeded": (wds.SimpleShardList(urls), wds.shuffle(100)),
+        "ours": (EpochShardList(urls, seed=0),),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_exact", "is_new"),
+    [("fixed seed", True, False), ("detshuffle", True, False), ("unseeded", False, True), ("ours", True, True)],
+)
+def test_shuffles_of_webdataset_repeat_an_order_or_lose_shards_and_ours_does_neither(tars, kind, is_exact, is_new):
+    loader = loader_of(*trap_of(kind, tars), num_workers=2)
+    random.seed(0)
+    epochs = []
+    for epoch in range(2):
+        if kind == "ours":
+            loader.dataset.pipeline[0].set_epoch(epoch)
+        epochs.append([url for url, _ in loader])
+    exact = [sorted(urls) == sorted(wds.shardlists.expand_urls(tars) * SHARD_SAMPLES) for urls in epochs]
+    assert all(exact) == is_exact
+    assert (epochs[0] != epochs[1]) == is_new
+
+
+def test_workers_of_a_loader_warn_once_in_all_their_epochs(tars):
+    """A warning is an error here, in forked workers too."""
+    shards = EpochShardList(wds.shardlists.expand_urls(tars)[:3])
+    loader = loader_of(shards, num_workers=2)
+    with pytest.raises(UserWarning, match="3 shards do not divide by 1 ranks x 2 workers") as caught:
+        read(loader)
+    traceback.clear_frames(caught.tb)
+    shards.set_epoch(1)
+    assert_parts(read(loader), dealt(shards.order(1), 0, 1, 2))
+
+
+def test_the_shards_of_a_dataset_hold_each_of_its_samples_once(numbers):
+    pipeline = wds.DataPipeline(EpochShardList(numbers), wds.tarfile_to_samples())
+    rows = sorted(int(sample["cls"]) for sample in pipeline if not sample["__key__"].startswith("_pad_/"))
+    assert rows == list(range(101))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda shards: pickle.loads(pickle.dumps(shards))])
+def test_a_deep_copy_and_a_pickle_reach_their_own_workers(tars, duplicate):
+    shards = duplicate(EpochShardList(tars))
+    loader = loader_of(shards, num_workers=2, persistent_workers=True)
+    for epoch in (0, 3):
+        shards.set_epoch(epoch)
+        assert_parts(read(loader), dealt(shards.order(epoch), 0, 1, 2))
+
+
+def test_a_composed_pipeline_sees_the_epoch_of_the_list(tars):
+    shards = EpochShardList(tars)
+    composed = pipeline_of(shards).compose(wds.select(bool))
+    shards.set_epoch(6)
+    assert read(composed) == shards.order(6)

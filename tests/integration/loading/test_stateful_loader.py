@@ -1,0 +1,171 @@
+"""The state of an iteration under torchdata's StatefulDataLoader, in this process and in workers."""
+
+import gc
+import itertools
+import traceback
+from contextlib import contextmanager
+
+import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from iterations import dataset_of, through_json
+from made_datasets import all_deliveries, deliveries, delivering, expected_epoch, real_rows
+from wdsplit.errors import StateError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
+]
+
+in_process_and_workers = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def stateful(dataset, num_workers=0, batch_size=5, **options):
+    return StatefulDataLoader(dataset, batch_size=batch_size, num_workers=num_workers, **options)
+
+
+def taken_of(loader, steps):
+    """Return the first batches of a loader, and its state after them, with the epoch not yet ended."""
+    iteration = iter(loader)
+    batches = [next(iteration) for _ in range(steps)]
+    return batches, through_json(loader.state_dict())
+
+
+def resumed(loader, state):
+    loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "every", "at"), [(0, 1, (0, 1, 6, 20)), (0, 4, (6,)), (2, 1, (0, 7)), (2, 4, (10,))]
+)
+def test_a_stateful_loader_resumes_in_the_middle(numbers, num_workers, every, at):
+    def loader():
+        return stateful(delivering(dataset_of(numbers, epoch=2)), num_workers, snapshot_every_n_steps=every)
+
+    whole = [deliveries(batch) for batch in loader()]
+    assert real_rows(itertools.chain(*whole)) == list(range(101))
+    for steps in at:
+        first, state = taken_of(loader(), steps)
+        assert [deliveries(batch) for batch in [*first, *resumed(loader(), state)]] == whole
+
+
+@in_process_and_workers
+def test_a_stateful_loader_resumes_batches_that_a_stage_makes(numbers, num_workers):
+    def loader():
+        dataset = delivering(dataset_of(numbers)).batched(5)
+        return stateful(dataset, num_workers, batch_size=None, snapshot_every_n_steps=2)
+
+    whole = [deliveries(batch) for batch in loader()]
+    assert real_rows(itertools.chain(*whole)) == list(range(101))
+    first, state = taken_of(loader(), 7)
+    assert [deliveries(batch) for batch in [*first, *resumed(loader(), state)]] == whole
+
+
+@in_process_and_workers
+def test_a_stateful_loader_resumes_twice(numbers, num_workers):
+    def loader():
+        return stateful(delivering(dataset_of(numbers)), num_workers)
+
+    whole = all_deliveries(loader())
+    first, state = taken_of(loader(), 3)
+    second, state = taken_of(resumed(loader(), state), 5)
+    assert all_deliveries([*first, *second, *resumed(loader(), state)]) == whole
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "persistent_workers", "batch_size"), [(0, False, 5), (0, False, 101), (2, False, 101), (2, True, 5)]
+)
+def test_at_the_end_of_an_epoch_nothing_is_left_and_set_epoch_begins_the_next(
+    numbers, num_workers, persistent_workers, batch_size
+):
+    """The state is taken after the last batch, or after the loop has ended; both are followed by a whole epoch."""
+
+    def loader(epoch):
+        dataset = delivering(dataset_of(numbers, epoch=epoch))
+        return stateful(dataset, num_workers, batch_size=batch_size, persistent_workers=persistent_workers)
+
+    first = loader(3)
+    num_steps = len(list(loader(3)))
+    _, after_the_last_batch = taken_of(first, num_steps)
+    again = resumed(loader(3), after_the_last_batch)
+    assert list(again) == []
+    again.dataset.set_epoch(4)
+    whole = sorted(itertools.islice(expected_epoch(numbers, epoch=4), 101))
+    assert sorted(all_deliveries(again)) == whole
+
+    ended = loader(3)
+    list(ended)
+    again = resumed(loader(4), through_json(ended.state_dict()))
+    assert sorted(all_deliveries(again)) == whole
+
+
+@in_process_and_workers
+def test_epochs_after_a_resumed_one_are_those_of_a_run_that_was_not_interrupted(numbers, num_workers):
+    def epochs(loader, first):
+        batches = []
+        for epoch in range(first, 4):
+            loader.dataset.set_epoch(epoch)
+            batches += list(loader)
+        return all_deliveries(batches)
+
+    def loader(epoch):
+        return stateful(delivering(dataset_of(numbers, epoch=epoch)), num_workers, persistent_workers=num_workers > 0)
+
+    whole = epochs(loader(1), 1)
+    first, state = taken_of(loader(1), 4)
+    assert all_deliveries(first) + epochs(resumed(loader(0), state), 1) == whole
+
+
+def test_spawned_workers_resume(numbers):
+    def loader(**options):
+        return stateful(delivering(dataset_of(numbers, epoch=2)), 1, **options)
+
+    first, state = taken_of(loader(), 4)
+    rest = list(resumed(loader(multiprocessing_context="spawn"), state))
+    assert all_deliveries([*first, *rest]) == list(itertools.islice(expected_epoch(numbers, epoch=2), 101))
+
+
+@contextmanager
+def raises_in_workers(match):
+    """Expect a StateError; let go of what its traceback holds, so that the workers end now and not at a gc."""
+    with pytest.raises(StateError, match=match) as caught:
+        yield
+    traceback.clear_frames(caught.tb)
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [({"seed": 2}, "seed: 0 in the state, 2 here"), ({"rank": 1}, "rank: 0 in the state, 1 here")],
+)
+def test_workers_refuse_a_state_of_another_reader(numbers, other, match):
+    options = {"rank": 0, "world_size": 2}
+    _, state = taken_of(stateful(delivering(dataset_of(numbers, **options)), 1), 2)
+    with raises_in_workers(match):
+        iter(resumed(stateful(delivering(dataset_of(numbers, **options | other)), 1), state))
+
+
+def test_another_number_of_workers_is_refused(numbers):
+    _, state = taken_of(stateful(delivering(dataset_of(numbers)), 1), 2)
+    with raises_in_workers("num_workers: 1 in the state, 2 here"):
+        iter(resumed(stateful(delivering(dataset_of(numbers)), 2), state))
+
+
+def test_a_stage_that_shuffles_works_until_a_state_is_asked_for(numbers):
+    dataset = delivering(dataset_of(numbers)).shuffle(10)
+    loader = stateful(dataset)
+    assert real_rows(all_deliveries(loader)) == list(range(101))
+    with pytest.raises(StateError, match="stage shuffle"):
+        loader.state_dict()
+
+
+def test_workers_say_that_a_stage_that_shuffles_cannot_be_resumed(numbers):
+    with raises_in_workers("stage shuffle"):
+        iter(stateful(delivering(dataset_of(numbers)).shuffle(10), 1))
+
+
+@pytest.mark.filterwarnings("ignore:.with_length:UserWarning")
+def test_with_length_names_the_batches_that_a_stage_makes(numbers):
+    dataset = delivering(dataset_of(numbers)).batched(10).with_length(11)
+    assert len(dataset) == len(list(dataset)) == len(list(stateful(dataset, 1, batch_size=None))) == 11

@@ -1,0 +1,112 @@
+"""The keyword arguments that `Dataset` and `mix` have in common: their types, defaults and checks, in one place."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypedDict, TypeVar, get_type_hints
+
+from wdsplit.errors import InputError
+from wdsplit.loading.reading.cache import ShardCache
+from wdsplit.loading.reading.source import Access
+from wdsplit.order.epoch import Tail, order_problems
+from wdsplit.order.split import whole
+from wdsplit.sizes import parse_size
+
+__all__ = ["DatasetOptions", "access_of", "checked_options", "with_flat_signature"]
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Types and defaults; `help(wdsplit.Dataset)` says what each option does."""
+
+    seed: Annotated[int, 0]
+    shuffle: Annotated[bool, True]
+    tail: Annotated[Tail, "pad"]
+    lanes: Annotated[int | None, None]
+    rank: Annotated[int | None, None]
+    world_size: Annotated[int | None, None]
+    group: Annotated[Any, None]
+    fields: Annotated[Sequence[str] | None, None]
+    storage_options: Annotated[Mapping[str, Any] | None, None]
+    read_ahead_bytes: Annotated[int, Access.read_ahead_bytes]
+    connections: Annotated[int, Access.connections]
+    cache_dir: Annotated[str | os.PathLike[str] | None, None]
+    cache_size: Annotated[int | str | None, None]
+
+
+_HINTS = get_type_hints(DatasetOptions, include_extras=True)
+_DEFAULTS = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
+
+
+def with_flat_signature(function: AnyFunction) -> AnyFunction:
+    """Show a function's `**options` one by one, with their defaults, to `help`, `inspect` and notebooks."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=hint.__origin__)
+        for name, hint in _HINTS.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    return function
+
+
+def checked_options(options: DatasetOptions, window: int | None = None) -> DatasetOptions:
+    """Return all options: plain integers where numpy's were given, defaults where nothing was.
+
+    Args:
+        options: What the caller has given.
+        window: The caller's window, which is checked with the rest; None for the dataset's own.
+
+    Raises:
+        InputError: Values are invalid; all of them are named.
+        TypeError: There is no such option.
+    """
+    for name in options.keys() - _DEFAULTS.keys():
+        near = difflib.get_close_matches(name, _DEFAULTS, 1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+    given: dict[str, Any] = {**_DEFAULTS, **options}
+    for name in ("seed", "lanes", "read_ahead_bytes", "connections"):
+        given[name] = whole(given[name])
+    given["shuffle"] = bool(given["shuffle"])
+    lanes = 1 if given["lanes"] is None else given["lanes"]
+    problems = order_problems(given["seed"], lanes, 1 if window is None else window, given["tail"])
+    problems += [
+        f"{name} = {given[name]!r}: expected an integer of at least 1"
+        for name in ("read_ahead_bytes", "connections")
+        if type(given[name]) is not int or given[name] < 1
+    ]
+    if isinstance(given["fields"], str):
+        problems.append(f"fields = {given['fields']!r}: expected a list of names")
+    if given["group"] is not None and (given["rank"] is not None or given["world_size"] is not None):
+        problems.append(
+            "group goes with neither rank nor world_size: leave out group to say them yourself, or both to have them "
+            "detected"
+        )
+    if given["cache_size"] is not None:
+        problems += _cache_problems(given["cache_dir"], given["cache_size"])
+    if problems:
+        raise InputError("invalid Dataset options", found="; ".join(problems))
+    checked: DatasetOptions = given  # type: ignore[assignment]
+    return checked
+
+
+def _cache_problems(cache_dir: Any, cache_size: Any) -> list[str]:
+    problems = [] if cache_dir is not None else [f"cache_size = {cache_size!r}: expected cache_dir too"]
+    try:
+        parse_size(cache_size)
+    except InputError as error:
+        problems.append(f"cache_size = {cache_size!r}: expected {error.expected}")
+    return problems
+
+
+def access_of(options: DatasetOptions) -> Access:
+    """Return how a dataset is reached, from checked options."""
+    cache_dir, cache_size = options["cache_dir"], options["cache_size"]
+    max_bytes = None if cache_size is None else parse_size(cache_size)
+    cache = None if cache_dir is None else ShardCache(cache_dir, max_bytes)
+    return Access(options["storage_options"], options["read_ahead_bytes"], options["connections"], cache)
