@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from wdsplit.errors import InputError
-from wdsplit.fields.arrow_types import type_text
+from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.rules import is_nested_numbers, rule_of, unwrap, why_refused
 from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
@@ -133,7 +133,7 @@ def infer_fields(
         encoding = _encoding_for(name, kind, _default_encoding(schema, column))
         if encoding is None:
             problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
-        fields.append(Field(name, column, encoding or "", type_text(kind)))
+        fields.append(field_of(name, column, encoding or "", kind))
     if with_class_names:
         fields, more = _with_class_names(fields, schema)
         problems += more
@@ -223,7 +223,7 @@ def _with_class_names(fields: Sequence[Field], schema: pa.Schema) -> tuple[list[
         kind = schema.field(field.column).type
         if pa.types.is_signed_integer(unwrap(kind)):
             count += 1
-            result.append(Field(f"{field.name}.txt", field.column, "class", field.type, known[field.column]))
+            result.append(field_of(f"{field.name}.txt", field.column, "class", kind, known[field.column]))
         else:
             problems.append(f"column {field.column!r} has class names, but the type {kind} (expected int64)")
     if not count and not problems:

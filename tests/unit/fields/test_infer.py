@@ -7,10 +7,10 @@ from tables import all_samples, converted, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import InputError
+from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.decode import decode_field
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import class_names, infer_fields
-from wdsplit.shards.manifest import Field
 from wdsplit.tables.read import open_inputs
 
 NAMES = ("cat", "dög", "a b")
@@ -39,9 +39,9 @@ def encode(labels, null="error", kind=None):
 def test_a_column_of_classes_gets_a_second_field_with_their_names():
     fields = infer_fields(schema_of(), {}, None, {}, with_class_names=True)
     assert fields == (
-        Field("cls", "label", "integer", "int64"),
-        Field("cls.txt", "label", "class", "int64", NAMES),
-        Field("txt", "text", "text", "string"),
+        field_of("cls", "label", "integer", pa.int64()),
+        field_of("cls.txt", "label", "class", pa.int64(), NAMES),
+        field_of("txt", "text", "text", pa.string()),
     )
     assert len(infer_fields(schema_of(), {}, None, {})) == 2
 
