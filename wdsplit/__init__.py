@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from wdsplit.conversion.parts import commit_parts, convert_part, plan_parts
     from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
     from wdsplit.engines.ray import RayEngine
+    from wdsplit.fields.decode import decode_field
     from wdsplit.loading.dataset import Dataset
     from wdsplit.loading.epoch_shard_list import EpochShardList
     from wdsplit.loading.loader import Loader
     from wdsplit.loading.mix import mix
     from wdsplit.loading.stages.images import resized
+    from wdsplit.tar.names import unescape_key
 
 __all__ = [
     "ConvertError",
@@ -63,10 +65,12 @@ __all__ = [
     "convert",
     "convert_part",
     "convert_splits",
+    "decode_field",
     "index_tars",
     "mix",
     "plan_parts",
     "resized",
+    "unescape_key",
 ]
 
 __version__ = version("wdsplit")
@@ -85,10 +89,12 @@ _LAZY = {
     "convert": "wdsplit.conversion.convert",
     "convert_part": "wdsplit.conversion.parts",
     "convert_splits": "wdsplit.conversion.convert",
+    "decode_field": "wdsplit.fields.decode",
     "index_tars": "wdsplit.conversion.adopt_tars",
     "mix": "wdsplit.loading.mix",
     "plan_parts": "wdsplit.conversion.parts",
     "resized": "wdsplit.loading.stages.images",
+    "unescape_key": "wdsplit.tar.names",
 }
 
 

@@ -33,10 +33,12 @@ PUBLIC = [
     "convert",
     "convert_part",
     "convert_splits",
+    "decode_field",
     "index_tars",
     "mix",
     "plan_parts",
     "resized",
+    "unescape_key",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
 
