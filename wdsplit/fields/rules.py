@@ -23,7 +23,6 @@ __all__ = [
     "is_tensor",
     "is_text",
     "rule_of",
-    "type_table",
     "unwrap",
     "why_refused",
 ]
@@ -257,13 +256,3 @@ def _why_refused_inside(kind: pa.DataType) -> str | None:
     elif rule_of(kind) is None:
         return f"there is no rule for {kind}"
     return next((why for why in map(_why_refused_inside, children) if why), None)
-
-
-def type_table() -> str:
-    """Return the rules as a Markdown table, for the documentation."""
-    lines = ["| column | field | what is written | inside lists, structs and maps (JSON) |", "|---|---|---|---|"]
-    for rule in (*RULES, *WRAPPERS):
-        field = f"`{rule.extension}`" if rule.extension else "by its first bytes" if rule.encoding else ""
-        lines.append(f"| {rule.types} | {field} | {rule.payload} | {rule.inner} |")
-    lines.append("| union, run-end encoded, interval | | refused | refused, with what it stands in |")
-    return "\n".join(lines) + "\n"

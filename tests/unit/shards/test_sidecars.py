@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
 
 from tables import files_below, real_samples, tar_samples, write_table
 from tars import SIZES, binary, payload
@@ -31,7 +32,7 @@ from wdsplit.shards import sidecar_files, sidecars
 from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.shards.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
 from wdsplit.tar.members import build_body, parse_members
-from wdsplit.tar.names import is_pad_key, split_name
+from wdsplit.tar.names import is_pad_key
 
 ALL = ("dali", "energon", "wids")
 NUM_ROWS = 45
@@ -171,7 +172,7 @@ def documented_dali_index(path):
     samples = {}
     with tarfile.open(path) as tar:
         for member in tar:
-            key, field = split_name(member.name)
+            key, field = base_plus_ext(member.name)
             if not is_pad_key(key):
                 samples.setdefault(key, []).append(f"{field} {member.offset_data} {member.size} {member.name}")
     lines = [f"v1.2 {len(samples)}", *(" ".join(members) for members in samples.values())]
