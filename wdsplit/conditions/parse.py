@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import keyword
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -49,6 +50,7 @@ _LENGTHS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...]
 )
 _FUNCTIONS = ("column", "contains", "endswith", "len", "lower", "startswith")
 _WORDS: dict[type[ast.AST], str] = {ast.BitAnd: "and", ast.BitOr: "or", ast.Invert: "not"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPELLINGS = {"null": "None", "none": "None", "true": "True", "false": "False"}
 
 
@@ -209,6 +211,8 @@ class _Translator:
         text, value = self._source.line[start:end], node.value
         if isinstance(value, (str, bytes)) and len(STRING.findall(text)) > 1:
             raise self._source.fault(node, "two strings stand side by side", remedy="put a comma between them")
+        if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+            raise self._source.fault(node, "invalid string", expected="Unicode characters", found="a surrogate")
         if isinstance(value, float):
             try:
                 number = Decimal(text)
