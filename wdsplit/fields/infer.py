@@ -1,7 +1,7 @@
-"""From columns to fields: what each column of a table becomes, decided from its schema before any work.
+"""The fields of a table's columns, decided from its schema before any work.
 
-Pure (no I/O). The rules for types are in `rules`; here are the names, what a user may ask for instead, and what Hugging
-Face says of a column in the schema's metadata. Whatever cannot be written is refused by name, all of it at once.
+Pure (no I/O). `rules` decides by type; here are the names, the user's mapping, and what Hugging Face says of a column
+in the schema's metadata. Columns that cannot be written are refused by name, all in one error.
 """
 
 from __future__ import annotations
@@ -115,16 +115,36 @@ def infer_fields(
     chosen = [*mapping.values(), *inferred]
     if not chosen and not problems:
         problems.append("the table has no column but the key")
-    for name in [] if problems else chosen:
+    if not problems:
+        problems += _refused_types(schema, chosen)
+    if problems:
+        raise _unusable(problems)
+    names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping))]
+    fields, problems = _fields_of(schema, list(zip(names, chosen, strict=True)))
+    if with_class_names:
+        fields, more = _with_class_names(fields, schema)
+        problems += more
+    written = [field.name for field in fields]
+    problems += [f"field {name!r} would be written {written.count(name)} times" for name in _repeated(written)]
+    if problems:
+        raise _unusable(problems)
+    return tuple(fields)
+
+
+def _refused_types(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+    problems = []
+    for name in columns:
         kind = schema.field(name).type
         why = why_refused(kind)
         if why:
             problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
-    if problems:
-        raise _unusable(problems)
-    names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping))]
-    fields = []
-    for name, column in zip(names, chosen, strict=True):
+    return problems
+
+
+def _fields_of(schema: pa.Schema, columns: Sequence[tuple[str, str]]) -> tuple[list[Field], list[str]]:
+    """Return the fields for pairs of field name and column name; return the problems too."""
+    fields, problems = [], []
+    for name, column in columns:
         kind = schema.field(column).type
         try:
             check_field(name)
@@ -134,14 +154,7 @@ def infer_fields(
         if encoding is None:
             problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
         fields.append(field_of(name, column, encoding or "", kind))
-    if with_class_names:
-        fields, more = _with_class_names(fields, schema)
-        problems += more
-    written = [field.name for field in fields]
-    problems += [f"field {name!r} would be written {written.count(name)} times" for name in _repeated(written)]
-    if problems:
-        raise _unusable(problems)
-    return tuple(fields)
+    return fields, problems
 
 
 def refuse_repeated(schema: pa.Schema) -> None:

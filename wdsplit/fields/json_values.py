@@ -1,4 +1,4 @@
-"""Arrow values as JSON has them (numbers, strings, lists and objects), and without what stands between.
+"""Arrow values as JSON has them: numbers, strings, lists and objects.
 
 Pure (no I/O). Scalars stay Arrow arrays, cast whole; only what is nested becomes Python values, row by row. Nothing
 goes through Python's own dates and times, which would lose digits.

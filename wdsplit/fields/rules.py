@@ -1,7 +1,7 @@
-"""The rules: which Arrow type goes into which field, and how it is written. One table, which is documented too.
+"""The rules: which Arrow type goes into which field, and how it is written. The README's table is made from them.
 
 Pure (no I/O). The first rule that holds decides. Dictionaries and extension types are looked through first: they count
-as their values and as their storage. What no rule holds for is refused, and so is whatever it stands in.
+as their values and as their storage. A type without a rule is refused, and so is a type that contains it.
 """
 
 from __future__ import annotations

@@ -122,3 +122,23 @@ def test_inputs_whose_classes_have_other_names_are_refused(tmp_path):
     with pytest.raises(InputError) as caught:
         open_inputs(paths)
     assert "classes of column 'label'" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("mapping", "columns", "expected"),
+    [
+        ({}, ("text", "label"), [("txt", "text"), ("cls", "label")]),
+        ({}, ("label", "label"), [("cls", "label")]),
+        ({"x.cls": "label"}, ("text",), [("x.cls", "label"), ("txt", "text")]),
+        ({"id.txt": "label"}, ("label", "text"), [("id.txt", "label"), ("txt", "text")]),
+    ],
+)
+def test_named_columns_are_written_once_in_their_order_after_those_that_are_mapped(mapping, columns, expected):
+    fields = infer_fields(schema_of(), mapping, None, {}, columns=columns)
+    assert [(field.name, field.column) for field in fields] == expected
+
+
+def test_a_named_column_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(InputError, match="columns cannot be used") as caught:
+        infer_fields(schema_of(), {}, None, {}, columns=("label", "lable"))
+    assert "column 'lable' is not in the table (it has: label, text)" in caught.value.found
