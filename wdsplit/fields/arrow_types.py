@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.fields.rules import is_list, is_tensor, unwrap
+from wdsplit.fields.rules import is_list, is_tensor, unwrap, why_refused
 from wdsplit.shards.manifest import Field
 
 __all__ = ["decoded_type", "field_of", "map_children", "read_type", "serialize_type"]
@@ -38,6 +38,8 @@ def read_type(field: Field) -> pa.DataType:
     """
     try:
         (one,) = pa.ipc.read_schema(pa.py_buffer(b64decode(field.arrow_schema, validate=True)))
+        if why_refused(one.type) or not _stored_type(one.type).equals(one.type):
+            raise ValueError(f"values are never decoded to {one.type}")
     except (ValueError, OSError, EOFError, pa.ArrowException) as error:
         raise CorruptDataError(
             f"field {field.name!r} has an invalid Arrow schema in the manifest",

@@ -11,10 +11,8 @@ from wdsplit.fields.arrow_types import decoded_type, field_of, read_type, serial
 from wdsplit.shards.manifest import Field
 
 PLAIN = [
-    pa.null(),
     pa.timestamp("us", "America/Argentina/ComodRivadavia"),
     pa.list_(pa.field("odd, name>", pa.int8(), nullable=False)),
-    pa.struct([]),
     pa.struct([(name, pa.int8()) for name in ("", " ", '"', "\\", "a: int8", "é", "not null", "x>")]),
     pa.map_(pa.string(), pa.list_(pa.map_(pa.int8(), pa.binary(16)))),
 ]
@@ -37,7 +35,7 @@ def test_any_serialised_type_can_be_read_back(pair):
 def test_the_bytes_of_a_serialised_type_never_change():
     """They are the same with pyarrow 15, 19 and 26; a conversion with another version must give the same manifest."""
     kinds = (pa.int64(), pa.timestamp("ns", "Europe/Paris"), pa.decimal128(38, 5), pa.binary(3), *PLAIN)
-    assert hashlib.sha256("\n".join(map(serialize_type, kinds)).encode()).hexdigest()[:16] == "fe876a2fc9a0bfd6"
+    assert hashlib.sha256("\n".join(map(serialize_type, kinds)).encode()).hexdigest()[:16] == "499a79f157169c73"
 
 
 WRAPPED = [
@@ -101,6 +99,8 @@ def schema_text(*fields):
         schema_text(("a", pa.int8()), ("b", pa.int8())),
         b64encode(b64decode(serialize_type(pa.int8()))[:-40]).decode(),
         b64encode(bytes(1000)).decode(),
+        *map(serialize_type, (pa.null(), pa.struct([]), pa.uuid(), pa.sparse_union([pa.field("a", pa.int8())]))),
+        serialize_type(pa.dictionary(pa.int8(), pa.string())),
     ],
 )
 def test_a_text_that_is_no_serialised_type_is_refused(text):
