@@ -399,6 +399,7 @@ PRUNED = [
     ("x is None", []),
     ("x is not None and x > 29", [5]),
     ("f < 3", [0]),
+    ("f != 1 and x < 2", [0]),
     ("f < 3 and not f == 1 and x > 1", [0]),
 ]
 
