@@ -278,7 +278,7 @@ def _scalar(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 
 def _float_scalar(number: Fraction, kind: pa.DataType) -> pa.Scalar:
     """Return the nearest float of a type."""
-    dtype = np.dtype(kind.to_pandas_dtype())
+    dtype = np.dtype(f"f{kind.bit_width // 8}")
     try:
         with np.errstate(over="ignore", under="ignore"):
             value = float(dtype.type(float(number)))
