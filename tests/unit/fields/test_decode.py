@@ -2,25 +2,20 @@ import decimal
 import io
 import json
 import math
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from columns import COLUMNS, IMAGE, any_type, with_null
-from tables import converted, real_samples, write_table
+from columns import COLUMNS, IMAGE, any_type, looked_through, same, with_null
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.fields.arrow_types import field_of, read_type
+from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.decode import decode_field
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import infer_fields
 from wdsplit.fields.json_values import stored
-from wdsplit.fields.rules import is_tensor
 from wdsplit.shards.manifest import Field
 
 every_column = pytest.mark.parametrize("name", COLUMNS)
@@ -40,28 +35,6 @@ def encode(column, null="error", mapping=None):
     company = Field("company", "company", "text", "string")
     columns = {"c": column, "company": pa.array([""] * len(column), pa.string())}
     return field, encode_batch(columns, [field, company], null, where)[field.name].to_pylist()
-
-
-def looked_through(array, field):
-    """Return a column as it is decoded: dictionaries and extension types looked through, images by their bytes."""
-    kind = read_type(field)
-    if is_tensor(array.type) and field.encoding == "npy":
-        shape, order = array.type.shape, array.type.permutation or range(len(array.type.shape))
-        flat = array.storage.to_pylist()
-        rows = [None if row is None else np.reshape(row, shape).transpose(order).tolist() for row in flat]
-        return pa.array(rows, kind)
-    array = stored(array)
-    if field.encoding == "media":
-        return array.field("bytes")
-    return array if array.type == kind else pa.array(array.to_pylist(), kind)
-
-
-def same(found, wanted):
-    """Tell whether two arrays are equal; floats by their bits, as -0.0 equals 0.0."""
-    found.validate(full=True)
-    if pa.types.is_floating(wanted.type):
-        return found.to_numpy(zero_copy_only=False).tobytes() == wanted.to_numpy(zero_copy_only=False).tobytes()
-    return found.equals(wanted)
 
 
 @every_column
@@ -103,20 +76,6 @@ def test_a_slice_of_every_type_is_encoded_as_the_rows_it_holds(name):
             assert encode(column.slice(first, stop - first), "omit")[1] == whole[first:stop]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("name", [name for name in COLUMNS if not name.endswith("[0]") and "<values=list" not in name])
-def test_every_type_comes_back_from_parquet_through_a_dataset(name, shuffle, tmp_path):
-    column = COLUMNS[name]
-    if "not null" not in str(column.type):
-        column = with_null(column)
-    inputs = write_table(tmp_path / "in.parquet", {"c": column, "company": ["x"] * len(column)})
-    original = pq.ParquetFile(inputs).read().column("c").combine_chunks()
-    manifest = converted(inputs, tmp_path / "out", null="omit", shards=1, shuffle=shuffle)
-    samples = sorted(real_samples(tmp_path / "out")) if shuffle else real_samples(tmp_path / "out")
-    payloads = [fields.get(manifest.fields[0].name) for _, fields in samples]
-    assert same(decode_field(payloads, manifest.fields[0]), looked_through(original, manifest.fields[0]))
-
-
 @given(st.data())
 def test_whatever_the_type_it_comes_back(data):
     kind, values = data.draw(any_type)
@@ -128,35 +87,6 @@ def test_whatever_the_type_it_comes_back(data):
         assert "holds a null" in str(error)
         return
     assert decode_field(payloads, field).equals(column.slice(first))
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.data())
-def test_whatever_the_table_it_comes_back_from_its_dataset(data):
-    types = data.draw(st.lists(any_type, min_size=1, max_size=4))
-    num_rows = data.draw(st.integers(1, 5))
-    columns = {
-        f"Column {i}": pa.array(data.draw(st.lists(values | st.none(), min_size=num_rows, max_size=num_rows)), kind)
-        for i, (kind, values) in enumerate(types)
-    }
-    columns["row"] = pa.array(range(num_rows))
-    with TemporaryDirectory() as folder:
-        try:
-            inputs = write_table(Path(folder) / "in.parquet", columns, data.draw(st.integers(1, 3)))
-            original = pq.ParquetFile(inputs).read()
-        except pa.ArrowNotImplementedError:  # pyarrow cannot cut structs of views into row groups
-            reject()
-        try:
-            manifest = converted(inputs, Path(folder) / "out", null="omit", shards=data.draw(st.integers(1, 3)))
-        except InputError as error:
-            assert "holds a null" in str(error)
-            return
-        samples = real_samples(Path(folder) / "out")
-    assert [field.column for field in manifest.fields] == list(columns)
-    for field in manifest.fields:
-        decoded = decode_field([sample.get(field.name) for _, sample in samples], field)
-        wanted = original.column(field.column).combine_chunks()
-        assert decoded.equals(wanted), f"{decoded} {wanted}"
 
 
 def test_nan_comes_back_as_nan():
