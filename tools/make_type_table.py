@@ -9,11 +9,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from wdsplit.fields.rules import type_table
+from wdsplit.fields.rules import RULES, WRAPPERS
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN = "<!-- types: made by tools/make_type_table.py -->\n"
 END = "<!-- end of types -->\n"
+
+
+def type_table() -> str:
+    """Return the rules as a Markdown table."""
+    lines = ["| column | field | what is written | inside lists, structs and maps (JSON) |", "|---|---|---|---|"]
+    for rule in (*RULES, *WRAPPERS):
+        field = f"`{rule.extension}`" if rule.extension else "by its first bytes" if rule.encoding else ""
+        lines.append(f"| {rule.types} | {field} | {rule.payload} | {rule.inner} |")
+    lines.append("| union, run-end encoded, interval | | refused | refused, with what it stands in |")
+    return "\n".join(lines) + "\n"
 
 
 def with_table(document: str) -> str:

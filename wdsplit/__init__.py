@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
     from wdsplit.conversion.shares import commit_shares, convert_share, plan_shares
     from wdsplit.engines.ray import RayEngine
+    from wdsplit.fields.decode import decode_field
     from wdsplit.loading.dataset import Dataset
     from wdsplit.loading.epoch_shard_list import EpochShardList
     from wdsplit.loading.loader import Loader
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from wdsplit.loading.stages.decoders import decode_sample_stage
     from wdsplit.loading.stages.images import resized
     from wdsplit.loading.world import detect_rank
+    from wdsplit.tar.names import unescape_key
 
 __all__ = [
     "ConvertError",
@@ -65,12 +67,14 @@ __all__ = [
     "convert",
     "convert_share",
     "convert_splits",
+    "decode_field",
     "decode_sample_stage",
     "detect_rank",
     "index_tars",
     "mix",
     "plan_shares",
     "resized",
+    "unescape_key",
 ]
 
 __version__ = version("wdsplit")
@@ -89,12 +93,14 @@ _LAZY = {
     "convert": "wdsplit.conversion.convert",
     "convert_share": "wdsplit.conversion.shares",
     "convert_splits": "wdsplit.conversion.convert",
+    "decode_field": "wdsplit.fields.decode",
     "decode_sample_stage": "wdsplit.loading.stages.decoders",
     "detect_rank": "wdsplit.loading.world",
     "index_tars": "wdsplit.conversion.adopt_tars",
     "mix": "wdsplit.loading.mix",
     "plan_shares": "wdsplit.conversion.shares",
     "resized": "wdsplit.loading.stages.images",
+    "unescape_key": "wdsplit.tar.names",
 }
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch.utils.data
 import webdataset
+from webdataset.tariterators import base_plus_ext
 
 from made_datasets import converted, image_pixels, images_table
-from wdsplit.tar.names import PAD_PREFIX, is_pad_key, split_name, unescape_key
+from wdsplit.tar.names import PAD_PREFIX, is_pad_key, unescape_key
 
 NUM_ROWS = 45
 NUM_SHARDS = 12
@@ -62,8 +63,8 @@ def test_tarfile_reads_every_row_once_and_pads_told_by_their_keys(images, rows):
     samples = []
     for path in images:
         with tarfile.open(path) as archive:
-            for key, members in itertools.groupby(archive, lambda member: split_name(member.name)[0]):
-                fields = {split_name(member.name)[1]: archive.extractfile(member).read() for member in members}
+            for key, members in itertools.groupby(archive, lambda member: base_plus_ext(member.name)[0]):
+                fields = {base_plus_ext(member.name)[1]: archive.extractfile(member).read() for member in members}
                 samples.append((key, fields))
     assert_samples(samples, rows)
 
@@ -71,7 +72,7 @@ def test_tarfile_reads_every_row_once_and_pads_told_by_their_keys(images, rows):
 def test_shards_are_equal_and_pads_stand_last(images):
     for number, path in enumerate(images):
         with tarfile.open(path) as archive:
-            keys = list(dict.fromkeys(split_name(name)[0] for name in archive.getnames()))
+            keys = list(dict.fromkeys(base_plus_ext(name)[0] for name in archive.getnames()))
         pads = [is_pad_key(key) for key in keys]
         assert pads == [False, False, False, number >= NUM_SHARDS - 3]
 
@@ -101,8 +102,8 @@ def test_gnu_tar_extracts_the_same_files_without_a_word(images, rows, tmp_path):
         job = subprocess.run([gnu_tar(), "-xvf", path, "-C", str(folder)], capture_output=True, text=True)
         assert (job.returncode, job.stderr) == (0, "")
         names = job.stdout.split()
-        for key, members in itertools.groupby(names, lambda name: split_name(name)[0]):
-            samples.append((key, {split_name(name)[1]: (folder / name).read_bytes() for name in members}))
+        for key, members in itertools.groupby(names, lambda name: base_plus_ext(name)[0]):
+            samples.append((key, {base_plus_ext(name)[1]: (folder / name).read_bytes() for name in members}))
     assert_samples(samples, rows)
 
 

@@ -10,6 +10,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from wdsplit.fields.arrow_types import read_type
+from wdsplit.fields.json_values import stored
+from wdsplit.fields.rules import is_tensor
+
 I64 = (-(2**63), -1, 0, 2**63 - 1)
 DAY_S = 86_400
 FIRST_S, END_S = -62_135_596_800, 253_402_300_800
@@ -149,6 +153,28 @@ def with_null(column):
     if pa.types.is_dictionary(column.type):
         return column.take(pa.array([0, None, *range(1, len(column))]))
     return pa.concat_arrays([column.slice(0, 1), pa.nulls(1, column.type), column.slice(1)])
+
+
+def looked_through(array, field):
+    """Return a column as it is decoded: dictionaries and extension types looked through, images by their bytes."""
+    kind = read_type(field)
+    if is_tensor(array.type) and field.encoding == "npy":
+        shape, order = array.type.shape, array.type.permutation or range(len(array.type.shape))
+        flat = array.storage.to_pylist()
+        rows = [None if row is None else np.reshape(row, shape).transpose(order).tolist() for row in flat]
+        return pa.array(rows, kind)
+    array = stored(array)
+    if field.encoding == "media":
+        return array.field("bytes")
+    return array if array.type == kind else pa.array(array.to_pylist(), kind)
+
+
+def same(found, wanted):
+    """Tell whether two arrays are equal; floats by their bits, as -0.0 equals 0.0."""
+    found.validate(full=True)
+    if pa.types.is_floating(wanted.type):
+        return found.to_numpy(zero_copy_only=False).tobytes() == wanted.to_numpy(zero_copy_only=False).tobytes()
+    return found.equals(wanted)
 
 
 def _values_of(kind, values):

@@ -35,12 +35,14 @@ PUBLIC = [
     "convert",
     "convert_share",
     "convert_splits",
+    "decode_field",
     "decode_sample_stage",
     "detect_rank",
     "index_tars",
     "mix",
     "plan_shares",
     "resized",
+    "unescape_key",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
 

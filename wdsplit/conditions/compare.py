@@ -1,9 +1,7 @@
-"""Comparing and computing with the columns of a table, as Arrow expressions that mean what arithmetic says.
+"""Comparing and computing with columns, as Arrow expressions that mean what arithmetic says.
 
-Pure (no I/O). Numbers in the text of a condition are exact fractions. One that is compared with a column becomes a
-value of the column's type, so that the column needs no cast and statistics of row groups can rule the comparison out.
-Where it lies between two values of the type, or beyond them all, it moves, and the comparison with it; beside floats it
-is rounded to the nearest one. Nothing wraps around: what does not fit is an error, of Arrow's at the latest.
+Pure (no I/O). A number in the text is an exact fraction; beside a column it becomes a value of the column's type, so
+that the column needs no cast and statistics of row groups can rule the comparison out. What overflows is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _FOLD: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -47,17 +45,12 @@ _FOLD: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
 _ON_INTEGERS = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
 _ON_FLOATS = {"+": pc.add, "-": pc.subtract, "*": pc.multiply, "/": pc.divide}
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_DAY_S = 86_400
-_MOMENT = re.compile(
-    r"(?P<date>\d{4}-\d\d-\d\d)?(?:(?:(?<=\d)[T ])?(?P<hour>[01]\d|2[0-3]):(?P<minute>[0-5]\d)"
-    r"(?::(?P<second>[0-5]\d)(?P<fraction>\.\d{1,18})?)?(?P<zone>Z|[+-]\d\d:[0-5]\d)?)?",
-    re.ASCII,
-)
+_SUBSECONDS = re.compile(r"(?<=:[0-5]\d:[0-5]\d)\.\d{1,18}(?=$|[Z+-])", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A value that stands in the text: a Fraction, str, bytes, bool or None."""
+    """A value in the text: a Fraction, str, bytes, bool or None."""
 
     value: Any
 
@@ -92,18 +85,19 @@ def values_of(reference: Any, kind: pa.DataType) -> Values:
     """Return a column, or a member of one, as values to compare; it is cast only where Arrow cannot do without."""
     plain = unwrap(kind)
     if str(plain) in ("string_view", "binary_view"):
-        plain = pa.large_string() if str(plain) == "string_view" else pa.large_binary()
+        plain = pa.large_string() if is_text(plain) else pa.large_binary()
     elif pa.types.is_decimal(plain) and plain.bit_width < 128:
         plain = pa.decimal128(plain.precision, plain.scale)
-    computed = pa.float32() if pa.types.is_float16(plain) else plain
+    computed = _computed(plain)
     return Values(reference if computed == kind else reference.cast(computed), plain)
 
 
-def join(operation: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
+def join(operation: Callable[[Any, Any], Any], conditions: Sequence[Any]) -> Any:
     """Join conditions, at least one, as a balanced tree."""
-    while len(parts) > 1:
-        parts = [operation(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
-    return parts[0]
+    half = len(conditions) // 2
+    if not half:
+        return conditions[0]
+    return operation(join(operation, conditions[:half]), join(operation, conditions[half:]))
 
 
 def compare(left: Literal | Values, name: str, right: Literal | Values) -> Any:
@@ -123,7 +117,7 @@ def compare(left: Literal | Values, name: str, right: Literal | Values) -> Any:
                 "two values are compared, and no column",
                 remedy='write the name of a column without quotes, or as column("...")',
             )
-        return compare(right, _MIRRORED[name], left)
+        return compare(right, _MIRRORED.get(name, name), left)
     if isinstance(right, Values):
         kind = _common_type(left.kind, right.kind)
         if kind is None:
@@ -138,19 +132,15 @@ def compare(left: Literal | Values, name: str, right: Literal | Values) -> Any:
 
 
 def _compare_exact(values: Values, name: str, number: Fraction, grid: _Grid) -> Any:
-    """Compare with a number that may lie anywhere: between two values of the type, or beyond them."""
-    nearest = math.floor(number)
-    between = nearest != number
-    if between:
+    """Compare with a number that may lie between two values of the type, or beyond them all."""
+    if name in ("==", "!=") and (number.denominator > 1 or not grid.low <= number <= grid.high):
+        name, number = "<" if name == "==" else ">=", Fraction(grid.low)  # never or always, but null for null
+    below = math.floor(number)
+    if below < number or below > grid.high:
         name = {"<": "<=", ">=": ">"}.get(name, name)
-    never = between and name == "=="
-    always = between and name == "!="
-    if nearest > grid.high or nearest < grid.low:
-        always = name in (("<", "<=", "!=") if nearest > grid.high else (">", ">=", "!="))
-        never = not always
-    if always or never:
-        name, nearest = "<=" if always else ">", grid.high
-    return _COMPARE[name](values.expression, _exact_scalar(nearest, values.kind))
+    if below < grid.low:
+        name = {"<=": "<", ">": ">="}.get(name, name)
+    return _COMPARE[name](values.expression, _exact_scalar(min(max(below, grid.low), grid.high), values.kind))
 
 
 def is_among(values: Values, items: Sequence[Literal]) -> Any:
@@ -159,21 +149,20 @@ def is_among(values: Values, items: Sequence[Literal]) -> Any:
     Raises:
         InputError: An item cannot be compared with the values.
     """
-    chain = [compare(values, "==", item) for item in items[:_MAX_CHAIN]]
+    equal = [compare(values, "==", item) for item in items[:_MAX_CHAIN]]
     if len(items) <= _MAX_CHAIN:
-        return join(operator.or_, chain)
+        return join(operator.or_, equal)
     grid = _grid_of(values.kind)
     if grid is None:
-        scalars = [_scalar(item, values.kind) for item in items]
+        found = [_scalar(item, values.kind).as_py() for item in items]
+        if 0 in found and pa.types.is_floating(values.kind):
+            found += [0.0, -0.0]  # `is_in` tells them apart
     else:
         numbers = [_number(item, values.kind) * grid.per_unit for item in items]
         whole = [int(number) for number in numbers if number.denominator == 1 and grid.low <= number <= grid.high]
-        scalars = [_exact_scalar(number, values.kind) for number in whole]
-    if pa.types.is_floating(values.kind) and any(scalar.as_py() == 0 for scalar in scalars):
-        scalars += [pa.scalar(zero, scalars[0].type) for zero in (0.0, -0.0)]
-    kind = pa.float32() if pa.types.is_float16(values.kind) else values.kind
-    lookup = values.expression.isin(pa.array([scalar.as_py() for scalar in scalars], kind))
-    return chain[0] | lookup
+        found = [_exact_scalar(number, values.kind).as_py() for number in whole]
+    # The first `==` makes the condition null where the value is.
+    return equal[0] | values.expression.isin(pa.array(found, _computed(values.kind)))
 
 
 def compute(left: Literal | Values, name: str, right: Literal | Values) -> Literal | Values:
@@ -207,34 +196,38 @@ def _is_whole(operand: Literal | Values) -> bool:
     return bool(operand.value.denominator == 1) and -(2**63) <= operand.value < 2**63
 
 
+def _computed(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which Arrow compares values of a type."""
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
 def _cast(operand: Literal | Values, kind: pa.DataType) -> Any:
     """Return an operand as an expression of a type; values that the type cannot hold will be an error of Arrow's."""
     if isinstance(operand, Literal):
         return pc.scalar(pa.scalar(int(operand.value), kind) if pa.types.is_integer(kind) else _scalar(operand, kind))
-    as_it_is = operand.kind == kind and not pa.types.is_float16(kind)
-    return operand.expression if as_it_is else operand.expression.cast(kind)
+    return operand.expression if operand.kind == kind else operand.expression.cast(kind)
 
 
 def _common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     """Return the type in which two columns are compared without loss, or None."""
     kinds = (left, right)
+    if left == right and not pa.types.is_float16(left):
+        known = (is_text, is_binary, _is_number, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_temporal)
+        return left if any(is_known(left) for is_known in known) else None
     if all(map(is_text, kinds)):
-        return left if left == right else pa.large_string()
+        return pa.large_string()
     if all(map(is_binary, kinds)):
-        return left if left == right else pa.large_binary()
+        return pa.large_binary()
     if all(map(_is_number, kinds)) and any(map(pa.types.is_floating, kinds)):
-        return left if left == right and not pa.types.is_float16(left) else pa.float64()
-    if all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds):
-        if left == right:
-            return left
-        if not any(pa.types.is_decimal(kind) or pa.types.is_uint64(kind) for kind in kinds):
-            return pa.int64()
-        digits = [(kind.precision, kind.scale) if pa.types.is_decimal(kind) else (20, 0) for kind in kinds]
-        scale = max(scale for _, scale in digits)
-        precision = max(precision - its for precision, its in digits) + scale
-        return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(min(precision, 76), scale)
-    simple = pa.types.is_boolean(left) or pa.types.is_temporal(left)
-    return left if left == right and simple else None
+        return pa.float64()
+    if not all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds):
+        return None
+    if not any(pa.types.is_decimal(kind) or pa.types.is_uint64(kind) for kind in kinds):
+        return pa.int64()
+    digits = [(kind.precision, kind.scale) if pa.types.is_decimal(kind) else (20, 0) for kind in kinds]
+    scale = max(scale for _, scale in digits)
+    precision = max(precision - its for precision, its in digits) + scale
+    return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(min(precision, 76), scale)
 
 
 def _grid_of(kind: pa.DataType) -> _Grid | None:
@@ -242,19 +235,17 @@ def _grid_of(kind: pa.DataType) -> _Grid | None:
     if pa.types.is_decimal(kind):
         top = 10**kind.precision - 1
         return _Grid(Fraction(10) ** kind.scale, -top, top)
-    if pa.types.is_integer(kind):
-        per_unit = Fraction(1)
-    elif pa.types.is_date32(kind):
-        per_unit = Fraction(1, _DAY_S)
-    elif pa.types.is_date64(kind):
-        per_unit = Fraction(1000)
-    elif pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         per_unit = Fraction(_PER_SECOND[kind.unit])
+    elif pa.types.is_date(kind):
+        per_unit = Fraction(1, 86_400) if pa.types.is_date32(kind) else Fraction(1000)
+    elif pa.types.is_integer(kind):
+        per_unit = Fraction(1)
     else:
         return None
     signed = not pa.types.is_unsigned_integer(kind)
-    bits = kind.bit_width - signed
-    return _Grid(per_unit, -(2**bits) if signed else 0, 2**bits - 1)
+    half = 2 ** (kind.bit_width - 1)
+    return _Grid(per_unit, -half if signed else 0, half - 1 if signed else 2 * half - 1)
 
 
 def _exact_scalar(number: int, kind: pa.DataType) -> pa.Scalar:
@@ -277,12 +268,8 @@ def _scalar(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     value = literal.value
     if isinstance(value, Fraction) and pa.types.is_floating(kind):
         return _float_scalar(value, kind)
-    fits = (
-        (isinstance(value, bool) and pa.types.is_boolean(kind))
-        or (isinstance(value, str) and is_text(kind))
-        or (isinstance(value, bytes) and is_binary(kind))
-    )
-    if not fits:
+    fits = {bool: pa.types.is_boolean, str: is_text, bytes: is_binary}.get(type(value))
+    if fits is None or not fits(kind):
         raise _unlike(kind, str(literal), literal)
     if pa.types.is_fixed_size_binary(kind) and len(value) != kind.byte_width:
         raise InputError("bytes are not as many as the column's", found=str(len(value)), expected=str(kind.byte_width))
@@ -291,30 +278,29 @@ def _scalar(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 
 def _float_scalar(number: Fraction, kind: pa.DataType) -> pa.Scalar:
     """Return the nearest float of a type."""
-    of_kind = np.dtype(f"f{kind.bit_width // 8}")
+    dtype = np.dtype(f"f{kind.bit_width // 8}")
     try:
         with np.errstate(over="ignore", under="ignore"):
-            value = float(of_kind.type(float(number)))
+            value = float(dtype.type(float(number)))
     except OverflowError:
         value = math.inf
     if math.isinf(value) or (number and not value):
-        limits = np.finfo(of_kind)
+        limits = np.finfo(dtype)
         raise InputError(
             f"a number is beyond those of the type {kind}",
             expected=f"0, or a size from {limits.smallest_subnormal} to {limits.max}",
         )
-    return pa.scalar(value, pa.float32() if pa.types.is_float16(kind) else kind)
+    return pa.scalar(value, _computed(kind))
 
 
 def _seconds(text: str, kind: pa.DataType) -> Fraction:
-    """Return the seconds since 1970, or since midnight, that a text stands for."""
-    found = _MOMENT.fullmatch(text)
+    """Return the seconds since 1970, or since midnight, that a text stands for: whole ones are read by Arrow."""
     zoned, timed = pa.types.is_timestamp(kind) and kind.tz is not None, pa.types.is_time(kind)
+    fraction = _SUBSECONDS.search(text)
+    whole = ("1970-01-01T" if timed else "") + _SUBSECONDS.sub("", text)
     try:
-        if not text or found is None or bool(found["date"]) == timed or bool(found["zone"]) != zoned:
-            raise ValueError(text)
-        days = 0 if timed else int(np.datetime64(found["date"], "D").astype(np.int64))
-    except ValueError as error:
+        seconds: int = pa.scalar(whole).cast(pa.timestamp("s", "UTC" if zoned else None)).value
+    except pa.ArrowInvalid as error:
         example = "12:30:00" if timed else "2024-02-29T12:30:00Z" if zoned else "2024-02-29"
         zone = ", which has a zone (Z, or such as +01:00)" if zoned else ""
         raise InputError(
@@ -322,11 +308,7 @@ def _seconds(text: str, kind: pa.DataType) -> Fraction:
             found=repr(text[:40]),
             expected=f'one such as "{example}"{zone}',
         ) from error
-    hours, minutes, seconds = (int(found[name] or 0) for name in ("hour", "minute", "second"))
-    zone = found["zone"] if found["zone"] not in (None, "Z") else "+00:00"
-    offset = int(f"{zone[0]}1") * (int(zone[1:3]) * 60 + int(zone[4:6]))
-    fraction = Fraction(f"0{found['fraction'] or '.0'}")
-    return Fraction(days * _DAY_S + hours * 3600 + (minutes - offset) * 60 + seconds) + fraction
+    return seconds + Fraction(f"0{fraction[0]}" if fraction else 0)
 
 
 def _unlike(kind: pa.DataType, what: str, literal: Literal | None = None) -> InputError:
@@ -336,8 +318,8 @@ def _unlike(kind: pa.DataType, what: str, literal: Literal | None = None) -> Inp
         remedy = "write `is None` or `is not None`"
     elif pa.types.is_nested(kind):
         remedy = "compare a member of a struct, as column.member, or the length of a list, as len(column)"
-    elif isinstance(literal, Literal) and pa.types.is_temporal(kind):
+    elif literal is not None and pa.types.is_temporal(kind):
         remedy = "write dates and times as strings; durations cannot be compared with values"
-    elif isinstance(literal, Literal) and is_binary(kind):
+    elif literal is not None and is_binary(kind):
         remedy = 'write bytes as b"..."'
     return InputError(f"a column of type {kind} cannot be compared with {what}", remedy=remedy)

@@ -1,8 +1,8 @@
 """The text of a condition on rows, such as `label < 10 and width >= 256`, as an Arrow expression.
 
-Pure (no I/O). The text has the grammar of Python's expressions; it is parsed and translated node by node, never run.
-What is not translated here is refused, with the place in the text. A condition on a null is null, as in SQL, and so is
-its `not`; how values are compared is in `compare`.
+Pure (no I/O). The text has the grammar of Python's expressions; it is parsed (`syntax`) and translated node by node,
+never run. What is not translated is refused, with its place in the text. How values are compared is in `compare`. A
+condition on a null is null, as in SQL, and so is its `not`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import keyword
 import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
@@ -31,27 +32,25 @@ __all__ = ["Where", "parse_where"]
 _MAX_EXPONENT = 400
 _MAX_NAMES = 50
 
-_OPERATORS: dict[type[ast.AST], str] = {
+_COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
     ast.LtE: "<=",
     ast.Gt: ">",
     ast.GtE: ">=",
     ast.Eq: "==",
     ast.NotEq: "!=",
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.UAdd: "+",
-    ast.USub: "-",
 }
+_ARITHMETIC: dict[type[ast.AST], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_SIGNS: dict[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
 _TEXT_TESTS = {"contains": pc.match_substring, "endswith": pc.ends_with, "startswith": pc.starts_with}
+_LENGTHS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...] = (
+    (is_text, pc.utf8_length),
+    (is_binary, pc.binary_length),
+    (is_list, pc.list_value_length),
+)
 _FUNCTIONS = ("column", "contains", "endswith", "len", "lower", "startswith")
-_WORDS: dict[type[ast.AST], str] = {
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.Invert: "not",
-}
+_WORDS: dict[type[ast.AST], str] = {ast.BitAnd: "and", ast.BitOr: "or", ast.Invert: "not"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPELLINGS = {"null": "None", "none": "None", "true": "True", "false": "False"}
 
 
@@ -61,11 +60,9 @@ class Where:
 
     Attributes:
         columns: The top-level columns that it reads, each once, in the order in which the text names them.
-        expression: The condition as an Arrow expression: true for the rows that are wanted, else false or null.
-        pruning: A condition that is no stricter, for whatever looks at the statistics of row groups; None if they can
-            rule nothing out. It is `expression` itself, but where floats are read: statistics leave NaN out, which
-            `x != 3` and `not x < 3` hold for. For the same reason `Fragment.count_rows` counts the rows
-            right only where the two are the same object.
+        expression: The condition as an Arrow expression: true for the rows to keep, else false or null.
+        pruning: A condition that is no stricter, for the statistics of row groups; None if they can rule nothing out.
+            They leave NaN out, for which `x != 3` and `not x < 3` hold, so it lacks such conditions on floats.
     """
 
     columns: tuple[str, ...]
@@ -87,7 +84,7 @@ def parse_where(text: str, schema: pa.Schema) -> Where:
     try:
         return _Translator(source, schema).where(source.parse())
     except RecursionError as error:
-        raise source.fault((0, 0), "the condition is nested too deeply") from error
+        raise source.fault(None, "the condition is nested too deeply") from error
 
 
 class _Translator:
@@ -102,19 +99,16 @@ class _Translator:
 
     def where(self, tree: ast.expr) -> Where:
         """Translate a whole condition."""
-        parts: list[Any] = []
-        prune: list[bool] = []
-        exact = True
+        conditions: list[Any] = []
+        pruning: list[Any] = []
         for node in tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]:
             self._reads_floats = self._negates = False
-            parts.append(self._condition(node))
-            prune.append(not (self._reads_floats and self._negates))
-            exact = exact and not self._reads_floats
-        expression = join(operator.and_, parts)
-        pruning = [part for part, may in zip(parts, prune, strict=True) if may]
+            conditions.append(self._condition(node))
+            if not (self._reads_floats and self._negates):
+                pruning.append(conditions[-1])
+        expression = join(operator.and_, conditions)
         self._check(expression)
-        weaker = join(operator.and_, pruning) if pruning else None
-        return Where(tuple(self._columns), expression, expression if exact else weaker)
+        return Where(tuple(self._columns), expression, join(operator.and_, pruning) if pruning else None)
 
     def _check(self, expression: Any) -> None:
         """Let Arrow say whether it can compute the condition."""
@@ -122,9 +116,8 @@ class _Translator:
         try:
             pyarrow.dataset.Scanner.from_batches([], schema=schema, columns={"": expression})
         except pa.ArrowException as error:
-            raise self._source.fault(
-                (0, 0), f"pyarrow {pa.__version__} cannot compute the condition", found=str(error)
-            ) from error
+            cause = f"pyarrow {pa.__version__} cannot compute the condition"
+            raise self._source.fault(None, cause, found=str(error)) from error
 
     def _condition(self, node: ast.expr) -> Any:
         """Translate what is true, false or null for each row."""
@@ -141,25 +134,36 @@ class _Translator:
         values = self._operand(node)
         if isinstance(values, Literal) or not pa.types.is_boolean(values.kind):
             what = values if isinstance(values, Literal) else f"of type {values.kind}"
-            raise self._source.fault(
-                node, "a condition is neither true nor false", expected=GRAMMAR, found=f"this is {what}"
-            )
+            cause = "a condition is neither true nor false"
+            raise self._source.fault(node, cause, expected=GRAMMAR, found=f"this is {what}")
         return values.expression
 
     def _compare(self, node: ast.Compare, left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Any:
         self._negates = self._negates or isinstance(operation, (ast.NotEq, ast.NotIn))
         if isinstance(operation, (ast.Is, ast.IsNot)):
-            if not (isinstance(right, ast.Constant) and right.value is None):
-                null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
-                remedy = "write None" if null else "write `==` or `!=`"
-                raise self._source.fault(right, "`is` is followed by something else than None", remedy=remedy)
-            is_null = self._any(left).is_null()
+            is_null = self._is_null(left, right)
             return ~is_null if isinstance(operation, ast.IsNot) else is_null
         with self._source.placing(node):
             if isinstance(operation, (ast.In, ast.NotIn)):
                 among = self._among(left, right)
                 return ~among if isinstance(operation, ast.NotIn) else among
-            return compare(self._operand(left), _OPERATORS[type(operation)], self._operand(right))
+            return compare(self._operand(left), _COMPARISONS[type(operation)], self._operand(right))
+
+    def _is_null(self, node: ast.expr, right: ast.expr) -> Any:
+        """Translate `is None`, which can be asked of a column of any type."""
+        if not (isinstance(right, ast.Constant) and right.value is None):
+            null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
+            remedy = "write None" if null else "write `==` or `!=`"
+            raise self._source.fault(right, "`is` is followed by something else than None", remedy=remedy)
+        if self._path(node) is not None:
+            reference, kind = self._reference(node)
+            # Arrow before 18 overlooks nulls that a dictionary itself holds.
+            overlooked = pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type)
+            return (reference.cast(kind.value_type) if overlooked else reference).is_null()
+        values = self._operand(node)
+        if isinstance(values, Literal):
+            raise self._source.fault(node, "a value is asked to be None, and no column")
+        return values.expression.is_null()
 
     def _among(self, left: ast.expr, right: ast.expr) -> Any:
         if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not right.elts:
@@ -180,18 +184,6 @@ class _Translator:
             items.append(item)
         return is_among(values, items)
 
-    def _any(self, node: ast.expr) -> Any:
-        """Translate what is only asked to be null or not: a column of any type, or a value."""
-        if self._path(node) is not None:
-            reference, kind = self._reference(node)
-            # Arrow before 18 overlooks nulls that a dictionary itself holds.
-            overlooked = pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type)
-            return reference.cast(kind.value_type) if overlooked else reference
-        values = self._operand(node)
-        if isinstance(values, Literal):
-            raise self._source.fault(node, "a value is asked to be None, and no column")
-        return values.expression
-
     def _operand(self, node: ast.expr) -> Literal | Values:
         """Translate what can be compared."""
         if isinstance(node, ast.Constant):
@@ -203,15 +195,14 @@ class _Translator:
         if isinstance(node, ast.Call):
             return self._call(node)
         with self._source.placing(node):
-            if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-                return compute(Literal(Fraction(0)), _OPERATORS[type(node.op)], self._operand(node.operand))
-            if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-                return compute(self._operand(node.left), _OPERATORS[type(node.op)], self._operand(node.right))
+            if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+                return compute(Literal(Fraction(0)), _SIGNS[type(node.op)], self._operand(node.operand))
+            if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+                return compute(self._operand(node.left), _ARITHMETIC[type(node.op)], self._operand(node.right))
         raise self._not_allowed(node)
 
     def _not_allowed(self, node: ast.expr) -> InputError:
-        operation: ast.AST = getattr(node, "op", node)
-        word = _WORDS.get(type(operation), "")
+        word = next((word for kind, word in _WORDS.items() if isinstance(getattr(node, "op", node), kind)), None)
         remedy = f"write `{word}`" if word else ""
         return self._source.fault(node, "this cannot stand here in a condition", expected=GRAMMAR, remedy=remedy)
 
@@ -220,8 +211,8 @@ class _Translator:
         text, value = self._source.line[start:end], node.value
         if isinstance(value, (str, bytes)) and len(STRING.findall(text)) > 1:
             raise self._source.fault(node, "two strings stand side by side", remedy="put a comma between them")
-        if isinstance(value, int) and not isinstance(value, bool):
-            return Literal(Fraction(value))
+        if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+            raise self._source.fault(node, "invalid string", expected="Unicode characters", found="a surrogate")
         if isinstance(value, float):
             try:
                 number = Decimal(text)
@@ -232,33 +223,32 @@ class _Translator:
             return Literal(Fraction(number))
         if value is None or isinstance(value, (str, bytes, bool)):
             return Literal(value)
+        if isinstance(value, int):
+            return Literal(Fraction(value))
         raise self._not_allowed(node)
 
     def _call(self, node: ast.Call) -> Values:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in _FUNCTIONS or node.keywords or not node.args:
-            raise self._source.fault(
-                node, "this is no function that a condition may call", expected=f"one of {', '.join(_FUNCTIONS)}"
-            )
-        values, *rest = (self._operand(argument) for argument in node.args)
+            cause = "this is no function that a condition may call"
+            raise self._source.fault(node, cause, expected=f"one of {', '.join(_FUNCTIONS)}")
+        values, *more = (self._operand(argument) for argument in node.args)
         if isinstance(values, Literal):
             raise self._source.fault(node.args[0], f"{name} is asked of a value, and no column")
         if name in _TEXT_TESTS:
-            part = rest[0].value if len(rest) == 1 and isinstance(rest[0], Literal) else None
+            part = more[0].value if len(more) == 1 and isinstance(more[0], Literal) else None
             if not is_text(values.kind) or not isinstance(part, str):
                 raise self._source.fault(node, f"{name} needs a column of strings and a string")
             return Values(_TEXT_TESTS[name](values.expression, pattern=part), pa.bool_())
-        if rest or (name == "lower" and not is_text(values.kind)):
+        if more or (name == "lower" and not is_text(values.kind)):
             raise self._source.fault(node, f"{name} needs one column{' of strings' if name == 'lower' else ''}")
         if name == "lower":
             return Values(pc.utf8_lower(values.expression), values.kind)
-        function = pc.utf8_length if is_text(values.kind) else pc.binary_length if is_binary(values.kind) else None
-        function = pc.list_value_length if is_list(values.kind) else function
-        if function is None:
-            raise self._source.fault(
-                node, "a column has no length", expected="strings, bytes or lists", found=str(values.kind)
-            )
-        return Values(function(values.expression).cast(pa.int64()), pa.int64())
+        length = next((function for has_length, function in _LENGTHS if has_length(values.kind)), None)
+        if length is None:
+            cause, expected = "a column has no length", "strings, bytes or lists"
+            raise self._source.fault(node, cause, expected, found=str(values.kind))
+        return Values(length(values.expression).cast(pa.int64()), pa.int64())
 
     def _path(self, node: ast.expr) -> list[tuple[str, ast.expr]] | None:
         """Return the names that lead to a column or a member of one, each with its node; None for what is none."""
@@ -290,25 +280,24 @@ class _Translator:
         return pc.field(*(name for name, _ in path)), kind
 
     def _unknown(self, name: str, node: ast.expr, names: list[str], above: list[str]) -> InputError:
+        """Return the error for a name that none, or more than one, of the columns or members has."""
         if names.count(name) > 1:
             return self._source.fault(node, f"column {name!r} stands {names.count(name)} times in the table")
-        owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"
         if above and not names:
             return self._source.fault(node, f"column {'.'.join(above)!r} is no struct, and has no member {name!r}")
+        owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"
         lower = {other.lower(): other for other in names}
         near = [lower[each] for each in get_close_matches(name.lower(), lower, n=1)]
-        full = [*above, near[0]] if near else []
-        spelling = ".".join(full) if all(map(_is_plain, full)) else f"column({', '.join(map(_quoted, full))})"
-        remedy = f"write {spelling}" if near else ""
+        remedy = f"write {_spelling([*above, *near])}" if near else ""
         if not above and name.lower() in _SPELLINGS:
             remedy = f"write {_SPELLINGS[name.lower()]}"
         shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         return self._source.fault(node, f"{owner} {name!r}", expected=f"one of {shown}", remedy=remedy)
 
 
-def _is_plain(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _spelling(path: Sequence[str]) -> str:
+    """Return how a condition names a column, or a member of one."""
+    if all(name.isidentifier() and not keyword.iskeyword(name) for name in path):
+        return ".".join(path)
+    quoted = ('"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in path)
+    return f"column({', '.join(quoted)})"

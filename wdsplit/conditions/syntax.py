@@ -1,7 +1,7 @@
 """The text of a condition: parsed to a tree of Python's, and errors that show their place in it.
 
-Pure (no I/O). What is no expression, or too deep or too large for Arrow to walk, is refused here; what the nodes mean
-is in `where`.
+Pure (no I/O). What is no expression, or too deep or too large for Arrow to walk, is refused here; `parse` translates
+the nodes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,21 @@ _MAX_SHOWN = 40
 GRAMMAR = "comparisons joined by `and`, `or` and `not`, such as `label < 10 and width >= 256`"
 STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _RESERVED = [word for word in keyword.kwlist if word not in ("and", "or", "not", "in", "is", "None", "True", "False")]
-_ADVICE = [
-    (re.compile(pattern), advice)
-    for pattern, advice in (
-        (r"<>", "write `!=` for unequal"),
-        (r"=>|=<", "write `>=` or `<=`"),
-        (r"===|(?<![<>!=:])=(?![=<>])", "write `==` for equal"),
-        (r"&&?|\b(?!and\b)(?i:and)\b", "write `and`"),
-        (r"\|\|?|\b(?!or\b)(?i:or)\b", "write `or`"),
-        (r"!(?!=)|~|\b(?!not\b)(?i:not)\b(?!\s+(?i:null)\b)", "write `not`"),
-        (r"\b(?i:is)\s+(?i:not\s+)?(?i:null)\b", "write `is None` or `is not None`"),
-        (r"\b(?i:i?like)\b", 'write startswith(column, "..."), endswith(column, "...") or contains(column, "...")'),
-        (r"\b(?i:between)\b", "write `low <= column <= high`"),
-        (r"\b(?!in\b)(?i:in)\b", "write `in [..., ...]`"),
-        (rf"\b(?:{'|'.join(_RESERVED)})\b", 'write column("...") for a column that is called like a word of Python'),
-        (r"[`\\$?@]", 'write column("...") for a column whose name is no plain word'),
-    )
-]
+_ODD_NAME = 'write column("...") for a column whose name is no plain word'
+_ADVICE = {
+    r"<>": "write `!=` for unequal",
+    r"=>|=<": "write `>=` or `<=`",
+    r"===|(?<![<>!=:])=(?![=<>])": "write `==` for equal",
+    r"&&?|\b(?!and\b)(?i:and)\b": "write `and`",
+    r"\|\|?|\b(?!or\b)(?i:or)\b": "write `or`",
+    r"!(?!=)|~|\b(?!not\b)(?i:not)\b(?!\s+(?i:null)\b)": "write `not`",
+    r"\b(?i:is)\s+(?i:not\s+)?(?i:null)\b": "write `is None` or `is not None`",
+    r"\b(?i:i?like)\b": 'write startswith(column, "..."), endswith(column, "...") or contains(column, "...")',
+    r"\b(?i:between)\b": "write `low <= column <= high`",
+    r"\b(?!in\b)(?i:in)\b": "write `in [..., ...]`",
+    rf"\b(?:{'|'.join(_RESERVED)})\b": 'write column("...") for a column that is called like a word of Python',
+    r"[`\\$?@]": _ODD_NAME,
+}
 """What people write who think of another language; looked for where the text is no expression."""
 
 
@@ -71,11 +69,8 @@ class Source:
                 raise source.fault(found.span(), "a string goes over the end of a line", remedy=r"write \n in it")
         return source
 
-    def _without_strings(self) -> str:
-        return STRING.sub(lambda found: '"' * len(found[0]), self.line)
-
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Return where a node begins and ends in the line: the parser counts bytes."""
+        """Return where a node begins and ends in the line, in characters: the parser counts bytes."""
         start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
         if self.line.isascii():
             return start, end
@@ -83,13 +78,18 @@ class Source:
         return len(data[:start].decode()), len(data[:end].decode())
 
     def fault(
-        self, span: tuple[int, int] | ast.AST, cause: str, expected: str = "", found: str = "", remedy: str = ""
+        self,
+        at: tuple[int, int] | ast.AST | None,
+        cause: str,
+        expected: str = "",
+        found: str = "",
+        remedy: str = "",
     ) -> InputError:
-        """Return an error whose place is the text, with carets around what is wrong (from character, to character)."""
-        start, end = self.span(span) if isinstance(span, ast.AST) else span
+        """Return an error whose place is the text, with carets around the characters or the node that are wrong."""
+        start, end = self.span(at) if isinstance(at, ast.AST) else at or (0, 0)
         before, wrong, after = self.line[:start], self.line[start:end], self.line[end:]
         before = before if len(before) <= _MAX_SHOWN else f"...{before[-_MAX_SHOWN:]}"
-        wrong, after = (part if len(part) <= _MAX_SHOWN else f"{part[:_MAX_SHOWN]}..." for part in (wrong, after))
+        wrong, after = (text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..." for text in (wrong, after))
         marked = f"^{wrong}^" if wrong else "^"
         return InputError(cause, before + marked + after, expected, found, remedy)
 
@@ -101,19 +101,12 @@ class Source:
         except InputError as error:
             raise error if error.place else error.at(self.fault(node, "").place) from error.__cause__
 
-    def _not_understood(self, error: SyntaxError) -> InputError:
-        """Return the error for a text that is no expression, with advice if it looks like one of another language."""
-        cause, text = "the condition cannot be understood", self._without_strings()
-        matches = [(match.start(), match.end(), advice) for word, advice in _ADVICE if (match := word.search(text))]
-        if matches:
-            start, end, remedy = min(matches)
-            return self.fault((start, end), cause, expected=GRAMMAR, remedy=remedy)
-        start = error.offset - 1 if error.offset else len(self.line)
-        end = max(start + 1, (error.end_offset or 0) - 1)
-        return self.fault((start, end), cause, GRAMMAR, error.msg, _ADVICE[-1][1])
-
     def parse(self) -> ast.expr:
-        """Return the text as a tree that is neither too deep nor too large."""
+        """Return the text as a tree that is neither too deep nor too large.
+
+        Raises:
+            InputError: It is no expression, holds a comment, or is too deep or too large.
+        """
         if not self.line:
             raise InputError("the condition is empty", expected=GRAMMAR)
         comment = self._without_strings().find("#")
@@ -126,27 +119,39 @@ class Source:
         except SyntaxError as error:
             raise self._not_understood(error) from error
         except (MemoryError, RecursionError) as error:
-            raise self.fault((0, 0), "the condition is nested too deeply") from error
+            raise self.fault(None, "the condition is nested too deeply") from error
         except ValueError as error:
-            raise self.fault((0, 0), "the condition cannot be understood", found=str(error)) from error
+            raise self.fault(None, "the condition cannot be understood", found=str(error)) from error
         self._check_size(tree)
         return tree
 
+    def _without_strings(self) -> str:
+        return STRING.sub(lambda found: '"' * len(found[0]), self.line)
+
+    def _not_understood(self, error: SyntaxError) -> InputError:
+        """Return the error for a text that is no expression, with advice if it looks like one of another language."""
+        cause, text = "the condition cannot be understood", self._without_strings()
+        matches = [(match.span(), advice) for word, advice in _ADVICE.items() if (match := re.search(word, text))]
+        if matches:
+            first, remedy = min(matches)
+            return self.fault(first, cause, expected=GRAMMAR, remedy=remedy)
+        start = error.offset - 1 if error.offset else len(self.line)
+        end = max(start + 1, (error.end_offset or 0) - 1)
+        return self.fault((start, end), cause, GRAMMAR, error.msg, _ODD_NAME)
+
     def _check_size(self, tree: ast.expr) -> None:
-        level: list[ast.AST] = [tree]
-        conditions = 0
+        nodes: list[ast.AST] = [tree]
+        level = nodes
         for _ in range(_MAX_DEPTH):
-            conditions += sum(
-                len(node.values) if isinstance(node, ast.BoolOp) else len(node.ops) - 1
-                for node in level
-                if isinstance(node, (ast.BoolOp, ast.Compare))
-            )
             level = [child for node in level for child in ast.iter_child_nodes(node)]
+            nodes += level
         if level:
-            raise self.fault((0, 0), "the condition is nested too deeply", expected=f"at most {_MAX_DEPTH} levels")
+            raise self.fault(None, "the condition is nested too deeply", expected=f"at most {_MAX_DEPTH} levels")
+        conditions = sum(len(node.values) for node in nodes if isinstance(node, ast.BoolOp))
+        conditions += sum(len(node.ops) - 1 for node in nodes if isinstance(node, ast.Compare))
         if conditions > _MAX_CONDITIONS:
             raise self.fault(
-                (0, 0),
+                None,
                 "the condition has too many parts",
                 expected=f"at most {_MAX_CONDITIONS}",
                 found=str(conditions),

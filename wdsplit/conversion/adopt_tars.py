@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
@@ -29,9 +30,10 @@ from wdsplit.conversion.plan.plan import default_window, least_lanes, whole_lane
 from wdsplit.conversion.run import Run
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, WdsplitError
+from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.keys import hash_keys
 from wdsplit.shards.files import write_manifest
-from wdsplit.shards.manifest import HEADER_NAME, Field, Manifest, Shard, Shards, checksum_of, index_path
+from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import open_storage
@@ -322,7 +324,7 @@ def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
     }
     return Manifest(
         shards,
-        tuple(Field(name, name, "bytes", "binary") for name in names),
+        tuple(field_of(name, name, "bytes", pa.binary()) for name in names),
         options.lanes or whole_lanes(len(found), readers) or least_lanes(readers),
         options.window or default_window(num_bytes, num_samples),
         "none",

@@ -1,192 +1,100 @@
-"""Arrow types as text, and back: what a manifest says of a column, so that its values can be read back.
+"""Arrow types as a manifest keeps them: a text for people, and an Arrow schema by which values are decoded.
 
-Pure (no I/O). The text is that of Arrow, but for what Arrow writes ambiguously: names of fields are quoted where they
-are not plain, what maps call their entries is left out, and so are a tensor's dimension names. Extension types that
-pyarrow does not bring along stand as their storage.
+Pure (no I/O). Both depend on the column's type alone: not on metadata of fields, nor on the extension types that a
+program has registered. No metadata is serialised, because its bytes differ between versions of pyarrow.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import reprlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
-from wdsplit.errors import InputError
-from wdsplit.fields.rules import is_list, is_tensor
+from wdsplit.errors import CorruptDataError
+from wdsplit.fields.rules import is_list, is_tensor, unwrap, why_refused
+from wdsplit.shards.manifest import Field
 
-__all__ = ["list_type", "parse_type", "type_text"]
-
-_PLAIN_NAME = re.compile(r'[^\s<>,:"]+')
-_QUOTED_NAME = re.compile(r'"(?:[^"\\]|\\.)*"')
-_LEAF = re.compile(r"(?P<name>[a-z][a-z0-9_]*)(?:\[(?P<unit>[^\]]*)\]|\((?P<digits>[^)]*)\))?")
-_TENSOR = re.compile(r"shape=\[(?P<shape>[\d,]*)\](?:, permutation=\[(?P<permutation>[\d,]*)\])?\]>")
-_LISTS = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
-_EXTENSIONS = {name: getattr(pa, name.partition(".")[2], None) for name in ("arrow.uuid", "arrow.bool8")}
-_EXTENSIONS["arrow.json"] = getattr(pa, "json_", None)
+__all__ = ["decoded_type", "field_of", "map_children", "read_type", "serialize_type"]
 
 
-def type_text(kind: pa.DataType) -> str:
-    """Return a type as text; `parse_type` is the inverse."""
-    if is_list(kind):
-        size = f"[{kind.list_size}]" if pa.types.is_fixed_size_list(kind) else ""
-        return f"{str(kind).partition('<')[0]}<{_field_text(kind.value_field)}>{size}"
-    if pa.types.is_struct(kind):
-        return f"struct<{', '.join(_field_text(kind.field(i)) for i in range(kind.num_fields))}>"
-    if pa.types.is_map(kind):
-        sort = ", keys_sorted" if kind.keys_sorted else ""
-        return f"map<{type_text(kind.key_type)}, {type_text(kind.item_type)}{sort}>"
-    if pa.types.is_dictionary(kind):
-        return (
-            f"dictionary<values={type_text(kind.value_type)}, indices={kind.index_type}, ordered={int(kind.ordered)}>"
-        )
-    if is_tensor(kind):
-        shape, order = (",".join(map(str, numbers or [])) for numbers in (kind.shape, kind.permutation))
-        permutation = f", permutation=[{order}]" if order else ""
-        return f"extension<arrow.fixed_shape_tensor[value_type={kind.value_type}, shape=[{shape}]{permutation}]>"
-    if isinstance(kind, pa.BaseExtensionType):
-        known = kind.extension_name in _EXTENSIONS
-        return f"extension<{kind.extension_name}>" if known else type_text(kind.storage_type)
-    return str(kind)
+def field_of(name: str, column: str, encoding: str, kind: pa.DataType, names: tuple[str, ...] = ()) -> Field:
+    """Return the field that a manifest records for a column of a type; see `Field` for the arguments."""
+    schema = serialize_type(decoded_type(kind, encoding)) if encoding else ""
+    return Field(name, column, encoding, str(_without_registered(kind)), names, schema)
 
 
-def _field_text(field: pa.Field) -> str:
-    name = field.name if _PLAIN_NAME.fullmatch(field.name) else json.dumps(field.name, ensure_ascii=False)
-    return f"{name}: {type_text(field.type)}{'' if field.nullable else ' not null'}"
+def serialize_type(kind: pa.DataType) -> str:
+    """Return a type as base64 of an Arrow schema of one field, as an IPC message: the same with every pyarrow."""
+    return b64encode(pa.schema([pa.field("", kind)]).serialize()).decode()
 
 
-def list_type(name: str, item: pa.Field, size: int = -1) -> pa.DataType:
-    """Return the type of lists that Arrow calls `name`; size is that of a fixed-size list, else -1."""
-    make: Any = getattr(pa, "list_" if name in ("list", "fixed_size_list") else name)
-    return make(item) if size < 0 else make(item, size)
-
-
-def parse_type(text: str) -> pa.DataType:
-    """Return the type that `type_text` wrote.
+def read_type(field: Field) -> pa.DataType:
+    """Return the type that a field's values have once decoded: the inverse of `serialize_type`.
 
     Raises:
-        InputError: The text names no type.
+        CorruptDataError: The manifest has no such type.
     """
-    parser = _Parser(text)
     try:
-        kind = parser.type()
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, pa.ArrowException) as error:
-        raise parser.fault() from error
-    if parser.rest:
-        raise parser.fault()
+        (one,) = pa.ipc.read_schema(pa.py_buffer(b64decode(field.arrow_schema, validate=True)))
+        if why_refused(one.type) or not _stored_type(one.type).equals(one.type):
+            raise ValueError(f"values are never decoded to {one.type}")
+    except (ValueError, OSError, EOFError, pa.ArrowException) as error:
+        raise CorruptDataError(
+            f"field {field.name!r} has an invalid Arrow schema in the manifest",
+            expected="base64 of a serialised Arrow schema of one field",
+            found=repr(field.arrow_schema[:60]),
+            remedy="copy the dataset again, or convert it again with --overwrite",
+        ) from error
+    return one.type
+
+
+def decoded_type(kind: pa.DataType, encoding: str) -> pa.DataType:
+    """Return the type that the values of a column have once decoded.
+
+    Dictionaries count as their values, extension types as their storage; tensors that are written as npy count as
+    nested lists of their shape. A column of class names has strings, one of images or audio their bytes.
+    """
+    plain = unwrap(kind)
+    if encoding == "class":
+        return pa.string()
+    if encoding == "media":
+        return plain.field("bytes").type
+    if not (is_tensor(plain) and encoding == "npy"):
+        return _stored_type(plain)
+    array = plain.value_type
+    for axis in reversed(plain.permutation or range(len(plain.shape))):
+        array = pa.list_(array, plain.shape[axis])
+    return array
+
+
+def map_children(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a list, struct or map with the types inside changed, and any other type as it is; metadata is dropped."""
+
+    def changed(field: pa.Field) -> pa.Field:
+        return field.with_type(change(field.type)).remove_metadata()
+
+    if pa.types.is_struct(kind):
+        return pa.struct([changed(kind.field(i)) for i in range(kind.num_fields)])
+    if pa.types.is_map(kind):
+        return pa.map_(changed(kind.key_field), changed(kind.item_field), keys_sorted=kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(changed(kind.value_field), kind.list_size)
+    if is_list(kind):
+        name = str(kind).partition("<")[0]
+        make: Any = getattr(pa, "list_" if name == "list" else name)
+        return make(changed(kind.value_field))
     return kind
 
 
-class _Parser:
-    """Read a type from the left."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.rest = text
-
-    def fault(self) -> InputError:
-        return InputError(
-            "a text names no Arrow type",
-            found=f"{reprlib.repr(self._text)}, at {self.rest[:20]!r}",
-            expected="a type such as int64 or list<item: float>",
-            remedy="read the dataset with the version of wdsplit that wrote it",
-        )
-
-    def _skip(self, text: str) -> bool:
-        found = self.rest.startswith(text)
-        self.rest = self.rest[len(text) :] if found else self.rest
-        return found
-
-    def _need(self, text: str) -> None:
-        if not self._skip(text):
-            raise self.fault()
-
-    def _take(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        match = pattern.match(self.rest)
-        if match is None:
-            raise self.fault()
-        self.rest = self.rest[match.end() :]
-        return match
-
-    def type(self) -> pa.DataType:
-        leaf = self._take(_LEAF)
-        name = leaf["name"]
-        if leaf[0] != name or not self._skip("<"):
-            return _leaf_type(leaf)
-        if name == "extension":
-            return self._extension()
-        if name == "struct":
-            kind = pa.struct(self._fields())
-        elif name == "map":
-            kind = self._map()
-        elif name == "dictionary":
-            kind = self._dictionary()
-        elif name in _LISTS:
-            return self._list(name)
-        else:
-            raise self.fault()
-        self._need(">")
-        return kind
-
-    def _list(self, name: str) -> pa.DataType:
-        item = self._field()
-        self._need(">")
-        size = int(self._take(re.compile(r"\[(\d+)\]"))[1]) if name == "fixed_size_list" else -1
-        return list_type(name, item, size)
-
-    def _field(self) -> pa.Field:
-        quoted = self.rest.startswith('"')
-        name = self._take(_QUOTED_NAME if quoted else _PLAIN_NAME)[0]
-        self._need(": ")
-        kind = self.type()
-        return pa.field(json.loads(name) if quoted else name, kind, nullable=not self._skip(" not null"))
-
-    def _fields(self) -> list[pa.Field]:
-        fields = []
-        while not self.rest.startswith(">"):
-            fields.append(self._field())
-            if not self._skip(", "):
-                break
-        return fields
-
-    def _map(self) -> pa.DataType:
-        key = self.type()
-        self._need(", ")
-        item = self.type()
-        return pa.map_(key, item, keys_sorted=self._skip(", keys_sorted"))
-
-    def _dictionary(self) -> pa.DataType:
-        self._need("values=")
-        values = self.type()
-        self._need(", indices=")
-        indices = self.type()
-        return pa.dictionary(indices, values, bool(int(self._take(re.compile(r", ordered=([01])"))[1])))
-
-    def _extension(self) -> pa.DataType:
-        if self._skip("arrow.fixed_shape_tensor[value_type="):
-            value_type = self.type()
-            self._need(", ")
-            tensor = self._take(_TENSOR)
-            permutation = _numbers(tensor["permutation"])
-            return pa.fixed_shape_tensor(value_type, _numbers(tensor["shape"]), permutation=permutation or None)
-        make: Any = _EXTENSIONS.get(self._take(re.compile(r"[\w.]+"))[0])
-        self._need(">")
-        return make()
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    kind = unwrap(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return map_children(kind, _stored_type)
 
 
-def _numbers(text: str | None) -> list[int]:
-    return [int(number) for number in text.split(",")] if text else []
-
-
-def _leaf_type(leaf: re.Match[str]) -> pa.DataType:
-    name = leaf["name"]
-    if leaf["digits"] is not None:
-        return getattr(pa, name)(*(int(number) for number in leaf["digits"].split(",")))
-    if name == "timestamp":
-        unit, _, zone = (leaf["unit"] or "").partition(", tz=")
-        return pa.timestamp(unit, zone or None)
-    if name == "fixed_size_binary":
-        return pa.binary(int(leaf["unit"]))
-    return getattr(pa, name)() if name in ("string_view", "binary_view") else pa.type_for_alias(leaf[0])
+def _without_registered(kind: pa.DataType) -> pa.DataType:
+    """Look through the extension types that Python code defines: who has not imported it has their storage."""
+    return map_children(kind.storage_type if isinstance(kind, pa.ExtensionType) else kind, _without_registered)

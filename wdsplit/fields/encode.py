@@ -1,7 +1,7 @@
 """The payloads of a whole batch at once: Arrow columns become members of samples.
 
 Pure (no I/O). Each encoding turns an Arrow array into a large_binary array of payloads, null where the member is left
-out. Which encoding a column takes is the matter of `fields`; `decode` is the inverse.
+out. `infer` chooses the encoding of a column; `decode` is the inverse.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From columns to fields: what each column of a table becomes, decided from its schema before any work.
+"""The fields of a table's columns, decided from its schema before any work.
 
-Pure (no I/O). The rules for types are in `rules`; here are the names, what a user may ask for instead, and what Hugging
-Face says of a column in the schema's metadata. Whatever cannot be written is refused by name, all of it at once.
+Pure (no I/O). `rules` decides by type; here are the names, the user's mapping, and what Hugging Face says of a column
+in the schema's metadata. Columns that cannot be written are refused by name, all in one error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from wdsplit.errors import InputError
-from wdsplit.fields.arrow_types import type_text
+from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.rules import is_nested_numbers, rule_of, unwrap, why_refused
 from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
@@ -115,25 +115,12 @@ def infer_fields(
     chosen = [*mapping.values(), *inferred]
     if not chosen and not problems:
         problems.append("the table has no column but the key")
-    for name in [] if problems else chosen:
-        kind = schema.field(name).type
-        why = why_refused(kind)
-        if why:
-            problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
+    if not problems:
+        problems += _refused_types(schema, chosen)
     if problems:
         raise _unusable(problems)
     names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping))]
-    fields = []
-    for name, column in zip(names, chosen, strict=True):
-        kind = schema.field(column).type
-        try:
-            check_field(name)
-        except InputError as error:
-            problems.append(f"{error.cause} (expected {error.expected})")
-        encoding = _encoding_for(name, kind, _default_encoding(schema, column))
-        if encoding is None:
-            problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
-        fields.append(Field(name, column, encoding or "", type_text(kind)))
+    fields, problems = _fields_of(schema, list(zip(names, chosen, strict=True)))
     if with_class_names:
         fields, more = _with_class_names(fields, schema)
         problems += more
@@ -142,6 +129,32 @@ def infer_fields(
     if problems:
         raise _unusable(problems)
     return tuple(fields)
+
+
+def _refused_types(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+    problems = []
+    for name in columns:
+        kind = schema.field(name).type
+        why = why_refused(kind)
+        if why:
+            problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
+    return problems
+
+
+def _fields_of(schema: pa.Schema, columns: Sequence[tuple[str, str]]) -> tuple[list[Field], list[str]]:
+    """Return the fields for pairs of field name and column name; return the problems too."""
+    fields, problems = [], []
+    for name, column in columns:
+        kind = schema.field(column).type
+        try:
+            check_field(name)
+        except InputError as error:
+            problems.append(f"{error.cause} (expected {error.expected})")
+        encoding = _encoding_for(name, kind, _default_encoding(schema, column))
+        if encoding is None:
+            problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
+        fields.append(field_of(name, column, encoding or "", kind))
+    return fields, problems
 
 
 def refuse_repeated(schema: pa.Schema) -> None:
@@ -223,7 +236,7 @@ def _with_class_names(fields: Sequence[Field], schema: pa.Schema) -> tuple[list[
         kind = schema.field(field.column).type
         if pa.types.is_signed_integer(unwrap(kind)):
             count += 1
-            result.append(Field(f"{field.name}.txt", field.column, "class", field.type, known[field.column]))
+            result.append(field_of(f"{field.name}.txt", field.column, "class", kind, known[field.column]))
         else:
             problems.append(f"column {field.column!r} has class names, but the type {kind} (expected int64)")
     if not count and not problems:

@@ -1,4 +1,4 @@
-"""Arrow values as JSON has them (numbers, strings, lists and objects), and without what stands between.
+"""Arrow values as JSON has them: numbers, strings, lists and objects.
 
 Pure (no I/O). Scalars stay Arrow arrays, cast whole; only what is nested becomes Python values, row by row. Nothing
 goes through Python's own dates and times, which would lose digits.
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
-from wdsplit.fields.arrow_types import list_type
+from wdsplit.fields.arrow_types import map_children
 from wdsplit.fields.keys import Where
 from wdsplit.fields.rules import is_binary, is_list, is_text
 
@@ -91,23 +91,9 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
         return _LARGE_STRING
     if str(kind) == "binary_view":
         return pa.large_binary()
-    if (
-        "_view" not in str(kind)
-        or not pa.types.is_nested(kind)
-        or str(kind).startswith(("list_view", "large_list_view"))
-    ):
+    if "_view" not in str(kind) or str(kind).startswith(("list_view", "large_list_view")):
         return kind
-    if pa.types.is_struct(kind):
-        return pa.struct([_field_without_views(kind.field(i)) for i in range(kind.num_fields)])
-    if pa.types.is_map(kind):
-        key, item = _field_without_views(kind.key_field), _field_without_views(kind.item_field)
-        return pa.map_(key, item, keys_sorted=kind.keys_sorted)
-    size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
-    return list_type(str(kind).partition("<")[0], _field_without_views(kind.value_field), size)
-
-
-def _field_without_views(field: pa.Field) -> pa.Field:
-    return field.with_type(_without_views(field.type))
+    return map_children(kind, _without_views)
 
 
 def plain(column: pa.Array, where: Where) -> pa.Array:

@@ -1,7 +1,7 @@
-"""The rules: which Arrow type goes into which field, and how it is written. One table, which is documented too.
+"""The rules: which Arrow type goes into which field, and how it is written. The README's table is made from them.
 
 Pure (no I/O). The first rule that holds decides. Dictionaries and extension types are looked through first: they count
-as their values and as their storage. What no rule holds for is refused, and so is whatever it stands in.
+as their values and as their storage. A type without a rule is refused, and so is a type that contains it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = [
     "is_tensor",
     "is_text",
     "rule_of",
-    "type_table",
     "unwrap",
     "why_refused",
 ]
@@ -257,13 +256,3 @@ def _why_refused_inside(kind: pa.DataType) -> str | None:
     elif rule_of(kind) is None:
         return f"there is no rule for {kind}"
     return next((why for why in map(_why_refused_inside, children) if why), None)
-
-
-def type_table() -> str:
-    """Return the rules as a Markdown table, for the documentation."""
-    lines = ["| column | field | what is written | inside lists, structs and maps (JSON) |", "|---|---|---|---|"]
-    for rule in (*RULES, *WRAPPERS):
-        field = f"`{rule.extension}`" if rule.extension else "by its first bytes" if rule.encoding else ""
-        lines.append(f"| {rule.types} | {field} | {rule.payload} | {rule.inner} |")
-    lines.append("| union, run-end encoded, interval | | refused | refused, with what it stands in |")
-    return "\n".join(lines) + "\n"

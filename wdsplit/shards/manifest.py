@@ -47,7 +47,7 @@ MAX_HEADER_BYTES = 256 * 1024**2
 RUN_FOLDER = ".wdsplit-run"
 """In the output while a conversion is unfinished: what it needs to be continued."""
 
-_FIELD_TEXTS = ("column", "encoding", "name", "type")
+_FIELD_TEXTS = ("arrow_schema", "column", "encoding", "name", "type")
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,10 @@ class Field:
         name: What its members are called after the key.
         column: The column it came from.
         encoding: How the column's values were written.
-        type: The column's Arrow type, as `fields.arrow_types` writes it.
+        type: The column's Arrow type, for people.
         names: Of a field of class names all of them, by their numbers; else empty.
+        arrow_schema: The type that the values have once decoded: base64 of an Arrow schema of one field, as
+            `fields.arrow_types` writes it.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Field:
     encoding: str
     type: str
     names: tuple[str, ...] = ()
+    arrow_schema: str = ""
 
 
 @dataclass(frozen=True)

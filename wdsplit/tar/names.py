@@ -26,7 +26,6 @@ __all__ = [
     "is_pad_key",
     "pad_key",
     "split_member",
-    "split_name",
     "unescape_key",
 ]
 
@@ -132,15 +131,6 @@ def pad_key(shard: int, number: int) -> str:
 def is_pad_key(key: str) -> bool:
     """Tell whether a key is a pad's."""
     return key.startswith(PAD_PREFIX)
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Split a member's name into key and field, at the first dot of its base name (webdataset's rule)."""
-    slash = name.rfind("/") + 1
-    dot = name.find(".", slash)
-    if dot < 0:
-        return name, ""
-    return name[:dot], name[dot + 1 :]
 
 
 def split_member(name: bytes) -> tuple[bytes, bytes] | None:

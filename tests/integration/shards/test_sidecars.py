@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from click.testing import CliRunner
+from webdataset.tariterators import base_plus_ext
 
 from tables import files_below, real_samples, tar_samples, write_table
 from wdsplit.checks.verify import verify
@@ -25,7 +26,7 @@ from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import OutputExistsError, StorageError
 from wdsplit.shards import sidecar_files
 from wdsplit.shards.manifest import HEADER_NAME
-from wdsplit.tar.names import is_pad_key, split_name
+from wdsplit.tar.names import is_pad_key
 
 ALL = ("dali", "energon", "wids")
 NUM_ROWS = 45
@@ -96,7 +97,7 @@ def documented_dali_index(path):
     samples = {}
     with tarfile.open(path) as tar:
         for member in tar:
-            key, field = split_name(member.name)
+            key, field = base_plus_ext(member.name)
             if not is_pad_key(key):
                 samples.setdefault(key, []).append(f"{field} {member.offset_data} {member.size} {member.name}")
     lines = [f"v1.2 {len(samples)}", *(" ".join(members) for members in samples.values())]

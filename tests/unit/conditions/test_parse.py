@@ -1,9 +1,10 @@
+"""Conditions: the language, exact comparisons, pruning by statistics, and errors with their place in the text."""
+
 import datetime
 import decimal
 import math
 import operator
-import subprocess
-import sys
+import threading
 from fractions import Fraction
 
 import numpy as np
@@ -29,7 +30,6 @@ OPERATORS = {
 }
 D = decimal.Decimal
 NAN = math.nan
-DAY = datetime.date(2024, 2, 1)
 NOON = datetime.datetime(2024, 2, 1, 12)
 
 
@@ -51,95 +51,78 @@ def fragment_of(path, table, rows_per_group):
     return next(ds.dataset(path).get_fragments())
 
 
-def groups_left(fragment, condition):
-    return [group.id for group in fragment.subset(condition).row_groups]
+def rows_after_pruning(fragment, where):
+    """Return the rows that are kept of those in row groups that the statistics do not rule out."""
+    left = fragment.subset(where.pruning) if where.pruning is not None else fragment
+    rows = left.to_table() if left.row_groups else fragment.to_table().slice(0, 0)
+    return rows.filter(where.expression)
 
 
-INT = pa.array([1, None, 3, -4], pa.int64())
+# The language
+
 TEXT = pa.array(["abc", None, "", "Añb"])
-FLAG = pa.array([True, False, None, True])
-STRUCT = pa.array([{"w": 1, "in": {"a b": 2}}, None, {"w": None, "in": None}, {"w": 4, "in": {"a b": None}}])
+TABLE = {
+    "x": pa.array([1, None, 3, -4], pa.int64()),
+    "text": TEXT,
+    "flag": pa.array([True, False, None, True]),
+    "raw": TEXT.cast(pa.binary()),
+    "items": pa.array([[1], None, [], [1, 2]]),
+    "meta": pa.array([{"w": 1, "in": {"a b": 2}}, None, {"w": None, "in": None}, {"w": 4, "in": {"a b": None}}]),
+    "my col": pa.array(["a", "ä", "b", None]),
+    "a.b": pa.array([1, 2, 3, 4]),
+    "nothing": pa.nulls(4),
+    "map": pa.array([[("a", 1)], None, [], []], pa.map_(pa.string(), pa.int8())),
+    "f": pa.array([NAN, None, 1.5, -0.0]),
+}
 
-CONDITIONS = [
-    ("x < 2", [0, 3]),
-    ("2 > x", [0, 3]),
-    ("x >= 1", [0, 2]),
-    ("x == 3", [2]),
-    ("x != 3", [0, 3]),
-    ("not x == 3", [0, 3]),
-    ("not x != 3", [2]),
-    ("0 <= x < 3", [0]),
-    ("not 0 <= x < 3", [2, 3]),
-    ("x in [3, 1, 7]", [0, 2]),
-    ("x in (3,)", [2]),
-    ("x in {3}", [2]),
-    ("x not in [3, 1]", [3]),
-    ("not (x in [3, 1])", [3]),
-    ("x is None", [1]),
-    ("x is not None", [0, 2, 3]),
-    ("not (x is None)", [0, 2, 3]),
-    ("x < 2 and flag", [0, 3]),
-    ("x < 0 or flag", [0, 3]),
-    ("flag", [0, 3]),
-    ("not flag", [1]),
-    ("flag == False", [1]),
-    ("flag != True", [1]),
-    ("flag in [True]", [0, 3]),
-    ("flag is None or x is None", [1, 2]),
-    ("x == -4", [3]),
-    ("x == +1", [0]),
-    ("x == 0x3", [2]),
-    ("x == 1_0 / 10", [0]),
-    ("x * 10 + 1 == 31", [2]),
-    ("-x > 3", [3]),
-    ("x / 2 == 1.5", [2]),
-    ("x - x == 0", [0, 2, 3]),
-    ("1 / (x - 1) > 5", [0]),
-    ("x < x + 1", [0, 2, 3]),
-    ("text == 'abc'", [0]),
-    ('text == "abc" or text == ""', [0, 2]),
-    ("text > 'B'", [0]),
-    ("text in ['', 'Añb']", [2, 3]),
-    ("not (text in ['', 'Añb'])", [0]),
-    ("len(text) == 3", [0, 3]),
-    ("len(raw) == 4", [3]),
-    ("raw == b'abc'", [0]),
-    ("raw in [b'abc', b'']", [0, 2]),
-    ("len(items) < 2", [0, 2]),
-    ("startswith(text, 'a')", [0]),
-    ("startswith(lower(text), 'a')", [0, 3]),
-    ("lower(text) == 'añb'", [3]),
-    ("endswith(text, 'b')", [3]),
-    ("contains(text, 'ñ') or contains(text, '.')", [3]),
-    ("not contains(text, 'b')", [2]),
-    ("text != '\\u0061bc'", [2, 3]),
-    ("text == r'abc'", [0]),
-    ("meta.w == 4", [3]),
-    ("not meta.w == 4", [0]),
-    ("meta.w is None", [1, 2]),
-    ("meta is None", [1]),
-    ('column("meta", "in", "a b") == 2', [0]),
-    ('column("meta").w == 1', [0]),
-    ('column("my col") == "ä"', [1]),
-    ('column("a.b") > 2', [2, 3]),
-    ("(x\n  < 2\r\n and flag)", [0, 3]),
-    ("  x < 2\n", [0, 3]),
-]
+CONDITIONS = r"""
+0       : 0 <= x < 3 ; x == 1_0 / 10 ; 1 / (x - 1) > 5 ; text == 'abc' ; text > 'B'
+0       : not (text in ['', 'Añb']) ; raw == b'abc' ; startswith(text, 'a') ; text == r'abc'
+0       : not meta.w == 4 ; column("meta", "in", "a b") == 2 ; column("meta").w == 1 ; f != f
+0 3     : x < 2 ; x != 3 ; not x == 3 ; x < 2 and flag ; x < 0 or flag ; flag ; flag in [True]
+0 3     : len(text) == 3 ; startswith(lower(text), 'a')
+3       : x not in [3, 1] ; x == -4 ; -x > 3 ; len(raw) == 4 ; lower(text) == 'añb' ; endswith(text, 'b')
+3       : contains(text, 'ñ') or contains(text, '.') ; meta.w == 4 ; f in [0, 7]
+2       : x == 3 ; not x != 3 ; x in {3} ; x == 0x3 ; x * 10 + 1 == 31 ; x / 2 == 1.5 ; not contains(text, 'b')
+1       : x is None ; not flag ; flag == False ; meta is None ; column("my col") == "ä" ; map is None
+1       : f is None
+0 2     : x >= 1 ; x in [3, 1, 7] ; text == "abc" or text == "" ; raw in [b'abc', b''] ; len(items) < 2
+0 2     : not f < 1.5
+2 3     : not 0 <= x < 3 ; text in ['', 'Añb'] ; text != '\u0061bc' ; column("a.b") > 2
+0 2 3   : x is not None ; x < x + 1 ; x + 1 is not None
+1 2     : flag is None or x is None ; meta.w is None
+0 1 2 3 : nothing is None
+"""
+"""The rows that each condition keeps."""
 
 
-@pytest.mark.parametrize(("text", "expected"), CONDITIONS, ids=[text for text, _ in CONDITIONS])
-def test_conditions_keep_the_rows_they_hold_for(text, expected):
-    columns = {
-        "x": INT,
-        "text": TEXT,
-        "flag": FLAG,
-        "raw": TEXT.cast(pa.binary()),
-        "items": pa.array([[1], None, [], [1, 2]]),
-        "meta": STRUCT,
-        "my col": ["a", "ä", "b", None],
-        "a.b": [1, 2, 3, 4],
-    }
-    assert kept(text, **columns) == expected
+def cases(table):
+    """Return the parts of each line of a text table: what stands before the colon, and each of what stands behind."""
+    lines = [line.partition(": ") for line in table.strip().splitlines()]
+    return [(name.strip(), text) for name, _, texts in lines for text in texts.split(" ; ")]
+
+
+@pytest.mark.parametrize(("rows", "text"), cases(CONDITIONS))
+def test_a_condition_keeps_the_rows_it_holds_for(rows, text):
+    assert kept(text, **TABLE) == [int(row) for row in rows.split()]
+
+
+def test_a_condition_may_go_over_several_lines():
+    assert kept("  (x\n  < 2\r\n and flag)\n", **TABLE) == [0, 3]
+
+
+def test_columns_are_named_once_in_the_order_of_the_text():
+    schema = pa.schema([("a", pa.int8()), ("b", pa.int8()), ("c", pa.struct([("d", pa.int8())])), ("e", pa.int8())])
+    assert parse_where("c.d < 3 and b < 3 and a in [1] and b > a and c is None", schema).columns == ("c", "b", "a")
+
+
+def test_a_table_may_have_more_columns_in_another_order():
+    where = parse_where("a < 2 and b == 'x'", pa.schema([("a", pa.int8()), ("b", pa.string())]))
+    table = pa.table({"c": [0, 1], "b": ["x", "x"], "a": pa.array([3, 1], pa.int8())})
+    assert table.filter(where.expression)["c"].to_pylist() == [1]
+
+
+# Exact comparisons
 
 
 def values_near(grid, low, high):
@@ -154,7 +137,7 @@ EXACT = {
     "int64": (pa.int64(), 1, -(2**63), 2**63 - 1),
     "uint64": (pa.uint64(), 1, 0, 2**64 - 1),
     "decimal": (pa.decimal128(5, 2), 100, -99999, 99999),
-    "decimal without digits behind the point": (pa.decimal128(38, 0), 1, -(10**38) + 1, 10**38 - 1),
+    "whole decimal": (pa.decimal128(38, 0), 1, -(10**38) + 1, 10**38 - 1),
     "wide decimal": (pa.decimal256(76, 76), 10**76, -(10**76) + 1, 10**76 - 1),
 }
 EXACT |= {
@@ -185,18 +168,11 @@ def test_numbers_between_and_beyond_the_values_of_a_type_compare_as_arithmetic_s
     numbers = {number + more * step for number in values for more in (-1, Fraction(-1, 2), 0, Fraction(1, 4), 1)}
     for number in sorted(numbers):
         for sign, compare in OPERATORS.items():
-            expected = [row for row, value in enumerate(values) if compare(value, number)]
             text = exact_text(number)
+            expected = [row for row, value in enumerate(values) if compare(value, number)]
             assert kept(f"x {sign} {text}", x=column) == expected, (sign, text)
-            left_out = [row for row in range(len(values)) if row not in expected]
-            assert kept(f"not {text} {sign} x", x=column) == [
-                row for row, value in enumerate(values) if not compare(number, value)
-            ]
-            assert kept(f"not x {sign} {text}", x=column) == left_out
-
-
-def iso(value):
-    return value.isoformat()
+            mirrored = [row for row, value in enumerate(values) if not compare(number, value)]
+            assert kept(f"not {text} {sign} x", x=column) == mirrored, (sign, text)
 
 
 def at(micros):
@@ -205,111 +181,88 @@ def at(micros):
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Paris"])
-def test_strings_beside_timestamps_are_moments(unit, zone):
+def test_a_string_beside_a_timestamp_is_a_moment_of_any_precision(unit, zone):
     tz = datetime.timezone.utc if zone else None
-    rows = [at(0).replace(tzinfo=tz), at(-1_000_000).replace(tzinfo=tz), at(3_600_000_000).replace(tzinfo=tz)]
+    rows = [at(micros).replace(tzinfo=tz) for micros in (0, -1_000_000, 3_600_000_000)]
     column = pa.array([*rows, None], pa.timestamp(unit, zone))
     for micros in (-1, 0, 1, 3_600_000_000, 10**15):
         moment = at(micros).replace(tzinfo=tz)
         for sign, compare in OPERATORS.items():
             expected = [row for row, value in enumerate(rows) if compare(value, moment)]
-            assert kept(f"x {sign} '{iso(moment)}'", x=column) == expected
+            assert kept(f"x {sign} '{moment.isoformat()}'", x=column) == expected
     for text in ("0001-01-01T00:00:00", "9999-12-31 23:59:59.999999999"):
         assert kept(f"x != '{text}{'Z' if zone else ''}'", x=column) == [0, 1, 2]
 
 
-def test_zones_are_reckoned_with():
-    column = pa.array([NOON.replace(tzinfo=datetime.timezone.utc)], pa.timestamp("us", "UTC"))
-    for text in ("2024-02-01T12:00Z", "2024-02-01T13:30+01:30", "2024-02-01 08:00-04:00"):
-        assert kept(f"x == '{text}'", x=column) == [0]
-        assert kept(f"x <= '{text}' and x >= '{text}'", x=column) == [0]
+UTC_NOON = pa.array([NOON], pa.timestamp("us", "UTC"))
+DAYS = [datetime.date(2024, 2, 1), datetime.date(1969, 12, 31), None]
+TIMES = [datetime.time(12, 30), datetime.time(23, 59, 59), None]
+BIG = pa.array([2**53, 2**53 + 1])
+ONE_COLUMN = [
+    ("x == '2024-02-01T12:00Z'", UTC_NOON, [0]),
+    ("x == '2024-02-01T13:30+01:30'", UTC_NOON, [0]),
+    ("x <= '2024-02-01 08:00:00.000-04:00'", UTC_NOON, [0]),
+    *((f"x == {day!r}", pa.array(DAYS, kind), [0]) for day in ("2024-02-01",) for kind in (pa.date32(), pa.date64())),
+    ("x < '1970-01-01'", pa.array(DAYS, pa.date32()), [1]),
+    ("x < '2024-02-01T00:00:01'", pa.array(DAYS, pa.date64()), [0, 1]),
+    ("x in ['1969-12-31', '2024-01-01']", pa.array(DAYS, pa.date32()), [1]),
+    ("x < '9999-12-31'", pa.array(DAYS, pa.date64()), [0, 1]),
+    *(("x == '12:30'", pa.array(TIMES, kind), [0]) for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("ns"))),
+    ("x > '12:30:00.5'", pa.array(TIMES, pa.time32("s")), [1]),
+    ("not x < '23:59:59'", pa.array(TIMES, pa.time64("us")), [1]),
+    ("x == 9007199254740993", BIG, [1]),
+    ("x == 0.1 + 0.2", pa.array([D("0.3")], pa.decimal128(5, 2)), [0]),
+    ("x == 1 / 3 * 3", pa.array([1]), [0]),
+    ("x == 0.10000000000000000001", pa.array([D("0.1")], pa.decimal128(30, 20)), []),
+    ("x > 0e-99", pa.array([1.5, -1], pa.float32()), [0]),
+    ("x * 100 == 12700", pa.array([127], pa.int8()), [0]),
+    ("x + 1 == 256", pa.array([255], pa.uint8()), [0]),
+    ("x - 1 < 0", pa.array([0], pa.uint8()), [0]),
+    ("x < 1024 * 1024 * 1024 * 4", pa.array([2**31 - 1], pa.int32()), [0]),
+    ("len(x) == 2", pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)), [0, 2]),
+    ("len(x) == 2", pa.array([[1, 2], None, [3]], pa.large_list(pa.int8())), [0]),
+    ("len(x) == 2", pa.array([[1, 2], None, [3]], pa.list_view(pa.int8())), [0]),
+    ("x is None", pa.array([[1, 2], None, [3]], pa.large_list_view(pa.int8())), [1]),
+]
 
 
-@pytest.mark.parametrize("kind", [pa.date32(), pa.date64()], ids=str)
-def test_strings_beside_dates_are_dates(kind):
-    column = pa.array([DAY, datetime.date(1969, 12, 31), None], kind)
-    assert kept("x == '2024-02-01'", x=column) == [0]
-    assert kept("x < '1970-01-01'", x=column) == [1]
-    assert kept("x < '2024-02-01T00:00:01'", x=column) == [0, 1]
-    assert kept("x in ['1969-12-31', '2024-01-01']", x=column) == [1]
-    assert kept("x < '9999-12-31'", x=column) == [0, 1]
-
-
-@pytest.mark.parametrize("kind", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")], ids=str)
-def test_strings_beside_times_are_times(kind):
-    column = pa.array([datetime.time(12, 30), datetime.time(23, 59, 59), None], kind)
-    assert kept("x == '12:30'", x=column) == [0]
-    assert kept("x > '12:30:00.5'", x=column) == [1]
-    assert kept("not x < '23:59:59'", x=column) == [1]
-
-
-@pytest.mark.parametrize("text", ["2024-02-30", "2024-13-01", "24-01-01", "", "T12:00", "12:00", "2024-02-01T25:00"])
-def test_strings_that_are_no_moments_are_refused(text):
-    assert error_of(f"x < '{text}'", pa.schema([("x", pa.timestamp("ms"))])).found == repr(text)
-
-
-def test_zones_must_be_given_where_the_column_has_one_and_nowhere_else():
-    schema = pa.schema([("x", pa.timestamp("ms")), ("z", pa.timestamp("ms", "UTC")), ("d", pa.date32())])
-    assert "zone" in error_of("z < '2024-02-01'", schema).expected
-    assert "2024-02-01T00:00Z" in error_of("x < '2024-02-01T00:00Z'", schema).found
-    assert "2024-02-01T00:00Z" in error_of("d < '2024-02-01T00:00Z'", schema).found
+@pytest.mark.parametrize(("text", "column", "expected"), ONE_COLUMN, ids=[f"{t}-{c.type}" for t, c, _ in ONE_COLUMN])
+def test_a_column_of_a_type_is_compared_by_its_values(text, column, expected):
+    assert kept(text, x=column) == expected
 
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
-def test_numbers_beside_floats_are_rounded_to_them(kind):
-    if pa.types.is_float16(kind) and int(pa.__version__.split(".")[0]) < 16:
-        assert "cannot compute" in error_of("x < 1", pa.schema([("x", kind)])).cause
-        return
+def test_a_number_beside_floats_is_rounded_to_them(kind):
     dtype = np.dtype(f"f{kind.bit_width // 8}").type
     values = np.array([0.1, 1, -2.5, NAN, math.inf, -math.inf, -0.0, 0.3], dtype)
     column = pa.array([*values, None], kind)
     for number in (0.1, 1, 0, -2.5, 60000):
         for sign, compare in OPERATORS.items():
-            with np.errstate(over="ignore"):
-                expected = np.flatnonzero(compare(values, dtype(number))).tolist()
+            expected = np.flatnonzero(compare(values, dtype(number))).tolist()
             assert kept(f"x {sign} {number}", x=column) == expected
-    assert kept("x in [0.1, 0]", x=column) == [0, 6]
-    assert kept(f"x in [0.1, 0, {', '.join(str(i) for i in range(50, 70))}]", x=column) == [0, 6]
+    assert kept(f"x in [0.1, 0, {', '.join(map(str, range(50, 70)))}]", x=column) == [0, 6]
     assert kept("x != x", x=column) == [3]
-    assert kept("not x < 0.5", x=column) == [1, 3, 4]
 
 
-def test_numbers_that_floats_cannot_come_near_are_refused():
-    schema = pa.schema([("x", pa.float32())])
-    assert "beyond" in error_of("x < 1e39", schema).cause
-    assert "beyond" in error_of("x > 1e-60", schema).cause
-    assert "too large" in error_of("x < 1e999", schema).cause
-    assert "too large" in error_of("x < 1e-999999999999", schema).cause
-    assert "beyond" in error_of("x < 1e300 * 1e300", schema).cause
-    assert kept("x > 0e-99", x=pa.array([1.5, -1])) == [0]
+MANY = range(40)
+LONG_LISTS = [
+    ([str(i) for i in MANY], pa.array(["7", None, "x"]), [0]),
+    ([str(i).encode() for i in MANY], pa.array([b"7", None, b"x"]), [0]),
+    ([i / 8 for i in MANY], pa.array([D("1.25"), None, D("1.26")], pa.decimal128(5, 2)), [0]),
+    ([i + 0.5 for i in MANY], pa.array([1, None, 39], pa.int8()), []),
+    ([i * 10 for i in MANY], pa.array([250, None, 39], pa.uint8()), [0]),
+    ([f"2024-01-{1 + i % 31:02d}" for i in MANY], pa.array([DAYS[0], None, datetime.date(2024, 1, 3)]), [2]),
+    (list(MANY), pa.array([D(7), None, D(41)], pa.decimal32(5, 2)), [0]),
+]
 
 
-@pytest.mark.parametrize("count", [1, 16, 17, 500])
-def test_lists_of_any_length_look_up_exact_values(count):
-    items = ", ".join(f"{i}, {i}.5, {i + 300}" for i in range(0, count, 3))
-    column = pa.array([0, 1, 3, 15, None, 120], pa.uint8())
-    expected = [
-        row for row, value in enumerate(column.to_pylist()) if value is not None and value in range(0, count, 3)
-    ]
-    expected += [5] * (count == 500 and 5 not in expected)
-    assert kept(f"x in [{items}]", x=column) == expected
-    others = [row for row in (0, 1, 2, 3, 5) if row not in expected]
-    assert kept(f"x not in [{items}]", x=column) == others
-    assert kept(f"not x in [{items}]", x=column) == others
-
-
-def test_long_lists_look_up_values_of_all_types():
-    many = range(40)
-    assert kept(f"x in {[str(i) for i in many]}", x=["7", None, "x"]) == [0]
-    assert kept(f"x in {[str(i).encode() for i in many]}", x=[b"7", None, b"x"]) == [0]
-    assert kept(f"x not in {[i / 8 for i in many]}", x=pa.array([D("1.25"), None, D("1.26")], pa.decimal128(5, 2))) == [
-        2
-    ]
-    assert kept(f"x in {[i + 0.5 for i in many]}", x=pa.array([1, None, 39], pa.int8())) == []
-    if hasattr(pa, "decimal32"):
-        assert kept(f"x in {list(many)}", x=pa.array([D(7), None, D(41)], pa.decimal32(5, 2))) == [0]
-    days = [f"2024-01-{1 + i % 31:02d}" for i in many]
-    assert kept(f"x not in {days}", x=[DAY, None, datetime.date(2024, 1, 3)]) == [0]
+@pytest.mark.parametrize("count", [1, 16, 17, 40])
+@pytest.mark.parametrize(("items", "column", "expected"), LONG_LISTS, ids=lambda value: str(getattr(value, "type", "")))
+def test_a_list_of_any_length_is_looked_up_exactly(items, column, expected, count):
+    items = items[-count:] if count < 40 else items
+    found = expected if count == 40 else [row for row in expected if kept(f"x in {items}", x=column.slice(row, 1))]
+    assert kept(f"x in {items}", x=column) == found
+    assert kept(f"x not in {items}", x=column) == [row for row in (0, 2) if row not in found]
 
 
 def variants():
@@ -320,16 +273,15 @@ def variants():
     yield "large binary", pa.array([text and text.encode() for text in texts], pa.large_binary()), "b'b'"
     yield "dictionary of numbers", pa.array([2, None, 1, 3]).dictionary_encode(), "2"
     yield "null in a dictionary", pa.DictionaryArray.from_arrays([0, 1, 2, 3], texts), "'b'"
-    if hasattr(pa, "uuid"):
-        keys = [b"b" * 16, None, b"a" * 16, b"c" * 16]
-        yield "extension", pa.ExtensionArray.from_storage(pa.uuid(), pa.array(keys, pa.binary(16))), repr(keys[0])
+    keys = [b"b" * 16, None, b"a" * 16, b"c" * 16]
+    yield "extension", pa.ExtensionArray.from_storage(pa.uuid(), pa.array(keys, pa.binary(16))), repr(keys[0])
 
 
 VARIANTS = {name: more for name, *more in variants()}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_types_that_stand_for_others_are_compared_as_those(name):
+def test_a_type_that_stands_for_another_is_compared_as_that(name):
     column, value = VARIANTS[name]
     assert kept(f"x == {value}", x=column) == [0]
     assert kept(f"x < {value}", x=column) == [2]
@@ -340,46 +292,18 @@ def test_types_that_stand_for_others_are_compared_as_those(name):
     assert kept("x <= x", x=column) == [0, 2, 3]
 
 
-def can_cast_views():
-    try:
-        return hasattr(pa, "string_view") and pa.nulls(1, pa.string_view()).cast(pa.large_string())
-    except pa.ArrowNotImplementedError:
-        return False
-
-
-@pytest.mark.skipif(not can_cast_views(), reason="this pyarrow has no views, or cannot cast them")
 @pytest.mark.parametrize("name", ["string", "binary"])
 def test_views_are_compared_as_what_they_show(name):
     prefix = "" if name == "string" else "b"
-    texts = ["b", None, "a", "cc"]
-    values = texts if name == "string" else [text and text.encode() for text in texts]
-    column = pa.array(values, getattr(pa, f"{name}_view")())
+    column = pa.array(["b", None, "a", "cc"]).cast(getattr(pa, f"large_{name}")()).cast(getattr(pa, f"{name}_view")())
     for text, expected in (
         (f"x == {prefix}'b'", [True, None, False, False]),
         (f"x in [{prefix}'a', {prefix}'b']", [True, None, True, False]),
         ("len(x) > 1", [False, None, False, True]),
     ):
         where = parse_where(text, pa.schema([("x", column.type)]))
-        table = pa.table({"x": column})
-        assert ds.dataset(table).to_table(columns={"is": where.expression})["is"].to_pylist() == expected
-        large = table.set_column(0, "x", column.cast(getattr(pa, f"large_{name}")()))
-        assert large.filter(where.expression).num_rows == expected.count(True)
-
-
-@pytest.mark.parametrize("make", ["list_", "large_list", "fixed", "list_view", "large_list_view"])
-def test_lists_have_lengths(make):
-    if make == "fixed":
-        assert kept("len(x) == 2", x=pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2))) == [0, 2]
-    elif hasattr(pa, make):
-        assert kept("len(x) == 2", x=pa.array([[1, 2], None, [3]], getattr(pa, make)(pa.int8()))) == [0]
-        assert kept("x is None", x=pa.array([[1, 2], None, [3]], getattr(pa, make)(pa.int8()))) == [1]
-
-
-def test_any_column_can_be_asked_to_be_null():
-    assert kept("x is None", x=pa.nulls(2)) == [0, 1]
-    assert kept("x is None", x=pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int8()))) == [1]
-    assert kept("x is None", x=pa.array([NAN, None])) == [1]
-    assert kept("x + 1 is not None", x=pa.array([1, None])) == [0]
+        found = ds.dataset(pa.table({"x": column})).to_table(columns={"is": where.expression})
+        assert found["is"].to_pylist() == expected
 
 
 PAIRS = [
@@ -393,7 +317,7 @@ PAIRS = [
     (pa.binary(), pa.large_binary(), [b"a", b"b", b""]),
     (pa.binary(1), pa.binary(), [b"a", b"b", b"c"]),
     (pa.bool_(), pa.bool_(), [True, False, True]),
-    (pa.date32(), pa.date32(), [DAY, datetime.date(1969, 1, 1), datetime.date.max]),
+    (pa.date32(), pa.date32(), [DAYS[0], datetime.date(1969, 1, 1), datetime.date.max]),
     (pa.duration("s"), pa.duration("s"), [1, 2, 3]),
 ]
 
@@ -409,9 +333,7 @@ def test_columns_are_compared_with_each_other(left, right, values):
 
 
 def test_integers_of_unlike_signs_are_compared_by_their_values():
-    u, i = pa.array([2**64 - 1, 0, 5], pa.uint64()), pa.array([-1, -1, 5], pa.int64())
-    assert kept("u > i", u=u, i=i) == [0, 1]
-    assert kept("u == i", u=u, i=i) == [2]
+    assert kept("u > i", u=pa.array([2**64 - 1, 0, 5], pa.uint64()), i=pa.array([-1, -1, 5])) == [0, 1]
 
 
 @pytest.mark.parametrize("text", ["x + 1 > 0", "x * 2 > 0", "-x > 0", "u + 1 > 0", "x > f", "x / 1 > 0"])
@@ -426,20 +348,6 @@ def test_what_overflows_or_loses_digits_is_an_error_and_no_wrong_value(text):
     where = parse_where(text, table.schema)
     with pytest.raises(pa.ArrowInvalid, match=r"overflow|not in range|out of bounds"):
         table.filter(where.expression)
-
-
-def test_small_integers_are_computed_with_in_64_bits():
-    assert kept("x * 100 == 12700", x=pa.array([127], pa.int8())) == [0]
-    assert kept("x + 1 == 256", x=pa.array([255], pa.uint8())) == [0]
-    assert kept("x < 1024 * 1024 * 1024 * 4", x=pa.array([2**31 - 1], pa.int32())) == [0]
-    assert kept("x - 1 < 0", x=pa.array([0], pa.uint8())) == [0]
-
-
-def test_literals_are_computed_with_exactly():
-    assert kept("x == 0.1 + 0.2", x=pa.array([D("0.3")], pa.decimal128(5, 2))) == [0]
-    assert kept("x == 1 / 3 * 3", x=pa.array([1])) == [0]
-    assert kept("x == 9007199254740993", x=pa.array([2**53, 2**53 + 1])) == [1]
-    assert kept("x == 0.10000000000000000001", x=pa.array([D("0.1")], pa.decimal128(30, 20))) == []
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -466,19 +374,7 @@ def test_columns_of_any_type_are_asked_and_answered_or_refused(name):
             assert text != "x is None" or found.to_pylist() == [False] * len(table)
 
 
-def test_columns_are_named_once_in_their_order():
-    schema = pa.schema([("a", pa.int8()), ("b", pa.int8()), ("c", pa.struct([("d", pa.int8())])), ("e", pa.int8())])
-    assert parse_where("c.d < 3 and b < 3 and a in [1] and b > a and c is None", schema).columns == ("c", "b", "a")
-
-
-def test_columns_may_stand_in_another_order_in_a_table_and_others_beside_them():
-    schema = pa.schema([("a", pa.int8()), ("b", pa.string())])
-    where = parse_where("a < 2 and b == 'x'", schema)
-    table = pa.table({"c": [0, 1], "b": ["x", "x"], "a": pa.array([3, 1], pa.int8())})
-    assert table.filter(where.expression)["c"].to_pylist() == [1]
-    if hasattr(pa.RecordBatch, "to_struct_array") and int(pa.__version__.split(".")[0]) >= 17:
-        assert table.to_batches()[0].filter(where.expression).num_rows == 1
-
+# Pruning
 
 SORTED = pa.array([*range(10), 10, 11, *range(20, 32)], pa.int16())
 PRUNED = [
@@ -503,6 +399,7 @@ PRUNED = [
     ("x is None", []),
     ("x is not None and x > 29", [5]),
     ("f < 3", [0]),
+    ("f != 1 and x < 2", [0]),
     ("f < 3 and not f == 1 and x > 1", [0]),
 ]
 
@@ -527,11 +424,8 @@ def test_statistics_of_row_groups_rule_conditions_out(tmp_path, text, groups):
     where = parse_where(text, table.schema)
     fragment = fragment_of(tmp_path / "x.parquet", table, 4)
     expected = table.filter(where.expression)
-    assert groups_left(fragment, where.pruning) == groups
-    assert len(fragment.split_by_row_group(where.pruning)) == len(groups)
-    assert fragment.to_table(filter=where.pruning).filter(where.expression).equals(expected)
-    if where.pruning is where.expression:
-        assert fragment.count_rows(filter=where.expression) == len(expected)
+    assert [group.id for group in fragment.subset(where.pruning).row_groups] == groups
+    assert rows_after_pruning(fragment, where).equals(expected)
 
 
 @pytest.mark.parametrize(
@@ -541,16 +435,13 @@ def test_statistics_of_row_groups_rule_conditions_out(tmp_path, text, groups):
 def test_nan_is_no_less_found_for_being_left_out_of_statistics(tmp_path, rows, text):
     table = pa.table({"x": pa.array(rows, pa.float64()), "y": [1, 2, 3, 4]})
     where = parse_where(f"y > 0 and {text}", table.schema)
-    expected = table.filter(where.expression)["y"].to_pylist()
     fragment = fragment_of(tmp_path / "x.parquet", table, 4)
-    left = fragment.subset(where.pruning)
-    rows_left = left.to_table().filter(where.expression)["y"].to_pylist() if left.row_groups else []
-    assert rows_left == expected
-    assert where.pruning is not where.expression
+    assert rows_after_pruning(fragment, where)["y"].to_pylist() == table.filter(where.expression)["y"].to_pylist()
     alone = parse_where(text, table.schema)
-    if "not" in text or "!=" in text:
-        assert alone.pruning is None
+    assert (alone.pruning is None) == ("not" in text or "!=" in text)
 
+
+# Errors
 
 SCHEMA = pa.schema(
     [
@@ -571,118 +462,92 @@ SCHEMA = pa.schema(
         ("twice", pa.int8()),
         ("twice", pa.int8()),
         ("map", pa.map_(pa.string(), pa.int8())),
+        ("zoned", pa.timestamp("ms", "UTC")),
+        ("day", pa.date32()),
+        ("half", pa.float32()),
     ]
 )
 
-FAULTS = [
-    ("", "empty", "", ""),
-    (" \n", "empty", "", ""),
-    ("label = 3", "understood", "label ^=^ 3", "`==`"),
-    ("label == 3 && flag", "understood", "label == 3 ^&&^ flag", "`and`"),
-    ("label == 3 || flag", "understood", "label == 3 ^||^ flag", "`or`"),
-    ("label == 3 AND flag", "understood", "label == 3 ^AND^ flag", "`and`"),
-    ("label == 3 Or flag", "understood", "label == 3 ^Or^ flag", "`or`"),
-    ("NOT flag", "understood", "^NOT^ flag", "`not`"),
-    ("!flag", "understood", "^!^flag", "`not`"),
-    ("label <> 3", "understood", "label ^<>^ 3", "`!=`"),
-    ("label => 3", "understood", "label ^=>^ 3", "`>=`"),
-    ("name LIKE 'a%'", "understood", "name ^LIKE^ 'a%'", "startswith"),
-    ("label IS NULL", "understood", "label ^IS NULL^", "`is None`"),
-    ("label is not NULL and flag", "followed", "label is not ^NULL^ and flag", "None"),
-    ("label IS NOT NULL", "understood", "label ^IS NOT NULL^", "`is None`"),
-    ("label BETWEEN 1 AND 3", "understood", "label ^BETWEEN^ 1 AND 3", "low <= column"),
-    ("label IN (1, 2)", "understood", "label ^IN^ (1, 2)", "`in ["),
-    ("name == 'a = b' and label = 3", "understood", "name == 'a = b' and label ^=^ 3", "`==`"),
-    ("class == 3", "understood", "^class^ == 3", 'column("...")'),
-    ("`my col` == 3", "understood", "^`^my col` == 3", 'column("...")'),
-    ("my col == 3", "understood", "my ^col^ == 3", 'column("...")'),
-    ("label \\ 3", "understood", "label ^\\^ 3", ""),
-    ("label <", "understood", "label <^", ""),
-    ("label < 3)", "understood", "label < 3^)^", ""),
-    ("name == 'a", "understood", "name == ^'^a", ""),
-    ("contains(name, '\\d')", "understood", "contains(name, ^'\\d'^)", ""),
-    ("label < 3 # small", "comment", "label < 3 ^# small^", "leave it out"),
-    ("name == '''a\nb'''", "line", "", "\\n"),
-    ("label < 0\0", "understood", "", ""),
-    ("lable < 3", "no column 'lable'", "^lable^ < 3", "write label"),
-    ("width < 3", "no column 'width'", "^width^ < 3", "write Width"),
-    ("my_col < 3", "no column 'my_col'", "^my_col^ < 3", 'write column("my col")'),
-    ("clas < 3", "no column 'clas'", "^clas^ < 3", 'write column("class")'),
-    ("meta.widht < 3", "'meta' has no member 'widht'", "^meta.widht^ < 3", "write meta.width"),
-    ("meta.a_b < 3", "'meta' has no member 'a_b'", "^meta.a_b^ < 3", 'write column("meta", "a b")'),
-    ("label.width < 3", "'label' is no struct", "^label.width^ < 3", ""),
-    ("twice < 3", "stands 2 times", "^twice^ < 3", ""),
-    ("label == null", "no column 'null'", "label == ^null^", "write None"),
-    ("flag == true", "no column 'true'", "flag == ^true^", "write True"),
-    ("label == None", "compared with None", "^label == None^", "`is None`"),
-    ("label is 3", "followed by", "label is ^3^", "`==`"),
-    ("1 is None", "no column", "^1^ is None", ""),
-    ("flag & (label < 3)", "cannot stand", "^flag & (label < 3)^", "`and`"),
-    ("flag | flag", "cannot stand", "^flag | flag^", "`or`"),
-    ("~flag", "cannot stand", "^~flag^", "`not`"),
-    ("label + 1", "neither true nor false", "^label + 1^", ""),
-    ("label", "neither true nor false", "^label^", ""),
-    ("True", "neither true nor false", "^True^", ""),
-    ("flag and name", "neither true nor false", "flag and ^name^", ""),
-    ("name < 3", "string cannot be compared with a number", "^name < 3^", ""),
-    ("label == 'a'", "int8 cannot be compared with a string", "^label == 'a'^", ""),
-    ("label == True", "int8 cannot be compared with True or False", "^label == True^", ""),
-    ("flag == 1", "bool cannot be compared with a number", "^flag == 1^", ""),
-    ("flag < True", "no order", "^flag < True^", ""),
-    ("label in [1, 'a']", "int8 cannot be compared with a string", "^label in [1, 'a']^", ""),
-    ("label < name", "int8 cannot be compared with a column of type string", "^label < name^", ""),
-    ("raw == 'a'", "binary cannot be compared with a string", "^raw == 'a'^", 'b"..."'),
-    ("id == b'a'", "as many", "^id == b'a'^", ""),
-    ("dur > 3", "cannot be compared with a number", "^dur > 3^", "durations"),
-    ("when > 3", "cannot be compared with a number", "^when > 3^", "as strings"),
-    ("nothing == 3", "null cannot be compared", "^nothing == 3^", ""),
-    ("tags == 3", "cannot be compared", "^tags == 3^", "len(column)"),
-    ("meta == 3", "cannot be compared", "^meta == 3^", "column.member"),
-    ("tags == tags", "cannot be compared", "^tags == tags^", "len(column)"),
-    ("1 < 2", "no column", "^1 < 2^", "without quotes"),
-    ("'label' < 3", "no column", "^'label' < 3^", "without quotes"),
-    ("label in 3", "list of values", "label in ^3^", ""),
-    ("'a' in name", "list of values", "'a' in ^name^", "contains"),
-    ("label in []", "list of values", "label in ^[]^", ""),
-    ("label in [Width]", "list holds", "label in [^Width^]", ""),
-    ("3 in [3]", "no column", "^3^ in [3]", ""),
-    ("name in ['a' 'b']", "side by side", "name in [^'a' 'b'^]", "comma"),
-    ("name + 1 < 3", "arithmetic", "^name + 1^ < 3", ""),
-    ("price * 2 < 3", "arithmetic", "^price * 2^ < 3", ""),
-    ("name == -'a'", "arithmetic", "name == ^-'a'^", ""),
-    ("label < 3 / 0", "divided by 0", "label < ^3 / 0^", ""),
-    ("label % 2 == 0", "cannot stand", "^label % 2^ == 0", ""),
-    ("label ** 999999999 == 0", "cannot stand", "^label ** 999999999^ == 0", ""),
-    ("2 ** 999999999 ** 9 == label", "cannot stand", "^2 ** 999999999 ** 9^ == label", ""),
-    ("'a' * 999999999 == name", "arithmetic", "^'a' * 999999999^ == name", ""),
-    ("flag == (label < 3)", "cannot stand", "flag == (^label < 3^)", ""),
-    ("label < 3j", "cannot stand", "label < ^3j^", ""),
-    ("label < ...", "cannot stand", "label < ^...^", ""),
-    ("f'{label}' == name", "cannot stand", "^f'{label}'^ == name", ""),
-    ("label < 3 if flag else flag", "cannot stand", "^label < 3 if flag else flag^", ""),
-    ("lambda: flag", "cannot stand", "^lambda: flag^", ""),
-    ("[flag for flag in tags]", "cannot stand", "^[flag for flag in tags]^", ""),
-    ("(flag := label)", "cannot stand", "(^flag := label^)", ""),
-    ("tags[0] == 'a'", "cannot stand", "^tags[0]^ == 'a'", ""),
-    ("name.upper() == 'A'", "no function", "^name.upper()^ == 'A'", ""),
-    ("__import__('os')", "no function", "^__import__('os')^", ""),
-    ("len(name, 3) < 3", "one column", "^len(name, 3)^ < 3", ""),
-    ("len(*tags) < 3", "cannot stand", "len(^*tags^) < 3", ""),
-    ("len(x=name) < 3", "no function", "^len(x=name)^ < 3", ""),
-    ("len(label) < 3", "no length", "^len(label)^ < 3", ""),
-    ("len('abc') < 3", "no column", "len(^'abc'^) < 3", ""),
-    ("lower(label) == 'a'", "of strings", "^lower(label)^ == 'a'", ""),
-    ("startswith(name, 3)", "needs a column of strings", "^startswith(name, 3)^", ""),
-    ("startswith(name, name)", "needs a column of strings", "^startswith(name, name)^", ""),
-    ("contains(name)", "needs a column of strings", "^contains(name)^", ""),
-    ("column(name) < 3", "column() needs", "^column(name)^ < 3", ""),
-    ("column() < 3", "column() needs", "^column()^ < 3", ""),
-    ("flag and column('日本') < 3 and flag", "no column '日本'", "flag and ^column('日本')^ < 3 and flag", ""),
+FAULTS = r"""
+understood -> `==`: label ^=^ 3 ; name == 'a = b' and label ^=^ 3
+understood -> `and`: label == 3 ^&&^ flag ; label == 3 ^AND^ flag
+understood -> `or`: label == 3 ^||^ flag
+understood -> `not`: ^NOT^ flag ; ^!^flag
+understood -> `!=`: label ^<>^ 3
+understood -> startswith: name ^LIKE^ 'a%'
+understood -> `is None`: label ^IS NULL^
+followed -> None: label is not ^NULL^ and flag
+understood -> low <= column: label ^BETWEEN^ 1 AND 3
+understood -> `in [: label ^IN^ (1, 2)
+understood -> column("..."): ^class^ == 3 ; ^`^my col` == 3 ; my ^col^ == 3
+understood: label < 3^)^ ; name == ^'^a ; contains(name, ^'\d'^)
+comment -> leave it out: label < 3 ^# small^
+no column 'lable' -> write label: ^lable^ < 3
+no column 'width' -> write Width: ^width^ < 3
+no column 'my_col' -> write column("my col"): ^my_col^ < 3
+'meta' has no member 'widht' -> write meta.width: ^meta.widht^ < 3
+'meta' has no member 'a_b' -> write column("meta", "a b"): ^meta.a_b^ < 3
+'label' is no struct: ^label.width^ < 3
+stands 2 times: ^twice^ < 3
+no column 'null' -> write None: label == ^null^
+no column 'true' -> write True: flag == ^true^
+compared with None -> `is None`: ^label == None^
+followed by -> `==`: label is ^3^
+no column: ^1^ is None ; ^3^ in [3] ; len(^'abc'^) < 3
+cannot stand -> `and`: ^flag & (label < 3)^
+cannot stand -> `not`: ^~flag^
+neither true nor false: ^label + 1^ ; ^label^ ; ^True^ ; flag and ^name^
+string cannot be compared with a number: ^name < 3^
+int8 cannot be compared with a string: ^label == 'a'^ ; ^label in [1, 'a']^
+int8 cannot be compared with True or False: ^label == True^
+bool cannot be compared with a number: ^flag == 1^
+no order: ^flag < True^
+int8 cannot be compared with a column of type string: ^label < name^
+binary cannot be compared with a string -> b"...": ^raw == 'a'^
+as many: ^id == b'a'^
+cannot be compared with a number -> durations: ^dur > 3^
+cannot be compared with a number -> as strings: ^when > 3^
+null cannot be compared: ^nothing == 3^
+cannot be compared -> len(column): ^tags == 3^
+cannot be compared -> column.member: ^meta == 3^
+no column -> without quotes: ^1 < 2^ ; ^'label' < 3^
+list of values: label in ^3^ ; label in ^[]^
+list of values -> contains: 'a' in ^name^
+list holds: label in [^Width^]
+side by side -> comma: name in [^'a' 'b'^]
+arithmetic: ^name + 1^ < 3 ; ^price * 2^ < 3 ; name == ^-'a'^ ; ^'a' * 999999999^ == name
+divided by 0: label < ^3 / 0^
+cannot stand: ^label % 2^ == 0 ; ^label ** 999999999^ == 0 ; flag == (^label < 3^) ; label < ^3j^
+cannot stand: ^f'{label}'^ == name ; ^label < 3 if flag else flag^ ; ^[flag for flag in tags]^ ; ^tags[0]^ == 'a'
+cannot stand: len(^*tags^) < 3
+no function: ^name.upper()^ == 'A' ; ^__import__('os')^
+one column: ^len(name, 3)^ < 3
+no length: ^len(label)^ < 3
+of strings: ^lower(label)^ == 'a'
+needs a column of strings: ^startswith(name, 3)^
+column() needs: ^column(name)^ < 3
+no column '日本': flag and ^column('日本')^ < 3 and flag
+invalid string: name == ^'\ud800'^
+beyond: ^half < 1e39^ ; ^half > 1e-60^ ; half < 1e300 * 1e300
+too large: half < ^1e999^ ; half < ^1e-999999999999^
+no value of the type: when < '2024-02-30' ; when < '24-01-01' ; when < '' ; when < '12:00'
+no value: when < '2024-02-01T25:00' ; when < '2024-02-01T00:00Z' ; day < '2024-02-01T00:00Z' ; ^zoned < '2024-02-01'^
+"""
+"""Cause, remedy and the text, with carets around what is wrong."""
+MORE_FAULTS = [
+    ("empty", "", "", ""),
+    ("understood", "label <", "label <^", ""),
+    ("line", "name == '''a\nb'''", "", "\\n"),
+    ("understood", "label < 0\x00", "", ""),
+]
+FAULT_CASES = [
+    (cause.partition(" -> ")[0], text.replace("^", ""), text if "^" in text else "", cause.partition(" -> ")[2])
+    for cause, text in cases(FAULTS)
 ]
 
 
-@pytest.mark.parametrize(("text", "cause", "place", "remedy"), FAULTS, ids=[repr(fault[0]) for fault in FAULTS])
-def test_faults_are_said_where_they_are_and_what_to_write(text, cause, place, remedy):
+@pytest.mark.parametrize(("cause", "text", "place", "remedy"), [*FAULT_CASES, *MORE_FAULTS])
+def test_an_error_says_where_it_is_and_what_to_write(cause, text, place, remedy):
     error = error_of(text, SCHEMA)
     assert cause in error.cause
     assert remedy in error.remedy
@@ -690,7 +555,8 @@ def test_faults_are_said_where_they_are_and_what_to_write(text, cause, place, re
         assert error.place == place
 
 
-def test_columns_that_are_there_are_named():
+def test_an_error_says_what_would_have_been_right():
+    assert "a zone" in error_of("zoned < '2024-02-01'", SCHEMA).expected
     assert error_of("what < 3", SCHEMA).expected.startswith("one of label, Width, name")
     wide = pa.schema([(f"column {i}", pa.int8()) for i in range(10_000)])
     assert error_of("what < 3", wide).expected.endswith("column 49, ...")
@@ -745,73 +611,58 @@ def test_the_largest_conditions_can_be_computed(tmp_path):
         "0 == " + " == ".join(["label"] * 480),
         "label < " + "+".join(["1"] * 45),
         "not " * 44 + "label < 45",
-        f"name in {[str(i) for i in range(12_000)]}",
+        f"name in {[str(i) for i in range(5_000)]}",
     ):
         where = parse_where(text, table.schema)
         found = table.filter(where.expression)
-        assert fragment.to_table(filter=where.pruning).equals(found)
         assert len(found)
+        assert rows_after_pruning(fragment, where).equals(found)
 
 
-def test_conditions_are_parsed_and_computed_on_the_small_stack_of_a_thread():
-    script = """
-import threading
-import pyarrow as pa
-from wdsplit.conditions.parse import parse_where
+def test_the_small_stack_of_a_thread_is_enough():
+    table, found = pa.table({"label": pa.array(range(100), pa.int8())}), []
 
-def work():
-    table = pa.table({"label": pa.array(range(100), pa.int8())})
-    where = parse_where(" or ".join(f"label == {i / 2}" for i in range(499)), table.schema)
-    print(table.filter(where.expression, ).num_rows)
+    def work():
+        where = parse_where(" or ".join(f"label == {i / 2}" for i in range(499)), table.schema)
+        found.append(table.filter(where.expression).num_rows)
 
-threading.stack_size(512 * 1024)
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "100"), done.stderr
+    before = threading.stack_size(512 * 1024)
+    thread = threading.Thread(target=work)
+    thread.start()
+    threading.stack_size(before)
+    thread.join()
+    assert found == [100]
 
+
+# Random conditions: text beside the Python that means the same, None for null
 
 NUM_ROWS = 24
-ROWS = {
-    "i": [None if n % 7 == 5 else n * 10 - 120 for n in range(NUM_ROWS)],
-    "u": [None if n % 5 == 4 else (2**64 - 1 if n == 23 else n // 3) for n in range(NUM_ROWS)],
-    "f": [None if n % 9 == 8 else (NAN if n % 6 == 2 else n / 8 - 1) for n in range(NUM_ROWS)],
-    "d": [None if n % 8 == 3 else D(n * 25 - 100).scaleb(-2) for n in range(NUM_ROWS)],
-    "s": [None if n % 10 == 9 else "abc"[: n % 4] + "é" * (n % 2) for n in range(NUM_ROWS)],
-    "b": [(True, False, None)[n // 8 % 3] if n % 4 else None for n in range(NUM_ROWS)],
-    "t": [None if n % 11 == 6 else at(n * 500_000) for n in range(NUM_ROWS)],
-    "m": [None if n % 6 == 1 else {"w": None if n % 5 == 2 else n} for n in range(NUM_ROWS)],
-}
-TABLE = pa.table(
+ROWS = [
     {
-        "i": pa.array(ROWS["i"], pa.int8()),
-        "u": pa.array(ROWS["u"], pa.uint64()),
-        "f": pa.array(ROWS["f"], pa.float64()),
-        "d": pa.array(ROWS["d"], pa.decimal128(4, 2)),
-        "s": pa.array(ROWS["s"], pa.string()),
-        "b": pa.array(ROWS["b"], pa.bool_()),
-        "t": pa.array(ROWS["t"], pa.timestamp("ms")),
-        "m": pa.array(ROWS["m"], pa.struct([("w", pa.int16())])),
-        "row number": list(range(NUM_ROWS)),
+        "i": None if n % 7 == 5 else n * 10 - 120,
+        "u": None if n % 5 == 4 else (2**64 - 1 if n == 23 else n // 3),
+        "f": None if n % 9 == 8 else (NAN if n % 6 == 2 else n / 8 - 1),
+        "d": None if n % 8 == 3 else D(n * 25 - 100).scaleb(-2),
+        "s": None if n % 10 == 9 else "abc"[: n % 4] + "é" * (n % 2),
+        "b": (True, False, None)[n // 8 % 3] if n % 4 else None,
+        "t": None if n % 11 == 6 else at(n * 500_000),
+        "row": n,
     }
-)
+    for n in range(NUM_ROWS)
+]
+KINDS = {"i": pa.int8(), "u": pa.uint64(), "f": pa.float64(), "d": pa.decimal128(4, 2), "t": pa.timestamp("ms")}
+KINDS |= {"s": pa.string(), "b": pa.bool_(), "row": pa.int64()}
+RANDOM = pa.Table.from_pylist(ROWS, pa.schema(KINDS))
 
 
-def exactly(value):
-    return value if isinstance(value, float) and not math.isfinite(value) else Fraction(value)
-
-
-def reads(name):
-    if name == "m.w":
-        return lambda row: None if ROWS["m"][row] is None else ROWS["m"][row]["w"]
-    if name in ("i", "u", "d", "f"):
-        return lambda row: None if ROWS[name][row] is None else exactly(ROWS[name][row])
-    return lambda row: ROWS[name][row]
+def number_in(name):
+    """Read a number of a row exactly; NaN as it is."""
+    return strict(lambda value: value if value != value else Fraction(value), lambda row: row[name])
 
 
 def strict(function, *parts):
+    """Return a function of a row that is None where one of its parts is."""
+
     def value(row):
         values = [part(row) for part in parts]
         return None if any(each is None for each in values) else function(*values)
@@ -827,47 +678,32 @@ def conjunction(left, right):
     return value
 
 
-def constant(value):
-    return lambda row: value
+def negation(part):
+    return strict(operator.not_, part)
 
 
-def quarters(low, high):
-    return st.integers(4 * low, 4 * high).map(lambda n: (str(n // 4) if n % 4 == 0 else str(n / 4), Fraction(n, 4)))
-
-
-numbers = quarters(-140, 140) | st.sampled_from([("300", Fraction(300)), ("1e30", Fraction(10**30))])
+numbers = st.integers(-560, 560).map(lambda n: (str(n / 4), Fraction(n, 4))) | st.just(("1e30", Fraction(10**30)))
 texts = st.sampled_from(["", "a", "ab", "abcé", "é", "z"]).map(lambda text: (repr(text), text))
 moments = st.integers(-3, 30).map(lambda n: (f"'{at(n * 400_300).isoformat()}'", at(n * 400_300)))
-terms = st.sampled_from(["i", "m.w"]).flatmap(
-    lambda name: st.tuples(st.sampled_from("+-*"), st.integers(-9, 9)).map(
-        lambda more: (
-            f"({name} {more[0]} {more[1]})",
-            strict(
-                lambda value: {"+": value + more[1], "-": value - more[1], "*": value * more[1]}[more[0]], reads(name)
-            ),
-        )
-    )
-)
-counts = st.just(("len(s)", strict(len, reads("s"))))
-computed = st.sampled_from(["i", "u", "f", "d", "m.w"]).map(lambda name: (name, reads(name))) | terms | counts
+read = [(name, number_in(name)) for name in "iufd"]
+read += [("(i * 3 - 7)", strict(lambda i: i * 3 - 7, number_in("i"))), ("len(s)", strict(len, lambda row: row["s"]))]
 operands = (
-    st.tuples(computed, numbers)
-    | st.tuples(st.sampled_from(["s", "lower(s)"]).map(lambda text: (text, reads("s"))), texts)
-    | st.tuples(st.just(("t", reads("t"))), moments)
+    st.tuples(st.sampled_from(read), numbers)
+    | st.tuples(st.sampled_from([(text, lambda row: row["s"]) for text in ("s", "lower(s)")]), texts)
+    | st.tuples(st.just(("t", lambda row: row["t"])), moments)
 )
 
 
 def compared(drawn):
     ((text, value), (literal, number)), sign, mirrored = drawn
     if mirrored:
-        return f"{literal} {sign} {text}", strict(OPERATORS[sign], constant(number), value)
-    return f"{text} {sign} {literal}", strict(OPERATORS[sign], value, constant(number))
+        return f"{literal} {sign} {text}", strict(lambda it: OPERATORS[sign](number, it), value)
+    return f"{text} {sign} {literal}", strict(lambda it: OPERATORS[sign](it, number), value)
 
 
 def chained(drawn):
     (text, value), (low, least), (high, most) = drawn
-    between = strict(lambda it: least <= it < most, value)
-    return f"{low} <= {text} < {high}", between
+    return f"{low} <= {text} < {high}", strict(lambda it: least <= it < most, value)
 
 
 def among(drawn):
@@ -876,32 +712,25 @@ def among(drawn):
     return f"{text} {'not in' if negated else 'in'} [{', '.join(item for item, _ in items)}]", found
 
 
-def null_test(drawn):
-    name, negated = drawn
-    return f"{name} is {'not ' if negated else ''}None", lambda row: (reads(name)(row) is None) != negated
-
-
-names = st.sampled_from(["i", "u", "f", "d", "s", "b", "t", "m", "m.w"])
 leaves = (
     st.tuples(operands, st.sampled_from(sorted(OPERATORS)), st.booleans()).map(compared)
-    | st.tuples(computed, numbers, numbers).map(chained)
-    | st.tuples(computed, st.lists(numbers, min_size=1, max_size=20), st.booleans()).map(among)
-    | st.tuples(st.just(("s", reads("s"))), st.lists(texts, min_size=1, max_size=20), st.booleans()).map(among)
-    | st.tuples(names, st.booleans()).map(null_test)
-    | st.just(("b", reads("b")))
-    | texts.map(lambda text: (f"startswith(s, {text[0]})", strict(lambda it: it.startswith(text[1]), reads("s"))))
+    | st.tuples(st.sampled_from(read), numbers, numbers).map(chained)
+    | st.tuples(st.sampled_from(read), st.lists(numbers, min_size=1, max_size=20), st.booleans()).map(among)
+    | st.sampled_from("iufdsbt").map(lambda name: (f"{name} is None", lambda row: row[name] is None))
+    | st.just(("b", lambda row: row["b"]))
+    | texts.map(lambda it: (f"startswith(s, {it[0]})", strict(lambda s: s.startswith(it[1]), lambda row: row["s"])))
 )
 
 
-def joined(inner):
+def combined(inner):
     pairs = st.tuples(inner, inner)
     return (
-        inner.map(lambda part: (f"not ({part[0]})", strict(operator.not_, part[1])))
+        inner.map(lambda one: (f"not ({one[0]})", negation(one[1])))
         | pairs.map(lambda two: (f"({two[0][0]}) and ({two[1][0]})", conjunction(two[0][1], two[1][1])))
         | pairs.map(
             lambda two: (
                 f"({two[0][0]}) or ({two[1][0]})",
-                strict(operator.not_, conjunction(*(strict(operator.not_, part[1]) for part in two))),
+                negation(conjunction(negation(two[0][1]), negation(two[1][1]))),
             )
         )
     )
@@ -909,24 +738,18 @@ def joined(inner):
 
 @pytest.fixture(scope="module")
 def random_fragment(tmp_path_factory):
-    return fragment_of(tmp_path_factory.mktemp("where") / "x.parquet", TABLE, 3)
+    return fragment_of(tmp_path_factory.mktemp("where") / "x.parquet", RANDOM, 3)
 
 
-@settings(max_examples=300)
-@given(st.recursive(leaves, joined, max_leaves=6))
-@example(("not (f < 1)", strict(operator.not_, strict(lambda it: it < 1, reads("f")))))
-def test_random_conditions_keep_the_rows_that_python_keeps(random_fragment, drawn):
+@settings(max_examples=60)
+@given(st.recursive(leaves, combined, max_leaves=6))
+@example(("not (f < 1)", negation(strict(lambda it: it < 1, number_in("f")))))
+def test_a_random_condition_keeps_the_rows_that_python_keeps(random_fragment, drawn):
     text, value = drawn
-    expected = [row for row in range(NUM_ROWS) if value(row) is True]
-    where = parse_where(text, TABLE.schema)
-    assert TABLE.filter(where.expression)["row number"].to_pylist() == expected
-    if where.pruning is None:
-        return
-    left = random_fragment.subset(where.pruning)
-    rows = left.to_table() if left.row_groups else TABLE.slice(0, 0)
-    assert rows.filter(where.expression)["row number"].to_pylist() == expected
-    if where.pruning is where.expression:
-        assert random_fragment.count_rows(filter=where.expression) == len(expected)
+    expected = [row["row"] for row in ROWS if value(row) is True]
+    where = parse_where(text, RANDOM.schema)
+    assert RANDOM.filter(where.expression)["row"].to_pylist() == expected
+    assert rows_after_pruning(random_fragment, where)["row"].to_pylist() == expected
 
 
 WORDS = (
@@ -935,13 +758,8 @@ WORDS = (
 )
 
 
-@given(
-    st.text(max_size=30)
-    | st.lists(
-        st.sampled_from(WORDS),
-        max_size=12,
-    ).map(" ".join)
-)
+@settings(max_examples=60)
+@given(st.text(max_size=30) | st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
 def test_any_text_is_a_condition_or_an_input_error(text):
     try:
         where = parse_where(text, SCHEMA)

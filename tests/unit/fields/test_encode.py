@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsplit.errors import InputError
+from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import infer_fields, needs_sniff, sniff
 from wdsplit.shards.manifest import Field
@@ -115,7 +116,7 @@ def test_other_types_are_not_sniffed(kind):
 def test_a_hugging_face_image_is_known_with_and_without_its_metadata(features, kind):
     metadata = {"huggingface": json.dumps(features)} if features else None
     schema = pa.schema([("image", kind)], metadata)
-    assert infer_fields(schema, {}, None, {"image": JPG}) == (Field("jpg", "image", "media", str(kind)),)
+    assert infer_fields(schema, {}, None, {"image": JPG}) == (field_of("jpg", "image", "media", kind),)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from tables import all_samples, converted, write_table
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.errors import InputError
+from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.decode import decode_field
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import class_names, infer_fields
-from wdsplit.shards.manifest import Field
 from wdsplit.tables.read import open_inputs
 
 NAMES = ("cat", "dög", "a b")
@@ -39,9 +39,9 @@ def encode(labels, null="error", kind=None):
 def test_a_column_of_classes_gets_a_second_field_with_their_names():
     fields = infer_fields(schema_of(), {}, None, {}, with_class_names=True)
     assert fields == (
-        Field("cls", "label", "integer", "int64"),
-        Field("cls.txt", "label", "class", "int64", NAMES),
-        Field("txt", "text", "text", "string"),
+        field_of("cls", "label", "integer", pa.int64()),
+        field_of("cls.txt", "label", "class", pa.int64(), NAMES),
+        field_of("txt", "text", "text", pa.string()),
     )
     assert len(infer_fields(schema_of(), {}, None, {})) == 2
 
@@ -122,3 +122,23 @@ def test_inputs_whose_classes_have_other_names_are_refused(tmp_path):
     with pytest.raises(InputError) as caught:
         open_inputs(paths)
     assert "classes of column 'label'" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("mapping", "columns", "expected"),
+    [
+        ({}, ("text", "label"), [("txt", "text"), ("cls", "label")]),
+        ({}, ("label", "label"), [("cls", "label")]),
+        ({"x.cls": "label"}, ("text",), [("x.cls", "label"), ("txt", "text")]),
+        ({"id.txt": "label"}, ("label", "text"), [("id.txt", "label"), ("txt", "text")]),
+    ],
+)
+def test_named_columns_are_written_once_in_their_order_after_those_that_are_mapped(mapping, columns, expected):
+    fields = infer_fields(schema_of(), mapping, None, {}, columns=columns)
+    assert [(field.name, field.column) for field in fields] == expected
+
+
+def test_a_named_column_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(InputError, match="columns cannot be used") as caught:
+        infer_fields(schema_of(), {}, None, {}, columns=("label", "lable"))
+    assert "column 'lable' is not in the table (it has: label, text)" in caught.value.found

@@ -7,7 +7,7 @@ from columns import COLUMNS
 from paths import ROOT
 from wdsplit.fields.decode import _DECODERS
 from wdsplit.fields.encode import _ENCODERS
-from wdsplit.fields.rules import RULES, WRAPPERS, rule_of, type_table, unwrap, why_refused
+from wdsplit.fields.rules import RULES, WRAPPERS, rule_of, unwrap, why_refused
 
 TOOL = runpy.run_path(str(ROOT / "tools" / "make_type_table.py"))
 
@@ -18,7 +18,7 @@ def test_the_readme_has_the_table_that_the_rules_make():
 
 
 def test_the_table_has_a_line_for_each_rule():
-    table = type_table().splitlines()
+    table = TOOL["type_table"]().splitlines()
     assert {line.count("|") for line in table} == {5}
     assert len(table) == 2 + len(RULES) + len(WRAPPERS) + 1
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
 
 from made_datasets import converted, images_table, sized_dataset
 from orders import TAILS
@@ -15,7 +16,6 @@ from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
-from wdsplit.tar.names import split_name
 
 NUM_ROWS = 61
 
@@ -53,8 +53,8 @@ class Opened:
 def samples_in_tar(path):
     samples = []
     with tarfile.open(path) as archive:
-        for key, members in itertools.groupby(archive, lambda member: split_name(member.name)[0]):
-            fields = {split_name(member.name)[1]: archive.extractfile(member).read() for member in members}
+        for key, members in itertools.groupby(archive, lambda member: base_plus_ext(member.name)[0]):
+            fields = {base_plus_ext(member.name)[1]: archive.extractfile(member).read() for member in members}
             samples.append({"__key__": key, **fields})
     return samples
 

@@ -232,12 +232,12 @@ def test_header_values_that_cannot_be_are_refused(changes):
         {**dataclasses.asdict(FIELDS[0]), "names": ["a", 1]},
     ],
 )
-def test_a_field_that_is_not_four_texts_is_refused(field):
-    assert "column, encoding, name, type" in refused(with_header({"fields": [field]})).expected
+def test_a_field_that_is_not_five_texts_is_refused(field):
+    assert "arrow_schema, column, encoding, name, type" in refused(with_header({"fields": [field]})).expected
 
 
 def test_a_field_without_names_of_classes_is_one_that_has_none():
-    field = {"name": "cls", "column": "label", "encoding": "integer", "type": "int64"}
+    field = {"name": "cls", "column": "label", "encoding": "integer", "type": "int64", "arrow_schema": ""}
     header, table = dump_manifest(manifest())
     changed = orjson.dumps({**orjson.loads(header), "fields": [field]})
     assert parse_manifest(changed, table).fields == (Field(**field),)

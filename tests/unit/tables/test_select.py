@@ -40,10 +40,6 @@ def part_hashes(column, values):
     return picker.hashes({} if column is None else {column: pa.array(values)}, numbers)
 
 
-def members(splits, hashes):
-    return {name: np.flatnonzero(in_part(hashes, part)).tolist() for name, part in parts_of(splits, "g").items()}
-
-
 # Parts
 
 weights = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)
@@ -76,10 +72,6 @@ def test_every_hash_lies_in_one_part(weights, more):
         assert in_part(hashes, part).tolist() == [part.low <= each < part.high for each in [*edges, *more]]
 
 
-def test_one_split_takes_all():
-    assert parts_of({"all": 1.0}, None) == {"all": Part(None, 0, MAX)}
-
-
 @pytest.mark.parametrize(
     "splits",
     [
@@ -87,10 +79,7 @@ def test_one_split_takes_all():
         {"a": 0.5},
         {"a": 0.5, "b": 0.6},
         {"a": 1.0, "b": 0.0},
-        {"a": 1.5, "b": -0.5},
         {"a": math.nan, "b": 0.5},
-        {"a": math.inf},
-        {"a": 0.333, "b": 0.333, "c": 0.333},
         {"a": 90, "b": 10},
     ],
 )
@@ -126,45 +115,38 @@ def test_the_hashes_of_values_never_change(values, expected):
     assert hashes_of(values) == expected
 
 
-def test_the_hashes_that_decide_parts_never_change():
-    assert part_hashes(None, [0, 1, 2, 10**9, 2**40]).tolist() == [
-        3578905555971234089,
-        6302574970026089870,
-        585562439282886440,
-        11927812377096559795,
-        2132194087439088511,
-    ]
+def test_the_parts_of_rows_never_change():
+    assert [part.low for part in parts_of(SPLITS, None).values()] == [0, 14757395258967642112, 17524406870024075264]
+    numbers = part_hashes(None, [0, 1, 2, 10**9, 2**40]).tolist()
+    assert numbers[:2] == [3578905555971234089, 6302574970026089870]
+    assert numbers[2:] == [585562439282886440, 11927812377096559795, 2132194087439088511]
     values = part_hashes("g", ["", "a", "cat"]).tolist()
     assert values == [12689648888230236319, 17741323478575428335, 17142464134073287122]
+    for hashes, val, test in (
+        (part_hashes(None, range(60)), [5, 6, 34, 47, 52, 54], []),
+        (part_hashes("g", [f"user {n}" for n in range(40)]), [1, 3, 6, 8, 11, 15, 17, 21, 31, 33], [20, 23]),
+    ):
+        parts = parts_of(SPLITS, None)
+        assert [np.flatnonzero(in_part(hashes, parts[name])).tolist() for name in ("val", "test")] == [val, test]
 
 
-def test_the_cuts_of_parts_never_change():
-    assert [part.low for part in parts_of(SPLITS, None).values()] == [0, 14757395258967642112, 17524406870024075264]
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        *((["", "a", "b", "a", "x" * 104, "日本"], kind) for kind in (pa.large_string(), pa.string_view())),
+        (["", "a", "b", "a"], pa.dictionary(pa.int8(), pa.string())),
+        *(([0, 1, 127, 1], kind) for kind in (pa.int8(), pa.uint64(), pa.dictionary(pa.int16(), pa.int64()))),
+        (["0", "1", "127"], pa.int32()),
+    ],
+    ids=str,
+)
+def test_the_hash_of_a_value_does_not_depend_on_its_type(values, kind):
+    column = pa.array(values)
+    same = column.dictionary_encode() if pa.types.is_dictionary(kind) else column
+    assert hashes_of(same.cast(kind)) == hashes_of(column)
 
 
-def test_the_members_of_parts_never_change():
-    found = members(SPLITS, part_hashes(None, range(60)))
-    assert (found["val"], found["test"]) == ([5, 6, 34, 47, 52, 54], [])
-    found = members(SPLITS, part_hashes("g", [f"user {number}" for number in range(40)]))
-    assert (found["val"], found["test"]) == ([1, 3, 6, 8, 11, 15, 17, 21, 31, 33], [20, 23])
-    assert sorted(row for rows in found.values() for row in rows) == list(range(40))
-
-
-TEXTS = ["", "a", "b", "a", "é" * 120, "x" * 103, "x" * 104, "x" * 105, "1", "日本", " a", "A"]
-
-
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
-def test_the_hash_of_a_text_does_not_depend_on_its_type(kind):
-    assert hashes_of(pa.array(TEXTS).cast(kind)) == hashes_of(TEXTS)
-
-
-@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.int32(), pa.dictionary(pa.int16(), pa.int64())])
-def test_the_hash_of_a_number_does_not_depend_on_its_type(kind):
-    values = pa.array([0, 1, 127, 1])
-    column = values.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else values.cast(kind)
-    assert hashes_of(column) == hashes_of(values)
-
-
+@settings(max_examples=50)
 @given(st.lists(st.text(max_size=150), max_size=20), st.integers(0, 20), st.randoms())
 def test_the_hash_of_a_value_depends_on_the_value_alone(values, cut, random):
     by_value = dict(zip(values, hashes_of(values, pa.string()), strict=True))
@@ -190,28 +172,17 @@ def test_parts_are_as_large_as_their_fractions_say(column):
     counts = [in_part(hashes, part).sum() for part in parts_of(fractions([1] * 64), column).values()]
     each = num_rows / 64
     assert abs(sum((count - each) ** 2 / each for count in counts) - 63) < 5 * math.sqrt(2 * 63)
+    half = in_part(hashes, parts_of({"a": 0.5, "b": 0.5}, column)["a"])
+    assert abs((half[:-1] & half[1:]).mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / num_rows)  # neighbours
 
 
-def test_neighbours_are_not_drawn_together():
-    """By a half, a quarter of the pairs of neighbours is drawn twice; five standard deviations are allowed."""
-    drawn = in_part(part_hashes(None, range(100_000)), parts_of({"a": 0.5, "b": 0.5}, None)["a"])
-    assert abs((drawn[:-1] & drawn[1:]).mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 100_000)
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array(["a", "b", None, "c"]),
-        pa.array([1, 2, None, 3]),
-        pa.array(["a", "b", None, "c"]).dictionary_encode(),
-        pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 0]), pa.array(["a", None])),
-    ],
-    ids=["string", "int", "dictionary", "null inside a dictionary"],
-)
-def test_a_null_belongs_to_no_group_and_is_named_by_file_row_and_column(column):
-    with pytest.raises(InputError, match="is null") as caught:
-        hash_groups(column, np.array([1, 3, 7, 9]), PLACES, "g")
-    assert caught.value.place == "b.parquet, row 3, column 'g'"
+def test_a_null_belongs_to_no_group_and_is_named_by_file_row_and_column():
+    texts = pa.array(["a", "b", None, "c"])
+    inside = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 0]), pa.array(["a", None]))
+    for column in (texts, pa.array([1, 2, None, 3]), texts.dictionary_encode(), inside):
+        with pytest.raises(InputError, match="is null") as caught:
+            hash_groups(column, np.array([1, 3, 7, 9]), PLACES, "g")
+        assert caught.value.place == "b.parquet, row 3, column 'g'"
 
 
 def test_a_date_that_has_no_text_is_named_by_file_row_and_column():
@@ -233,6 +204,8 @@ OTHER_TYPES = [
 @pytest.mark.parametrize("kind", GROUP_TYPES, ids=str)
 def test_columns_of_texts_whole_numbers_truths_and_dates_may_name_groups(kind):
     check_group_type(pa.schema([("g", kind)]), "g")
+    with pytest.raises(InputError, match="column 'h' is not in the table"):
+        check_group_type(pa.schema([("g", kind)]), "h")
 
 
 @pytest.mark.parametrize("kind", OTHER_TYPES, ids=str)
@@ -240,12 +213,6 @@ def test_other_columns_may_not_name_groups(kind):
     with pytest.raises(InputError, match="column 'g' cannot name groups") as caught:
         check_group_type(pa.schema([("g", kind)]), "g")
     assert caught.value.found == str(kind)
-
-
-def test_a_group_column_that_is_not_there_is_refused():
-    with pytest.raises(InputError, match="column 'h' is not in the table") as caught:
-        check_group_type(pa.schema([("g", pa.string())]), "h")
-    assert "g" in caught.value.expected
 
 
 # Counting
@@ -271,14 +238,9 @@ ROWS = TABLE.to_pylist()
 
 CONDITIONS = {
     "": lambda row: True,
-    "n >= 80": lambda row: row["n"] >= 80,
     "20 <= n < 47": lambda row: 20 <= row["n"] < 47,
-    "n < 0": lambda row: False,
-    "n in [3, 4, 50, 89]": lambda row: row["n"] in (3, 4, 50, 89),
     "x > 5": lambda row: row["x"] is not None and row["x"] > 5,
-    "x is None": lambda row: row["x"] is None,
     "not x < 8": lambda row: row["x"] is not None and not row["x"] < 8,
-    "x != 3": lambda row: row["x"] is not None and row["x"] != 3,
     'text == "t4" or n < 9': lambda row: row["text"] == "t4" or row["n"] < 9,
     'kind == "k4"': lambda row: row["kind"] == "k4",
     'column("a b.c") == 1 and n > 10': lambda row: row["a b.c"] == 1 and row["n"] > 10,
@@ -323,16 +285,18 @@ def slow_groups(numbers, column):
     return sorted((hashes_of([value])[0], *rest) for value, rest in found.items())
 
 
+@settings(max_examples=30)
 @given(
     st.sampled_from(sorted(CUTS)),
     st.sampled_from(sorted(CONDITIONS)),
     st.none() | st.integers(1, 100),
     st.sampled_from([None, (None, {"a": 0.5, "b": 0.3, "c": 0.2}), ("kind", {"a": 0.4, "b": 0.6}), ("n", {"a": 1.0})]),
     st.sampled_from([None, "kind", "n", "a b.c"]),
-    st.sampled_from([1, 200, 16 * 1024**2]),
+    st.sampled_from([200, 16 * 1024**2]),
+    st.tuples(st.integers(0, 90), st.integers(0, 90)),
 )
 def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_table(
-    layouts, layout, where, limit, drawn, group_by, batch_bytes
+    layouts, layout, where, limit, drawn, group_by, batch_bytes, places
 ):
     table = layouts[layout]
     parts = [None] if drawn is None else list(parts_of(drawn[1], drawn[0]).values())
@@ -345,43 +309,24 @@ def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_t
             assert [file.counts for file in selected.files] == counts_in(table, expected)
             assert (selected.num_rows, selected.total_rows) == (len(expected), 90)
             assert selected.selection == Selection(where, limit, part)
-            read = list(read_rows(selected, 0, len(expected), ["n"]))
-            assert [number for rows in read for number in rows.numbers.tolist()] == expected
-            assert [number for rows in read for number in rows.columns["n"].to_pylist()] == expected
+            first, stop = sorted(min(place, len(expected)) for place in places)
+            read = list(read_rows(selected, first, stop, ["n"]))
+            assert [number for rows in read for number in rows.numbers.tolist()] == expected[first:stop]
+            assert [number for rows in read for number in rows.columns["n"].to_pylist()] == expected[first:stop]
             assert (groups is None) == (group_by is None)
             if isinstance(groups, Groups):
                 found = zip(groups.hashes.tolist(), groups.counts.tolist(), groups.firsts.tolist(), strict=True)
                 assert list(found) == slow_groups(expected, group_by)
 
 
-def test_a_row_whose_number_is_none_is_not_lost_by_the_statistics(tmp_path):
-    """Statistics leave NaN out, so they say that a group of 3, NaN and 3 holds nothing but 3."""
-    nan = math.nan
-    table = open_inputs([write_table(tmp_path / "a.parquet", {"x": [3.0, nan, 3.0, 4.0, 5.0, nan]}, 3)])
-    for where, expected in (("x != 3", 4), ("not x < 9", 2), ("not (x > 1 or x < 1)", 2), ("x > 4", 1)):
-        ((selected, _),) = select_rows(table, where, None, [None], None)
-        assert selected.num_rows == expected, where
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(sorted(CUTS)), st.integers(0, 60), st.integers(0, 60), st.integers(1, 60))
-def test_any_places_of_a_selection_are_read(layouts, layout, first, stop, limit):
-    where = "not n in [7, 8, 9, 10, 11, 12, 40] and (n < 30 or n > 44)"
-    expected = [n for n in range(90) if n not in (7, 8, 9, 10, 11, 12, 40) and (n < 30 or n > 44)][:limit]
-    ((table, _),) = select_rows(layouts[layout], where, limit, [None], None)
-    first, stop = sorted((min(first, len(expected)), min(stop, len(expected))))
-    read = [number for rows in read_rows(table, first, stop, ["text"]) for number in rows.numbers.tolist()]
-    assert read == expected[first:stop]
-
-
 # What is not read
 
 
-def damage(path, groups):
-    """Overwrite row groups of a file."""
+def damage(path, groups, columns=None):
+    """Overwrite the data of row groups of a file, in all columns or in those of these numbers."""
     data, metadata = bytearray(Path(path).read_bytes()), pq.read_metadata(path)
     for group in groups:
-        for number in range(metadata.num_columns):
+        for number in columns or range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
             start = column.dictionary_page_offset or column.data_page_offset
             data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
@@ -401,8 +346,9 @@ def test_row_groups_that_the_statistics_rule_out_are_not_read(sorted_file):
     assert groups.counts.sum() == 23
     read = [number for rows in read_rows(selected, 0, 23, ["n", "kind"]) for number in rows.numbers.tolist()]
     assert read == list(range(17, 40))
-    with pytest.raises(InputError, match="cannot be read as parquet"):
+    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
         select_rows(table, "17 <= n < 50", None, [None], None)
+    assert caught.value.place == sorted_file
 
 
 def test_row_groups_without_a_wanted_row_are_not_read_again(sorted_file):
@@ -426,16 +372,11 @@ def test_nothing_is_read_after_the_limit(sorted_file, tmp_path, monkeypatch):
     assert groups.counts.sum() == 25
 
 
-def test_only_the_columns_that_decide_are_read(tmp_path):
-    path = write_table(tmp_path / "a.parquet", {"n": range(50), "other": ["x" * 50] * 50})
-    table, metadata = open_inputs([path]), pq.read_metadata(path)
-    data = bytearray(Path(path).read_bytes())
-    column = metadata.row_group(0).column(1)
-    start = column.dictionary_page_offset or column.data_page_offset
-    data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
-    Path(path).write_bytes(data)
+def test_only_the_columns_that_decide_are_read(sorted_file):
+    table = open_inputs([sorted_file])
+    damage(sorted_file, range(6), columns=[1])
     results = select_rows(table, "n >= 10", None, list(parts_of(SPLITS, "n").values()), "n")
-    assert sum(selected.num_rows for selected, _ in results) == 40
+    assert sum(selected.num_rows for selected, _ in results) == 80
 
 
 def test_no_file_is_read_where_no_column_decides(tmp_path):
@@ -465,11 +406,3 @@ def test_a_null_that_decides_is_named_by_its_file_and_its_row_in_it(tmp_path, gr
     assert caught.value.place == f"{paths[1]}, row 23, column 'text'"
     ((selected, _),) = select_rows(open_inputs(paths), "n > 20 and text is not None", None, [None], "text")
     assert selected.num_rows == 65
-
-
-def test_a_file_that_is_damaged_is_named_when_it_is_counted(sorted_file):
-    table = open_inputs([sorted_file])
-    damage(sorted_file, range(6))
-    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
-        select_rows(table, "n > 3", None, [None], None)
-    assert caught.value.place == sorted_file

@@ -15,7 +15,6 @@ from wdsplit.tar.names import (
     is_pad_key,
     pad_key,
     split_member,
-    split_name,
     unescape_key,
 )
 
@@ -139,24 +138,10 @@ def test_an_empty_key_is_refused():
 
 
 @given(keys, fields)
-def test_a_name_splits_into_its_key_and_field_as_webdataset_splits_it(raw, field):
-    key = escape_key(raw)
-    name = f"{key}.{field}"
-    assert split_name(name) == (key, field) == base_plus_ext(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [("a.b/c", ("a.b/c", "")), ("a.b/c.jpg", ("a.b/c", "jpg")), ("a.seg.png", ("a", "seg.png")), ("a", ("a", ""))],
-)
-def test_only_a_dot_of_the_base_name_parts_key_and_field(name, parts):
-    assert split_name(name) == parts
-
-
-@given(keys, fields)
-def test_a_member_that_we_write_splits_into_its_key_and_field(raw, field):
+def test_a_member_that_we_write_splits_into_its_key_and_field_as_webdataset_splits_it(raw, field):
     key = escape_key(raw)
     assert split_member(f"{key}.{field}".encode()) == (key.encode(), field.encode())
+    assert base_plus_ext(f"{key}.{field}") == (key, field)
 
 
 @given(st.text(alphabet="a./_-é \n", max_size=12))
@@ -188,6 +173,7 @@ def test_a_name_that_names_no_sample_has_no_parts(name):
         ("__a/b.jpg", (b"__a/b", b"jpg")),
         ("a/__m__/b.jpg", (b"a/__m__/b", b"jpg")),
         ("../a.jpg", (b"../a", b"jpg")),
+        ("a.b/c.seg.png", (b"a.b/c", b"seg.png")),
         ("a b.JPG", (b"a b", b"JPG")),
     ],
 )
@@ -200,7 +186,8 @@ def test_a_pad_key_is_told_by_its_prefix_and_splits_as_any_other(shard, number):
     key = pad_key(shard, number)
     assert is_pad_key(key)
     assert key.startswith(PAD_PREFIX)
-    assert split_name(f"{key}.seg.png") == (key, "seg.png") == base_plus_ext(f"{key}.seg.png")
+    assert split_member(f"{key}.seg.png".encode()) == (key.encode(), b"seg.png")
+    assert base_plus_ext(f"{key}.seg.png") == (key, "seg.png")
 
 
 @given(st.sets(st.tuples(st.integers(0, 2_000_000), st.integers(0, 2_000_000)), max_size=20))
