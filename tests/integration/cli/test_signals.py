@@ -151,6 +151,35 @@ def test_a_check_ends_with_its_code_and_handlers_are_what_they_were(numbers, mon
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+LOST = """
+import os, signal, sys, time
+from wdsplit.cli.signals import sigterm_as_ctrl_c
+
+def receive():
+    if not received:
+        signal.raise_signal(getattr(signal, sys.argv[1]))
+        time.sleep(0)
+
+received = []
+os.register_at_fork(after_in_parent=receive)
+try:
+    with sigterm_as_ctrl_c() as received:
+        if os.fork() == 0:
+            os._exit(0)
+        received.append(0)
+        time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_that_comes_while_a_worker_is_forked_is_not_lost(name):
+    """Python ignores what callbacks of a fork raise, and a loader without persistent workers forks all the time."""
+    done = subprocess.run([sys.executable, "-c", LOST, name], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
 def test_ctrl_c_while_the_program_is_imported_gives_no_traceback():
     code = """
 import sys

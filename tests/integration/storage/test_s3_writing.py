@@ -154,7 +154,7 @@ def test_a_part_that_cannot_be_sent_ends_the_upload_at_the_deadline(bucket, faul
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_folders_and_objects_are_removed_by_few_requests_or_one_by_one(bucket, fault_proxy, monkeypatch, refused):
-    monkeypatch.setattr("wdsplit.storage.s3._REMOVED_AT_ONCE", 3)
+    monkeypatch.setattr("wdsplit.storage.s3._MAX_KEYS_PER_REMOVAL", 3)
     storage, stay = of(f"{bucket.url}/x"), {"x/a.idx", "x/folderish", "xy"}
     gone = {"x/a", *(f"x/folder/{i}/é" for i in range(7))}
     for key in stay | gone:
