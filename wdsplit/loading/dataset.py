@@ -24,6 +24,7 @@ from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.loading.second_split import refuse_second_split
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
@@ -207,8 +208,9 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         """Choose the epoch of the next iteration, here and in all workers, persistent or not.
 
         Raises:
-            InputError: The epoch is negative or no integer.
+            InputError: The epoch is negative or no integer, or the caller would split the samples a second time.
         """
+        refuse_second_split(self.source.url, self.world)
         self._epoch.value = checked_epoch(epoch)
 
     def world(self) -> World:
@@ -249,7 +251,12 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         return len(Steps(self.order(), self.world(), batch_size=1))
 
     def __iter__(self) -> Iteration:
-        """Give this rank's and worker's part of the epoch, through all stages; the iterator has a `state_dict`."""
+        """Give this rank's and worker's part of the epoch, through all stages; the iterator has a `state_dict`.
+
+        Raises:
+            InputError: The caller would split the samples a second time.
+        """
+        refuse_second_split(self.source.url, self.world)
         world = with_worker(self.world())
         announce(self, world)
         staged = self.compose()

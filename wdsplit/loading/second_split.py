@@ -1,0 +1,71 @@
+"""Refuse loops that would split a rank's samples among the ranks a second time.
+
+A `Dataset` gives each rank its share. Libraries that take it for the whole (Accelerate's `prepare`, and the Trainer of
+Transformers) split that share again, and most samples of the epoch reach nobody.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from wdsplit.errors import InputError
+from wdsplit.order.split import World
+
+__all__ = ["refuse_second_split"]
+
+_WITH_TRAINER = "use wdsplit.integrations.transformers.WdsplitTrainer instead of Trainer"
+_WITH_ACCELERATE = (
+    "prepare wdsplit.integrations.accelerate.PreparedLoader(wdsplit.Loader(dataset, batch_size), accelerator) instead"
+)
+
+
+def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
+    """Refuse to go on if one of the objects whose methods are being called would split the samples again.
+
+    Such an object has a dataset, and says among how many processes it divides it. All ranks find the same, so none of
+    them waits for another.
+
+    Args:
+        url: The dataset, for the message.
+        find_world: Returns which share of the samples this rank has; called only if something splits.
+
+    Raises:
+        InputError: The samples would be split a second time.
+    """
+    owners = list(_owners_of_frames())
+    splitting = [owner for owner in owners if _processes_that_share(owner) > 1]
+    if not splitting:
+        return
+    world = find_world()
+    if world.world_size == 1:
+        return
+    kind = type(splitting[0])
+    libraries = {type(owner).__module__.partition(".")[0] for owner in owners}
+    raise InputError(
+        "the samples would be split among the ranks a second time",
+        place=url,
+        expected=f"rank {world.rank} of {world.world_size} reads its own share, and all of it",
+        found=f"{kind.__module__}.{kind.__qualname__} splits it among {_processes_that_share(splitting[0])} processes",
+        remedy=_WITH_TRAINER if "transformers" in libraries else _WITH_ACCELERATE,
+        url=url,
+    )
+
+
+def _owners_of_frames() -> Iterator[Any]:
+    """Give `self` of each method that is being called, innermost first; of a forked worker also its parent's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "self" in frame.f_code.co_varnames[: frame.f_code.co_argcount]:
+            yield frame.f_locals.get("self")
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _processes_that_share(owner: Any) -> int:
+    """Return among how many processes an object divides its dataset; 1 if it does not."""
+    attributes = getattr(owner, "__dict__", {})
+    if "dataset" not in attributes and "base_dataloader" not in attributes:
+        return 1
+    counts = [attributes.get("num_processes"), getattr(attributes.get("state"), "num_processes", None)]
+    return max((count for count in counts if isinstance(count, int)), default=1)
