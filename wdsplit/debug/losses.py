@@ -11,6 +11,7 @@ import logging
 import math
 import operator
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.errors import DatasetNotFoundError
 from wdsplit.loading.world import detect_rank
 
 __all__ = ["Divergence", "LossLog", "Losses", "read_losses"]
 
 logger = logging.getLogger(__name__)
 
+_WINDOW = 10  # steps
+_THRESHOLD = 6.0  # standard deviations
 ma: Any = np.ma  # numpy has no types for some of its functions
 
 
-class LossLog:
+class LossLog(AbstractContextManager["LossLog"]):
     """Writes the losses of this rank. A resumed run appends to the file; the last line of a step counts.
 
     Args:
@@ -65,9 +68,6 @@ class LossLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> LossLog:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -117,28 +117,19 @@ class Losses:
         last = {rank: int(max(self.steps[own], default=-1)) for rank, own in zip(self.ranks, is_present, strict=True)}
         return {rank: step for rank, step in last.items() if step < max(last.values())}
 
-    def diverged(self, window: int = 10, threshold: float = 6.0) -> list[Divergence]:
+    def diverged(self) -> list[Divergence]:
         """Return the ranks that leave the others, each once, in the order of the steps.
 
         A rank diverges where its loss is not finite, or where its distance from the median of all ranks, averaged
-        over `window` steps, is more than `threshold` standard deviations of what noise alone would give. The noise is
-        estimated as the median change of a loss from one step to the next. Of two ranks both are returned.
-
-        Args:
-            window: Steps to average over, at least 1.
-            threshold: Standard deviations.
-
-        Raises:
-            InputError: The window is less than 1.
+        over 10 steps, is more than 6 standard deviations of what noise alone would give. The noise is estimated as the
+        median change of a loss from one step to the next. Of two ranks both are returned.
         """
-        if window < 1:
-            raise InputError("invalid window", expected="at least 1", found=repr(window))
         finite = ma.masked_invalid(self.losses)
         changes = np.abs(finite[1:] - finite[:-1]).compressed()
         changes = changes[changes > 0]  # rounded losses often do not change at all
         noise = float(np.median(changes)) if len(changes) else 0.0
         # The difference of two losses has twice the variance of one, and a mean of so many this share of it.
-        bound = threshold * noise * math.sqrt(2 / window)
+        bound = _THRESHOLD * noise * math.sqrt(2 / _WINDOW)
         is_finite, counts = ~ma.getmaskarray(finite), finite.count(axis=1)[:, None]
         medians = ma.median(finite, axis=1)[:, None]
         others = ma.where(is_finite & (counts == 2), 2 * medians - finite, medians)  # it lies halfway between two
@@ -148,9 +139,9 @@ class Losses:
         for column, rank in enumerate(self.ranks):
             distances = finite[:, column] - others[:, column]
             rows = np.flatnonzero(~ma.getmaskarray(distances))
-            if len(rows) >= window:
-                means = np.convolve(distances[rows].data, np.full(window, 1 / window), "valid")
-                is_away[rows[window - 1 :], column] |= np.abs(means) > bound
+            if len(rows) >= _WINDOW:
+                means = np.convolve(distances[rows].data, np.full(_WINDOW, 1 / _WINDOW), "valid")
+                is_away[rows[_WINDOW - 1 :], column] |= np.abs(means) > bound
             for row in np.flatnonzero(is_away[:, column])[:1]:
                 loss, other = self.losses[row, column], ma.filled(others, math.nan)[row, column]
                 found.append(Divergence(rank, int(self.steps[row]), float(loss), float(other)))

@@ -1,23 +1,38 @@
-"""Are a model's parameters and gradients, and its optimizer's state, the same on all ranks."""
+"""Are a model's parameters and gradients, and its optimizer's state, the same on all ranks.
+
+Of a sharded tensor (DTensor: FSDP2, tensor parallelism) each rank has a part. Ranks with the same part are compared
+with each other, and nothing but hashes leaves a rank.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous
-from wdsplit.debug.tensors import Entry, difference, entry_of, local_part, named_parameters
+from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, names_of
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.order.split import whole
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_same_gradients", "check_same_parameters", "param_hash"]
+__all__ = ["Entry", "check_same_gradients", "check_same_parameters", "difference", "param_hash"]
+
+Part = tuple[tuple[str, int, int], ...]
+"""Which part of a tensor a rank has: for each mesh dimension that shards it the name, the size and the place there."""
+
+
+class Entry(NamedTuple):
+    """A tensor, or the part of it that a rank has."""
+
+    name: str
+    kind: str  # dtype and shape
+    part: Part = ()  # empty for the whole
+    digest: str = ""  # of the values
 
 
 def param_hash(model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any]) -> str:
@@ -147,10 +162,10 @@ def _entries(model: Any) -> Iterator[Entry]:
     except ModuleNotFoundError as error:
         raise MissingDependencyError.for_extra("torch") from error
     if isinstance(model, torch.nn.Module):
-        yield from (entry_of(name, parameter) for name, parameter in named_parameters(model))
+        yield from (_entry_of(name, parameter) for name, parameter in _named_parameters(model))
         for prefix, module in model.named_modules():
             if not isinstance(module, _NormBase):
-                yield from (entry_of(name, buffer) for name, buffer in module.named_buffers(prefix, recurse=False))
+                yield from (_entry_of(name, buffer) for name, buffer in module.named_buffers(prefix, recurse=False))
     elif isinstance(model, torch.optim.Optimizer):
         state = model.state_dict()
         places = {f"state.{number}": values for number, values in state["state"].items()}
@@ -158,11 +173,11 @@ def _entries(model: Any) -> Iterator[Entry]:
         for place, values in places.items():
             for name, value in values.items():
                 if isinstance(value, torch.Tensor):
-                    yield entry_of(f"{place}.{name}", value)
+                    yield _entry_of(f"{place}.{name}", value)
                 elif isinstance(value, (bool, int, float, str, tuple, list, type(None))):
                     yield Entry(f"{place}.{name}", type(value).__name__, digest=repr(value))
     elif isinstance(model, Mapping):
-        yield from (entry_of(str(name), tensor) for name, tensor in model.items())
+        yield from (_entry_of(str(name), tensor) for name, tensor in model.items())
     else:
         expected = "a torch module, an optimizer, or a dict of tensors such as model.state_dict()"
         raise InputError("no parameters found", expected=expected, found=type(model).__name__)
@@ -174,14 +189,14 @@ def _gradients(model: torch.nn.Module, sample: int | None) -> Iterator[Entry]:
     Raises:
         CheckError: One is not finite.
     """
-    trained = [(name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad]
+    trained = [(name, parameter) for name, parameter in _named_parameters(model) if parameter.requires_grad]
     num_sampled = len(trained) if sample is None else min(sample, len(trained))
     for index in np.linspace(0, len(trained) - 1, num_sampled).round().astype(int):
         name, parameter = trained[index]
         if parameter.grad is None:
             yield Entry(name, "no gradient")
             continue
-        entry, values = entry_of(name, parameter.grad), local_part(parameter.grad)
+        entry, values = _entry_of(name, parameter.grad), _local_part(parameter.grad)
         num_broken = int((~values.isfinite()).sum())
         if num_broken:
             raise CheckError(
@@ -191,3 +206,87 @@ def _gradients(model: torch.nn.Module, sample: int | None) -> Iterator[Entry]:
                 remedy="look at the loss and the batch of this rank, or lower the learning rate",
             )
         yield entry
+
+
+def _entry_of(name: str, tensor: torch.Tensor) -> Entry:
+    """Return what this rank has of a tensor; it is copied to the CPU.
+
+    The hash is one of the bytes of a contiguous copy: 0.0 and -0.0 differ, and so do different NaNs.
+
+    Raises:
+        InputError: It has no values here that could be compared: not initialised, on the meta device, or no tensor.
+    """
+    import torch
+
+    try:
+        part = _part_of(tensor)
+        values = _local_part(tensor).resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        digest = xxhash.xxh3_128_hexdigest(values.view(torch.uint8).numpy().data if values.numel() else b"")
+        shape = " x ".join(map(str, tensor.shape)) or "scalar"
+        return Entry(name, f"{str(tensor.dtype).removeprefix('torch.')} of {shape}", part, digest)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # torch says what is missing
+        raise InputError(
+            "cannot compare a parameter",
+            place=f"parameter {name!r}",
+            expected="a tensor with values, or a DTensor",
+            found=f"{type(tensor).__name__}: {error}",
+        ) from error
+
+
+def _local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank has, dense."""
+    local: torch.Tensor = tensor.detach()
+    return (local.to_local() if hasattr(local, "to_local") else local).to_dense()
+
+
+def _part_of(tensor: torch.Tensor) -> Part:
+    """Return which part of a DTensor this rank has; empty for the whole of a plain tensor."""
+    if not hasattr(tensor, "placements"):
+        return ()
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(placement.is_partial() for placement in placements):
+        raise ValueError("it is not reduced yet (Partial), or its mesh is without this rank")
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    sharded = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
+    return tuple((names[number], mesh.size(number), int(coordinate[number])) for number in sharded)
+
+
+def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters of a module; each once, under its first name.
+
+    Raises:
+        InputError: FSDP1 or DeepSpeed ZeRO-3 has sharded them: what a rank has of them, no other rank has.
+    """
+    is_flat = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    for name, parameter in model.named_parameters():
+        if is_flat or hasattr(parameter, "ds_id"):
+            raise InputError(
+                "cannot compare a parameter",
+                place=f"parameter {name!r}",
+                expected="the whole parameter, or a DTensor",
+                found="a shard of FSDP1 or DeepSpeed ZeRO-3",
+                remedy="gather it first (FSDP.state_dict_type with FULL_STATE_DICT, or deepspeed.zero."
+                "GatheredParameters) and pass the state dict; or use FSDP2 (fully_shard)",
+            )
+        yield name, parameter
+
+
+def difference(entries: Sequence[Entry | None], members: Sequence[int]) -> str:
+    """Describe which ranks have what of a tensor, the fewest ranks first; empty if those with the same part agree.
+
+    Args:
+        entries: What each rank has, None for nothing.
+        members: The ranks.
+    """
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    by_part: dict[Part, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, entry in zip(members, entries, strict=True):
+        by_kind["nothing" if entry is None else entry.kind].append(rank)
+        if entry is not None:
+            by_part[entry.part][f"values {entry.digest}"].append(rank)
+    for ranks_by_version in (by_kind, *by_part.values()):
+        if len(ranks_by_version) > 1:
+            versions = sorted(ranks_by_version.items(), key=lambda version: len(version[1]))
+            return ", ".join(f"{version:.40} on {names_of(ranks)}" for version, ranks in versions)
+    return ""

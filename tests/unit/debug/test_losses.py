@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from wdsplit import debug
-from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.errors import DatasetNotFoundError
 
 
 def logged(folder, losses):
@@ -70,7 +70,7 @@ def test_a_loss_that_is_not_finite_diverges_at_once_also_alone(tmp_path):
     losses = logged(tmp_path / "one", {0: [1.0, 0.9, math.inf, math.nan]})
     assert [(each.rank, each.step) for each in losses.diverged()] == [(0, 2)]
     losses = logged(tmp_path / "two", {0: [1.0, 0.5], 1: [1.0, math.nan]})
-    assert [(each.rank, each.step, each.others) for each in losses.diverged(window=2)] == [(1, 1, 0.5)]
+    assert [(each.rank, each.step, each.others) for each in losses.diverged()] == [(1, 1, 0.5)]
     assert "rank 0 0.75, rank 1 nan" in str(losses)
 
 
@@ -117,6 +117,4 @@ def test_what_is_no_loss_is_refused(tmp_path):
     assert log.path.read_text() == ""
     with pytest.raises(DatasetNotFoundError):
         debug.read_losses(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="window"):
-        debug.read_losses(tmp_path).diverged(window=0)
     assert str(debug.read_losses(tmp_path)) == "no steps"

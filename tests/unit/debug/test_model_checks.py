@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wdsplit import debug
-from wdsplit.debug.tensors import Entry, difference
+from wdsplit.debug.model_checks import Entry, difference
 from wdsplit.errors import InputError
 
 
