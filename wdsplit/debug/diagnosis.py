@@ -22,19 +22,12 @@ _PERCENTILES = (50, 90, 99, 100)
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether the loader or the model is the bottleneck, the figures that show it, and what would help.
-
-    Attributes:
-        statistics: The loader's counters.
-        waits: Percentiles (50, 90, 99, 100) of the seconds waited for a batch that is not the first of an epoch.
-        computes: Percentiles of the seconds between a batch and the request for the next.
-        advice: What would let the training wait less, most likely first; empty if the loader keeps up.
-    """
+    """Whether the loader or the model is the bottleneck, the figures that show it, and what would help."""
 
     statistics: Statistics
-    waits: dict[str, float]
-    computes: dict[str, float]
-    advice: tuple[str, ...]
+    waits: dict[str, float]  # percentiles of the seconds waited for a batch that is not the first of an epoch
+    computes: dict[str, float]  # percentiles of the seconds between a batch and the request for the next
+    advice: tuple[str, ...]  # what would let the training wait less, most likely first; empty if the loader keeps up
 
     @property
     def bottleneck(self) -> str:
@@ -49,13 +42,11 @@ class Diagnosis:
     def __str__(self) -> str:
         if not self.bottleneck:
             return "nothing was delivered yet"
-        made = self.statistics
-        bound = {
-            "loader": "loader-bound: the training waits for batches",
-            "model": "compute-bound: the loader keeps up; the training waits",
-        }
+        made, bound = self.statistics, "compute-bound: the loader keeps up; the training waits"
+        if self.bottleneck == "loader":
+            bound = "loader-bound: the training waits for batches"
         lines = [
-            f"{bound[self.bottleneck]} {made.wait_share:.0%} of the time",
+            f"{bound} {made.wait_share:.0%} of the time",
             f"  {made.batches:,} batches, {made.samples:,} samples: "
             f"{made.samples / (made.wait_s + made.compute_s):,.0f} samples/s",
             f"  percentiles of the wait for a batch: {_listed(self.waits)}",

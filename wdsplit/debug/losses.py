@@ -79,19 +79,12 @@ def _number(value: Any) -> float | str:
 
 
 class Divergence(NamedTuple):
-    """A rank whose loss leaves those of the others.
-
-    Attributes:
-        rank: The rank.
-        step: Where it was first seen.
-        loss: Its loss there.
-        others: The median of all ranks there, of two the other's; NaN if there is no other.
-    """
+    """A rank whose loss leaves those of the others."""
 
     rank: int
-    step: int
-    loss: float
-    others: float
+    step: int  # where it was first seen
+    loss: float  # its loss there
+    others: float  # the median of all ranks there, of two the other's; NaN if there is no other
 
     def __str__(self) -> str:
         return f"rank {self.rank} from step {self.step} on: {self.loss:.4g}, the others {self.others:.4g}"

@@ -225,12 +225,7 @@ def _entry_of(name: str, tensor: torch.Tensor) -> Entry:
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
         return Entry(name, f"{str(tensor.dtype).removeprefix('torch.')} of {shape}", part, digest)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # torch says what is missing
-        raise InputError(
-            "cannot compare a parameter",
-            place=f"parameter {name!r}",
-            expected="a tensor with values, or a DTensor",
-            found=f"{type(tensor).__name__}: {error}",
-        ) from error
+        raise _incomparable(name, f"{type(tensor).__name__}: {error}") from error
 
 
 def _local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -261,15 +256,13 @@ def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Pa
     is_flat = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
     for name, parameter in model.named_parameters():
         if is_flat or hasattr(parameter, "ds_id"):
-            raise InputError(
-                "cannot compare a parameter",
-                place=f"parameter {name!r}",
-                expected="the whole parameter, or a DTensor",
-                found="a shard of FSDP1 or DeepSpeed ZeRO-3",
-                remedy="gather it first (FSDP.state_dict_type with FULL_STATE_DICT, or deepspeed.zero."
-                "GatheredParameters) and pass the state dict; or use FSDP2 (fully_shard)",
-            )
+            raise _incomparable(name, "a shard of FSDP1 or DeepSpeed ZeRO-3", "gather it first, or use FSDP2")
         yield name, parameter
+
+
+def _incomparable(name: str, found: str, remedy: str = "") -> InputError:
+    expected = "a tensor with values, or a DTensor"
+    return InputError("cannot compare a parameter", f"parameter {name!r}", expected, found, remedy)
 
 
 def difference(entries: Sequence[Entry | None], members: Sequence[int]) -> str:
