@@ -45,14 +45,16 @@ def test_the_rank_that_leaves_the_others_is_named_with_the_step(tmp_path):
 
 
 @pytest.mark.parametrize("deviation", [0.002, 0.0015])
-def test_losses_that_are_rounded_so_that_most_do_not_change_do_not_diverge(tmp_path, deviation):
-    generator = np.random.default_rng(0)
-    values = {rank: 2 + deviation * generator.standard_normal(2000) for rank in range(4)}
-    losses = logged(tmp_path, {rank: (own * 128).round() / 128 for rank, own in values.items()})
+def test_losses_that_are_rounded_so_that_most_do_not_change_do_not_diverge(deviation):
+    def rounded(values):
+        return debug.Losses((0, 1, 2, 3), np.arange(2000), np.ma.array((values * 128).round() / 128))
+
+    values = 2 + deviation * np.random.default_rng(0).standard_normal((2000, 4))
+    losses = rounded(values)
     assert 0 < (np.diff(losses.losses, axis=0) != 0).mean() < 0.2
     assert losses.diverged() == []
-    values[2][500:] += 0.05
-    [found] = logged(tmp_path, {rank: (own * 128).round() / 128 for rank, own in values.items()}).diverged()
+    values[500:, 2] += 0.05
+    [found] = rounded(values).diverged()
     assert (found.rank, 500 <= found.step < 505) == (2, True)
 
 
