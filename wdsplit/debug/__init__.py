@@ -1,19 +1,18 @@
 """Debugging a training on many ranks: what differs between them, what they were given, and which one waits.
 
 Nothing here is needed for training, and `import wdsplit` loads none of it. Ranks exchange values over
-`torch.distributed`; without it, all that needs no other rank works in one process. Each module has one check; `ranks`,
-`tensors` and the three modules below `audits` serve them. Begin with `ranks`.
+`torch.distributed`; without it, all that needs no other rank works in one process. `ranks` serves all checks, `record`
+and `delivered` serve `audits`. Begin with `ranks`.
 """
 
 from __future__ import annotations
 
 from wdsplit.debug.audits import AUDITED, Audit, EpochAudit, audit
 from wdsplit.debug.diagnosis import Diagnosis, diagnose
-from wdsplit.debug.gradients import check_same_gradients
 from wdsplit.debug.losses import Divergence, Losses, LossLog, read_losses
-from wdsplit.debug.parameters import check_same_optimizer, check_same_parameters, param_hash
+from wdsplit.debug.model_checks import check_same_gradients, check_same_parameters, param_hash
 from wdsplit.debug.ranks import CheckError, barrier
-from wdsplit.debug.seeds import Seeded, set_seed
+from wdsplit.debug.seeds import set_seed
 
 __all__ = [
     "AUDITED",
@@ -24,11 +23,9 @@ __all__ = [
     "EpochAudit",
     "LossLog",
     "Losses",
-    "Seeded",
     "audit",
     "barrier",
     "check_same_gradients",
-    "check_same_optimizer",
     "check_same_parameters",
     "diagnose",
     "param_hash",

@@ -1,13 +1,9 @@
-"""Is the loader or the model the bottleneck, and what would help: a diagnosis of the gaps between batches.
-
-Advice is a pure function of the figures that were measured: each piece has a condition on them.
-"""
+"""Is the loader or the model the bottleneck, and what would help: a diagnosis of the gaps between batches."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,161 +11,88 @@ import numpy as np
 
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.reading.source import Source
 from wdsplit.loading.stages.decoders import Decode
 from wdsplit.loading.stages.images import ImageField
-from wdsplit.order.distribution import reading_advice
+from wdsplit.loading.transport.counters import Statistics
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["Diagnosis", "advice_for", "diagnose"]
 
 _PERCENTILES = (50, 90, 99, 100)
-_MAX_WAIT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether the loader or the model is the bottleneck, the figures that show it, and what would help.
+    """Whether the loader or the model is the bottleneck, the figures that show it, and what would help."""
 
-    The fields are what was measured of a loader, and how it is set up.
-    """
-
-    batches: int
-    samples: int
-    num_bytes: int  # about how many bytes of payloads they had
-    iterations: int  # epochs that were begun
-    wait_s: float  # in which the training waited for batches
-    compute_s: float  # between batches
-    first_wait_s: float  # of wait_s, for the first batches of epochs, while workers start
-    waits: dict[str, float]  # percentiles of the seconds waited for a batch, without those first ones
+    statistics: Statistics
+    waits: dict[str, float]  # percentiles of the seconds waited for a batch that is not the first of an epoch
     computes: dict[str, float]  # percentiles of the seconds between a batch and the request for the next
-    num_workers: int
-    num_processors: int  # those that this process may use
-    prefetch_factor: int
-    is_threaded: bool
-    is_persistent: bool
-    is_remote: bool
-    is_cached: bool  # on this machine's disk
-    read_ahead_bytes: int
-    connections: int
-    decodes_images: bool  # at their full size
-    is_columnar: bool  # no stage runs sample by sample
-    collates: bool  # by a collate_fn
-    windows_read: float  # as a multiple of those needed
-    sharing: str | None  # what reading_advice says, if several readers share a lane
-
-    @property
-    def wait_share(self) -> float:
-        """The share of the time in which the training waited, from 0 to 1."""
-        return self.wait_s / ((self.wait_s + self.compute_s) or 1.0)
+    advice: tuple[str, ...]  # what would let the training wait less, most likely first; empty if the loader keeps up
 
     @property
     def bottleneck(self) -> str:
         """`loader` if the training waits for more than a tenth of the time, else `model`; "" without a batch."""
-        if not self.batches:
-            return ""
-        return "loader" if self.wait_share > _MAX_WAIT_SHARE else "model"
-
-    @property
-    def advice(self) -> tuple[str, ...]:
-        """What would let the training wait less, most likely first; empty if the loader keeps up."""
-        return tuple(text for holds, text in _rules(self) if holds) if self.bottleneck == "loader" else ()
+        return self.statistics.bottleneck if self.statistics.batches else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values, with throughput."""
-        seconds = (self.wait_s + self.compute_s) or 1.0
-        return {
-            "bottleneck": self.bottleneck,
-            "wait_share": self.wait_share,
-            "samples_per_s": self.samples / seconds,
-            "bytes_per_s": self.num_bytes / seconds,
-            **dataclasses.asdict(self),
-            "advice": list(self.advice),
-        }
+        """Return all of it as plain JSON values."""
+        named = {"waits": self.waits, "computes": self.computes, "advice": list(self.advice)}
+        return {**self.statistics.as_dict(), "bottleneck": self.bottleneck, **named}
 
     def __str__(self) -> str:
-        if not self.batches:
+        if not self.bottleneck:
             return "nothing was delivered yet"
-        values = self.as_dict()
-        bound = {
-            "loader": "loader-bound: the training waits for batches",
-            "model": "compute-bound: the loader keeps up",
-        }
+        made, bound = self.statistics, "compute-bound: the loader keeps up; the training waits"
+        if self.bottleneck == "loader":
+            bound = "loader-bound: the training waits for batches"
         lines = [
-            f"{bound[self.bottleneck]} {self.wait_share:.0%} of the time",
-            f"  {self.batches:,} batches, {self.samples:,} samples: {values['samples_per_s']:,.0f} samples/s, "
-            f"{values['bytes_per_s'] / 1e6:,.1f} MB/s",
-            f"  first batches of {self.iterations} epochs: waited {_time(self.first_wait_s)}",
-            f"  then waited for a batch: {_listed(self.waits)}",
-            f"  between batches: {_listed(self.computes)}",
+            f"{bound} {made.wait_share:.0%} of the time",
+            f"  {made.batches:,} batches, {made.samples:,} samples: "
+            f"{made.samples / (made.wait_s + made.compute_s):,.0f} samples/s",
+            f"  percentiles of the wait for a batch: {_listed(self.waits)}",
+            f"  percentiles of the time between batches: {_listed(self.computes)}",
         ]
         return "\n".join([*lines, *(f"  - {each}" for each in self.advice)])
 
 
-def _rules(at: Diagnosis) -> list[tuple[bool, str]]:
-    """Return all pieces of advice for a loader that is waited for, and whether each applies. Pure (no I/O)."""
-    first_share, sample_kb = at.first_wait_s / at.wait_s, at.num_bytes / max(1, at.samples) / 1e3
-    median, slowest = at.waits.get("50", 0.0), at.waits.get("99", 0.0)
-    restarts = at.num_workers > 0 and not at.is_persistent and not at.is_threaded
-    return [
-        (
-            restarts and at.iterations > 1 and first_share > 0.5,
-            f"{first_share:.0%} of the waiting is for the first batches of {at.iterations} epochs: keep the workers "
-            "(persistent_workers=True), or use threads (workers='thread')",
-        ),
-        (
-            at.num_workers < at.num_processors,
-            f"more workers (now num_workers={at.num_workers}): this machine has {at.num_processors} processors, for "
-            "all its ranks",
-        ),
-        (
-            at.num_workers >= at.num_processors,
-            f"{at.num_workers} workers keep all {at.num_processors} processors busy: more will not help; do less work "
-            "a sample, for example by converting the table with what is computed each time",
-        ),
-        (
-            at.decodes_images,
-            "images are decoded at their full size: decode(wdsplit.resized(224)) decodes JPEG no larger than needed, "
-            "and lets threads run",
-        ),
-        (
-            sample_kb > 300,
-            f"samples have {sample_kb:,.0f} kB on average: store smaller images, or name the fields that are needed "
-            "(Dataset(fields=...))",
-        ),
-        (
-            at.is_threaded and not at.is_columnar,
-            "stages of your own run in threads, one at a time unless they let others run: try workers='process'",
-        ),
-        (
-            at.collates and at.num_workers > 0,
-            "collate_fn runs in the training's own process, to which workers send each sample: do its work in a map, "
-            "and let the loader collate",
-        ),
-        (
-            at.is_remote and not at.is_cached,
+def advice_for(loader: Loader, restart_share: float, num_processors: int) -> Iterator[str]:
+    """Yield what would let the training wait less for a loader, most likely first.
+
+    Args:
+        loader: The loader.
+        restart_share: The share of the waiting, 0 to 1, that was for first batches of epochs; 0 if there was one epoch.
+        num_processors: Processors that this process may use.
+    """
+    dataset, is_threaded = loader.dataset, loader.workers == "thread"
+    restarts = loader.num_workers > 0 and not is_threaded and not loader.persistent_workers
+    if restarts and restart_share > 0.5:
+        yield (
+            f"{restart_share:.0%} of the waiting is for the first batches of epochs: keep the workers "
+            "(persistent_workers=True), or use threads (workers='thread')"
+        )
+    if loader.num_workers < num_processors:
+        yield (
+            f"more workers (now num_workers={loader.num_workers}): this machine has {num_processors} processors, for "
+            "all its ranks"
+        )
+    else:
+        yield (
+            f"{loader.num_workers} workers keep all {num_processors} processors busy: more will not help; do less work "
+            "a sample, for example by converting the table with what is computed each time"
+        )
+    if is_threaded and dataset.column_stages() is None:
+        yield "stages of your own run in threads, one at a time unless they release the GIL: try workers='process'"
+    decoders = [stage for stage in dataset.pipeline[1:] if isinstance(stage, Decode)]
+    if any(isinstance(handler, ImageField) for stage in decoders for handler in stage.handlers):
+        yield "images are decoded at their full size: decode(wdsplit.resized(224)) decodes JPEG no larger than needed"
+    source: Any = dataset.source
+    sources = getattr(source, "sources", (source,))
+    access = sources[0].access
+    if access.cache is None and any(each.storage().has_latency for each in sources):
+        yield (
             "keep the shards on this machine's disk (cache_dir=), or fetch further ahead: read_ahead_bytes (now "
-            f"{at.read_ahead_bytes / 2**20:,.0f} MiB) and connections (now {at.connections})",
-        ),
-        (
-            slowest > 20 * median,
-            f"one wait of a hundred takes {_time(slowest)} or more: storage stalls, or single samples are slow; work "
-            f"further ahead (prefetch_factor, now {at.prefetch_factor})",
-        ),
-        (
-            at.sharing is not None and at.windows_read > 1.2,
-            f"each window is read {at.windows_read:.1f} times: {at.sharing}",
-        ),
-    ]
-
-
-def _listed(percentiles: dict[str, float]) -> str:
-    names = {"50": "median", "100": "at most"}
-    texts = [f"{names.get(name, f'{name} %')} {_time(value)}" for name, value in percentiles.items()]
-    return ", ".join(texts) or "never"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1000:.2f} ms" if seconds < 1 else f"{seconds:.1f} s"
+            f"{access.read_ahead_bytes / 2**20:,.0f} MiB) and connections (now {access.connections})"
+        )
 
 
 def diagnose(loader: Any) -> Diagnosis:
@@ -192,47 +115,20 @@ def diagnose(loader: Any) -> Diagnosis:
             expected="a wdsplit.Loader, the audit of one, or an integration's loader",
             found=type(loader).__name__,
         )
-    return _diagnosis(found)
+    made, clock = found.statistics(), found._clock
+    advice: tuple[str, ...] = ()
+    if made.batches and made.bottleneck == "loader":
+        num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        restart_share = sum(clock.first_waits) / made.wait_s if len(clock.first_waits) > 1 else 0.0
+        advice = tuple(advice_for(found, restart_share, num_processors))
+    computes, waits = zip(*clock.gaps, strict=True) if clock.gaps else ((), ())
+    return Diagnosis(made, _percentiles(waits), _percentiles(computes), advice)
 
 
-def _diagnosis(loader: Loader) -> Diagnosis:
-    clock, made, dataset = loader._clock, loader.statistics(), loader.dataset
-    source: Any = dataset.source
-    sources: tuple[Source, ...] = getattr(source, "sources", (source,))
-    access, world = sources[0].access, dataset.world()
-    num_windows = sum(int((-(-each.manifest.shards.num_real // each.options.window)).sum()) for each in sources)
-    needed = num_windows * made.samples_made / max(1, source.num_samples)
-    return Diagnosis(
-        batches=made.batches,
-        samples=made.samples,
-        num_bytes=made.delivered_bytes,
-        iterations=len(clock.first_waits),
-        wait_s=made.wait_s,
-        compute_s=made.compute_s,
-        first_wait_s=sum(clock.first_waits),
-        waits=_percentiles(wait for _, wait in clock.gaps),
-        computes=_percentiles(compute for compute, _ in clock.gaps),
-        num_workers=loader.num_workers,
-        num_processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        prefetch_factor=loader.prefetch_factor,
-        is_threaded=loader.workers == "thread",
-        is_persistent=loader.persistent_workers,
-        is_remote=any(each.storage().has_latency for each in sources),
-        is_cached=access.cache is not None,
-        read_ahead_bytes=access.read_ahead_bytes,
-        connections=access.connections,
-        decodes_images=any(_decodes_images(stage) for stage in dataset.pipeline[1:]),
-        is_columnar=dataset.column_stages() is not None,
-        collates=loader.collate_fn is not None,
-        windows_read=made.windows_read / needed if needed else 0.0,
-        sharing=reading_advice(dataset.options.lanes, world.world_size, max(1, loader.num_workers)),
-    )
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    values = np.percentile(seconds, _PERCENTILES).tolist() if seconds else ()
+    return {str(percent): value for percent, value in zip(_PERCENTILES, values, strict=False)}
 
 
-def _percentiles(seconds: Iterable[float]) -> dict[str, float]:
-    values = np.array(list(seconds))
-    return {str(each): float(np.percentile(values, each)) for each in _PERCENTILES} if len(values) else {}
-
-
-def _decodes_images(stage: Any) -> bool:
-    return isinstance(stage, Decode) and any(isinstance(handler, ImageField) for handler in stage.handlers)
+def _listed(percentiles: dict[str, float]) -> str:
+    return ", ".join(f"{percent} % {seconds * 1000:,.2f} ms" for percent, seconds in percentiles.items())

@@ -88,11 +88,6 @@ class Ranks:
     def __len__(self) -> int:
         return len(self.members)
 
-    @property
-    def rank(self) -> int:
-        """This process's rank in the whole job."""
-        return self.members[self.place]
-
     def gathered(self, value: Value) -> list[Value]:
         """Return the values of all ranks, in the order of the members; all of them must call this."""
         if len(self) == 1:

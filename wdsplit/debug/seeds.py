@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,30 +12,13 @@ from wdsplit.loading.world import detect_rank
 from wdsplit.order.epoch import MAX_SEED, hash_stream
 from wdsplit.order.split import whole
 
-__all__ = ["Seeded", "set_seed"]
+__all__ = ["set_seed"]
 
 _DOMAIN = 13
 """Domain of the hash, beside those of `order`."""
 
 
-@dataclass(frozen=True)
-class Seeded:
-    """What `set_seed` has set.
-
-    Attributes:
-        seed: The seed that was asked for.
-        rank: The rank.
-        value: What the generators were seeded with: a 64-bit hash of both.
-        libraries: Whose generators.
-    """
-
-    seed: int
-    rank: int
-    value: int
-    libraries: tuple[str, ...]
-
-
-def set_seed(seed: int, rank: int | None = None) -> Seeded:
+def set_seed(seed: int, rank: int | None = None) -> int:
     """Seed the global generators of Python, numpy and, if it is installed, torch (of the CPU and all GPUs).
 
     All are seeded with `hash_stream(seed, 13, rank)`, the splitmix64 hash that the order is made from (numpy's with its
@@ -51,6 +33,9 @@ def set_seed(seed: int, rank: int | None = None) -> Seeded:
         seed: 0 <= seed < 2**63.
         rank: At least 0; detected if None.
 
+    Returns:
+        What the generators were seeded with: the 64-bit hash.
+
     Raises:
         InputError: The seed or the rank is no integer from 0 to 2**63 - 1.
         TopologyError: The rank cannot be detected, because its sources contradict each other.
@@ -62,9 +47,8 @@ def set_seed(seed: int, rank: int | None = None) -> Seeded:
     value = hash_stream(seed, _DOMAIN, rank)
     random.seed(value)
     np.random.seed([value & 0xFFFFFFFF, value >> 32])
-    if importlib.util.find_spec("torch") is None:
-        return Seeded(seed, rank, value, ("python", "numpy"))
-    import torch
+    if importlib.util.find_spec("torch") is not None:
+        import torch
 
-    torch.manual_seed(value)
-    return Seeded(seed, rank, value, ("python", "numpy", "torch"))
+        torch.manual_seed(value)
+    return value

@@ -11,19 +11,18 @@ def test_parameters_that_are_the_same_on_all_ranks_pass(job):
     for rank in job.ranks:
         assert rank["parameters"]["same"] == {"returned": 4}
         assert rank["parameters"]["running statistics"] == {"returned": 2}
-        assert rank["parameters"]["no buffers"] == {"returned": 2}
     assert job.ranks[0]["parameters"]["hash"] == job.ranks[1]["parameters"]["hash"]
 
 
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("different", ["parameter '2.weight'", "ranks 0, 1 differ from each other", "1 of 4 parameters"]),
+        ("different", ["parameter '2.weight'", " on rank 0, values ", " on rank 1", "1 of 4 parameters"]),
         ("shapes", ["parameter 'weight'", "float32 of 2 x 3 on rank 0, float32 of 3 x 3 on rank 1"]),
         ("names", ["parameter 'b0'", "float32 of 1 on rank 0, nothing on rank 1"]),
         ("all buffers", ["parameter 'running_mean'", "1 of 5"]),
         ("own buffer", ["parameter 'mask'", "1 of 3"]),
-        ("meta on one rank", ["parameter 'weight'", "meta device"]),
+        ("meta on one rank", ["parameter 'weight'", "out of meta tensor"]),
         ("unreadable", ["the disk is gone"]),
     ],
 )
@@ -59,35 +58,30 @@ def test_sharded_parameters_are_compared_with_their_replicas(job):
         assert "Partial" in text
     for text in job.texts("sharded", "old"):
         assert "FSDP1" in text
-        assert "fully_shard" in text
 
 
 def test_optimizers_that_differ_are_named_with_the_state_or_the_option(job):
     for rank in job.ranks:
         assert rank["optimizers"]["same"]["returned"] > 3 * 4
-    for name, place in (("option", "'group.0.lr'"), ("state", "'state.3.exp_avg'")):
-        for text in job.texts("optimizers", name):
-            assert f"optimizer value {place}" in text
-            assert "ranks 0, 1 differ from each other" in text
+    for text in job.texts("optimizers", "option"):
+        assert "parameter 'group.0.lr'" in text
+        assert "values 0.1 on rank 0, values 1.1 on rank 1; in all, 1 of " in text
+    for text in job.texts("optimizers", "state"):
+        assert "parameter 'state.3.exp_avg'" in text
 
 
 def test_gradients_that_ddp_has_reduced_pass_and_those_of_a_plain_model_do_not(job):
     for rank in job.ranks:
         assert rank["gradients"]["reduced"] == {"returned": 4}
-        assert rank["gradients"]["within a tolerance"] == {"returned": 4}
     for text in job.texts("gradients", "not reduced"):
-        assert "the ranks have different gradients" in text
-        assert re.search(r"'0\.weight': ranks 0, 1 differ from each other; norms rank 0 [\d.]+, rank 1 [\d.]+", text)
-
-
-def test_gradients_of_complex_numbers_are_compared_with_both_parts(job):
-    for text in job.texts("gradients", "complex, within a tolerance"):
-        assert "norms rank 0 1.41421356, rank 1 5.09901951 (0.72 apart)" in text
+        assert "the ranks have different gradients\n  place: gradient '0.weight'" in text
+        assert re.search(r"values \w+ on rank 0, values \w+ on rank 1; in all, 4 of 4 gradients differ", text)
 
 
 def test_a_gradient_that_is_not_finite_or_missing_is_named_with_its_rank(job):
-    for text in job.texts("gradients", "nan"):
-        assert "'module.2.bias': rank 1: 1 NaN, 0 infinite" in text
-        assert "rank 0" not in text
+    other, own = job.texts("gradients", "nan")
+    assert "place: rank 1, gradient 'module.2.bias'\n  found: NaN or infinity in 1 of 2 values" in other
+    assert "place: gradient 'module.2.bias'" in own
     for text in job.texts("gradients", "none"):
-        assert "'module.2.bias': float32 of 2 on rank 0, no gradient on rank 1" in text
+        assert "'module.2.bias'" in text
+        assert "float32 of 2 on rank 0, no gradient on rank 1" in text

@@ -1,0 +1,285 @@
+"""Are a model's parameters and gradients, and its optimizer's state, the same on all ranks.
+
+Of a sharded tensor (DTensor: FSDP2, tensor parallelism) each rank has a part. Ranks with the same part are compared
+with each other, and nothing but hashes leaves a rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from wdsplit.debug.ranks import CheckError, Ranks, Rendezvous, names_of
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.order.split import whole
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Entry", "check_same_gradients", "check_same_parameters", "difference", "param_hash"]
+
+Part = tuple[tuple[str, int, int], ...]
+"""Which part of a tensor a rank has: for each mesh dimension that shards it the name, the size and the place there."""
+
+
+class Entry(NamedTuple):
+    """A tensor, or the part of it that a rank has."""
+
+    name: str
+    kind: str  # dtype and shape
+    part: Part = ()  # empty for the whole
+    digest: str = ""  # of the values
+
+
+def param_hash(model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any]) -> str:
+    """Return a hash of all parameters and buffers: of their names, dtypes, shapes and bytes.
+
+    The order of the parameters does not count, nor does the device. Of a sharded parameter (DTensor) it takes the part
+    that this rank has. It copies one parameter at a time to the CPU.
+
+    Args:
+        model: A torch module, without the running statistics of batch and instance normalisation, which differ between
+            ranks by design; a dict of tensors by their names, which all count; or an optimizer: its state and options.
+
+    Returns:
+        32 hexadecimal digits (xxh3_128).
+
+    Raises:
+        InputError: A tensor has no values here that could be compared: on the meta device, not initialised, or sharded
+            by FSDP1 or DeepSpeed ZeRO-3.
+        MissingDependencyError: torch is not installed.
+    """
+    return _digest(_entries(model))
+
+
+def check_same_parameters(
+    model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any], *, group: Any = None, timeout_s: float = 300.0
+) -> int:
+    """Check that parameters and buffers are the same, bit by bit, on all ranks that have them; all ranks must call it.
+
+    Args:
+        model: A module, a dict of tensors or an optimizer, as of `param_hash`; not an optimizer that shards its state
+            in tensors that are no DTensors (ZeRO).
+        group: A process group or DeviceMesh whose ranks are compared; by default all. Ranks of a pipeline have
+            different parameters: name a group that has the same.
+        timeout_s: Seconds that a rank waits for the others to call this, too.
+
+    Returns:
+        How many of them at least one other rank has too: what FSDP shards over all ranks cannot be compared.
+
+    Raises:
+        CheckError: They differ: it names the first parameter that does (of an optimizer
+            `state.<parameter>.<name>` or `group.<number>.<name>`), and the ranks. Or ranks did not come.
+        InputError: As of `param_hash`, on any rank.
+        TopologyError: This process is not in the group.
+    """
+    return _check_same(
+        Rendezvous(Ranks.in_group(group), "check_same_parameters", timeout_s),
+        lambda: _entries(model),
+        "parameter",
+        "make the model from one seed on all ranks (wdsplit.debug.set_seed(seed, rank=0)), or load the checkpoint on "
+        "all of them; later on: each parameter must be in what DDP wraps, and no rank may skip a step",
+    )
+
+
+def check_same_gradients(
+    model: torch.nn.Module, sample: int | None = 8, *, group: Any = None, timeout_s: float = 300.0
+) -> int:
+    """Check after backward that some gradients are finite, and the same, bit by bit, on all ranks that have them.
+
+    All ranks must call this, after the gradients are reduced: with DDP after `backward`, but not within `no_sync`; with
+    a GradScaler after `unscale_`. DDP gives all ranks the same bits.
+
+    Args:
+        model: The module, as wrapped by DDP or FSDP2 or not.
+        sample: How many parameters, always the same, evenly spaced from the first to the last; None for all.
+        group: As of `check_same_parameters`.
+        timeout_s: As of `check_same_parameters`.
+
+    Returns:
+        How many of them at least one other rank has too.
+
+    Raises:
+        CheckError: They differ, or hold NaN or infinity: it names the first, and the ranks. Or ranks did not come.
+        InputError: The sample is invalid, or a gradient cannot be compared (see `param_hash`), on any rank.
+        TopologyError: This process is not in the group.
+    """
+    sample = whole(sample)
+    if sample is not None and (type(sample) is not int or sample < 1):
+        raise InputError("invalid sample", expected="an integer of at least 1, or None", found=repr(sample))
+    return _check_same(
+        Rendezvous(Ranks.in_group(group), "check_same_gradients", timeout_s),
+        lambda: _gradients(model, sample),
+        "gradient",
+        "wrap the model in DDP on every rank and train through the wrapper; do not check within no_sync",
+    )
+
+
+def _check_same(rendezvous: Rendezvous, entries_of: Callable[[], Iterable[Entry]], what: str, remedy: str) -> int:
+    """Compare the entries of all ranks; return how many of them another rank has too.
+
+    Raises:
+        CheckError: They differ, or ranks did not come.
+    """
+    entries: list[Entry] = []
+
+    def digest() -> str:
+        entries.extend(entries_of())
+        return _digest(entries)
+
+    digests, ranks = rendezvous.gathered_or_raised(digest), rendezvous.ranks
+    if len(set(digests)) == 1:  # the usual case needs only a hash from each rank
+        return len(entries) if len(ranks) > 1 else 0
+    gathered = rendezvous.gathered(entries)
+    tables = [{entry.name: entry for entry in own} for own in gathered]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    differences = {name: difference([table.get(name) for table in tables], ranks.members) for name in names}
+    found = [(name, text) for name, text in differences.items() if text]
+    if found:
+        raise CheckError(
+            f"the ranks have different {what}s",
+            place=f"{what} {found[0][0]!r}",
+            expected="the same name, dtype, shape and values on all ranks",
+            found=f"{found[0][1]}; in all, {len(found)} of {len(names)} {what}s differ",
+            remedy=remedy,
+        )
+    holders = Counter((entry.name, entry.part) for own in gathered for entry in own)
+    return sum(holders[entry.name, entry.part] > 1 for entry in entries)
+
+
+def _digest(entries: Iterable[Entry]) -> str:
+    return xxhash.xxh3_128_hexdigest(repr(sorted(entries)).encode())
+
+
+def _entries(model: Any) -> Iterator[Entry]:
+    try:
+        import torch
+        from torch.nn.modules.batchnorm import _NormBase
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.for_extra("torch") from error
+    if isinstance(model, torch.nn.Module):
+        yield from (_entry_of(name, parameter) for name, parameter in _named_parameters(model))
+        for prefix, module in model.named_modules():
+            if not isinstance(module, _NormBase):
+                yield from (_entry_of(name, buffer) for name, buffer in module.named_buffers(prefix, recurse=False))
+    elif isinstance(model, torch.optim.Optimizer):
+        state = model.state_dict()
+        places = {f"state.{number}": values for number, values in state["state"].items()}
+        places |= {f"group.{number}": options for number, options in enumerate(state["param_groups"])}
+        for place, values in places.items():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    yield _entry_of(f"{place}.{name}", value)
+                elif isinstance(value, (bool, int, float, str, tuple, list, type(None))):
+                    yield Entry(f"{place}.{name}", type(value).__name__, digest=repr(value))
+    elif isinstance(model, Mapping):
+        yield from (_entry_of(str(name), tensor) for name, tensor in model.items())
+    else:
+        expected = "a torch module, an optimizer, or a dict of tensors such as model.state_dict()"
+        raise InputError("no parameters found", expected=expected, found=type(model).__name__)
+
+
+def _gradients(model: torch.nn.Module, sample: int | None) -> Iterator[Entry]:
+    """Yield the gradients of some parameters.
+
+    Raises:
+        CheckError: One is not finite.
+    """
+    trained = [(name, parameter) for name, parameter in _named_parameters(model) if parameter.requires_grad]
+    num_sampled = len(trained) if sample is None else min(sample, len(trained))
+    for index in np.linspace(0, len(trained) - 1, num_sampled).round().astype(int):
+        name, parameter = trained[index]
+        if parameter.grad is None:
+            yield Entry(name, "no gradient")
+            continue
+        entry, values = _entry_of(name, parameter.grad), _local_part(parameter.grad)
+        num_broken = int((~values.isfinite()).sum())
+        if num_broken:
+            raise CheckError(
+                "gradients are not finite",
+                place=f"gradient {name!r}",
+                found=f"NaN or infinity in {num_broken} of {values.numel()} values",
+                remedy="look at the loss and the batch of this rank, or lower the learning rate",
+            )
+        yield entry
+
+
+def _entry_of(name: str, tensor: torch.Tensor) -> Entry:
+    """Return what this rank has of a tensor; it is copied to the CPU.
+
+    The hash is one of the bytes of a contiguous copy: 0.0 and -0.0 differ, and so do different NaNs.
+
+    Raises:
+        InputError: It has no values here that could be compared: not initialised, on the meta device, or no tensor.
+    """
+    import torch
+
+    try:
+        part = _part_of(tensor)
+        values = _local_part(tensor).resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        digest = xxhash.xxh3_128_hexdigest(values.view(torch.uint8).numpy().data if values.numel() else b"")
+        shape = " x ".join(map(str, tensor.shape)) or "scalar"
+        return Entry(name, f"{str(tensor.dtype).removeprefix('torch.')} of {shape}", part, digest)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # torch says what is missing
+        raise _incomparable(name, f"{type(tensor).__name__}: {error}") from error
+
+
+def _local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank has, dense."""
+    local: torch.Tensor = tensor.detach()
+    return (local.to_local() if hasattr(local, "to_local") else local).to_dense()
+
+
+def _part_of(tensor: torch.Tensor) -> Part:
+    """Return which part of a DTensor this rank has; empty for the whole of a plain tensor."""
+    if not hasattr(tensor, "placements"):
+        return ()
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(placement.is_partial() for placement in placements):
+        raise ValueError("it is not reduced yet (Partial), or its mesh is without this rank")
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    sharded = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
+    return tuple((names[number], mesh.size(number), int(coordinate[number])) for number in sharded)
+
+
+def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters of a module; each once, under its first name.
+
+    Raises:
+        InputError: FSDP1 or DeepSpeed ZeRO-3 has sharded them: what a rank has of them, no other rank has.
+    """
+    is_flat = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    for name, parameter in model.named_parameters():
+        if is_flat or hasattr(parameter, "ds_id"):
+            raise _incomparable(name, "a shard of FSDP1 or DeepSpeed ZeRO-3", "gather it first, or use FSDP2")
+        yield name, parameter
+
+
+def _incomparable(name: str, found: str, remedy: str = "") -> InputError:
+    expected = "a tensor with values, or a DTensor"
+    return InputError("cannot compare a parameter", f"parameter {name!r}", expected, found, remedy)
+
+
+def difference(entries: Sequence[Entry | None], members: Sequence[int]) -> str:
+    """Describe which ranks have what of a tensor, the fewest ranks first; empty if those with the same part agree.
+
+    Args:
+        entries: What each rank has, None for nothing.
+        members: The ranks.
+    """
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    by_part: dict[Part, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, entry in zip(members, entries, strict=True):
+        by_kind["nothing" if entry is None else entry.kind].append(rank)
+        if entry is not None:
+            by_part[entry.part][f"values {entry.digest}"].append(rank)
+    for ranks_by_version in (by_kind, *by_part.values()):
+        if len(ranks_by_version) > 1:
+            versions = sorted(ranks_by_version.items(), key=lambda version: len(version[1]))
+            return ", ".join(f"{version:.40} on {names_of(ranks)}" for version, ranks in versions)
+    return ""
