@@ -261,20 +261,24 @@ def _refused(what: str, name: bytes, position: int) -> InputError:
 
 def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
     """Look at all headers at once; raise for the first that is not sound, else for what ended the walk."""
-    kinds, names = _kinds_and_names(data, walk.headers, base)
+    kinds, header_names = _kinds_and_names(data, walk.headers, base)
     if walk.problem is not None:
         raise walk.problem
     count = len(walk.sizes)
     headers, sizes = np.array(walk.headers[:count], np.int64), np.array(walk.sizes, np.int64)
     members = np.flatnonzero(~np.isin(kinds[:count], list(_EXTENDED)))
+    # A member begins with the first header after the member before it: its extended headers come first.
     begins = headers[np.concatenate([np.zeros(1, np.int64), members + 1])[: len(members)]]
     files = np.isin(kinds[members], list(_FILES))
     tops, headers, sizes = begins[files], headers[members[files]], sizes[members[files]]
-    short, names = names, [walk.names.get(place, name) for place, name in zip(headers.tolist(), names, strict=False)]
+    names = [walk.names.get(place, name) for place, name in zip(headers.tolist(), header_names, strict=False)]
+    # The oldest format has no type for folders: their names end with a slash.
     old = np.flatnonzero(kinds[members[files]] == 0).tolist()
-    folders = [row for row in old if short[row].endswith(b"/") or names[row].endswith(b"/")]
-    bad = [row for row in folders if sizes[row] or short[row][-1:] != names[row][-1:]]  # readers differ on these
-    bad += [names.index(b"")] if b"" in names else []
+    folders = [row for row in old if header_names[row].endswith(b"/") or names[row].endswith(b"/")]
+    # Readers differ on a folder that has bytes, or whose two names do not both end with a slash.
+    bad = [row for row in folders if sizes[row] or header_names[row][-1:] != names[row][-1:]]
+    if b"" in names:
+        bad.append(names.index(b""))
     if bad:
         raise damaged(base + int(headers[min(bad)]))
     if folders:
@@ -317,14 +321,20 @@ def _refuse_compressed(data: memoryview) -> None:
             )
 
 
+def _first_nonzero(words: npt.NDArray[np.uint64]) -> int | None:
+    for first in range(0, len(words), _WORDS_AT_ONCE):
+        is_set = words[first : first + _WORDS_AT_ONCE] != 0
+        if is_set.any():
+            return first + int(is_set.argmax())
+    return None
+
+
 def _check_end(data: memoryview, end: int) -> None:
     """Refuse a tar in which anything but zeros follows the last member."""
-    rest = np.frombuffer(data, np.uint64)[end // 8 :]
-    parts = (rest[first : first + _WORDS_AT_ONCE] != 0 for first in range(0, len(rest), _WORDS_AT_ONCE))
-    first = next((number * _WORDS_AT_ONCE + int(part.argmax()) for number, part in enumerate(parts) if part.any()), -1)
-    if first < 0:
+    word = _first_nonzero(np.frombuffer(data, np.uint64)[end // 8 :])
+    if word is None:
         return
-    offset = (end + 8 * first) // BLOCK_BYTES * BLOCK_BYTES
+    offset = (end + 8 * word) // BLOCK_BYTES * BLOCK_BYTES
     if are_sound(_blocks(data[offset : offset + BLOCK_BYTES])).all():
         raise InputError(
             "a tar is followed by another one in the same file",

@@ -92,14 +92,14 @@ def test_a_key_that_comes_back_is_refused():
 
 @pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "./a.jpg"])
 def test_a_field_that_a_sample_has_twice_is_refused_by_the_second_members_name(second):
-    with pytest.raises(InputError, match="twice") as caught:
+    with pytest.raises(InputError, match="duplicate field") as caught:
         grouped(["x.jpg", "a.jpg", "a.cls", second])
     assert repr(second) in caught.value.place
 
 
 @pytest.mark.parametrize("field", ["__key__", "__url__", "__bad__", "__PAD__"])
 def test_a_field_that_readers_keep_for_themselves_is_refused_by_name(field):
-    with pytest.raises(InputError, match="cannot be a field") as caught:
+    with pytest.raises(InputError, match="invalid field name") as caught:
         grouped(["a.jpg", f"a.{field}"])
     assert f"'a.{field}'" in caught.value.place
 
