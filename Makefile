@@ -62,7 +62,7 @@ check: $(TESTS_INSTALLED) ## Lint, check the format and the types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(TESTS_INSTALLED) ## Put the code into its format
+format: $(TESTS_INSTALLED) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

@@ -1,6 +1,6 @@
 """wdsplit: parquet tables as balanced WebDataset shards, streamed exactly once into distributed training.
 
-`import wdsplit` loads neither torch nor webdataset: `Dataset` and `Loader`, which need them, are imported when used.
+`import wdsplit` loads neither torch nor webdataset: public names are imported from their packages when they are used.
 """
 
 from __future__ import annotations

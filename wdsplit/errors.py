@@ -84,11 +84,11 @@ class InputError(WdsplitError, ValueError):
 
 
 class SampleNotFoundError(InputError, KeyError, IndexError):
-    """No sample of the dataset has the key, or the number, that was asked for."""
+    """The dataset has no sample with the requested key or number."""
 
 
 class CorruptDataError(WdsplitError, ValueError):
-    """A shard, an index or a manifest does not hold what it must."""
+    """A shard, an index, a manifest or a payload is damaged."""
 
 
 class DatasetNotFoundError(WdsplitError, FileNotFoundError):
@@ -100,14 +100,14 @@ class MissingDependencyError(WdsplitError, ImportError):
 
     @classmethod
     def for_extra(cls, extra: str) -> MissingDependencyError:
-        """Return the error that tells which extra of wdsplit brings what is missing."""
+        """Return the error that names the extra of wdsplit that installs the missing library."""
         return cls(
             f"{extra} is not installed", remedy=f"install it, or wdsplit with it: pip install 'wdsplit[{extra}]'"
         )
 
 
 class OutputExistsError(WdsplitError, FileExistsError):
-    """The output exists already and neither overwriting nor resuming was asked for."""
+    """The output exists already, and neither overwriting nor resuming was requested."""
 
 
 class StorageError(WdsplitError, OSError):
@@ -115,7 +115,7 @@ class StorageError(WdsplitError, OSError):
 
 
 class UnansweredError(StorageError):
-    """A store, or a network file system, did not answer as it should; it may do so later."""
+    """A store or a network file system gave no valid answer; it may do so later."""
 
 
 class TopologyError(WdsplitError, ValueError):
@@ -135,7 +135,7 @@ class ConvertError(WdsplitError, RuntimeError):
 
 
 def noted(error: Exception, note: str) -> Exception:
-    """Return an error of somebody else with a note of ours: where it happened."""
+    """Return a foreign error with a note: where it happened."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10

@@ -19,7 +19,7 @@ def parse_size(size: int | str) -> int:
         size: The number, or a text such as "256MB", "1.5GiB" or "500000".
 
     Raises:
-        InputError: It is no size, or less than a byte.
+        InputError: It is invalid, or less than a byte.
     """
     match = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
     if match is not None:
@@ -27,5 +27,5 @@ def parse_size(size: int | str) -> int:
     else:
         num_bytes = size if type(size) is int else 0
     if num_bytes < 1:
-        raise InputError("this is no size", expected="bytes, or a text such as '256MB' or '1GiB'", found=repr(size))
+        raise InputError("invalid size", expected="bytes, or a text such as '256MB' or '1GiB'", found=repr(size))
     return num_bytes

@@ -1,4 +1,5 @@
-"""Checks of a dataset: `verify` (are all bytes as the manifest says?) and `audit` (do the promises hold?).
+"""Checks of a dataset: `verify` (are all bytes as the manifest says?) and `audit` (are the loading promises kept?).
 
-What the commands `wdsplit verify` and `wdsplit audit` do; neither changes a dataset.
+The commands `wdsplit verify` and `wdsplit audit` print what they return; nothing here changes a dataset. Begin with
+`verify`.
 """

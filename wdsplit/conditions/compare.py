@@ -25,7 +25,7 @@ from wdsplit.fields.rules import is_binary, is_text, unwrap
 __all__ = ["Literal", "Values", "compare", "compute", "is_among", "join", "values_of"]
 
 _MAX_CHAIN = 16
-"""Up to so many items `in` is a chain of `==`, which every version of pyarrow compares with statistics."""
+"""Up to this many items `in` is a chain of `==`, which every version of pyarrow compares with statistics."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -156,7 +156,7 @@ def is_among(values: Values, items: Sequence[Literal]) -> Any:
     if grid is None:
         found = [_scalar(item, values.kind).as_py() for item in items]
         if 0 in found and pa.types.is_floating(values.kind):
-            found += [0.0, -0.0]  # `is_in` tells them apart
+            found += [0.0, -0.0]  # `is_in` distinguishes them
     else:
         numbers = [_number(item, values.kind) * grid.per_unit for item in items]
         whole = [int(number) for number in numbers if number.denominator == 1 and grid.low <= number <= grid.high]
@@ -255,7 +255,7 @@ def _exact_scalar(number: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def _number(literal: Literal, kind: pa.DataType) -> Fraction:
-    """Return what a literal stands for beside an exact type: a number, or seconds since 1970 or midnight."""
+    """Return the number that a literal is beside an exact type; of a date or time, seconds since 1970 or midnight."""
     if isinstance(literal.value, str) and pa.types.is_temporal(kind):
         return _seconds(literal.value, kind)
     if isinstance(literal.value, Fraction) and not pa.types.is_temporal(kind):
@@ -294,7 +294,7 @@ def _float_scalar(number: Fraction, kind: pa.DataType) -> pa.Scalar:
 
 
 def _seconds(text: str, kind: pa.DataType) -> Fraction:
-    """Return the seconds since 1970, or since midnight, that a text stands for: whole ones are read by Arrow."""
+    """Return the seconds since 1970, or since midnight, of a text; Arrow parses it, but for fractions of a second."""
     zoned, timed = pa.types.is_timestamp(kind) and kind.tz is not None, pa.types.is_time(kind)
     fraction = _SUBSECONDS.search(text)
     whole = ("1970-01-01T" if timed else "") + _SUBSECONDS.sub("", text)

@@ -204,13 +204,13 @@ class _Translator:
     def _not_allowed(self, node: ast.expr) -> InputError:
         word = next((word for kind, word in _WORDS.items() if isinstance(getattr(node, "op", node), kind)), None)
         remedy = f"write `{word}`" if word else ""
-        return self._source.fault(node, "this cannot stand here in a condition", expected=GRAMMAR, remedy=remedy)
+        return self._source.fault(node, "not allowed in a condition", expected=GRAMMAR, remedy=remedy)
 
     def _literal(self, node: ast.Constant) -> Literal:
         start, end = self._source.span(node)
         text, value = self._source.line[start:end], node.value
         if isinstance(value, (str, bytes)) and len(STRING.findall(text)) > 1:
-            raise self._source.fault(node, "two strings stand side by side", remedy="put a comma between them")
+            raise self._source.fault(node, "two adjacent strings", remedy="put a comma between them")
         if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
             raise self._source.fault(node, "invalid string", expected="Unicode characters", found="a surrogate")
         if isinstance(value, float):
@@ -282,7 +282,7 @@ class _Translator:
     def _unknown(self, name: str, node: ast.expr, names: list[str], above: list[str]) -> InputError:
         """Return the error for a name that none, or more than one, of the columns or members has."""
         if names.count(name) > 1:
-            return self._source.fault(node, f"column {name!r} stands {names.count(name)} times in the table")
+            return self._source.fault(node, f"duplicate column {name!r}: {names.count(name)} in the table")
         if above and not names:
             return self._source.fault(node, f"column {'.'.join(above)!r} is no struct, and has no member {name!r}")
         owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"

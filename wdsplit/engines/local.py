@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 _QUEUED_PER_JOB = 2
 _AHEAD_PER_THREAD = 2
 _MAX_THREADS = 4
-"""More would wait for each other more than they work, because Python runs in one at a time. Processes serve more."""
+"""Python runs in one thread at a time, so more threads would mostly wait. More jobs are processes."""
 _thread = threading.local()
 
 
@@ -64,8 +64,8 @@ class Engine(Protocol):
     ) -> Generator[Result, None, None]:
         """Map a picklable function over tasks and yield the results as they are ready.
 
-        Close the generator if it is left before its end (`contextlib.closing`): that ends the tasks, which no collector
-        must do, in whatever thread it runs.
+        Close a generator that is left before its end (`contextlib.closing`): that ends the tasks. The garbage collector
+        must not do it, because it may run in any thread.
 
         Args:
             function: Called once a task, or again where what runs it is lost: the task must then do the same. Each

@@ -31,19 +31,19 @@ _QUEUED_PER_CPU = 2
 _MIN_QUEUED = 64
 """Tasks that are handed out at a time, at least: more than a small cluster runs, so that one that can grow does."""
 _MAX_FAILED = 10
-"""So many tasks may fail before the run ends; and so many in a row may go without an answer of a store."""
+"""The run ends when this many tasks have failed, or this many in a row got no answer from storage."""
 _CPUS_OF_A_NODE = 64
-"""What a node is taken for as long as there is none."""
+"""Processors that a node is assumed to have while the cluster has no node."""
 _STALLED_AFTER_S = 60.0
-"""Without any result for so long, a warning says what the cluster has and what a task needs."""
+"""After this time without a result, a warning says what the cluster has and what a task needs."""
 _REFRESH_S = 10.0
 """How often the cluster is asked for its size."""
-_MAX_LEAVING_S = 30.0
-"""How long tasks that nobody waits for any more may take to end."""
+_MAX_LEAVE_S = 30.0
+"""How long to wait for running tasks when a run ends early."""
 
 
 class RayEngine:
-    """A Ray cluster, as what `wdsplit.convert` and its kin carry their tasks out with.
+    """A Ray cluster that runs the tasks of `wdsplit.convert`, `index_tars` and other functions with `engine=`.
 
     A task that fails for a reason which may pass (a store that does not answer, a worker or a node that is lost) is run
     again, elsewhere if Ray so chooses; any other is not. The other tasks go on: at the end all that failed are named.
@@ -60,6 +60,7 @@ class RayEngine:
 
     Raises:
         MissingDependencyError: Ray is not installed.
+        InputError: `jobs` or `retries` is invalid.
         ConvertError: The cluster cannot be reached.
     """
 
@@ -73,11 +74,11 @@ class RayEngine:
         retries: int = 3,
         runtime_env: dict[str, Any] | None = None,
     ) -> None:
-        for name, value, least in (("jobs", jobs, 1), ("retries", retries, 0)):
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise InputError(f"{name} = {value!r} cannot be", expected=f"a whole number from {least} on")
+        for name, value, minimum in (("jobs", jobs, 1), ("retries", retries, 0)):
+            if value is not None and (not isinstance(value, int) or value < minimum):
+                raise InputError(f"invalid {name}", expected=f"an integer of at least {minimum}", found=repr(value))
         self._cluster, self._joined = (address, runtime_env), False
-        self._asked = jobs
+        self._max_queued = jobs
         self._retries = retries
         self._refreshed = 0.0
         self._nodes: list[dict[str, float]] = []
@@ -124,7 +125,7 @@ class RayEngine:
     @property
     def queued(self) -> int:
         """Tasks that are handed out at a time."""
-        return self._asked or max(_MIN_QUEUED, _QUEUED_PER_CPU * self.jobs)
+        return self._max_queued or max(_MIN_QUEUED, _QUEUED_PER_CPU * self.jobs)
 
     def _refresh_nodes(self) -> None:
         """Ask for the cluster's nodes, if that was long ago."""
@@ -262,5 +263,5 @@ class _Run:
         does no harm: a task whose run has ended publishes nothing.
         """
         if self._running and self._ray.is_initialized():
-            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_MAX_LEAVING_S)
+            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_MAX_LEAVE_S)
         self._running.clear()

@@ -88,7 +88,7 @@ def _check_answers(address: str) -> None:
 
 @contextmanager
 def _handler_kept() -> Iterator[None]:
-    """Keep what this program has said shall happen at SIGTERM: `ray.init` puts an exit with code 15 in its place."""
+    """Keep the program's handler of SIGTERM: `ray.init` replaces it by an exit with code 15."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -98,7 +98,7 @@ def _handler_kept() -> Iterator[None]:
 
 
 def _keep_from_output(ray: Any) -> None:
-    """Send to our log what Ray prints of lost workers and nodes: standard output is for results, and no option says so.
+    """Send to our log what Ray prints about lost workers and nodes: Ray has no option to keep it off standard output.
 
     The driver warns, with what became of the task, if Ray cannot mend it.
     """

@@ -10,7 +10,7 @@ from wdsplit.urls import shown_url
 __all__ = ["LostError", "failure", "lost", "on_node", "unfit", "unreachable", "unreadable"]
 
 _MAX_SHOWN = 10
-"""Of so many failed tasks it is said what each met."""
+"""Failed tasks whose errors are shown one by one."""
 _OF_A_NODE = (ConvertError, DatasetNotFoundError, StorageError)
 """Errors that may be those of one node's file system."""
 

@@ -1,6 +1,6 @@
-"""What a worker of a Ray cluster does: it carries tasks out, and says what became of them.
+"""A worker of a Ray cluster: it carries out tasks, and returns results or errors.
 
-Failures travel as values, and with them what was logged, so that the driver tells both as the local engine would.
+Errors and log records return as values, so that the driver raises and logs them as the local engine would.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Outcome", "call", "remote_work"]
 
 @dataclass
 class Outcome:
-    """What a worker says of a task.
+    """The outcome of a task.
 
     Attributes:
         result: What the function returned.

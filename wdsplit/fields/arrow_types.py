@@ -96,5 +96,5 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _without_registered(kind: pa.DataType) -> pa.DataType:
-    """Look through the extension types that Python code defines: who has not imported it has their storage."""
+    """Replace the extension types that Python code defines by their storage: other programs do not know them."""
     return map_children(kind.storage_type if isinstance(kind, pa.ExtensionType) else kind, _without_registered)

@@ -1,6 +1,6 @@
-"""From payloads back to columns: the inverse of `encode`, for tests and for those who want an Arrow column again.
+"""From payloads back to Arrow columns: the inverse of `encode`.
 
-Pure (no I/O). It goes value by value: training reads samples, not this.
+Pure (no I/O). It goes value by value, and is slow: loading decodes samples elsewhere (`loading.stages`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
     - Images and audio come without their path, and a column of class names as those names.
     - With `--null empty` a null text or binary value comes as an empty one.
 
+        dataset = wdsplit.Dataset("data/train", shuffle=False, tail="uneven")
+        field = next(field for field in dataset.manifest.fields if field.name == "json")
+        column = wdsplit.decode_field([sample.get("json") for sample in dataset], field)
+
     Args:
         payloads: The members' bytes, None where a sample lacks the field.
-        field: The field, as the manifest has it.
+        field: The field, from the `fields` of a manifest.
 
     Returns:
-        Array as long as `payloads`, of the type that the field's `arrow_schema` has.
+        An array as long as `payloads`, of the type that the field's `arrow_schema` has.
 
     Raises:
         CorruptDataError: A payload is not what the field's encoding writes, or the field has no valid type.

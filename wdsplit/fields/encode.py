@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import first_true, json_text, json_values, scalar_text, stored
-from wdsplit.fields.keys import Where
+from wdsplit.fields.keys import Locate
 from wdsplit.fields.rules import is_list, is_tensor, is_text
 from wdsplit.shards.manifest import Field
 
@@ -36,7 +36,7 @@ def media_bytes(column: pa.StructArray) -> pa.Array:
 
 
 def encode_batch(
-    columns: Mapping[str, pa.Array], fields: Sequence[Field], null: Null, where: Where
+    columns: Mapping[str, pa.Array], fields: Sequence[Field], null: Null, where: Locate
 ) -> dict[str, pa.LargeBinaryArray]:
     """Encode a batch of rows.
 
@@ -44,7 +44,7 @@ def encode_batch(
         columns: Column name to array; all of one length.
         fields: The fields to make.
         null: What a null value becomes: an error, no member (`omit`) or a member of no bytes (`empty`).
-        where: Names a row in an error.
+        where: Returns the place of a row, for an error.
 
     Returns:
         Field name to payloads; null where a sample lacks the field.
@@ -70,7 +70,7 @@ def encode_batch(
     return encoded
 
 
-def _treat_nulls(payload: pa.LargeBinaryArray, field: Field, null: Null, where: Where) -> pa.LargeBinaryArray:
+def _treat_nulls(payload: pa.LargeBinaryArray, field: Field, null: Null, where: Locate) -> pa.LargeBinaryArray:
     if null == "omit":
         return payload
     if null == "empty":
@@ -87,7 +87,7 @@ def _first_null(array: pa.Array) -> int:
     return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
 
 
-def _check_not_bare(encoded: Mapping[str, pa.LargeBinaryArray], where: Where) -> None:
+def _check_not_bare(encoded: Mapping[str, pa.LargeBinaryArray], where: Locate) -> None:
     """Refuse a sample whose every member is left out: it would vanish from the tar."""
     arrays = list(encoded.values())
     if not arrays or not all(array.null_count for array in arrays):
@@ -102,11 +102,11 @@ def _check_not_bare(encoded: Mapping[str, pa.LargeBinaryArray], where: Where) ->
         )
 
 
-def _encode_bytes(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
+def _encode_bytes(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     return stored(column).cast(_LARGE_BINARY)
 
 
-def _encode_media(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
+def _encode_media(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     column = stored(column)
     payload = media_bytes(column).cast(_LARGE_BINARY)
     row = first_true(pc.and_(payload.is_null(), column.is_valid()))
@@ -121,8 +121,8 @@ def _encode_media(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
     return payload
 
 
-def _encode_text(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
-    """Encode text as it stands; dates, times and decimals as JSON has them, but without quotes."""
+def _encode_text(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
+    """Encode text unchanged; dates, times and decimals as JSON has them, but without quotes."""
     text = scalar_text(column, where)
     try:
         text.validate(full=True)
@@ -131,20 +131,20 @@ def _encode_text(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
     return text.cast(_LARGE_BINARY)
 
 
-def _encode_integer(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
+def _encode_integer(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     column = stored(column)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     return column.cast(pa.large_string()).cast(_LARGE_BINARY)
 
 
-def _encode_class(column: pa.Array, names: Sequence[str], where: Where) -> pa.LargeBinaryArray:
+def _encode_class(column: pa.Array, names: Sequence[str], where: Locate) -> pa.LargeBinaryArray:
     """Encode numbers of classes as their names; -1, which Hugging Face writes for no class, is null."""
     numbers = stored(column).cast(pa.int64())
     row = first_true(pc.or_(pc.less(numbers, -1), pc.greater_equal(numbers, len(names))))
     if row is not None:
         raise InputError(
-            "a label is the number of no class",
+            "invalid class number",
             place=where(row),
             expected=f"0 to {len(names) - 1}, or -1 for no class",
             found=str(numbers[row].as_py()),
@@ -154,7 +154,7 @@ def _encode_class(column: pa.Array, names: Sequence[str], where: Where) -> pa.La
     return pa.array(names, pa.large_string()).take(numbers).cast(_LARGE_BINARY)
 
 
-def _encode_json(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
+def _encode_json(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     """Encode values as JSON; NaN and the infinities become NaN, Infinity and -Infinity, as Python's json reads them."""
     column = stored(column)
     kind = column.type
@@ -178,7 +178,7 @@ def _not_utf8(place: str, found: str) -> InputError:
     )
 
 
-def _first_not_utf8(column: pa.Array, where: Where) -> str:
+def _first_not_utf8(column: pa.Array, where: Locate) -> str:
     for row in range(len(column)):
         try:
             json_values(column.slice(row, 1), where)
@@ -187,7 +187,7 @@ def _first_not_utf8(column: pa.Array, where: Where) -> str:
     return where(0)
 
 
-def _encode_npy(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
+def _encode_npy(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     """Encode lists of numbers, nested to any depth but not ragged, as npy arrays: a header of the shape, then them."""
     lists = stored(column)
     numbers, owner, dims = _unnest(lists, where)
@@ -210,7 +210,7 @@ def _encode_npy(column: pa.Array, where: Where) -> pa.LargeBinaryArray:
 
 
 def _unnest(
-    lists: pa.Array, where: Where
+    lists: pa.Array, where: Locate
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
     """Take nested lists apart.
 
@@ -264,7 +264,7 @@ def _npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body.encode("latin-1")
 
 
-_ENCODERS: dict[str, Callable[[pa.Array, Where], pa.LargeBinaryArray]] = {
+_ENCODERS: dict[str, Callable[[pa.Array, Locate], pa.LargeBinaryArray]] = {
     "bytes": _encode_bytes,
     "integer": _encode_integer,
     "json": _encode_json,

@@ -169,7 +169,7 @@ def refuse_repeated(schema: pa.Schema) -> None:
 
 
 def _repeated_columns(schema: pa.Schema) -> list[str]:
-    return [f"column {name!r} stands {schema.names.count(name)} times" for name in _repeated(schema.names)]
+    return [f"duplicate column {name!r} ({schema.names.count(name)} times)" for name in _repeated(schema.names)]
 
 
 def _unusable(problems: Sequence[str]) -> InputError:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from wdsplit.errors import InputError
 from wdsplit.fields.arrow_types import map_children
-from wdsplit.fields.keys import Where
+from wdsplit.fields.keys import Locate
 from wdsplit.fields.rules import is_binary, is_list, is_text
 
 __all__ = ["decoded_parts", "first_true", "json_text", "json_values", "plain", "scalar_text", "stored", "without_views"]
@@ -96,12 +96,12 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
     return map_children(kind, _without_views)
 
 
-def plain(column: pa.Array, where: Where) -> pa.Array:
+def plain(column: pa.Array, where: Locate) -> pa.Array:
     """Return scalars as JSON has them: an array of numbers, booleans or strings.
 
     Args:
         column: Scalars of any type that there is a rule for.
-        where: Names a row in an error.
+        where: Returns the place of a row, for an error.
 
     Raises:
         InputError: A date or time lies outside what ISO 8601 can write.
@@ -123,7 +123,7 @@ def plain(column: pa.Array, where: Where) -> pa.Array:
     return column
 
 
-def _iso_text(column: pa.Array, where: Where) -> pa.Array:
+def _iso_text(column: pa.Array, where: Locate) -> pa.Array:
     """Return dates, times and timestamps in ISO 8601, with all digits of their unit; with a zone as UTC, with `Z`."""
     kind = column.type
     unit = "ms" if pa.types.is_date64(kind) else getattr(kind, "unit", "s")
@@ -149,13 +149,13 @@ def _iso_text(column: pa.Array, where: Where) -> pa.Array:
     return text if kind.tz is None else _join(text, "Z")
 
 
-def scalar_text(column: pa.Array, where: Where) -> pa.Array:
+def scalar_text(column: pa.Array, where: Locate) -> pa.Array:
     """Return scalars as large strings: numbers as JSON has them, dates and times in ISO 8601."""
     column = plain(column, where)
     return _float_text(column) if pa.types.is_floating(column.type) else column.cast(_LARGE_STRING)
 
 
-def json_text(column: pa.Array, where: Where) -> pa.Array:
+def json_text(column: pa.Array, where: Locate) -> pa.Array:
     """Return scalars as JSON, in large strings. Strings must need no escape, as those that `plain` makes."""
     column = plain(column, where)
     if not is_text(column.type):
@@ -181,7 +181,7 @@ def _float_text(column: pa.Array) -> pa.Array:
     return pc.replace_substring(text, "inf", "Infinity")
 
 
-def json_values(column: pa.Array, where: Where) -> list[Any]:
+def json_values(column: pa.Array, where: Locate) -> list[Any]:
     """Return a column of any type as what Python's json encodes, a value a row; maps become lists of pairs."""
     column = stored(column)
     kind = column.type
@@ -204,7 +204,7 @@ def json_values(column: pa.Array, where: Where) -> list[Any]:
     return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
 
 
-def _lengths(lists: pa.Array, where: Where) -> tuple[npt.NDArray[np.int64], Where]:
+def _lengths(lists: pa.Array, where: Locate) -> tuple[npt.NDArray[np.int64], Locate]:
     """Return how many values each list has, and what names the row that a value belongs to."""
     lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
     ends = np.cumsum(lengths)

@@ -1,7 +1,7 @@
 """Keys by the column: numbering, escaping and hashing whole Arrow arrays.
 
-Pure (no I/O). What a single key may look like is said in `sample`; here the rule is applied to a batch at once, and
-only the rows that need an escape are touched one by one.
+Pure (no I/O). `tar.names` has the rule for a single key; here it is applied to a batch at once, and only the rows that
+need an escape are treated one by one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from wdsplit.tar.names import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, 
 
 __all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width"]
 
-Where = Callable[[int], str]
-"""Tells a person where a row of the batch stands, such as `part-3.parquet, row 17`."""
+Locate = Callable[[int], str]
+"""Returns the place of a row of the batch for an error message, such as `part-3.parquet, row 17`."""
 
 _MIN_NUMBER_WIDTH = 8
 _KEY_DOMAIN = 4
@@ -47,12 +47,12 @@ def is_key_type(kind: pa.DataType) -> bool:
     return is_text(kind) or bool(pa.types.is_integer(kind))
 
 
-def escape_keys(column: pa.Array, where: Where) -> pa.LargeStringArray:
+def escape_keys(column: pa.Array, where: Locate) -> pa.LargeStringArray:
     """Return the keys of a batch, escaped where they must be.
 
     Args:
         column: Strings or integers.
-        where: Names a row in an error.
+        where: Returns the place of a row, for an error.
 
     Raises:
         InputError: A key is null, empty or too long.
@@ -81,7 +81,7 @@ def escape_keys(column: pa.Array, where: Where) -> pa.LargeStringArray:
     return keys
 
 
-def _check_lengths(keys: pa.LargeStringArray, where: Where) -> None:
+def _check_lengths(keys: pa.LargeStringArray, where: Locate) -> None:
     """Refuse keys that leave no room for a dot and a field of one letter."""
     inner, last = MAX_COMPONENT_BYTES + 1, MAX_COMPONENT_BYTES - 1
     too_long = pc.greater(pc.binary_length(keys), MAX_NAME_BYTES - 2)

@@ -1,7 +1,7 @@
 """The rules: which Arrow type goes into which field, and how it is written. The README's table is made from them.
 
-Pure (no I/O). The first rule that holds decides. Dictionaries and extension types are looked through first: they count
-as their values and as their storage. A type without a rule is refused, and so is a type that contains it.
+Pure (no I/O). The first rule that matches decides. Dictionaries count as their values, extension types as their
+storage. A type without a rule is refused, and so is a type that contains it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Rule:
 
     Attributes:
         types: The types, for people.
-        holds: Tells whether a type is one of them.
+        matches: Tells whether a type is one of them.
         encoding: How `encode` writes them; empty if a column of such a type is refused.
         extension: The field that they go to; empty if their first bytes decide, or if they go nowhere.
         payload: What is written, for people.
-        inner: What is written where such a value stands inside a list, struct or map, for people.
+        inner: What is written for such a value inside a list, struct or map, for people.
     """
 
     types: str
-    holds: Callable[[pa.DataType], bool]
+    matches: Callable[[pa.DataType], bool]
     encoding: str
     extension: str
     payload: str
@@ -198,16 +198,16 @@ WRAPPERS: tuple[Rule, ...] = (
         "the same",
     ),
 )
-"""What is looked through."""
+"""Types that count as what they contain."""
 
 
 def unwrap(kind: pa.DataType) -> pa.DataType:
     """Return the type that decides for a column: of a dictionary that of its values, of an extension that it stores."""
     dictionary, extension = WRAPPERS
     while True:
-        if dictionary.holds(kind):
+        if dictionary.matches(kind):
             kind = kind.value_type
-        elif extension.holds(kind):
+        elif extension.matches(kind):
             kind = kind.storage_type
         else:
             return kind
@@ -216,7 +216,7 @@ def unwrap(kind: pa.DataType) -> pa.DataType:
 def rule_of(kind: pa.DataType) -> Rule | None:
     """Return the rule for a type, or None if it is unknown; what it consists of is not looked at."""
     kind = unwrap(kind)
-    return next((rule for rule in RULES if rule.holds(kind)), None)
+    return next((rule for rule in RULES if rule.matches(kind)), None)
 
 
 def why_refused(kind: pa.DataType) -> str | None:

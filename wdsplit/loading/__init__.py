@@ -1,5 +1,6 @@
 """Datasets streamed into training: `Dataset`, `Loader`, `mix` and `EpochShardList`.
 
-Nothing of `tables` or `conversion` is imported here. Begin with `dataset`, then `iteration` (what is left of an epoch)
-and `loader` (batches from workers); samples are read in `reading`, processed in `stages` and sent in `transport`.
+Nothing of `tables` or `conversion` is imported here. Begin with `dataset`, then `loader` (batches from workers,
+and how they resume); `world` finds rank and world size. Samples are read in `reading`, processed in `stages` and sent
+in `transport`.
 """

@@ -35,7 +35,7 @@ _SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![A-Za-z0-9])"
 def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the files that paths, folders, globs and brace expressions name, in order.
 
-    A folder stands for all tables of one format below it, sorted; a glob for what it matches, sorted.
+    A folder gives all tables of one format below it, sorted; a glob what it matches, sorted.
 
     Args:
         arguments: Paths or URLs.
@@ -165,7 +165,7 @@ def _names(storage: ReadableStorage, folder: str) -> tuple[list[str], list[str]]
 
 
 def _patterns(place: _Disk | _Store) -> list[str]:
-    """Return what a brace expression stands for; a file whose own name has braces is itself."""
+    """Return the paths of a brace expression; a file whose own name has braces is itself."""
     path = place.pattern
     if "{" not in path or place.is_file(path) or place.is_folder(path):
         return [path]

@@ -1,6 +1,6 @@
 """Reading the input: files and their footers for the plan, rows by their places for the tasks.
 
-The only room, with the formats below it, that opens input tables. A reader starts at any place and holds one batch.
+Only this module and `formats` open input tables. A reader starts at any place and keeps one batch in memory.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
                 numbers, left = numbers[taken:], left - taken
         if left:
             raise InputError(
-                "an input does not hold the rows that it was planned with",
+                "an input has other rows than when it was planned",
                 place=part.file.path,
                 expected=f"{part.count} rows",
                 found=f"{part.count - left}",
@@ -184,7 +184,7 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
 
 
 def _joined(batches: Iterator[Rows]) -> Iterator[Rows]:
-    """Join batches that are small, as those of many small files are: what is done with a batch has its price."""
+    """Join small batches, as those of many small files: each batch has a fixed cost."""
     pending: list[Rows] = []
     num_rows = num_bytes = 0
     for rows in batches:
@@ -273,7 +273,7 @@ def matching_groups(file: InputFile, expression: Any) -> list[int]:
 
 
 class _readable:  # noqa: N801 (used as a function)
-    """Turn what goes wrong while a file is read into an error that names the file."""
+    """Turn errors of reading a file into an InputError that names the file."""
 
     def __init__(self, path: str, what: str) -> None:
         self.path = path

@@ -1,7 +1,7 @@
 """The input as one table: its files, their row groups, and which of the rows are kept.
 
-Pure (no I/O). Every row has a number, counted through all files in the order given. A selection keeps some of the rows;
-each of these has a place, counted through the rows that are kept. Without a selection numbers and places are the same.
+Pure (no I/O). Every row has a number, counted over all files in the order given. A selection keeps some of the rows;
+each of these has a place, counted over the rows that are kept. Without a selection numbers and places are the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input, as its footer, or one pass through it, describes it.
+    """A file of the input, as its footer, or one pass over it, describes it.
 
     Attributes:
         path: Where it is; of a remote one the URL as it may be shown.
@@ -103,7 +103,7 @@ class Selection:
     """Which rows are kept: of those that meet a condition the first few, and of these a part.
 
     Attributes:
-        where: The condition, as `where` parses it; empty for all rows.
+        where: The condition, as `conditions.parse` takes it; empty for all rows.
         limit: How many rows, at most; None for all.
         part: The part; None for the whole.
     """

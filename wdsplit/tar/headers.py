@@ -1,8 +1,8 @@
 """The header blocks of a tar: whole batches packed and parsed with numpy, and the extended headers before them.
 
-Pure (no I/O). A plain member has one block of 512 bytes (POSIX.1-1988 ustar). What does not fit into it, a long name or
-a large size, stands in an extended header before it (POSIX.1-2001 pax), as Python's tarfile writes it. What others
-write is read too: split names, sizes in base 256, the old formats, GNU's long names.
+Pure (no I/O). A plain member has one block of 512 bytes (POSIX.1-1988 ustar). A long name or a large size is in an
+extended header before it (POSIX.1-2001 pax), as Python's tarfile writes it. Parsed are also the headers of other
+programs: split names, sizes in base 256, the old formats, GNU's long names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 BLOCK_BYTES = 512
 MAX_MEMBER_BYTES = 8 * 1024**3 - 1
-"""What eleven octal digits can say: a larger member needs an extended header."""
+"""The largest number of eleven octal digits: a larger member needs an extended header."""
 NAME_BYTES = 100
 USTAR_NAME_BYTES = NAME_BYTES - 1
 """The longest name without an extended header: some readers want a closing NUL."""
@@ -54,7 +54,7 @@ _OCTAL_6 = 1 << _SHIFTS_6
 _EVEN_BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 
 _SUMMED_AT_ONCE = 128
-"""Headers whose sums are taken together: few enough that what is in between stays in the processor's cache."""
+"""Headers whose sums are computed together: few enough that intermediate results stay in the processor's cache."""
 
 # Digits, eight at a time: a header is seen as 64 little-endian words, the first byte of each in its lowest bits.
 _BYTE, _TWO_BYTES, _HALF, _LAST_BYTE = (np.uint64(bits) for bits in (8, 16, 32, 56))
@@ -80,7 +80,7 @@ def padding_bytes(sizes: Int64) -> Int64:
 
 
 def large_binary(lengths: Int64, data: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    """Return the values of the given lengths that stand one after another in `data`; nothing is copied."""
+    """Return the values of the given lengths that follow one another in `data`; nothing is copied."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -140,7 +140,7 @@ def _finished(headers: npt.NDArray[np.uint8], sizes: Int64) -> npt.NDArray[np.ui
 
 
 def extended_headers(names: pa.LargeBinaryArray, sizes: Int64) -> pa.LargeBinaryArray:
-    """Return what stands before the ustar headers of n members: nothing, or an extended header and its records.
+    """Return the bytes before the ustar headers of n members: none, or an extended header and its records.
 
     There is a record `path` if the name is over 99 bytes, and a record `size` if the payload has 8 GiB or more.
 
@@ -249,7 +249,7 @@ def _plain_names(
 
 
 def _octal(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the numbers that 8 octal digits each say, the first in the lowest byte: pairs, then fours, then all."""
+    """Return the numbers of 8 octal digits each, the first in the lowest byte: pairs, then fours, then all."""
     pairs = (words & _ODD_DIGITS) << np.uint64(3) | words >> np.uint64(8) & _ODD_DIGITS
     fours = (pairs & _ODD_PAIRS) << np.uint64(6) | pairs >> np.uint64(16) & _ODD_PAIRS
     numbers: npt.NDArray[np.uint64] = (fours & _ODD_FOURS) << np.uint64(12) | fours >> _HALF & _ODD_FOURS

@@ -23,7 +23,7 @@ def dump_index(offsets: npt.NDArray[np.int64]) -> bytes:
 
 
 def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np.int64]:
-    """Parse an index and check it against what the manifest says of its shard.
+    """Parse an index and check it against the manifest's row of its shard.
 
     Args:
         data: The bytes of the index.
@@ -34,12 +34,12 @@ def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np
         int64 of shape (num_samples + 1,), strictly rising.
 
     Raises:
-        CorruptDataError: The index has another length, or offsets that cannot be.
+        CorruptDataError: The index has another length, or invalid offsets.
     """
     remedy = "the index does not belong to this shard: copy or convert both again"
     if len(data) != INDEX_ENTRY_BYTES * (num_samples + 1):
         raise CorruptDataError(
-            "an index has a wrong length",
+            "invalid length of an index",
             expected=f"{INDEX_ENTRY_BYTES * (num_samples + 1)} bytes ({num_samples} samples + 1 entries of 8)",
             found=f"{len(data)} bytes",
             remedy=remedy,
@@ -48,7 +48,7 @@ def parse_index(data: bytes, num_samples: int, num_bytes: int) -> npt.NDArray[np
     rising = bool((offsets[1:] > offsets[:-1]).all())
     if offsets[0] != 0 or not rising or offsets[-1] > num_bytes or (offsets % BLOCK_BYTES).any():
         raise CorruptDataError(
-            "an index holds offsets that cannot be",
+            "invalid offsets in an index",
             expected=f"multiples of 512 that rise from 0 to at most {num_bytes}",
             found=f"{offsets[0]} ... {offsets[-1]}",
             remedy=remedy,

@@ -1,8 +1,8 @@
-"""The tar codec: the members of whole batches of samples at once, forth and back.
+"""The tar codec: the members of whole batches of samples at once, packed and parsed.
 
 Pure (no I/O). A tar is a row of 512-byte blocks, so a buffer is seen as an array of shape (blocks, 512) and the headers
 of a batch are written and read as the rows of one matrix. Every byte is a function of names, sizes and payload: mtime,
-uid and gid are 0, the mode is 0644, and there are no owner names. Tars of others are read by `scan`.
+uid and gid are 0, the mode is 0644, and there are no owner names. `scan` reads tars of other programs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 RECORD_BYTES = 10_240
 
 _LARGE_SAMPLE_BYTES = 16_384
-"""From this mean size on, copying costs more than handing each part to the system by itself."""
+"""From this mean size on, joining payloads costs more than writing each by itself."""
 _HUGE_SAMPLE_BYTES = 1024**2
 """A sample of this size is not copied, however small its neighbours are."""
 _BLANK = pa.scalar(b"", pa.large_binary())
@@ -136,7 +136,7 @@ def build_body(keys: pa.Array, fields: dict[str, pa.LargeBinaryArray]) -> Body:
 
 
 def header_bytes(keys: pa.Array, field: str, sizes: Int64) -> Int64:
-    """Return how many bytes stand before the payload of each of n members, extended headers included.
+    """Return how many bytes the headers of each of n members have, extended headers included.
 
     Args:
         keys: n keys (string or binary).
@@ -215,7 +215,7 @@ def _without_nulls(payload: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
 
 @dataclass(frozen=True)
 class Members:
-    """The files among the members of n samples, in the order in which they stand.
+    """The files among the members of n samples, in their order in the tar.
 
     Attributes:
         names: bytes of shape (m,), as wide as the longest.
@@ -233,7 +233,7 @@ class Members:
 
 
 def parse_members(data: memoryview, offsets: Int64, base: int = 0) -> Members:
-    """Parse the members of n samples that stand one after another.
+    """Parse the members of n samples that follow one another.
 
     Args:
         data: The bytes of the tar from `base` on; must reach to the last offset.
@@ -262,7 +262,7 @@ def parse_members(data: memoryview, offsets: Int64, base: int = 0) -> Members:
 
 
 def parse_plain_members(blocks_at: BlocksAt, offsets: Int64) -> Members | None:
-    """Parse members whose names and sizes stand in plain headers, all samples at once; None if one's does not.
+    """Parse members whose names and sizes are in plain headers, all samples at once; None if any member's is not.
 
     Args:
         blocks_at: Returns the blocks at n offsets, uint8 of shape (n, 512); it is asked for none beyond the last.
@@ -307,7 +307,7 @@ def _scanned_members(data: memoryview, offsets: Int64, base: int) -> Members:
 
 
 def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:
-    """Put members that were parsed first, second, third of each sample into the order in which they stand."""
+    """Put members that were parsed first, second, third of each sample into their order in the tar."""
     counts = np.zeros(num_samples, np.int64)
     for rows, *_ in columns:
         counts[rows] += 1

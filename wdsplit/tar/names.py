@@ -75,7 +75,7 @@ _LITERAL = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 def escape_key(raw: str) -> str:
     """Return `raw` as a key, escaped where it holds anything but `[A-Za-z0-9_/-]`. Reversed by `unescape_key`.
 
-    A slash is kept where it parts two names, and escaped where extraction would lose it (first, last, doubled) or
+    A slash is kept between two names, and escaped where extraction would lose it (first, last, doubled) or
     where it ends a folder that readers treat specially (pads, and webdataset's `__name__/`).
 
     Raises:
@@ -101,7 +101,10 @@ def escape_key(raw: str) -> str:
 
 
 def unescape_key(key: str) -> str:
-    """Return the original of an escaped key: the inverse of `escape_key`."""
+    """Return the original of an escaped key, such as `img.1` for `img_x2E1`: the inverse of `escape_key`.
+
+    A key without escapes is returned unchanged. Bytes that are not UTF-8 become surrogates (`surrogateescape`).
+    """
     if "_x" not in key:
         return key
     data = re.sub(rb"_x([0-9A-F]{2})", lambda m: bytes([int(m.group(1), 16)]), key.encode())
@@ -109,15 +112,15 @@ def unescape_key(key: str) -> str:
 
 
 def check_field(name: str) -> str:
-    """Return `name` if it can be a field's name (a member's extension).
+    """Return `name` if it is a valid field name (a member's extension).
 
     Raises:
-        InputError: The name is reserved, empty or not `[a-z0-9_-]` parted by dots.
+        InputError: The name is reserved, empty or not `[a-z0-9_-]` separated by dots.
     """
     if name in RESERVED_FIELDS or name.endswith("__") or not _FIELD.fullmatch(name):
         raise InputError(
-            f"{name!r} cannot be a field name",
-            expected="lower-case letters, digits, '_' and '-', parted by dots, such as jpg, cls or seg.png",
+            f"invalid field name {name!r}",
+            expected="lower-case letters, digits, '_' and '-', separated by dots, such as jpg, cls or seg.png",
             remedy="name the field with --map EXT=COLUMN",
         )
     return name

@@ -22,7 +22,7 @@ __all__ = ["KEY_COLUMN", "SampleMembers", "TarSamples", "group_samples", "sample
 KEY_COLUMN = "__key__"
 """The column of the keys, where the fields of samples are columns; as webdataset calls it."""
 
-_NAMES_TOLD = 5
+_MAX_LEFT_OUT_NAMES = 5
 _REMEDY = "write the tar again with the members of each sample together"
 
 Int64 = npt.NDArray[np.int64]
@@ -70,8 +70,8 @@ class TarSamples:
 
     Attributes:
         keys: Their keys.
-        offsets: int64 of shape (n + 1,): the tar offset at which each sample begins, then the end of the last. What
-            stands before the first sample counts to it, and what stands between two to the one before.
+        offsets: int64 of shape (n + 1,): the tar offset at which each sample begins, then the end of the last.
+            Bytes before the first sample belong to it, and bytes between two samples to the first of them.
         fields: All field names, in the order of their first appearance.
         num_pads: Samples at the end that wdsplit wrote as pads.
         num_left_out: Files that name no sample: without extension, hidden, or in a folder such as `__meta__`.
@@ -90,8 +90,8 @@ def group_samples(scan: Scan) -> TarSamples:
     """Group the files of a tar into samples.
 
     Raises:
-        InputError: A name is not UTF-8, a field cannot be one or stands twice in a sample, a key comes back after
-            another key, or pads are not last.
+        InputError: A name is not UTF-8, a field is invalid or twice in a sample, a key returns after another key, or
+            pads are not last.
     """
     members = sample_members(scan)
     keys, left_out = members.sample_keys, members.left_out
@@ -105,7 +105,7 @@ def group_samples(scan: Scan) -> TarSamples:
         members.fields,
         _num_pads(keys),
         len(left_out),
-        tuple(left_out[:_NAMES_TOLD].to_pylist()),
+        tuple(left_out[:_MAX_LEFT_OUT_NAMES].to_pylist()),
     )
 
 
@@ -113,7 +113,7 @@ def sample_members(scan: Scan) -> SampleMembers:
     """Find the files of a tar, or of a part of it, that belong to samples, and split their names.
 
     Raises:
-        InputError: A name is not UTF-8, or a field cannot be one.
+        InputError: A name is not UTF-8, or a field is invalid.
     """
     names = _text(scan.names)
     parts = pc.extract_regex(names, MEMBER_PATTERN)
@@ -161,7 +161,7 @@ def _fields(suffixes: pa.LargeStringArray, names: pa.LargeStringArray, rows: Int
     for number, name in enumerate(fields):
         if name in RESERVED_FIELDS or (name.startswith("__") and name.endswith("__")):
             raise InputError(
-                f"{name!r} cannot be a field name",
+                f"invalid field name {name!r}",
                 place=f"member {names[int(rows[int((indices == number).argmax())])].as_py()!r}",
                 expected="an extension such as jpg, cls or seg.png",
                 remedy="rename the member: readers keep such names for themselves",
@@ -170,14 +170,14 @@ def _fields(suffixes: pa.LargeStringArray, names: pa.LargeStringArray, rows: Int
 
 
 def _check_keys(keys: pa.LargeStringArray) -> None:
-    """Refuse a key that comes back after another one: readers would make two samples of it."""
+    """Refuse a key that returns after another one: readers would make two samples of it."""
     if pc.count_distinct(keys).as_py() == len(keys):
         return
     seen: set[str] = set()
     for key in keys.to_pylist():
         if key in seen:
             raise InputError(
-                "a key comes back after another one",
+                "the members of a sample are not together",
                 place=f"key {key!r}",
                 expected="the members of a sample one after another",
                 found="members of other samples between them",
@@ -188,14 +188,14 @@ def _check_keys(keys: pa.LargeStringArray) -> None:
 
 
 def _check_fields(members: SampleMembers) -> None:
-    """Refuse a field that stands twice in a sample."""
+    """Refuse a field that is twice in a sample."""
     places = members.sample_index * len(members.fields) + members.field_index
     order = np.argsort(places, kind="stable")
     again = np.flatnonzero(np.diff(places[order]) == 0)
     if len(again):
         row = int(members.rows[order[int(again[0]) + 1]])
         raise InputError(
-            "a sample has a field twice",
+            "duplicate field in a sample",
             place=f"member {members.names[row].as_py()!r}",
             expected="each field once in a sample, in whatever case it is written",
             remedy="leave one of the two out, or give the samples other keys: a key ends at the base name's first dot",
@@ -207,7 +207,7 @@ def _num_pads(keys: pa.LargeStringArray) -> int:
     count = int(is_pad.sum())
     if is_pad[: len(keys) - count].any():
         raise InputError(
-            "a pad does not stand at the end of its tar",
+            "a pad is not at the end of its tar",
             place=f"key {keys[int(is_pad.argmax())].as_py()!r}",
             expected=f"keys that begin with {PAD_PREFIX} only where wdsplit has written pads: after all samples",
             remedy="rename the members",

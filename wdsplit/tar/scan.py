@@ -1,8 +1,8 @@
-"""Reading the tars that others have written: a walk over the headers, and the samples that the members make.
+"""Tars that other programs wrote: a walk over the headers, which finds the files and their names.
 
-Pure (no I/O). Only the walk goes member by member, because each header tells where the next one is; checksums and names
-are then looked at for all headers at once. Read are the formats ustar, pax, gnu, oldgnu and v7. Folders are stepped
-over; what has no bytes of its own (links, devices) or not all of them (sparse files) is refused.
+Pure (no I/O). Only the walk goes member by member, because each header has the distance to the next; checksums and
+names are then parsed for all headers at once. The formats are ustar, pax, gnu, oldgnu and v7. Folders are skipped;
+members without bytes of their own (links, devices) and sparse files are refused. `samples` groups the files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Scan:
         tops: int64 of shape (m,): the offset of each file's first header, extended ones included.
         starts: int64 of shape (m,): the offset of each payload.
         sizes: int64 of shape (m,): bytes of each payload.
-        begins: int64: as `tops`, but of whatever stands there, folders too.
+        begins: int64: as `tops`, but of all members, folders too.
         end: The offset at which the last member ends.
     """
 
@@ -78,7 +78,7 @@ def scan_tar(data: memoryview) -> Scan:
         data: Its bytes.
 
     Raises:
-        CorruptDataError: It is damaged or truncated; the error tells the offset.
+        CorruptDataError: It is damaged or truncated; the error has the offset.
         InputError: It is compressed, joined of several tars, or holds what is neither a file nor a folder.
     """
     _refuse_compressed(data)
@@ -120,13 +120,13 @@ def scan_window(data: memoryview, base: int) -> Scan:
 
 
 def damaged(offset: int) -> CorruptDataError:
-    """Return the error for a header that cannot be one."""
+    """Return the error for an invalid header."""
     return CorruptDataError(
         "a tar header is damaged",
         place=f"byte {offset}",
         expected="a header with a right checksum, whose payload ends inside its sample",
         found="other bytes",
-        remedy="`wdsplit verify` tells what is damaged; copy or convert the shard again",
+        remedy="`wdsplit verify` reports what is damaged; copy or convert the shard again",
         offset=offset,
     )
 
@@ -136,14 +136,14 @@ def damaged(offset: int) -> CorruptDataError:
 
 @dataclass
 class _Walk:
-    """What a walk has found. What ended it early is reported only if all headers are sound, else they are the cause."""
+    """What a walk has found. A problem that ended it early is reported only if all headers before are sound."""
 
     headers: list[int] = field(default_factory=list)
-    """Where each header stands, extended ones included."""
+    """The offset of each header, extended ones included."""
     sizes: list[int] = field(default_factory=list)
-    """Bytes of what follows each header; the last one may lack."""
+    """Bytes of the payload after each header; the last one may be missing."""
     names: dict[int, bytes] = field(default_factory=dict)
-    """Names that stand in extended headers, by the place of the header that they are for."""
+    """Names from extended headers, by the offset of the header that they apply to."""
     end: int = 0
     cut: int | None = None
     """The header of a member that does not end inside the data."""
@@ -151,8 +151,8 @@ class _Walk:
 
 
 @dataclass
-class _Said:
-    """What extended headers say of the member that follows them; the first to say a thing counts."""
+class _Overrides:
+    """Name and size from the extended headers before a member; the first of each counts."""
 
     name: bytes | None = None
     size: int | None = None
@@ -163,7 +163,7 @@ def _walk(data: memoryview) -> _Walk:
     walk = _Walk()
     headers, sizes, known = walk.headers, walk.sizes, dict[bytes, int]()
     position, length = 0, len(data)
-    said: _Said | None = None
+    overrides: _Overrides | None = None
     while position + BLOCK_BYTES <= length:
         first, digits, kind = _FIRST_SIZE_KIND(data, position)
         if not first and not any(data[position : position + BLOCK_BYTES]):
@@ -174,10 +174,10 @@ def _walk(data: memoryview) -> _Walk:
             size = known[digits] = parse_number(digits)
         if kind == _FOLDER:
             size = 0
-        elif said is not None and kind in _FILES:
-            if said.name is not None:
-                walk.names[position] = said.name
-            size = size if said.size is None else said.size
+        elif overrides is not None and kind in _FILES:
+            if overrides.name is not None:
+                walk.names[position] = overrides.name
+            size = size if overrides.size is None else overrides.size
         stop = position + BLOCK_BYTES + size + -size % BLOCK_BYTES
         if size < 0 or stop > length:
             walk.cut = position
@@ -185,13 +185,13 @@ def _walk(data: memoryview) -> _Walk:
         sizes.append(size)
         if kind not in _EXTENDED:
             if kind not in _FILES and kind != _FOLDER:
-                walk.problem = _no_file(kind, data, position, said)
+                walk.problem = _unsupported(kind, data, position, overrides)
                 return walk
-            said = None
+            overrides = None
             walk.end = stop
         else:
-            said = said or _Said()
-            walk.problem = _take_extended(kind, data[position + BLOCK_BYTES : stop], size, said, position)
+            overrides = overrides or _Overrides()
+            walk.problem = _parse_extended(kind, data[position + BLOCK_BYTES : stop], size, overrides, position)
             if walk.problem is not None:
                 return walk
         position = stop
@@ -200,17 +200,19 @@ def _walk(data: memoryview) -> _Walk:
     return walk
 
 
-def _take_extended(kind: int, blocks: memoryview, size: int, said: _Said, position: int) -> WdsplitError | None:
-    """Note what an extended header says in `size` bytes; return what is wrong with it, if anything.
+def _parse_extended(
+    kind: int, blocks: memoryview, size: int, overrides: _Overrides, position: int
+) -> WdsplitError | None:
+    """Parse an extended header of `size` bytes; return what is wrong with it, if anything.
 
-    What fills up its last block must be zeros: other readers take it for more of the name, or for further records.
+    The rest of its last block must be zeros: other readers take it for more of the name, or for further records.
     """
     if size > _MAX_EXTENDED_BYTES or any(blocks[size:]):
         return damaged(position)
-    return _take_body(kind, bytes(blocks[:size]), said, position)
+    return _parse_overrides(kind, bytes(blocks[:size]), overrides, position)
 
 
-def _take_body(kind: int, body: bytes, said: _Said, position: int) -> WdsplitError | None:
+def _parse_overrides(kind: int, body: bytes, overrides: _Overrides, position: int) -> WdsplitError | None:
     name: bytes | None
     if kind == _LONG_NAME:
         name, size = body.partition(b"\0")[0], None
@@ -231,14 +233,15 @@ def _take_body(kind: int, body: bytes, said: _Said, position: int) -> WdsplitErr
         size = int(digits) if b"size" in records else None
     if name is not None and (not name or b"\0" in name or len(name) > _MAX_NAME_BYTES):
         return damaged(position)
-    said.name = name if said.name is None else said.name
-    said.size = size if said.size is None else said.size
+    overrides.name = name if overrides.name is None else overrides.name
+    overrides.size = size if overrides.size is None else overrides.size
     return None
 
 
-def _no_file(kind: int, data: memoryview, position: int, said: _Said | None) -> InputError:
+def _unsupported(kind: int, data: memoryview, position: int, overrides: _Overrides | None) -> InputError:
+    """Return the error for a member that is neither a file nor a folder."""
     header = np.frombuffer(data, np.uint8, BLOCK_BYTES, position)[None, :]
-    name = whole_names(header)[0] if said is None or said.name is None else said.name
+    name = whole_names(header)[0] if overrides is None or overrides.name is None else overrides.name
     return _refused(_REFUSED.get(kind, f"a member of the unknown type {chr(kind)!r}"), name, position)
 
 
@@ -258,20 +261,24 @@ def _refused(what: str, name: bytes, position: int) -> InputError:
 
 def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
     """Look at all headers at once; raise for the first that is not sound, else for what ended the walk."""
-    kinds, names = _kinds_and_names(data, walk.headers, base)
+    kinds, header_names = _kinds_and_names(data, walk.headers, base)
     if walk.problem is not None:
         raise walk.problem
     count = len(walk.sizes)
     headers, sizes = np.array(walk.headers[:count], np.int64), np.array(walk.sizes, np.int64)
     members = np.flatnonzero(~np.isin(kinds[:count], list(_EXTENDED)))
+    # A member begins with the first header after the member before it: its extended headers come first.
     begins = headers[np.concatenate([np.zeros(1, np.int64), members + 1])[: len(members)]]
     files = np.isin(kinds[members], list(_FILES))
     tops, headers, sizes = begins[files], headers[members[files]], sizes[members[files]]
-    short, names = names, [walk.names.get(place, name) for place, name in zip(headers.tolist(), names, strict=False)]
+    names = [walk.names.get(place, name) for place, name in zip(headers.tolist(), header_names, strict=False)]
+    # The oldest format has no type for folders: their names end with a slash.
     old = np.flatnonzero(kinds[members[files]] == 0).tolist()
-    folders = [row for row in old if short[row].endswith(b"/") or names[row].endswith(b"/")]
-    bad = [row for row in folders if sizes[row] or short[row][-1:] != names[row][-1:]]  # readers differ on these
-    bad += [names.index(b"")] if b"" in names else []
+    folders = [row for row in old if header_names[row].endswith(b"/") or names[row].endswith(b"/")]
+    # Readers differ on a folder that has bytes, or whose two names do not both end with a slash.
+    bad = [row for row in folders if sizes[row] or header_names[row][-1:] != names[row][-1:]]
+    if b"" in names:
+        bad.append(names.index(b""))
     if bad:
         raise damaged(base + int(headers[min(bad)]))
     if folders:
@@ -281,7 +288,7 @@ def _finish(data: memoryview, walk: _Walk, base: int) -> Scan:
 
 
 def _kinds_and_names(data: memoryview, headers: list[int], base: int) -> tuple[npt.NDArray[np.uint8], list[bytes]]:
-    """Return the type of every header, and the names that stand in the headers of files; all must be sound."""
+    """Return the type of every header, and the names in the headers of files; all must be sound."""
     blocks = _blocks(data)
     kinds, names = np.zeros(len(headers), np.uint8), list[bytes]()
     for first in range(0, len(headers), _HEADERS_AT_ONCE):
@@ -314,14 +321,20 @@ def _refuse_compressed(data: memoryview) -> None:
             )
 
 
+def _first_nonzero(words: npt.NDArray[np.uint64]) -> int | None:
+    for first in range(0, len(words), _WORDS_AT_ONCE):
+        is_set = words[first : first + _WORDS_AT_ONCE] != 0
+        if is_set.any():
+            return first + int(is_set.argmax())
+    return None
+
+
 def _check_end(data: memoryview, end: int) -> None:
     """Refuse a tar in which anything but zeros follows the last member."""
-    rest = np.frombuffer(data, np.uint64)[end // 8 :]
-    parts = (rest[first : first + _WORDS_AT_ONCE] != 0 for first in range(0, len(rest), _WORDS_AT_ONCE))
-    first = next((number * _WORDS_AT_ONCE + int(part.argmax()) for number, part in enumerate(parts) if part.any()), -1)
-    if first < 0:
+    word = _first_nonzero(np.frombuffer(data, np.uint64)[end // 8 :])
+    if word is None:
         return
-    offset = (end + 8 * first) // BLOCK_BYTES * BLOCK_BYTES
+    offset = (end + 8 * word) // BLOCK_BYTES * BLOCK_BYTES
     if are_sound(_blocks(data[offset : offset + BLOCK_BYTES])).all():
         raise InputError(
             "a tar is followed by another one in the same file",

@@ -488,14 +488,14 @@ no column 'my_col' -> write column("my col"): ^my_col^ < 3
 'meta' has no member 'widht' -> write meta.width: ^meta.widht^ < 3
 'meta' has no member 'a_b' -> write column("meta", "a b"): ^meta.a_b^ < 3
 'label' is no struct: ^label.width^ < 3
-stands 2 times: ^twice^ < 3
+duplicate column: ^twice^ < 3
 no column 'null' -> write None: label == ^null^
 no column 'true' -> write True: flag == ^true^
 compared with None -> `is None`: ^label == None^
 followed by -> `==`: label is ^3^
 no column: ^1^ is None ; ^3^ in [3] ; len(^'abc'^) < 3
-cannot stand -> `and`: ^flag & (label < 3)^
-cannot stand -> `not`: ^~flag^
+not allowed -> `and`: ^flag & (label < 3)^
+not allowed -> `not`: ^~flag^
 neither true nor false: ^label + 1^ ; ^label^ ; ^True^ ; flag and ^name^
 string cannot be compared with a number: ^name < 3^
 int8 cannot be compared with a string: ^label == 'a'^ ; ^label in [1, 'a']^
@@ -514,12 +514,12 @@ no column -> without quotes: ^1 < 2^ ; ^'label' < 3^
 list of values: label in ^3^ ; label in ^[]^
 list of values -> contains: 'a' in ^name^
 list holds: label in [^Width^]
-side by side -> comma: name in [^'a' 'b'^]
+two adjacent -> comma: name in [^'a' 'b'^]
 arithmetic: ^name + 1^ < 3 ; ^price * 2^ < 3 ; name == ^-'a'^ ; ^'a' * 999999999^ == name
 divided by 0: label < ^3 / 0^
-cannot stand: ^label % 2^ == 0 ; ^label ** 999999999^ == 0 ; flag == (^label < 3^) ; label < ^3j^
-cannot stand: ^f'{label}'^ == name ; ^label < 3 if flag else flag^ ; ^[flag for flag in tags]^ ; ^tags[0]^ == 'a'
-cannot stand: len(^*tags^) < 3
+not allowed: ^label % 2^ == 0 ; ^label ** 999999999^ == 0 ; flag == (^label < 3^) ; label < ^3j^
+not allowed: ^f'{label}'^ == name ; ^label < 3 if flag else flag^ ; ^[flag for flag in tags]^ ; ^tags[0]^ == 'a'
+not allowed: len(^*tags^) < 3
 no function: ^name.upper()^ == 'A' ; ^__import__('os')^
 one column: ^len(name, 3)^ < 3
 no length: ^len(label)^ < 3

@@ -295,7 +295,7 @@ def test_a_column_name_that_stands_twice_is_refused():
     schema = pa.schema([("a", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
     with pytest.raises(InputError) as caught:
         infer_fields(schema, {}, None, {})
-    assert "column 'a' stands 2 times" in caught.value.found
+    assert "duplicate column 'a' (2 times)" in caught.value.found
 
 
 def test_a_table_with_nothing_but_the_key_is_refused():

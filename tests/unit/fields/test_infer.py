@@ -82,7 +82,7 @@ def test_labels_become_names(kind):
 
 @pytest.mark.parametrize("label", [3, -2, 2**62])
 def test_a_label_without_a_class_is_an_error_by_its_row(label):
-    with pytest.raises(InputError, match="number of no class") as caught:
+    with pytest.raises(InputError, match="invalid class number") as caught:
         encode(pa.array([0, label]), "omit")
     assert caught.value.place == "row 1, column 'label'"
     assert str(label) in caught.value.found

@@ -153,10 +153,10 @@ def test_a_tar_without_samples_has_no_rows(tmp_path):
 @pytest.mark.parametrize(
     "members, cause",
     [
-        ([("a.txt", b""), ("b.txt", b""), ("a.cls", b"")], "a key comes back"),
-        ([("a.txt", b""), ("a.TXT", b"")], "a field twice"),
-        ([("_pad_/a.txt", b""), ("b.txt", b"")], "a pad does not stand at the end"),
-        ([("a.__key__", b"")], "cannot be a field name"),
+        ([("a.txt", b""), ("b.txt", b""), ("a.cls", b"")], "are not together"),
+        ([("a.txt", b""), ("a.TXT", b"")], "duplicate field"),
+        ([("_pad_/a.txt", b""), ("b.txt", b"")], "a pad is not at the end"),
+        ([("a.__key__", b"")], "invalid field name"),
     ],
 )
 def test_what_readers_would_merge_or_lose_is_refused_with_the_file(tmp_path, members, cause):

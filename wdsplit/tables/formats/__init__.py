@@ -1,5 +1,6 @@
 """The formats of input files, a module each: parquet, Arrow, ORC, CSV, JSON lines and tar.
 
-A format says how its files are opened and read, as `registry.Format` has it; selecting rows is common to all and lives
-above. Begin with `registry` (which format a file has), then `parquet`. A new format is a module here and a line there.
+A module opens and reads files of its format, as `registry.Format` says; selecting rows belongs to `tables`. A new
+format is a module and a line in `registry`. Begin with `registry`, then `parquet`; `common`, `opening`, `text` and
+`text_types` serve several formats.
 """

@@ -1,4 +1,4 @@
-"""What the modules of the formats share: the size of batches, checksums, and whether a file was changed."""
+"""What the formats share: the size of batches, checksums, and the check that a file has not changed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 
 def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return all row groups, as `Format` wants it of files that tell no statistics of them."""
+    """Return all row groups: the `matching_groups` of formats without statistics."""
     return range(len(file.row_groups))
 
 

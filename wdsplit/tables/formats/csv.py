@@ -104,7 +104,7 @@ def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
     elif stop < len(data):
         raise block.error(
             stop,
-            "a carriage return stands alone",
+            "lone carriage return",
             expected="rows that end with a newline, or with both",
             found="a carriage return without a newline",
             remedy="convert the line ends, as with `tr '\\r' '\\n'`, or quote the field",

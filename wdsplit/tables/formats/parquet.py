@@ -1,4 +1,4 @@
-"""Parquet: the footer holds all that a plan needs; row groups may be of any size, because they are read in pieces."""
+"""Parquet: the footer has all that a plan needs; row groups may be of any size, because they are read in pieces."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ WHAT = "parquet"
 
 _PROBE_ROWS = 16
 _READ_BYTES = 1024**2
-"""Column chunks are read in such pieces."""
-_LEAST_READ_BYTES = 4096
-"""Such pieces of column chunks are not read at once."""
+"""Column chunks are read in pieces of this size."""
+_PROBE_READ_BYTES = 4096
+"""Pieces of column chunks where only the footer is needed: Arrow reads no less."""
 _TAIL_BYTES = 64 * 1024
 """What is read of the end of a remote file, because the footer may be in it."""
 
@@ -35,7 +35,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
     """Read the footer."""
     with open_input(path, remote) as source:
         size, footer = _footer_of(source)
-        file = pq.ParquetFile(_arrow_source(path, source), buffer_size=_LEAST_READ_BYTES, pre_buffer=False)
+        file = pq.ParquetFile(_arrow_source(path, source), buffer_size=_PROBE_READ_BYTES, pre_buffer=False)
         _check_chunks(file)
         metadata = file.metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -48,7 +48,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
 
 
 def _arrow_source(path: str, source: IO[bytes] | RemoteInput) -> Any:
-    """Return what Arrow shall read: the object, or the path of a local file, which it opens by itself."""
+    """Return what Arrow reads: the object, or the path of a local file, which it opens by itself."""
     return source.as_arrow() if isinstance(source, RemoteInput) else path
 
 

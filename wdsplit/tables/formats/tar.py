@@ -1,8 +1,7 @@
 """WebDataset tars: a row for each sample, with its key and a column of bytes for each field.
 
-The headers are walked over once, through a memory map (of a remote tar through that of a copy); payloads are read when
-their rows are. Pads that wdsplit wrote are left out, and keys that it escaped are given as they were, so that writing
-them again keeps them.
+The headers are read once, from a memory map (a remote tar is copied first); payloads are read with their rows. Pads
+that wdsplit wrote are left out, and keys that it escaped are unescaped, so that writing them again keeps them.
 """
 
 from __future__ import annotations

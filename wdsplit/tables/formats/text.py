@@ -73,8 +73,8 @@ class TextReader:
 
     Args:
         path: The file.
-        row_end: Returns the place after the last row that is whole in a block; 0 if there is none. It is told whether
-            the file ends with the block; then all of it is whole, and what it returns does not matter.
+        row_end: Returns the place after the last whole row of a block; 0 if there is none. Its second argument says
+            whether the file ends with the block: then all of it is whole, and the result does not matter.
         remote: How it is read, if it is remote.
     """
 
