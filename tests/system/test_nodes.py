@@ -13,8 +13,7 @@ from made_datasets import expected_batches, real_rows, sized_dataset
 from namespaces import namespaces, why_not
 from nodes import Job, Node, run
 from s3server import KEY_ID, LAUNCH, SECRET, rclone
-from tables import wait_until
-from torchruns import delivered, end_processes, processes_of
+from torchruns import delivered, processes_that_stay
 
 COUNTS = [3, 80, 0, 25, 1, 40, 8, 0, 6]
 GLOBAL_BATCH = 12
@@ -39,14 +38,6 @@ def epoch_of_one_reader(local, epoch):
     return expected_batches(local, NUM_STEPS, GLOBAL_BATCH, epoch)
 
 
-def no_process_stays(folder):
-    """Fail if a process of a job does not go soon after its agents; and end it."""
-    try:
-        wait_until(lambda: not processes_of(folder), "no process of the job is left")
-    finally:
-        end_processes(processes_of(folder))
-
-
 def kept_by(done, node):
     """Return the shards that a node keeps."""
     return [path for path in done.cache(node).rglob("*") if path.is_file() and ".tar" in path.name]
@@ -59,7 +50,7 @@ def test_two_nodes_of_which_a_rank_is_killed_and_two_others_that_resume_train_ea
     killed = run(tmp_path / "first", first, [Node(2), Node(2)])
     assert 0 not in killed.returncodes, killed.output
     assert "SIGKILL" in killed.outputs[1]
-    no_process_stays(killed.folder)
+    assert processes_that_stay(killed.folder) == {}
     assert [rank["len"] for rank in killed.ranks] == [NUM_STEPS] * 4
     assert kept_by(killed, 0) and kept_by(killed, 1)
     assert (killed.state["epoch"], killed.state["position"]) == (1, 5 * GLOBAL_BATCH)
