@@ -2,17 +2,15 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from made_datasets import expected_batches, real_rows, sized_dataset
 from namespaces import namespaces, why_not
 from nodes import Job, Node, run
-from s3server import KEY_ID, LAUNCH, SECRET, rclone
+from s3server import KEY_ID, SECRET, bound_to_tests, rclone
 from torchruns import delivered, processes_that_stay
 
 COUNTS = [3, 80, 0, 25, 1, 40, 8, 0, 6]
@@ -86,7 +84,7 @@ def store_in(networks, number, folder):
     """Run an S3 server over a folder in a namespace."""
     command = [rclone(), "serve", "s3", str(folder), f"--addr=:{STORE_PORT}", f"--auth-key={KEY_ID},{SECRET}"]
     command += ["--config=", "--dir-cache-time=1ms"]
-    launch = [*networks.prefix(number), sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), *command]
+    launch = [*networks.prefix(number), *bound_to_tests(command)]
     with open(folder.with_name("store.log"), "wb") as log, subprocess.Popen(launch, stdout=log, stderr=log) as server:
         try:
             yield
