@@ -17,7 +17,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from made_datasets import interleaved
+from made_datasets import deliveries, interleaved
 
 TIMEOUT_S = 900
 JOB_MARK = "WDSPLIT_TEST_JOB"
@@ -135,3 +135,25 @@ def leave_group():
     if distributed.is_initialized():
         distributed.barrier()
         distributed.destroy_process_group()
+
+
+def train_and_commit(loader, stop_epoch, log, checkpoint, victim=-1, killed_after=0, train=lambda batch: None):
+    """Train until an epoch; all ranks note their batch of a step in a file of their own before rank 0 saves the state.
+
+    The rank `victim` is killed in the middle of a step, after it has committed `killed_after` of them.
+    """
+    import torch.distributed as distributed
+
+    rank, steps, new = distributed.get_rank(), 0, checkpoint.with_suffix(".new")
+    with open(log, "w") as file:
+        while loader.epoch < stop_epoch:
+            for batch in loader:
+                train(batch)
+                if (rank, steps) == (victim, killed_after):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                print(json.dumps(deliveries(batch)), file=file, flush=True)
+                distributed.barrier()
+                if rank == 0:
+                    new.write_text(json.dumps(loader.state_dict()))
+                    new.replace(checkpoint)
+                steps += 1
