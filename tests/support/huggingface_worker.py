@@ -1,4 +1,4 @@
-"""One rank of a job with Accelerate or the Trainer, on CPU: does tasks, and writes what it was given (see torchruns.py).
+"""One rank of a job with Accelerate or the Trainer on CPU: does tasks, and writes what it was given (see torchruns.py).
 
     torchrun ... huggingface_worker.py TASKS DATASET OUT
 

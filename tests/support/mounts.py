@@ -21,6 +21,7 @@ from s3server import S3Server, bound_to_tests, rclone
 
 DEADLINE_S = 200
 
+
 def _unmounter() -> str | None:
     return shutil.which("fusermount3") or shutil.which("fusermount")
 

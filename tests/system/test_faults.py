@@ -307,7 +307,9 @@ def test_an_error_that_the_server_never_sees(through, whole, bucket, fault_proxy
     assert [exchange.status for exchange in fault_proxy.exchanges] == [status[0], RANGE_STATUS]
 
 
-@pytest.mark.parametrize(("fault", "least_s"), [(Delay(0.5), 0.5), (Throttle(1_600_000), len(PART) / 1_600_000)], ids=str)
+@pytest.mark.parametrize(
+    ("fault", "least_s"), [(Delay(0.5), 0.5), (Throttle(1_600_000), len(PART) / 1_600_000)], ids=str
+)
 def test_an_answer_that_comes_late_or_slowly(through, whole, fault_proxy, fault, least_s):
     fault_proxy.plan = only_first(fault)
     began = time.monotonic()
