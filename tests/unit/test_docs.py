@@ -16,6 +16,8 @@ DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 GUIDES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 PAGES = [*DOCUMENTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 """All documents: those of the project, the guides, and what explains the design."""
+WITH_OLD_NAMES = "docs/design/layout.md"
+"""Tells what files were called before, too."""
 SOURCE_FOLDERS = ("wdsplit", "tools", "tests", "examples", "docs")
 SOURCE_SUFFIXES = {".md", ".py", ".sh", ".toml", ".yml", ".yaml", ".cfg", ".txt", ".json"}
 
@@ -129,7 +131,7 @@ def test_links_of_a_page_lead_to_files_and_headings(page):
     assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES[len(DOCUMENTS) :])
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and page != WITH_OLD_NAMES])
 def test_tests_and_files_that_a_page_names_are_there(page):
     text = text_of(page)
     missing = [
