@@ -77,9 +77,9 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     loader = open_training(args, recipe)
     val_loader = open_validation(args)
-    network = build_network(args, recipe).to(device, memory_format=torch.channels_last)
+    network = build_resnet(recipe, args.classes).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(parameter_groups(network, args.weight_decay), lr=0.0, momentum=0.9, nesterov=True)
-    training = Training(DistributedDataParallel(network), optimizer, loader, args, device)
+    training = Training(DistributedDataParallel(network), optimizer, loader, args, device, Pace(args))
     global_batch = args.batch_size * dist.get_world_size() * args.accumulate
     say(f"global batch {global_batch}, highest learning rate {args.lr * global_batch / REFERENCE_BATCH:g}")
 
@@ -165,14 +165,9 @@ def loading(args: argparse.Namespace) -> dict[str, Any]:
 def random_crop(
     image: np.ndarray, generator: np.random.Generator, *, size: int, least_area: float, flips: bool
 ) -> Tensor:
-    """Return a random part of an image, resized to size x size: uint8 of shape (3, size, size).
+    """Return a random part of an image (uint8, height x width x 3), resized: uint8 of shape (3, size, size).
 
-    Args:
-        image: uint8 of shape (height, width, 3).
-        generator: What chance comes from.
-        size: Pixels of a side.
-        least_area: The part covers this much of the image, at least; its proportions are 3:4 to 4:3.
-        flips: Mirror every other image.
+    It covers `least_area` of the image at least, in proportions of 3:4 to 4:3; `flips` mirrors every other one.
     """
     height, width, _ = image.shape
     area = height * width * generator.uniform(least_area, 1)
@@ -230,12 +225,13 @@ def convolution(channels: int, wider: int, size: int, stride: int = 1) -> list[n
     return [layer, nn.BatchNorm2d(wider)]
 
 
-def build_resnet(depths: tuple[int, ...], width: int, num_classes: int, low_resolution: bool) -> nn.Module:
+def build_resnet(recipe: Recipe, num_classes: int) -> nn.Module:
     """Return a ResNet of bottleneck blocks."""
+    width, low_resolution = recipe.width, recipe.low_resolution
     stem = [*convolution(3, width, 3 if low_resolution else 7, 1 if low_resolution else 2), nn.ReLU(inplace=True)]
     layers = stem if low_resolution else [*stem, nn.MaxPool2d(3, 2, padding=1)]
     channels = width
-    for stage, depth in enumerate(depths):
+    for stage, depth in enumerate(recipe.depths):
         for block in range(depth):
             layers.append(Bottleneck(channels, width * 2**stage, 2 if stage and not block else 1))
             channels = 4 * width * 2**stage
@@ -244,16 +240,6 @@ def build_resnet(depths: tuple[int, ...], width: int, num_classes: int, low_reso
         if isinstance(block, Bottleneck):
             nn.init.zeros_(block.convolutions[-1].weight)
     return network
-
-
-def build_network(args: argparse.Namespace, recipe: Recipe) -> nn.Module:
-    """Return torchvision's ResNet-50 if torchvision works here, else the same network of this file; or a small one."""
-    if not args.small:
-        with contextlib.suppress(ImportError, RuntimeError):
-            from torchvision.models import resnet50
-
-            return resnet50(num_classes=args.classes, zero_init_residual=True)
-    return build_resnet(recipe.depths, recipe.width, args.classes, recipe.low_resolution)
 
 
 def parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -280,31 +266,16 @@ def learning_rate(done: float, args: argparse.Namespace, world_size: int) -> flo
     return highest * 0.5 * (1 - math.cos(math.pi * left))
 
 
+@dataclass
 class Training:
-    """What a checkpoint holds, and what is done with it.
+    """What a checkpoint holds, and what is done with it."""
 
-    Args:
-        model: The network of all ranks.
-        optimizer: Its optimizer.
-        loader: What it is trained on.
-        args: The command line.
-        device: This rank's device.
-    """
-
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
-        loader: wdsplit.Loader,
-        args: argparse.Namespace,
-        device: torch.device,
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.loader = loader
-        self.args = args
-        self.device = device
-        self.pace = Pace(args)
+    model: DistributedDataParallel
+    optimizer: torch.optim.Optimizer
+    loader: wdsplit.Loader
+    args: argparse.Namespace
+    device: torch.device
+    pace: Pace
 
     def train_epoch(self, batches: Any, epoch: int) -> tuple[float, float, float]:
         """Train for an epoch, or for what is left of it; return loss, accuracy and images/s of all ranks."""
@@ -331,12 +302,15 @@ class Training:
         loss, correct, count = sums.tolist()
         return loss / count, correct / count, count / (time.perf_counter() - begun_at)
 
+    def outputs_of(self, images: Tensor) -> Tensor:
+        """Return the network's output, computed in bfloat16 on a GPU."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.model(normalise(images.to(self.device, non_blocking=True))).float()
+
     def backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Add the gradients of a batch; return the sum of its losses, how many are right, and how many there are."""
-        images, labels = (values.to(self.device, non_blocking=True) for values in (images, labels))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            outputs = self.model(normalise(images))
-            loss = F.cross_entropy(outputs, labels, label_smoothing=self.args.smoothing)
+        outputs, labels = self.outputs_of(images), labels.to(self.device, non_blocking=True)
+        loss = F.cross_entropy(outputs, labels, label_smoothing=self.args.smoothing)
         (loss * weight).backward()
         count = torch.tensor(len(labels), dtype=torch.float64, device=self.device)
         return torch.stack([loss.detach() * count, (outputs.argmax(1) == labels).sum(), count])
@@ -351,10 +325,8 @@ class Training:
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.int64, device=self.device)
         for images, labels, pads in loader:
-            images, labels, pads = (values.to(self.device, non_blocking=True) for values in (images, labels, pads))
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                right = self.model(normalise(images)).argmax(1) == labels
-            sums += torch.stack([(right & ~pads).sum(), (~pads).sum()])
+            labels, real = labels.to(self.device, non_blocking=True), ~pads.to(self.device, non_blocking=True)
+            sums += torch.stack([((self.outputs_of(images).argmax(1) == labels) & real).sum(), real.sum()])
         dist.all_reduce(sums)
         correct, count = sums.tolist()
         return correct, count

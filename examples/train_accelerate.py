@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from image_task import Pace, arguments, build_network, normalise, open_loader, say
-from torch import nn
+from image_task import Pace, arguments, build_network, count_right, normalise, open_loader, say
 
 from wdsplit.debug import param_hash
 from wdsplit.integrations.accelerate import PreparedLoader
@@ -62,25 +60,13 @@ def main() -> None:
                 accelerator.end_training()
                 return
         total = accelerator.reduce(total)
-        correct, count = evaluate(model, test_loader, accelerator)
+        correct, count = accelerator.reduce(count_right(model, test_loader, accelerator.device)).tolist()
         mean = float(total[0] / total[1])
         say(f"epoch {epoch}: loss {mean:.4f}, held-out accuracy {correct / count:.4f} ({correct} of {count})")
         if args.checkpoint:
             save(args.checkpoint, accelerator)
     say(f"parameters {param_hash(accelerator.unwrap_model(model))}")
     accelerator.end_training()
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, loader: PreparedLoader, accelerator: Any) -> tuple[int, int]:
-    """Return how many images the model gets right, and of how many: pads do not count."""
-    model.eval()
-    sums = torch.zeros(2, dtype=torch.int64, device=accelerator.device)
-    for images, labels, pads in loader:
-        right = model(normalise(images)).argmax(1) == labels
-        sums += torch.stack([(right & ~pads).sum(), (~pads).sum()])
-    correct, count = accelerator.reduce(sums).tolist()
-    return correct, count
 
 
 def save(folder: Path, accelerator: Accelerator) -> None:

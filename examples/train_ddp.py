@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from image_task import Pace, arguments, build_network, join_group, normalise, open_loader, say
+from image_task import Pace, arguments, build_network, count_right, join_group, normalise, open_loader, say
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,15 +79,9 @@ def train_epoch(
     return float(total[0] / total[1])
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, loader: wdsplit.Loader, device: torch.device) -> tuple[int, int]:
-    """Return how many images the model gets right, and of how many: pads do not count."""
-    model.eval()
-    sums = torch.zeros(2, dtype=torch.int64, device=device)
-    for images, labels, pads in loader:
-        real = ~pads.to(device, non_blocking=True)
-        right = model(normalise(images.to(device, non_blocking=True))).argmax(1) == labels.to(device, non_blocking=True)
-        sums += torch.stack([(right & real).sum(), real.sum()])
+    """Return how many images of all ranks the model gets right, and of how many: pads do not count."""
+    sums = count_right(model, loader, device)
     dist.all_reduce(sums)
     correct, count = sums.tolist()
     return correct, count

@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from train_ddp import evaluate
 
 import wdsplit
 from wdsplit.debug import param_hash
@@ -126,20 +127,6 @@ class Training:
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint that is complete."""
     return max((path.parent for path in folder.glob("epoch-*/.metadata")), default=None)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, loader: wdsplit.Loader, device: torch.device) -> tuple[int, int]:
-    """Return how many images the model gets right, and of how many: pads do not count."""
-    model.eval()
-    sums = torch.zeros(2, dtype=torch.int64, device=device)
-    for images, labels, pads in loader:
-        real = ~pads.to(device, non_blocking=True)
-        right = model(normalise(images.to(device, non_blocking=True))).argmax(1) == labels.to(device, non_blocking=True)
-        sums += torch.stack([(right & real).sum(), real.sum()])
-    dist.all_reduce(sums)
-    correct, count = sums.tolist()
-    return correct, count
 
 
 if __name__ == "__main__":

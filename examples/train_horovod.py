@@ -14,7 +14,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-from image_task import Pace, arguments, build_network, group_of, normalise, open_loader, say
+from image_task import Pace, arguments, build_network, count_right, group_of, normalise, open_loader, say
 from torch import nn
 
 import wdsplit
@@ -48,7 +48,8 @@ def main() -> None:
     for epoch in range(loader.epoch, args.epochs):
         loader.set_epoch(epoch)
         loss = train_epoch(model, optimizer, loader, args.accumulate, pace)
-        correct, count = evaluate(model, test_loader, device)
+        right = count_right(model, test_loader, device)
+        correct, count = hvd.allreduce(right, op=hvd.Sum, name="evaluation").tolist()
         say(f"epoch {epoch}: loss {loss:.4f}, held-out accuracy {correct / count:.4f} ({correct} of {count})")
         if args.checkpoint:
             save(args.checkpoint, model, optimizer, loader)
@@ -93,19 +94,6 @@ def train_epoch(model: nn.Module, optimizer: Any, loader: wdsplit.Loader, accumu
             raise SystemExit
     total = hvd.allreduce(total, op=hvd.Sum, name="loss")
     return float(total[0] / total[1])
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, loader: wdsplit.Loader, device: torch.device) -> tuple[int, int]:
-    """Return how many images the model gets right, and of how many: pads do not count."""
-    model.eval()
-    sums = torch.zeros(2, dtype=torch.int64, device=device)
-    for images, labels, pads in loader:
-        real = ~pads.to(device, non_blocking=True)
-        right = model(normalise(images.to(device, non_blocking=True))).argmax(1) == labels.to(device, non_blocking=True)
-        sums += torch.stack([(right & real).sum(), real.sum()])
-    correct, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluation").tolist()
-    return correct, count
 
 
 def save(path: Path, model: nn.Module, optimizer: Any, loader: wdsplit.Loader) -> None:

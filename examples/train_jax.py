@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,10 @@ from PIL import Image
 import wdsplit
 from wdsplit.integrations.jax import JaxLoader
 
-HIDDEN = 64
+SIDE, HIDDEN = 8, 64
+"""Pixels of a side that images are resized to, and hidden units."""
+THREADS = 2
+"""Threads that read and decode."""
 
 
 def main() -> None:
@@ -77,16 +79,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16, help="images a place of the data axis")
     parser.add_argument("--model-parallel", type=int, default=1, help="devices that share a model, and read the same")
-    parser.add_argument("--threads", type=int, default=2, help="threads that read and decode")
     parser.add_argument("--field", default="png", help="the field that holds the image")
-    parser.add_argument("--side", type=int, default=8, help="pixels a side that images are resized to")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="an .npz file to save to, and to resume from if it exists")
-    parser.add_argument(
-        "--stop-after", type=int, metavar="STEPS", default=0, help="save and stop after so many steps of this run"
-    )
+    parser.add_argument("--stop-after", type=int, default=0, help="save and stop after so many steps of this run")
     parser.add_argument("--distributed", action="store_true", help="call jax.distributed.initialize()")
     args = parser.parse_args()
     if args.stop_after and not args.checkpoint:
@@ -102,24 +99,23 @@ def say(text: str) -> None:
 
 def open_loader(path: str, mesh: Mesh, args: argparse.Namespace, shuffle: bool) -> JaxLoader:
     """Return global batches of (position, pixels, label)."""
-    dataset = wdsplit.Dataset(path, seed=args.seed, shuffle=shuffle).decode("pil")
-    dataset = dataset.map_dict(**{args.field: partial(pixels, side=args.side)})
+    dataset = wdsplit.Dataset(path, shuffle=shuffle).decode("pil")
+    dataset = dataset.map_dict(**{args.field: pixels})
     dataset = dataset.to_tuple("__position__", args.field, "cls")
-    return JaxLoader(dataset, args.batch_size, mesh=mesh, num_workers=args.threads)
+    return JaxLoader(dataset, args.batch_size, mesh=mesh, num_workers=THREADS)
 
 
-def pixels(image: Image.Image, side: int) -> np.ndarray:
-    """Return an image as float32 of shape (side * side,), from -1 to 1."""
-    resized = image.convert("L").resize((side, side))
+def pixels(image: Image.Image) -> np.ndarray:
+    """Return an image as float32 of shape (SIDE * SIDE,), from -1 to 1."""
+    resized = image.convert("L").resize((SIDE, SIDE))
     return np.asarray(resized, np.float32).reshape(-1) / 127.5 - 1
 
 
 def initial_parameters(mesh: Mesh, args: argparse.Namespace) -> dict[str, jax.Array]:
     """Return the layers of the network; the hidden units are split over the model axis."""
-    random = np.random.default_rng(args.seed)
-    inputs = args.side**2
+    random = np.random.default_rng(0)
     layers = {
-        "in": (random.normal(0, inputs**-0.5, (inputs, HIDDEN)), P(None, "model")),
+        "in": (random.normal(0, 1 / SIDE, (SIDE**2, HIDDEN)), P(None, "model")),
         "out": (random.normal(0, HIDDEN**-0.5, (HIDDEN, args.classes)), P("model", None)),
     }
     return {name: placed(layer.astype(np.float32), NamedSharding(mesh, spec)) for name, (layer, spec) in layers.items()}

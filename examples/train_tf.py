@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,16 @@ from PIL import Image
 import wdsplit
 from wdsplit.integrations.tensorflow import TensorFlowLoader
 
+SIDE, HIDDEN = 8, 64
+"""Pixels of a side that images are resized to, and hidden units."""
+THREADS = 2
+"""Threads that read and decode."""
+
 
 def main() -> None:
     """Train, and evaluate after each epoch."""
     args = parse_arguments()
-    tf.keras.utils.set_random_seed(args.seed)
+    tf.keras.utils.set_random_seed(0)
     train, test = (open_loader(path, args, path == args.train) for path in (args.train, args.test))
     strategy = tf.distribute.MirroredStrategy()
     with strategy.scope():
@@ -68,16 +72,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("test", help="another one, to evaluate on")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32, help="images a batch, over all devices of this process")
-    parser.add_argument("--threads", type=int, default=2, help="threads that read and decode")
     parser.add_argument("--field", default="png", help="the field that holds the image")
-    parser.add_argument("--side", type=int, default=8, help="pixels a side that images are resized to")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.3)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="where to save, and to resume from")
-    parser.add_argument(
-        "--stop-after", type=int, metavar="STEPS", default=0, help="save and stop after so many steps of this run"
-    )
+    parser.add_argument("--stop-after", type=int, default=0, help="save and stop after so many steps of this run")
     args = parser.parse_args()
     if args.stop_after and not args.checkpoint:
         parser.error("--stop-after needs --checkpoint")
@@ -86,16 +85,16 @@ def parse_arguments() -> argparse.Namespace:
 
 def open_loader(path: str, args: argparse.Namespace, shuffle: bool) -> TensorFlowLoader:
     """Return batches of (pixels, label, pad)."""
-    dataset = wdsplit.Dataset(path, seed=args.seed, shuffle=shuffle).decode("pil")
-    dataset = dataset.map_dict(**{args.field: partial(pixels, side=args.side)})
+    dataset = wdsplit.Dataset(path, shuffle=shuffle).decode("pil")
+    dataset = dataset.map_dict(**{args.field: pixels})
     dataset = dataset.to_tuple(args.field, "cls", "__pad__")
-    loader = wdsplit.Loader(dataset, args.batch_size, num_workers=args.threads, workers="thread", output="numpy")
+    loader = wdsplit.Loader(dataset, args.batch_size, num_workers=THREADS, workers="thread", output="numpy")
     return TensorFlowLoader(loader)
 
 
-def pixels(image: Image.Image, side: int) -> np.ndarray:
-    """Return an image as float32 of shape (side * side,), from -1 to 1."""
-    resized = image.convert("L").resize((side, side))
+def pixels(image: Image.Image) -> np.ndarray:
+    """Return an image as float32 of shape (SIDE * SIDE,), from -1 to 1."""
+    resized = image.convert("L").resize((SIDE, SIDE))
     return np.asarray(resized, np.float32).reshape(-1) / 127.5 - 1
 
 
@@ -108,8 +107,8 @@ def build_model(args: argparse.Namespace) -> Any:
     """Return a compiled network."""
     model = tf.keras.Sequential(
         [
-            tf.keras.Input((args.side**2,)),
-            tf.keras.layers.Dense(64, activation="relu"),
+            tf.keras.Input((SIDE**2,)),
+            tf.keras.layers.Dense(HIDDEN, activation="relu"),
             tf.keras.layers.Dense(args.classes),
         ]
     )

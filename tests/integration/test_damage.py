@@ -42,17 +42,22 @@ def written(path, output):
     return [(fields.get("jpg"), fields.get("txt"), fields.get("cls")) for _, fields in real_samples(output)]
 
 
+def with_flipped_bits(data, stop, seed):
+    """Give copies of a file in which one bit before a place is the other way round, and where it is."""
+    chance = random.Random(seed)
+    for _ in range(TRIALS):
+        place, damaged = chance.randrange(stop), bytearray(data)
+        damaged[place] ^= 1 << chance.randrange(8)
+        yield place, damaged
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bit_that_was_flipped_in_pages_with_checksums_never_changes_a_sample(tmp_path, kind):
-    path, right = tmp_path / "in.parquet", None
+    path, refused = tmp_path / "in.parquet", 0
     pq.write_table(TABLE, path, row_group_size=20, write_page_checksum=True, **KINDS[kind])
     data, right = path.read_bytes(), values_of(path)
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    chance, refused = random.Random(kind), 0
-    for _ in range(TRIALS):
-        place = chance.randrange(footer)
-        damaged = bytearray(data)
-        damaged[place] ^= 1 << chance.randrange(8)
+    for place, damaged in with_flipped_bits(data, footer, kind):
         path.write_bytes(damaged)
         found = written(path, tmp_path / "out")
         assert found in (None, right), f"byte {place}"
@@ -64,11 +69,8 @@ def test_a_bit_that_was_flipped_in_pages_with_checksums_never_changes_a_sample(t
 def test_a_bit_that_was_flipped_anywhere_gives_what_the_file_now_holds_or_an_error(tmp_path, kind):
     path = tmp_path / "in.parquet"
     pq.write_table(TABLE, path, row_group_size=20, **KINDS[kind])
-    data, chance = path.read_bytes(), random.Random(kind)
-    for _ in range(TRIALS):
-        place = chance.randrange(len(data))
-        damaged = bytearray(data)
-        damaged[place] ^= 1 << chance.randrange(8)
+    data = path.read_bytes()
+    for place, damaged in with_flipped_bits(data, len(data), kind):
         path.write_bytes(damaged)
         found = written(path, tmp_path / "out")
         assert found is None or found == values_of(path), f"byte {place}"

@@ -9,8 +9,6 @@ parts go together is for test_acceptance.py to judge.
 
 import itertools
 import json
-import os
-import signal
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch.distributed as distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from made_datasets import deliveries, delivering
+from torchruns import train_and_commit
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
@@ -134,21 +133,13 @@ def train(folder, job, victim):
     checkpoint = folder / "checkpoint.json"
     if checkpoint.exists():
         loader.load_state_dict(json.loads(checkpoint.read_text()))
-    steps = 0
-    with open(job / f"{rank}.trained", "w") as log:
-        while loader.epoch < TRAINED_EPOCHS:
-            for batch in loader:
-                run(batch[1][:, None] / 100).square().mean().backward()
-                if victim >= 0:
-                    distributed.all_reduce(model.weight.grad)
-                if (rank, steps) == (victim, KILLED_AFTER):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                print(json.dumps(deliveries(batch)), file=log, flush=True)
-                distributed.barrier()
-                if rank == 0:
-                    (job / "new.json").write_text(json.dumps(loader.state_dict()))
-                    (job / "new.json").replace(checkpoint)
-                steps += 1
+
+    def step(batch):
+        run(batch[1][:, None] / 100).square().mean().backward()
+        if victim >= 0:
+            distributed.all_reduce(model.weight.grad)
+
+    train_and_commit(loader, TRAINED_EPOCHS, job / f"{rank}.trained", checkpoint, victim, KILLED_AFTER, step)
     return model.weight.grad.tolist()
 
 

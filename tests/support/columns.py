@@ -120,7 +120,7 @@ NESTED = list(_nested())
 
 
 def _wrapped():
-    """Give arrays that pyarrow does not build from Python values alone."""
+    """Give arrays that pyarrow does not build from Python values alone, and one of images."""
     for values in (["a", "b", "a"], [7, 9, 7], [b"\0", b"b", b""], [1.5, -0.0, 1.5], [datetime.date(2024, 2, 29)] * 3):
         yield pa.array(values).dictionary_encode()
     yield pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.uint8()), pa.array([[1, 2], []], pa.list_(pa.int8())))
@@ -139,6 +139,7 @@ def _wrapped():
     yield pa.StructArray.from_arrays(
         [pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16], pa.binary(16)))], ["u"]
     )
+    yield pa.array([{"bytes": b"\xff\xd8\xff", "path": "a.jpg"}, {"bytes": b"", "path": None}], IMAGE)
 
 
 COLUMNS = {

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import wdsplit
+from tables import files_of
 from wdsplit.checks.verify import verify
 from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
@@ -98,7 +99,7 @@ def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
         expected, found = folder / f"{name}-one", folder / name
         wdsplit.convert(folder / "in.parquet", expected, chosen)
         wdsplit.convert(folder / "in.parquet", found, chosen, engine=engine)
-        assert contents(found) == contents(expected)
+        assert files_of(found) == files_of(expected)
         assert verify(str(found), engine=engine).problems == ()
     index = found / "000003.tar.idx"
     expected = index.read_bytes()
@@ -128,7 +129,7 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
             wdsplit.convert(folder / "in.parquet", out, chosen, seen.append, engine=engine)
         merged = [progress for progress in seen if progress.name == "merge"]
         assert merged[-1].done == merged[-1].total > 1
-        assert contents(out) == contents(folder / f"{name}-once")
+        assert files_of(out) == files_of(folder / f"{name}-once")
 
 
 def ray_check_what_may_pass_is_tried_again_and_what_cannot_is_not(engine, folder):
@@ -224,11 +225,6 @@ def unanswered_at_first(tries, kind, number):
 def never_answered(tries, number):
     (tries / uuid.uuid4().hex).touch()
     raise UnansweredError("not now")
-
-
-def contents(folder):
-    """Return the bytes of all files below a folder, by their paths."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}

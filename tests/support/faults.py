@@ -20,11 +20,12 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 from http_messages import PIECE_BYTES, Head, Message, read_answer, read_head, request_pieces
+from s3server import HOST, Endpoint
 
-HOST = "127.0.0.1"
 NO_LINGER = struct.pack("ii", 1, 0)
 """A socket that is closed so sends a reset."""
 
@@ -127,23 +128,32 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Cut(Fault):
-    """The connection is reset after so many bytes of the answer's body; of those a client may lose the last."""
+class BrokenOff(Fault):
+    """After so many bytes of the body nothing comes any more, though Content-Length announced more."""
 
     after: int
+    how: ClassVar[str]
 
     async def answer(self, request: Request, answer: Message) -> Message:
-        return replace(answer, pieces=_first(answer.pieces, self.after, "reset"))
+        return replace(answer, pieces=_first(answer.pieces, self.after, self.how))
 
 
-@dataclass(frozen=True)
-class Truncate(Fault):
-    """The connection is closed after so many bytes of the body, though Content-Length announced more."""
+class Cut(BrokenOff):
+    """The connection is reset; of the bytes that were sent a client may lose the last."""
 
-    after: int
+    how = "reset"
 
-    async def answer(self, request: Request, answer: Message) -> Message:
-        return replace(answer, pieces=_first(answer.pieces, self.after, "close"))
+
+class Truncate(BrokenOff):
+    """The connection is closed."""
+
+    how = "close"
+
+
+class Stall(BrokenOff):
+    """The connection stays open until the client ends it."""
+
+    how = "stall"
 
 
 @dataclass(frozen=True)
@@ -155,16 +165,6 @@ class Shorten(Fault):
     async def answer(self, request: Request, answer: Message) -> Message:
         head = answer.head.having("Content-Length", self.after)
         return Message(head, _first(answer.pieces, self.after))
-
-
-@dataclass(frozen=True)
-class Stall(Fault):
-    """After so many bytes of the body nothing comes any more; the connection stays open until the client ends it."""
-
-    after: int
-
-    async def answer(self, request: Request, answer: Message) -> Message:
-        return replace(answer, pieces=_first(answer.pieces, self.after, "stall"))
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,7 @@ class SeededPlan:
 # The proxy
 
 
-class FaultProxy:
+class FaultProxy(Endpoint):
     """The proxy; runs from `start` to `stop`, or in a `with`.
 
     Attributes:
@@ -415,18 +415,6 @@ class FaultProxy:
         self._listening = socket.create_server((HOST, 0), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="fault proxy", daemon=True)
-
-    def __enter__(self) -> FaultProxy:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL."""
-        return f"http://{HOST}:{self.port}"
 
     @property
     def exchanges(self) -> list[Exchange]:

@@ -1,25 +1,21 @@
-"""One rank of a job with Accelerate or the Trainer, on CPU: writes what it was given to OUT/<task>-<rank>.json.
+"""One rank of a job with Accelerate or the Trainer on CPU: does tasks, and writes what it was given (see torchruns.py).
 
     torchrun ... huggingface_worker.py TASKS DATASET OUT
 
-Several tasks, joined by commas, are done one after the other. The model is made here; nothing is downloaded.
+The model is made here; nothing is downloaded.
 """
 
-import contextlib
-import json
-import logging
 import os
 import sys
-import warnings
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, ParallelismConfig
 from transformers import TrainerCallback, TrainingArguments
 
+from logs import logged
 from made_datasets import deliveries, delivering
-from torchruns import leave_group
+from torchruns import do_tasks
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.integrations.accelerate import PreparedLoader
 from wdsplit.integrations.transformers import WdsplitTrainer
@@ -116,18 +112,6 @@ def meshes(path, accelerator):
                 said.append(f"{error.expected}: {error.remedy}")
     accelerator.state.parallelism_config = accelerator.state.device_mesh = None
     return said
-
-
-@contextlib.contextmanager
-def logged(name):
-    """Give the list of what a logger says."""
-    lines, handler, logger = [], logging.Handler(), logging.getLogger(name)
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
 
 
 # The Trainer
@@ -240,17 +224,5 @@ def trainer_small(path, out):
 TASKS = {task.__name__: task for task in (accelerate, trainer, trainer_small, trainer_without)}
 
 
-def main(tasks, path, folder):
-    out = Path(folder)
-    for task in tasks.split(","):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result = TASKS[task](path, out)
-        texts = [str(each.message) for each in caught]
-        rank = os.environ.get("RANK", "0")
-        (out / f"{task}-{rank}.json").write_text(json.dumps({"result": result, "warnings": texts}))
-    leave_group()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    do_tasks(TASKS, *sys.argv[1:])

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 import wdsplit
 from checks import readme_block
+from logs import logged
 from wdsplit.integrations.jax import JaxLoader
 
 NUM_SAMPLES = 101
@@ -247,14 +248,9 @@ def check_integers_that_do_not_fit_are_an_error(path):
 
 
 def check_doubles_become_floats_as_jax_says_and_that_is_logged_once(path):
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logger = logging.getLogger("wdsplit.integrations.jax")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     dataset = wdsplit.Dataset(path).decode().map(lambda sample: {"x": sample["cls"] / 2, "y": np.float16(1)})
-    batches = list(JaxLoader(dataset, 2))
+    with logged("wdsplit.integrations.jax", logging.INFO) as said:
+        batches = list(JaxLoader(dataset, 2))
     assert {(batch.data["x"].dtype.name, batch.data["y"].dtype.name) for batch in batches} == {("float32", "float16")}
     assert [line for line in said if "float64" in line] == [
         "'x': float64 becomes float32, because jax_enable_x64 is off"

@@ -1,25 +1,34 @@
-"""One rank of a job of some launcher: does a task and writes what it was given to OUT/<task>-<rank>.json.
+"""One rank of a job of some launcher: does a task, and writes what it was given (see torchruns.py).
 
-LAUNCHER ... launched_worker.py TASK DATASET OUT
+    LAUNCHER ... launched_worker.py TASK DATASET OUT
+
+The ranks find each other as users' programs do; nothing here tells the loader a rank.
 """
 
 import contextlib
 import importlib
 import json
 import logging
+import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as distributed
-from torch.distributed.device_mesh import init_device_mesh
+import torch.utils.data
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from logs import logged
 from made_datasets import all_deliveries, deliveries, delivering
-from torchruns import leave_group
+from torchruns import do_tasks
+from wdsplit.errors import TopologyError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.world import detect_rank
+from wdsplit.order.split import World
 
 GLOBAL_BATCH = 12
 LEARNING_RATE = 0.1
@@ -27,16 +36,69 @@ LEARNING_RATE = 0.1
 
 def plain(path, out):
     """Give a rank's batches, with nothing but what the launcher has set; and what was logged of the rank."""
-    messages = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logger = logging.getLogger("wdsplit.loading.world")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    dataset = delivering(Dataset(path))
-    loader = Loader(dataset, GLOBAL_BATCH // dataset.world().world_size)
-    batches = [deliveries(batch) for batch in loader]
-    return dataset.world().rank, {"batches": batches, "messages": messages}
+    with logged("wdsplit.loading.world", logging.INFO) as messages:
+        dataset = delivering(Dataset(path))
+        loader = Loader(dataset, GLOBAL_BATCH // dataset.world().world_size)
+        batches = [deliveries(batch) for batch in loader]
+    return {"batches": batches, "messages": messages}
+
+
+def groups(path, out):
+    """Run an epoch in each of two groups; then with spawned workers, which have no process group of their own."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    by_environment = Dataset(path).world()
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    assert by_environment == World(rank, distributed.get_world_size())
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+    check_places(rank)
+    group = [distributed.new_group(members) for members in ([0, 1], [2, 3])][rank // 2]
+    dataset = delivering(Dataset(path, group=group))
+    assert dataset.world() == World(rank % 2, 2)
+    result = {}
+    for num_workers in (0, 2):
+        dataset.set_epoch(0)
+        loader = Loader(dataset, GLOBAL_BATCH // 2, num_workers=num_workers)
+        result[f"workers {num_workers}"] = [deliveries(batch) for batch in loader]
+    for name in ("RANK", "WORLD_SIZE"):
+        del os.environ[name]
+    if rank == 3:
+        result |= spawned(path, group, mesh["dp"])
+    return result
+
+
+def spawned(path, group, mesh):
+    """Return what rank 3 of 4, which is rank 1 of 2 of its group, is given by workers that are not forked."""
+    job, part, place = (delivering(Dataset(path, group=each)) for each in (None, group, mesh))
+    plain = torch.utils.data.DataLoader(job, num_workers=1, multiprocessing_context="spawn")
+    return {
+        "spawned, DataLoader": all_deliveries(plain),
+        "forkserver, Loader": all_deliveries(Loader(job, 3, num_workers=1, multiprocessing_context="forkserver")),
+        "spawned, Loader, group": all_deliveries(Loader(part, 6, num_workers=1, multiprocessing_context="spawn")),
+        "spawned, Loader, mesh": all_deliveries(Loader(place, 6, num_workers=1, multiprocessing_context="spawn")),
+    }
+
+
+def check_places(rank):
+    """Assert that a mesh counts by the places in it, row by row, whichever ranks stand there."""
+    whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert detect_rank(group=whole["dp"]) == World(rank // 2, 2)
+    assert detect_rank(group=whole["tp"]) == World(rank % 2, 2)
+    assert detect_rank(group=whole) == detect_rank(group=whole["dp", "tp"]) == World(rank, 4)
+    hybrid = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    assert detect_rank(group=hybrid["dp_replicate", "dp_shard"]) == World(rank // 2, 2)
+    assert detect_rank(group=DeviceMesh("cpu", [[0, 2], [1, 3]])) == World([0, 2, 1, 3][rank], 4)
+    half = DeviceMesh("cpu", [1, 0])
+    if rank < 2:
+        assert detect_rank(group=half) == World(1 - rank, 2)
+        return
+    try:
+        detect_rank(group=half)
+    except TopologyError as error:
+        assert error.cause == "this process is not in the group that was given"
+    else:
+        raise AssertionError("a process outside the mesh was given a rank")
 
 
 def with_deepspeed(path, out):
@@ -58,13 +120,13 @@ def with_deepspeed(path, out):
         engine.backward(engine(batch[1][:, None] / 100.0).square().mean())
         engine.step()
     assert loader.dataset.world() == before
-    return before.rank, batches
+    return batches
 
 
 def fsdp(path, out):
     """Train an epoch with FSDP2 on a mesh of one dimension, then on one that shards and replicates (HSDP)."""
     distributed.init_process_group("gloo")
-    rank, result = distributed.get_rank(), {}
+    result = {}
     names = ("dp_replicate", "dp_shard")
     for name, mesh in (
         ("fsdp", init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))),
@@ -85,11 +147,11 @@ def fsdp(path, out):
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
         trained = [parameter.full_tensor().item() for parameter in model.parameters()]
         result[name] = {"batches": batches, "trained": trained}
-    return rank, result
+    return result
 
 
 def with_ray(path, out):
-    """Start two workers of Ray Train; each writes what it was given."""
+    """Return what each of two workers of Ray Train was given."""
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -100,29 +162,22 @@ def with_ray(path, out):
     run = RunConfig(storage_path=str(out / "ray"))
     TorchTrainer(ray_rank, train_loop_config=settings, scaling_config=scaling, run_config=run).fit()
     ray.shutdown()
-    return "driver", None
+    return [json.loads((out / f"worker-{rank}.json").read_text()) for rank in range(2)]
 
 
 def ray_rank(settings):
     assert distributed.is_initialized()
     loader = Loader(delivering(Dataset(settings["path"])), GLOBAL_BATCH // 2)
     rank = loader.dataset.world().rank
-    first, rest = next(iter(loader)), None
+    first = next(iter(loader))
     state = loader.state_dict()
     loader.load_state_dict(state)
     rest = all_deliveries(loader)
-    Path(settings["out"], f"ray-{rank}.json").write_text(json.dumps([deliveries(first), rest]))
+    Path(settings["out"], f"worker-{rank}.json").write_text(json.dumps([deliveries(first), rest]))
 
 
-TASKS = {"deepspeed": with_deepspeed, "fsdp": fsdp, "plain": plain, "ray": with_ray}
-
-
-def main(task, path, folder):
-    out = Path(folder)
-    rank, result = TASKS[task](path, out)
-    (out / f"{task}-{rank}.json").write_text(json.dumps(result))
-    leave_group()
+TASKS = {"deepspeed": with_deepspeed, "fsdp": fsdp, "groups": groups, "plain": plain, "ray": with_ray}
 
 
 if __name__ == "__main__":
-    main(*[each for each in sys.argv[1:] if not each.startswith("--local_rank")])
+    do_tasks(TASKS, *[each for each in sys.argv[1:] if not each.startswith("--local_rank")])

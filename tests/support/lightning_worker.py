@@ -1,16 +1,11 @@
-"""One rank of a Lightning job on CPU: does a task and writes what it was given to OUT/<task>-<rank>.json.
+"""One rank of a Lightning job on CPU: does tasks, and writes what it was given (see torchruns.py).
 
-    torchrun ... lightning_worker.py TASKS DATASET OUT
-
-Several tasks, joined by commas, are done one after the other.
+torchrun ... lightning_worker.py TASKS DATASET OUT
 """
 
-import json
 import logging
 import os
 import sys
-import warnings
-from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,8 +13,9 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torchmetrics import MeanMetric
 
+from logs import logged
 from made_datasets import deliveries, delivering
-from torchruns import leave_group
+from torchruns import do_tasks
 from wdsplit.integrations.lightning import EpochCallback, WdsplitDataModule
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -139,11 +135,9 @@ class SaveEach(Callback):
         self.path, self.warned = path, []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        handler, logger = logging.Handler(), logging.getLogger("wdsplit.integrations.opaque_loader")
-        handler.emit = lambda record: self.warned.append(batch_idx + 1)
-        logger.addHandler(handler)
-        trainer.save_checkpoint(self.path)
-        logger.removeHandler(handler)
+        with logged("wdsplit.integrations.opaque_loader") as messages:
+            trainer.save_checkpoint(self.path)
+        self.warned += [batch_idx + 1] * len(messages)
 
 
 def accumulate(path, out):
@@ -194,18 +188,6 @@ TASKS = {
 }
 
 
-def main(tasks, path, folder):
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    out = Path(folder)
-    for task in tasks.split(","):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result = TASKS[task](path, out)
-        texts = [str(each.message) for each in caught]
-        rank = os.environ.get("RANK", "0")
-        (out / f"{task}-{rank}.json").write_text(json.dumps({"result": result, "warnings": texts}))
-    leave_group()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    do_tasks(TASKS, *sys.argv[1:])

@@ -14,23 +14,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from s3server import S3Server, rclone
+from s3server import S3Server, bound_to_tests, rclone
 
 DEADLINE_S = 200
-
-LAUNCH = """
-import os, select, subprocess, sys
-tests, mount = os.pidfd_open(int(sys.argv[1])), os.pidfd_open(os.getpid())
-if os.fork():
-    os.execv(sys.argv[4], sys.argv[4:])
-select.select([tests, mount], [], [])
-subprocess.run([sys.argv[2], "-u", "-q", "-z", sys.argv[3]], stderr=subprocess.DEVNULL)
-"""
-"""Becomes the mount, after it has left a process behind that unmounts when the mount or the tests have ended."""
 
 
 def _unmounter() -> str | None:
@@ -87,9 +76,10 @@ class Mount:
         command += ["--dir-cache-time=100ms", "--attr-timeout=0", "--poll-interval=0", "--buffer-size=0"]
         command += ["--low-level-retries=1", "--retries=1", "--contimeout=2s", "--timeout=5s"]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
-        launch = [sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), str(_unmounter()), str(self.folder)]
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(launch + command, stdout=log, stderr=log, env=environ)
+            self._process = subprocess.Popen(
+                bound_to_tests(command, at_end=self._unmounting()), stdout=log, stderr=log, env=environ
+            )
         deadline = time.monotonic() + DEADLINE_S
         while not os.path.ismount(self.folder):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -99,7 +89,10 @@ class Mount:
     def unmount(self) -> None:
         """Unmount it, though files are open; what the page cache has of it is forgotten."""
         if self._process is not None:
-            subprocess.run([str(_unmounter()), "-u", "-q", "-z", str(self.folder)], stderr=subprocess.DEVNULL)
+            subprocess.run(self._unmounting(), stderr=subprocess.DEVNULL)
             self._process.terminate()
             self._process.wait(DEADLINE_S)
             self._process = None
+
+    def _unmounting(self) -> list[str]:
+        return [str(_unmounter()), "-u", "-q", "-z", str(self.folder)]

@@ -10,14 +10,13 @@ import json
 import logging
 import os
 import pickle
-import signal
 import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as distributed
 
-from made_datasets import deliveries, delivering
+from made_datasets import delivering
+from torchruns import train_and_commit
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
@@ -27,22 +26,6 @@ def told(dataset, loader):
     copy = pickle.loads(pickle.dumps(dataset))
     objects = (dataset, loader, copy, dataset.source, copy.source, dataset.source.storage(), vars(dataset.source))
     return [text for each in objects for text in (repr(each), str(each))]
-
-
-def train(folder, loader, job):
-    rank = distributed.get_rank()
-    steps = 0
-    with open(folder / f"{rank}.jsonl", "w") as log:
-        while loader.epoch < job["stop_epoch"]:
-            for batch in loader:
-                if (rank, steps) == (job["victim"], job["killed_after"]):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                print(json.dumps(deliveries(batch)), file=log, flush=True)
-                distributed.all_reduce(torch.ones(1))
-                if rank == 0:
-                    (folder / "new.json").write_text(json.dumps(loader.state_dict()))
-                    (folder / "new.json").replace(folder / "checkpoint.json")
-                steps += 1
 
 
 def main(folder):
@@ -57,7 +40,8 @@ def main(folder):
     if job["state"]:
         loader.load_state_dict(job["state"])
     (folder / f"{rank}.json").write_text(json.dumps({"len": len(loader), "told": told(dataset, loader)}))
-    train(folder, loader, job)
+    log, checkpoint = folder / f"{rank}.jsonl", folder / "checkpoint.json"
+    train_and_commit(loader, job["stop_epoch"], log, checkpoint, job["victim"], job["killed_after"])
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import http.client
 import itertools
+import json
 import os
 import random
 import shutil
@@ -29,8 +30,13 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 HOST = "127.0.0.1"
 KEY_ID = "FAKEKEYIDOFTHETESTS0"
@@ -44,15 +50,24 @@ PORTS = range(20_000, 32_768)
 PORTS_OF_A_WORKER = 190
 
 LAUNCH = """
-import contextlib, os, select, signal, sys
-tests, server = os.pidfd_open(int(sys.argv[1])), os.pidfd_open(os.getpid())
+import contextlib, json, os, select, signal, subprocess, sys
+tests, program = os.pidfd_open(int(sys.argv[1])), os.pidfd_open(os.getpid())
 if os.fork():
-    os.execv(sys.argv[2], sys.argv[2:])
-select.select([tests, server], [], [])
+    os.execv(sys.argv[3], sys.argv[3:])
+select.select([tests, program], [], [])
+if at_end := json.loads(sys.argv[2]):
+    subprocess.run(at_end, stderr=subprocess.DEVNULL)
 with contextlib.suppress(ProcessLookupError):
-    signal.pidfd_send_signal(server, signal.SIGKILL)
+    signal.pidfd_send_signal(program, signal.SIGKILL)
 """
-"""Becomes the server, after it has left a process behind that kills the server when the tests' process has ended."""
+
+
+def bound_to_tests(command: Sequence[str], at_end: Sequence[str] = ()) -> list[str]:
+    """Return a command that becomes another, and is killed when this process has ended, even if that was killed.
+
+    It leaves a process behind that waits for one of the two to end, and then runs what is to be done at the end.
+    """
+    return [sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), json.dumps(at_end), *command]
 
 
 class ServerError(Exception):
@@ -76,7 +91,25 @@ class Bucket:
         return f"s3://{self.name}"
 
 
-class S3Server:
+class Endpoint:
+    """What listens at a port of this machine, from `start` to `stop`, or in a `with`."""
+
+    port: int
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://{HOST}:{self.port}"
+
+
+class S3Server(Endpoint):
     """A server in a process of its own, which ends with the tests' process, even when that is killed.
 
     Attributes:
@@ -95,18 +128,6 @@ class S3Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count()
         self.removed: set[str] = set()
-
-    def __enter__(self) -> S3Server:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL."""
-        return f"http://{HOST}:{self.port}"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -151,7 +172,7 @@ class S3Server:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), *command],
+                bound_to_tests(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,8 +1,6 @@
 """Checks of TensorFlowLoader in one process of two logical CPUs; run by test_integrations_tensorflow.py."""
 
-import contextlib
 import itertools
-import logging
 import time
 
 import numpy as np
@@ -11,6 +9,7 @@ import tensorflow as tf
 
 import wdsplit
 from checks import readme_block
+from logs import logged
 from made_datasets import expected_batches
 from wdsplit.integrations.tensorflow import TensorFlowLoader
 
@@ -49,19 +48,6 @@ class Recorder(tf.keras.Model):
     def train_step(self, data):
         self.batches.append(data)
         return {"loss": tf.reduce_mean(tf.cast(data[1], tf.float32))}
-
-
-@contextlib.contextmanager
-def logged():
-    """Give the list of the lines that the adapter logs as warnings."""
-    lines, handler = [], logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("wdsplit.integrations.tensorflow")
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
 
 
 class StopAfter(tf.keras.callbacks.Callback):
@@ -186,7 +172,7 @@ def check_an_endless_dataset_goes_on_after_the_batches_that_keras_used(path):
         assert (loader.epoch, loader.step) == (1, 2)
     unreported = loader_of(path, prefetch=0)
     endless = unreported.dataset()
-    with logged() as lines:
+    with logged("wdsplit.integrations.tensorflow") as lines:
         assert content(fitted(endless, [], steps_per_epoch=4)) == expected[:4]
         assert lines == []
         assert content(fitted(endless, [], steps_per_epoch=4)) == expected[:4]

@@ -2,11 +2,10 @@
 
 Starting ranks takes seconds, so each job (acceptance_worker.py) runs all datasets and both kinds of workers, resumes
 from the states of the job before, and trains on from its last checkpoint. A rank of each job but the last is killed.
+That the epoch of one reader holds each sample once is for test_promises.py.
 """
 
 import json
-import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from acceptance_worker import (
     opened,
     readers_of,
 )
-from made_datasets import deliveries, expected_batches, real_rows, sized_dataset
-from torchruns import Ended, delivered, end_processes, processes_of, torchrun, woven
+from made_datasets import deliveries, expected_batches, sized_dataset
+from torchruns import Ended, end_processes, processes_of, processes_that_stay, torchrun, woven
 from wdsplit.loading.loader import Loader
 
 pytestmark = pytest.mark.xdist_group("acceptance")
@@ -40,9 +39,6 @@ SHARDS = {
 }
 NUM_SAMPLES = {name: sum(counts) for name, (counts, _) in SHARDS.items()} | {"mixture": sum(MIXED.values())}
 NUM_STEPS = {name: -(-count // GLOBAL_BATCH) for name, count in NUM_SAMPLES.items()}
-
-PATIENCE_S = 200
-"""A worker of torch's looks every 5 s whether its parent lives; there may be much else to do."""
 
 on_all_ranks = pytest.mark.parametrize("world_size", VICTIMS)
 
@@ -64,15 +60,6 @@ class Job:
     ranks: list
     gradients: list
     trained: list
-
-
-def processes_that_stay(out):
-    """Return the processes of a job that has ended that do not go within some seconds; and end them."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := processes_of(out)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    end_processes(left)
-    return left
 
 
 def run_job(folder, world_size, victim):
@@ -124,30 +111,6 @@ def test_global_batches_are_those_of_one_reader_whatever_the_ranks_and_workers(f
             assert woven([epoch["batches"] for epoch in epochs]) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name != "mixture"])
-def test_the_epoch_of_one_reader_has_each_sample_once_and_flags_what_fills_the_last_step(folder, name):
-    for shuffle in (False, True):
-        samples = delivered(one_reader(folder, name, shuffle=shuffle))
-        assert real_rows(samples) == list(range(NUM_SAMPLES[name]))
-        assert [position for position, _, _ in samples] == list(range(NUM_STEPS[name] * GLOBAL_BATCH))
-
-
-def test_the_epochs_of_a_mixture_have_each_sources_count_and_each_of_its_samples_once_a_round(folder):
-    """A round of a source is over when all of its samples were seen; shares below or above 1 straddle epochs."""
-    for shuffle in (False, True):
-        seen = Counter()
-        for epoch in range(6):
-            batches = one_reader(folder, "mixture", epoch, shuffle)
-            assert len(batches) == NUM_STEPS["mixture"]
-            rows = real_rows(delivered(batches))
-            assert Counter(row // 1000 for row in rows) == dict(enumerate(MIXED.values()))
-            seen.update(rows)
-            for number, (source, count) in enumerate(MIXED.items()):
-                often = [seen[1000 * number + row] for row in range(NUM_SAMPLES[source])]
-                assert sum(often) == (epoch + 1) * count
-                assert max(often) - min(often) <= 1
-
-
 @pytest.mark.parametrize("name", ["wild", "mixture"])
 @on_all_ranks
 def test_a_state_is_the_same_on_any_ranks_and_workers(jobs, world_size, name):
@@ -179,9 +142,6 @@ def test_killed_jobs_that_restart_from_the_last_checkpoint_on_other_ranks_train_
         committed = KILLED_AFTER if victim >= 0 else None
         trained += woven([steps[:committed] for steps in jobs[world_size].trained])
     assert trained == expected
-    for epoch in range(TRAINED_EPOCHS):
-        steps = trained[epoch * NUM_STEPS["training"] :][: NUM_STEPS["training"]]
-        assert real_rows(delivered(steps)) == list(range(NUM_SAMPLES["training"]))
 
 
 def test_ranks_that_train_with_ddp_have_the_same_gradients(jobs):

@@ -111,7 +111,7 @@ def test_deepspeed_learns_and_resumes_where_the_file_latest_says(digits, tmp_pat
     """With ZeRO 1 and accumulated gradients: a step is two batches."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     folder = tmp_path / "checkpoints"
-    scripts, accumulated = ("deepspeed_example.py", "train_deepspeed.py"), ("--zero=1", "--accumulate=2")
+    scripts, accumulated = ("watched_example.py", "train_deepspeed.py"), ("--zero=1", "--accumulate=2")
     checkpoint = (f"--checkpoint={folder}", f"--checkpoint-steps={STOPPED_AFTER}", "--resume")
     whole = run(scripts, *digits, *SMALL, *accumulated, *checkpoint, "--lr=0.006", out=tmp_path)
     check_learning(whole)
@@ -239,6 +239,6 @@ def test_the_imagenet_recipe_learns_audits_itself_and_resumes_in_mid_epoch(jpegs
     assert rest.parameters == whole.parameters
 
     other = (f"--checkpoint={tmp_path / 'other.pt'}", "--resume", "--batch-size=9", "--epochs=1")
-    rest = run(("counted_example.py", "imagenet_resnet50.py"), *jpegs, *options, *other, out=tmp_path, ranks=3)
+    rest = run(("watched_example.py", "imagenet_resnet50.py"), *jpegs, *options, *other, out=tmp_path, ranks=3)
     assert "resumed in epoch 0 at step 5, on 3 ranks" in rest.output, "75 samples are 3 batches of 27, and there are 8"
     assert "rank 0 has updated the parameters 2 times" in rest.output

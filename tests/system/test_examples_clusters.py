@@ -24,7 +24,6 @@ from wdsplit.sizes import parse_size
 pytestmark = pytest.mark.xdist_group("digits")
 
 SCRIPTS = sorted((EXAMPLES / "slurm").glob("*.sh"))
-TRAINING = [script for script in SCRIPTS if script.name in ("tasks.sh", "torchrun.sh")]
 SHELLCHECK = shutil.which("shellcheck", path=PATH)
 
 SCONTROL = """#!/bin/bash
@@ -104,14 +103,20 @@ def test_a_slurm_job_goes_back_into_the_queue_before_its_time_is_up(cluster, mon
     assert (cluster / "scontrol.log").read_text() == f"requeue {os.environ['SLURM_JOB_ID']}\n"
 
 
-@pytest.mark.parametrize("script", TRAINING, ids=lambda script: script.name)
-def test_a_slurm_script_asks_for_what_it_needs(script):
+NEEDS = {
+    "convert_array.sh": {"--ntasks=1"},
+    "convert_ray.sh": {"--ntasks-per-node=1", "--no-kill"},
+    "tasks.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=8"},
+    "torchrun.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1"},
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_slurm_script_says_what_it_needs_before_its_first_command(script):
     lines = script.read_text().splitlines()
-    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
-    assert {"--requeue", "--open-mode=append", "--nodes=2", "--gpus-per-node=8"} <= set(options)
-    tasks = "--ntasks-per-node=1" if script.name == "torchrun.sh" else "--ntasks-per-node=8"
-    assert tasks in options
     first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    options = [line.removeprefix("#SBATCH ") for line in lines[:first_command] if line.startswith("#SBATCH ")]
+    assert {"--requeue", "--open-mode=append", *NEEDS[script.name]} <= set(options)
     assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "SLURM does not read those"
 
 

@@ -99,14 +99,6 @@ def chosen(**plan):
     return ConvertOptions(PlanOptions(shards=4, **plan))
 
 
-def test_the_slurm_script_says_what_it_needs_before_its_first_command():
-    lines = SCRIPT.read_text().splitlines()
-    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
-    options = [line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH ")]
-    assert {"--requeue", "--open-mode=append", "--ntasks=1"} <= set(options)
-    assert not any(line.startswith("#SBATCH") for line in lines[first:])
-
-
 def test_the_pods_of_the_indexed_job_write_all_shares(raw, tmp_path):
     convert(raw, tmp_path / "one", chosen())
     plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen())

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import suppress
-from pathlib import Path
 
 import click
 import pytest
@@ -21,6 +19,7 @@ from paths import EXAMPLES
 from raycluster import QUIET
 from s3server import free_port
 from tables import files_of, mixed_table, start_process, wait_until, write_files
+from torchruns import end_processes, processes_with
 from wdsplit import ConvertOptions, PlanOptions, convert
 from wdsplit.cli.main import cli
 from wdsplit.sizes import parse_size
@@ -78,21 +77,10 @@ def job(tmp_path, monkeypatch):
         if started and started[0].poll() is None:
             started[0].terminate()
             started[0].wait(TIMEOUT_S)
-        wait_until(lambda: not processes_of(folder), "all processes of Ray have ended")
+        wait_until(lambda: not processes_with("RAY_TMPDIR", folder), "all processes of Ray have ended")
     finally:
-        for number in processes_of(folder):
-            os.kill(number, signal.SIGKILL)
+        end_processes(processes_with("RAY_TMPDIR", folder))
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def processes_of(folder):
-    """Return the processes that have a folder in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"RAY_TMPDIR={folder}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return found
 
 
 def test_slurm_goes_on_with_a_run_on_a_ray_cluster_of_its_nodes_and_verifies(job, tmp_path):
@@ -126,14 +114,6 @@ def test_a_slurm_job_whose_time_is_up_goes_back_into_the_queue_and_ends_ray(job,
     running.send_signal(signal.SIGUSR1)
     assert running.wait(TIMEOUT_S) == 1
     assert (tmp_path / "log").read_text().splitlines()[-1] == f"requeue {os.environ['SLURM_JOB_ID']}"
-
-
-def test_the_slurm_script_says_what_it_needs_before_its_first_command():
-    lines = SCRIPT.read_text().splitlines()
-    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
-    options = [line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH ")]
-    assert {"--requeue", "--open-mode=append", "--ntasks-per-node=1", "--no-kill"} <= set(options)
-    assert not any(line.startswith("#SBATCH") for line in lines[first:])
 
 
 # Kubernetes

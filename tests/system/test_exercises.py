@@ -3,14 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from paths import EXAMPLES
-from tables import DEADLINE_S
-from torchruns import torchrun
+from torchruns import run_alone, torchrun
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 
@@ -32,10 +29,7 @@ def dataset(tmp_path_factory):
 
 def run(script, *arguments, start=()):
     """Run a script in one process, without a launcher."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, *start, str(EXERCISES / script), *map(str, arguments)]
-    environ |= {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=DEADLINE_S)
+    return run_alone(*start, EXERCISES / script, *arguments)
 
 
 def on_two_ranks(script, *arguments, out):

@@ -1,4 +1,4 @@
-"""The guides in docs/ say what is so: their Python runs, their commands print what is shown, their links lead on.
+"""The guides in docs/ say what is so: their Python runs, and their commands print what is shown.
 
 Of a guide, in order: ```python blocks run in one namespace, and print what a ```text block after them shows; one that
 begins with `# NAME.py` is saved under that name instead. The commands of ```console blocks run. `...` in what is shown
@@ -6,7 +6,6 @@ stands for anything. ```sh blocks do not run: their options and files are looked
 has to compile.
 """
 
-import ast
 import contextlib
 import io
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from documents import HOST, MACHINE_PATH, OPTIONS, PACKAGE_INDEX, lines_that_match
+from documents import OPTIONS
 from paths import ROOT
 from tables import start_process
 from wdsplit.cli.main import cli
@@ -30,15 +29,11 @@ pytestmark = pytest.mark.xdist_group("guides")
 
 DOCS = ROOT / "docs"
 GUIDES = sorted(path.name for path in DOCS.glob("*.md"))
-PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-"""The guides, and what explains the design in a folder of its own."""
 FROM_NOTHING = "quick-start.md"
 """Makes its own data; the others find `raw`, `data/train` and `data/val`."""
 
 CELL = re.compile(r"^(?:<!-- (?P<note>[^>]*) -->\n+)?```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
-NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-NAMED_FILE = re.compile(r"`((?:tests|examples|tools|wdsplit)/[\w./-]*\w)[`:]")
 NOT_RUN = "not run by the tests"
 COMMAND_S = 250
 
@@ -164,13 +159,6 @@ def test_there_are_guides_that_run():
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_all_python_of_a_guide_compiles(guide):
-    for cell in cells_of(text_of(guide)):
-        if cell.kind == "python":
-            ast.parse(cell.code)
-
-
-@pytest.mark.parametrize("guide", GUIDES)
 def test_commands_of_a_guide_have_the_options_and_files_that_they_name(guide):
     for cell in cells_of(text_of(guide)):
         commands = sh_commands_of(cell.code) if cell.kind == "sh" else []
@@ -196,62 +184,6 @@ def unknown_in(words):
     sources = [ROOT / words[scripts[0]], *folder.glob("image_task.py"), *folder.glob("common.py")]
     known = {name for path in sources for name in re.findall(r'"(--[\w-]+)"', path.read_text(encoding="utf-8"))}
     return [option for option in own if option not in known]
-
-
-def slug(heading):
-    """Return the name that a heading has in links, as GitHub makes it."""
-    return re.sub(r"[^\w -]", "", heading.replace("`", "").lower()).replace(" ", "-")
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_of_a_page_lead_to_files_and_headings(page):
-    text, wrong = FENCE.sub("", text_of(page)), []
-    assert text.startswith("# ")
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
-        if "://" in target:
-            continue
-        path = (DOCS / page).parent / target if target else DOCS / page
-        if not path.exists():
-            wrong.append(target)
-        elif anchor:
-            headings = re.findall(r"^#+ (.*)", FENCE.sub("", path.read_text(encoding="utf-8")), re.M)
-            wrong += [] if anchor in map(slug, headings) else [f"{target}#{anchor}"]
-    assert wrong == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_tests_and_files_that_a_page_names_are_there(page):
-    text = text_of(page)
-    missing = [
-        f"{path}::{name}"
-        for path, name in NAMED_TEST.findall(text)
-        if not (ROOT / path).exists()
-        or not re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.M)
-    ]
-    missing += [path for path in NAMED_FILE.findall(text) if not (ROOT / path).exists()]
-    assert missing == []
-
-
-ROWS = {"A": 10, "B": 6, "C": 4, "D": 10, "E": 8}
-
-
-def test_each_row_of_the_acceptance_table_is_shown_or_marked():
-    rows = re.findall(r"^\| ([A-E]\d+) \|(.*)\|$", text_of("acceptance.md"), re.M)
-    wanted = [f"{letter}{number + 1}" for letter, most in ROWS.items() for number in range(most)]
-    assert [name for name, _ in rows] == wanted
-    shown = re.compile(f"{NAMED_TEST.pattern}|{NAMED_FILE.pattern}|not yet")
-    assert [name for name, row in rows if not shown.search(row)] == []
-
-
-def test_the_index_leads_to_every_guide_and_the_readme_to_the_index():
-    index = set(re.findall(r"\]\(([\w-]+\.md)", text_of("README.md")))
-    assert index == set(GUIDES) - {"README.md"}
-    assert "](docs/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("pattern", [MACHINE_PATH, PACKAGE_INDEX, HOST], ids=["path", "index", "host"])
-def test_no_page_points_to_one_machine(pattern):
-    assert lines_that_match(pattern, [DOCS / page for page in PAGES]) == []
 
 
 def test_what_is_shown_may_leave_things_out_and_no_more():

@@ -1,28 +1,18 @@
 """Accelerate and Transformers' Trainer on two processes; the ranks' script is huggingface_worker.py."""
 
 import importlib
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from made_datasets import expected_batches, real_rows
-from paths import SUPPORT
-from torchruns import torchrun, woven
+from torchruns import results_of, run_tasks, woven
 
 pytestmark = pytest.mark.xdist_group("huggingface")
 
 SCRIPT = "huggingface_worker.py"
 STEPS = 9
 """Steps of an epoch, of 12 samples all together."""
-
-
-def results_of(out, task, num_ranks=2):
-    results = [json.loads((out / f"{task}-{rank}.json").read_text()) for rank in range(num_ranks)]
-    return [each["result"] for each in results], [text for each in results for text in each["warnings"]]
 
 
 def epochs(path, *numbers, begin=0):
@@ -43,12 +33,8 @@ def woven_unflagged(parts):
 def trained(numbers, tmp_path_factory):
     """Run the jobs that only some tests look at: on two ranks, with checkpoints, and then on one."""
     out = tmp_path_factory.mktemp("huggingface")
-    ended = torchrun(2, SCRIPT, "accelerate,trainer,trainer_without", numbers, out, out=out)
-    assert ended.returncode == 0, ended.output
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, str(SUPPORT / SCRIPT), "trainer_small", numbers, str(out)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    run_tasks(2, SCRIPT, "accelerate,trainer,trainer_without", numbers, out)
+    run_tasks(1, SCRIPT, "trainer_small", numbers, out)
     return out
 
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from loaded import modules_loaded_by
+
 LIBRARIES = {
     "accelerate": ["accelerate"],
     "lightning": ["lightning", "pytorch_lightning"],
@@ -12,17 +14,8 @@ LIBRARIES = {
 }
 
 
-def output_of(script):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_importing_wdsplit_and_its_loader_loads_no_training_library():
-    script = (
-        "import sys, wdsplit.integrations, wdsplit.loading.loader; print(*{name.split('.')[0] for name in sys.modules})"
-    )
-    loaded = set(output_of(script).split())
+    loaded = modules_loaded_by("import wdsplit.integrations, wdsplit.loading.loader")
     assert "wdsplit" in loaded
     assert not loaded & {name for names in LIBRARIES.values() for name in names}
 
@@ -45,7 +38,9 @@ for name, names in {LIBRARIES}.items():
     for each in names:
         del sys.modules[each]
 """
-    lines = output_of(script).splitlines()
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
     for name, line in zip(LIBRARIES, lines, strict=True):
         assert f"{name} is not installed" in line
         assert f"pip install 'wdsplit[{name}]'" in line

@@ -1,25 +1,17 @@
 """Lightning's own Trainer on two processes; the ranks' script is lightning_worker.py."""
 
-import json
-import os
 import subprocess
 import sys
 
 import pytest
 
 from made_datasets import expected_batches, real_rows
-from paths import SUPPORT
-from torchruns import torchrun, woven
+from torchruns import results_of, run_tasks, woven
 
 pytestmark = pytest.mark.xdist_group("lightning")
 
 WRONG_WARNINGS = ("IterableDataset", "DistributedSampler", "sampler", "num_workers", "resumable", "val_dataloader")
 SCRIPT = "lightning_worker.py"
-
-
-def results_of(out, task, num_ranks):
-    results = [json.loads((out / f"{task}-{rank}.json").read_text()) for rank in range(num_ranks)]
-    return [each["result"] for each in results], [text for each in results for text in each["warnings"]]
 
 
 def global_batches(ranks):
@@ -47,17 +39,13 @@ def fitted(numbers, tmp_path_factory):
     """Run the jobs that only some tests look at: on two ranks, with checkpoints, and then on one."""
     out = tmp_path_factory.mktemp("lightning")
     tasks = "fit,resume,accumulate,callback,overfit,sharded,tensor_parallel,fsdp"
-    ended = torchrun(2, SCRIPT, tasks, numbers, out, out=out)
-    assert ended.returncode == 0, ended.output
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, str(SUPPORT / SCRIPT), "resume_small", numbers, str(out)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    run_tasks(2, SCRIPT, tasks, numbers, out)
+    run_tasks(1, SCRIPT, "resume_small", numbers, out)
     return out
 
 
 def test_fit_gives_each_rank_its_part_of_every_epoch_once_and_evaluates_exactly(numbers, fitted):
-    ranks, warnings = results_of(fitted, "fit", 2)
+    ranks, warnings = results_of(fitted, "fit")
     seen = global_batches([rank["seen"] for rank in ranks])
     assert seen == expected(numbers, epochs(0, 1, 2))
     for epoch in range(3):
@@ -73,7 +61,7 @@ def test_fit_gives_each_rank_its_part_of_every_epoch_once_and_evaluates_exactly(
     ids=["middle", "last batch", "end of epoch"],
 )
 def test_a_checkpoint_resumes_with_exactly_what_is_left(numbers, fitted, checkpoint, places):
-    ranks, warnings = results_of(fitted, "resume", 2)
+    ranks, warnings = results_of(fitted, "resume")
     assert global_batches([rank[checkpoint] for rank in ranks]) == expected(numbers, places)
     assert [text for text in warnings if "resumable" in text] == []
 
@@ -91,37 +79,37 @@ def test_it_resumes_on_another_number_of_processes(numbers, fitted, checkpoint, 
 
 def test_a_checkpoint_in_the_middle_of_an_accumulation_is_warned_of(fitted):
     """Of 9 batches, of which 4 are accumulated, the last one is a step of its own."""
-    ranks, _ = results_of(fitted, "accumulate", 2)
+    ranks, _ = results_of(fitted, "accumulate")
     assert ranks == [[1, 2, 3, 5, 6, 7], []]
 
 
 def test_the_callback_sets_the_epoch_of_a_loader_of_ones_own(numbers, fitted):
     """Two batches an epoch; the third epoch is that of a second Trainer, which has resumed at the end of the second."""
-    ranks, _ = results_of(fitted, "callback", 2)
+    ranks, _ = results_of(fitted, "callback")
     assert global_batches(ranks) == expected(numbers, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
 
 
 def test_to_overfit_the_same_batches_come_in_each_epoch(numbers, fitted):
-    ranks, _ = results_of(fitted, "overfit", 2)
+    ranks, _ = results_of(fitted, "overfit")
     seen = global_batches(ranks)
     assert [place for place, _ in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [batch for _, batch in seen] == expected_batches(numbers, 2) * 2
 
 
 def test_fit_works_with_fsdp2(numbers, fitted):
-    ranks, _ = results_of(fitted, "sharded", 2)
+    ranks, _ = results_of(fitted, "sharded")
     assert global_batches(ranks) == expected(numbers, epochs(0, 1))
 
 
 def test_lightnings_first_fsdp_strategy_is_not_for_cpus(fitted):
     """So it cannot be tested here; it is a ParallelStrategy as the others are."""
-    ranks, _ = results_of(fitted, "fsdp", 2)
+    ranks, _ = results_of(fitted, "fsdp")
     assert all("requires a GPU" in text for text in ranks)
 
 
 def test_a_dataset_that_is_not_split_as_the_strategy_wants_is_refused(fitted):
     """With tensor parallelism, both processes are the same rank, but the dataset does not know."""
-    ranks, _ = results_of(fitted, "tensor_parallel", 2)
+    ranks, _ = results_of(fitted, "tensor_parallel")
     assert ["rank 0 of 1" in text and f"rank {rank} of 2" in text for rank, text in enumerate(ranks)] == [True, True]
 
 

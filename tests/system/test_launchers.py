@@ -5,7 +5,6 @@ started with the documented variables, or a module stands in for Horovod.
 """
 
 import itertools
-import json
 import multiprocessing.context
 import os
 import subprocess
@@ -20,7 +19,7 @@ from made_datasets import expected_batches
 from paths import SUPPORT
 from s3server import free_port
 from tables import outputs_of, start_process
-from torchruns import torchrun, woven
+from torchruns import results_of, run_tasks, woven
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.world import LAUNCHERS
 
@@ -51,16 +50,12 @@ def clean_environ(**variables):
     return {**environ, "OMP_NUM_THREADS": "1", **variables}
 
 
-def results_of(out, task, num_ranks):
-    return [json.loads((out / f"{task}-{rank}.json").read_text()) for rank in range(num_ranks)]
-
-
 def test_tasks_of_srun_read_each_sample_once_without_a_process_group(numbers, tmp_path):
     command = [sys.executable, str(WORKER), "plain", numbers, str(tmp_path)]
     step = {"SLURM_JOB_ID": "71", "SLURM_JOB_NAME": "train", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     ranks = [{**step, "SLURM_PROCID": rank} for rank in "01"]
     outputs_of([start_process(command, env=clean_environ(**rank)) for rank in ranks])
-    results = results_of(tmp_path, "plain", 2)
+    results, _ = results_of(tmp_path, "plain")
     assert woven([result["batches"] for result in results]) == expected_batches(numbers, 9)
     said = [f"rank {rank} of 2, from SLURM_PROCID and SLURM_STEP_NUM_TASKS" for rank in range(2)]
     assert [result["messages"] for result in results] == [[text] for text in said]
@@ -81,9 +76,8 @@ def plain_sgd(batches):
 
 def test_fsdp2_trains_on_meshes_as_one_process_does_on_the_global_batches(numbers, tmp_path):
     """Sharded over 4 processes; over 2, twice; and replicated over 2, each of them two tensor-parallel processes."""
-    ended = torchrun(4, "launched_worker.py", "fsdp", numbers, tmp_path, out=tmp_path)
-    assert ended.returncode == 0, ended.output
-    ranks, expected = results_of(tmp_path, "fsdp", 4), expected_batches(numbers, 9)
+    run_tasks(4, "launched_worker.py", "fsdp", numbers, tmp_path)
+    (ranks, _), expected = results_of(tmp_path, "fsdp", 4), expected_batches(numbers, 9)
     assert woven([rank["fsdp"]["batches"] for rank in ranks]) == expected
     assert woven([rank["hsdp"]["batches"] for rank in ranks]) == expected
     assert woven([rank["hsdp and tp"]["batches"] for rank in ranks[::2]]) == expected
@@ -99,7 +93,7 @@ def test_a_deepspeed_engine_trains_on_each_sample_once(numbers, tmp_path):
     environ = clean_environ(DS_ACCELERATOR="cpu")
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, f"{ended.stderr}\nDeepSpeed is installed by pip install 'wdsplit[tests-all]'"
-    assert woven(results_of(tmp_path, "deepspeed", 2)) == expected_batches(numbers, 9)
+    assert woven(results_of(tmp_path, "deepspeed")[0]) == expected_batches(numbers, 9)
 
 
 def test_workers_of_ray_train_read_each_sample_once_and_resume(numbers, tmp_path):
@@ -111,7 +105,8 @@ def test_workers_of_ray_train_read_each_sample_once_and_resume(numbers, tmp_path
         environ = clean_environ(PYTHONPATH=path, RAY_TMPDIR=folder, **quiet)
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ended.returncode == 0, f"{ended.stderr}\nRay is installed by pip install 'wdsplit[tests-all]'"
-    first, rest = zip(*results_of(tmp_path, "ray", 2), strict=True)
+    (workers,), _ = results_of(tmp_path, "ray", 1)
+    first, rest = zip(*workers, strict=True)
     expected = expected_batches(numbers, 9)
     assert woven([[part] for part in first]) == expected[:1]
     assert woven([[part] for part in rest]) == [[delivery for batch in expected[1:] for delivery in batch]]

@@ -2,19 +2,16 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from made_datasets import expected_batches, real_rows, sized_dataset
 from namespaces import namespaces, why_not
 from nodes import Job, Node, run
-from s3server import KEY_ID, LAUNCH, SECRET, rclone
-from tables import wait_until
-from torchruns import delivered, end_processes, processes_of
+from s3server import KEY_ID, SECRET, bound_to_tests, rclone
+from torchruns import delivered, processes_that_stay
 
 COUNTS = [3, 80, 0, 25, 1, 40, 8, 0, 6]
 GLOBAL_BATCH = 12
@@ -39,14 +36,6 @@ def epoch_of_one_reader(local, epoch):
     return expected_batches(local, NUM_STEPS, GLOBAL_BATCH, epoch)
 
 
-def no_process_stays(folder):
-    """Fail if a process of a job does not go soon after its agents; and end it."""
-    try:
-        wait_until(lambda: not processes_of(folder), "no process of the job is left")
-    finally:
-        end_processes(processes_of(folder))
-
-
 def kept_by(done, node):
     """Return the shards that a node keeps."""
     return [path for path in done.cache(node).rglob("*") if path.is_file() and ".tar" in path.name]
@@ -59,7 +48,7 @@ def test_two_nodes_of_which_a_rank_is_killed_and_two_others_that_resume_train_ea
     killed = run(tmp_path / "first", first, [Node(2), Node(2)])
     assert 0 not in killed.returncodes, killed.output
     assert "SIGKILL" in killed.outputs[1]
-    no_process_stays(killed.folder)
+    assert processes_that_stay(killed.folder) == {}
     assert [rank["len"] for rank in killed.ranks] == [NUM_STEPS] * 4
     assert kept_by(killed, 0) and kept_by(killed, 1)
     assert (killed.state["epoch"], killed.state["position"]) == (1, 5 * GLOBAL_BATCH)
@@ -95,7 +84,7 @@ def store_in(networks, number, folder):
     """Run an S3 server over a folder in a namespace."""
     command = [rclone(), "serve", "s3", str(folder), f"--addr=:{STORE_PORT}", f"--auth-key={KEY_ID},{SECRET}"]
     command += ["--config=", "--dir-cache-time=1ms"]
-    launch = [*networks.prefix(number), sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), *command]
+    launch = [*networks.prefix(number), *bound_to_tests(command)]
     with open(folder.with_name("store.log"), "wb") as log, subprocess.Popen(launch, stdout=log, stderr=log) as server:
         try:
             yield

@@ -18,7 +18,8 @@ import wdsplit
 from faults import Delay, FaultProxy
 from raycluster import RayCluster
 from s3server import free_port
-from tables import wait_until, write_files, write_table
+from tables import files_of, wait_until, write_files, write_table
+from torchruns import processes_with
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import InputError
@@ -124,7 +125,7 @@ def test_a_table_goes_from_bucket_to_bucket(cluster, bucket, table, tmp_path):
     ended = wdsplit_on(cluster, "convert", f"{bucket.url}/in.parquet", f"{bucket.url}/train", *options, "--engine=ray")
     assert (ended.returncode, ended.stderr) == (0, "")
     wdsplit.convert(f"{bucket.url}/in.parquet", tmp_path, ConvertOptions(PlanOptions(shards=8, world_size=4)))
-    assert engine_checks.contents(bucket.folder / "train") == engine_checks.contents(tmp_path)
+    assert files_of(bucket.folder / "train") == files_of(tmp_path)
     ended = wdsplit_on(cluster, "verify", f"{bucket.url}/train", "--engine=ray", "--address", cluster.address)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "all is well" in ended.stdout
@@ -261,7 +262,7 @@ def undisturbed(table, tmp_path_factory):
     """Return the files of that dataset as one job writes them."""
     folder = tmp_path_factory.mktemp("undisturbed")
     wdsplit.convert(table, folder, ConvertOptions(PlanOptions(shards=100)))
-    return engine_checks.contents(folder)
+    return files_of(folder)
 
 
 def interrupted(driver, output, number, again_s=None):
@@ -298,7 +299,7 @@ def test_a_driver_that_is_interrupted_says_how_to_resume(begin, slow_store, buck
     out, err = resumed.communicate(timeout=TIMEOUT_S)
     assert (resumed.returncode, err) == (0, "")
     assert "shards were there already" in out
-    assert engine_checks.contents(output) == undisturbed
+    assert files_of(output) == undisturbed
 
 
 def test_a_second_ctrl_c_disturbs_nothing(begin, slow_store, bucket):
@@ -331,7 +332,7 @@ print(client.is_connected())
 def test_a_driver_that_is_no_part_of_the_cluster_writes_the_same(cluster, bucket, table, undisturbed):
     ended = on(cluster, sys.executable, "-c", AFAR, cluster.client_address, table, f"{bucket.url}/train")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\nFalse\n", "")
-    assert engine_checks.contents(bucket.folder / "train") == undisturbed
+    assert files_of(bucket.folder / "train") == undisturbed
 
 
 # What is lost on the way
@@ -375,20 +376,16 @@ def test_a_worker_a_node_and_the_driver_that_are_lost_change_nothing(bucket, slo
         time.sleep(1)
         resumed = begin("--resume")
         assert resumed.wait(TIMEOUT_S) == 0, (tmp_path / "stderr.txt").read_text()
-        assert engine_checks.contents(output) == engine_checks.contents(tmp_path / "one")
+        assert files_of(output) == files_of(tmp_path / "one")
     finally:
         cluster.close()
 
 
 def kill_a_worker(cluster):
     """Kill a process of a cluster that is at a task; tell whether there was one."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            environ = (folder / "environ").read_bytes()
-            if (
-                cluster.environ["RAY_TMPDIR"].encode() in environ
-                and b"ray::wdsplit" in (folder / "cmdline").read_bytes()
-            ):
-                os.kill(int(folder.name), signal.SIGKILL)
+    for process, command in processes_with("RAY_TMPDIR", cluster.environ["RAY_TMPDIR"]).items():
+        if "ray::wdsplit" in command:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
                 return True
     return False

@@ -7,14 +7,26 @@ import click
 import pytest
 
 import wdsplit
-from documents import COMMANDS, HOST, MACHINE_PATH, OPTIONS, PACKAGE_INDEX, lines_that_match
+from documents import COMMANDS, OPTIONS
 from paths import ROOT
 from wdsplit.cli.main import cli
 
 PACKAGE = Path(wdsplit.__file__).parent
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
-SOURCE_FOLDERS = ("wdsplit", "tools", "tests", "examples")
+GUIDES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+PAGES = [*DOCUMENTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+"""All documents: those of the project, the guides, and what explains the design."""
+WITH_OLD_NAMES = "docs/design/layout.md"
+"""Tells what files were called before, too."""
+SOURCE_FOLDERS = ("wdsplit", "tools", "tests", "examples", "docs")
 SOURCE_SUFFIXES = {".md", ".py", ".sh", ".toml", ".yml", ".yaml", ".cfg", ".txt", ".json"}
+
+FENCE = re.compile(r"^ *```.*?^ *```", re.M | re.S)
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+NAMED_FILE = re.compile(r"`((?:tests|examples|tools|wdsplit)/[\w./-]*\w)[`:]")
+MACHINE_PATH = re.compile(r"(?<![\w.:\]})/~*-])/(work|root|home|Users)/")
+PACKAGE_INDEX = re.compile(r"(index[-_]url|://[\w.-]+/simple\b)", re.I)
+HOST = re.compile(r"https?://(\d+\.\d+\.\d+\.\d+|localhost|[\w-]+)(:\d+)?(/|$)")
 
 PACKAGES = sorted(".".join(path.parent.relative_to(PACKAGE).parts) for path in PACKAGE.rglob("*/__init__.py"))
 
@@ -48,11 +60,6 @@ def own_files():
     for folder in (*SOURCE_FOLDERS, ".ci"):
         files += [path for path in (ROOT / folder).rglob("*") if path.suffix in SOURCE_SUFFIXES]
     return sorted(path for path in files if path.is_file() and path != Path(__file__))
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_document_is_there_and_begins_with_a_heading(name):
-    assert text_of(name).startswith("# ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -93,9 +100,9 @@ def test_every_make_target_that_a_document_names_exists(name):
     assert named - make_targets() == set()
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_every_python_block_of_a_document_compiles(name):
-    for block in python_blocks(text_of(name)):
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_of_a_page_compiles(page):
+    for block in python_blocks(text_of(page)):
         ast.parse(block)
 
 
@@ -103,11 +110,53 @@ def test_the_readme_shows_how_to_use_the_library():
     assert any("wdsplit.Loader(" in block for block in python_blocks(text_of("README.md")))
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_link_of_a_document_to_a_file_leads_somewhere(name):
-    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text_of(name))
-    missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+def slug(heading):
+    """Return the name that a heading has in links, as GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading.replace("`", "").lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_to_files_and_headings(page):
+    text, wrong = text_of(page), []
+    assert text.startswith("# ")
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", FENCE.sub("", text)):
+        path = (ROOT / page).parent / target if target else ROOT / page
+        if "://" in target:
+            continue
+        if not path.exists():
+            wrong.append(target)
+        elif anchor:
+            headings = headings_of(FENCE.sub("", path.read_text(encoding="utf-8"))).splitlines()
+            wrong += [] if anchor in map(slug, headings) else [f"{target}#{anchor}"]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and page != WITH_OLD_NAMES])
+def test_tests_and_files_that_a_page_names_are_there(page):
+    text = text_of(page)
+    missing = [
+        f"{path}::{name}"
+        for path, name in NAMED_TEST.findall(text)
+        if not (ROOT / path).exists() or not re.search(rf"^def {name}\(", text_of(path), re.M)
+    ]
+    missing += [path for path in NAMED_FILE.findall(text) if not (ROOT / path).exists()]
     assert missing == []
+
+
+ROWS = {"A": 10, "B": 6, "C": 4, "D": 10, "E": 8}
+
+
+def test_each_row_of_the_acceptance_table_is_shown_or_marked():
+    rows = re.findall(r"^\| ([A-E]\d+) \|(.*)\|$", text_of("docs/acceptance.md"), re.M)
+    assert [name for name, _ in rows] == [f"{letter}{n + 1}" for letter, count in ROWS.items() for n in range(count)]
+    shown = re.compile(f"{NAMED_TEST.pattern}|{NAMED_FILE.pattern}|not yet")
+    assert [name for name, row in rows if not shown.search(row)] == []
+
+
+def test_the_index_leads_to_every_guide_and_the_readme_to_the_index():
+    index = set(re.findall(r"\]\(([\w-]+\.md)", text_of("docs/README.md")))
+    assert index == set(GUIDES) - {"README.md"}
+    assert "](docs/README.md)" in text_of("README.md")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -117,6 +166,15 @@ def test_architecture_names_every_package(package):
 
 def test_the_changelog_has_an_entry_for_this_version():
     assert re.search(rf"^## \[?{re.escape(wdsplit.__version__)}\b", text_of("CHANGELOG.md"), re.M)
+
+
+def lines_that_match(pattern, files):
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, PACKAGE_INDEX], ids=["path", "index"])

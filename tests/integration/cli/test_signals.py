@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from engine_checks import contents
 from made_datasets import numbers_table
-from tables import DEADLINE_S, session_processes, wait_until, write_table
+from tables import DEADLINE_S, files_of, session_processes, wait_until, write_table
 from wdsplit.cli.main import main
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.shards.manifest import HEADER_NAME
@@ -91,7 +90,7 @@ def test_a_conversion_leaves_nothing_temporary_and_says_how_to_resume(request, b
     resumed = begin(*PROGRAM, *conversion(table, output), "--resume")
     assert ended(resumed)[0] == 0
     wdsplit.convert(table, tmp_path / "undisturbed", ConvertOptions(PlanOptions(shards=SHARDS)))
-    assert contents(output) == contents(tmp_path / "undisturbed")
+    assert files_of(output) == files_of(tmp_path / "undisturbed")
 
 
 def test_a_command_that_ignores_ctrl_c_ends_too(begin, table, tmp_path):

@@ -1,7 +1,5 @@
 import io
 import json
-import math
-import struct
 
 import numpy as np
 import pyarrow as pa
@@ -9,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from columns import IMAGE, int_limits
 from wdsplit.errors import InputError
 from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import infer_fields, needs_sniff, sniff
-from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 
 JPG = b"\xff\xd8\xff\xe0"
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 MAGIC = {
     "jpg": JPG,
@@ -60,11 +57,6 @@ REFUSED = [
 
 def where(row):
     return f"part-3.parquet, row {row}"
-
-
-def limits(kind):
-    bits, signed = kind.bit_width, not str(kind).startswith("u")
-    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
 def infer(columns, mapping=None, key=None, first_bytes=None):
@@ -307,73 +299,6 @@ def test_a_table_with_nothing_but_the_key_is_refused():
 # What comes back
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_bytes_stay_as_they_are(kind):
-    values = [b"", b"\0", JPG * 1000, bytes(range(256))]
-    assert encode(pa.array(values, kind)) == values
-
-
-def test_bytes_of_a_fixed_size_stay_as_they_are():
-    assert encode(pa.array([b"abcd", b"\0\0\0\0"], pa.binary(4))) == [b"abcd", b"\0\0\0\0"]
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
-def test_text_is_written_as_utf_8(kind):
-    values = ["", "é", "日本語", "🙂\n\0", "a" * 5000]
-    assert [payload.decode() for payload in encode(pa.array(values, pa.string()).cast(kind))] == values
-
-
-@pytest.mark.parametrize("kind", INTEGERS, ids=str)
-def test_integers_are_written_in_decimal_to_the_ends_of_their_range(kind):
-    values = [*limits(kind), 0, 7]
-    assert [int(payload) for payload in encode(pa.array(values, kind))] == values
-
-
-def test_booleans_are_written_as_0_and_1():
-    assert encode(pa.array([True, False])) == [b"1", b"0"]
-
-
-def test_a_dictionary_of_numbers_is_written_by_its_values():
-    assert encode(pa.array([7, 9, 7]).dictionary_encode()) == [b"7", b"9", b"7"]
-
-
-@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
-def test_floats_come_back_to_the_last_bit_and_so_do_nan_and_the_infinities(kind):
-    values = pa.array(np.array([0.1, -0.0, 1e-7, 65504, math.inf, -math.inf, math.nan], kind.to_pandas_dtype()))
-    back = np.array([json.loads(payload) for payload in encode(values)], kind.to_pandas_dtype())
-    assert back.tobytes() == values.to_numpy().tobytes()
-
-
-json_kinds = st.recursive(
-    st.sampled_from([(pa.int64(), st.integers(-(2**63), 2**63 - 1)), (pa.uint64(), st.integers(0, 2**64 - 1))])
-    | st.just((pa.float64(), st.floats(allow_nan=False)))
-    | st.just((pa.bool_(), st.booleans()))
-    | st.just((pa.string(), st.text())),
-    lambda inner: (
-        inner.map(lambda pair: (pa.list_(pair[0]), st.lists(pair[1] | st.none(), max_size=3)))
-        | st.lists(inner, min_size=1, max_size=3).map(
-            lambda pairs: (
-                pa.struct([(f"f{i}", kind) for i, (kind, _) in enumerate(pairs)]),
-                st.fixed_dictionaries({f"f{i}": values | st.none() for i, (_, values) in enumerate(pairs)}),
-            )
-        )
-    ),
-    max_leaves=4,
-)
-
-
-@given(st.data())
-def test_whatever_json_can_carry_comes_back_equal(data):
-    kind, values = data.draw(json_kinds)
-    kind, values = pa.struct([("x", kind)]), st.fixed_dictionaries({"x": values | st.none()})
-    rows = data.draw(st.lists(values, min_size=1, max_size=4))
-    assert [json.loads(payload) for payload in encode(pa.array(rows, kind))] == rows
-
-
-def test_json_is_utf_8_without_spaces():
-    assert encode(pa.array([{"é": "日", "b": [1, 2]}])) == ['{"é":"日","b":[1,2]}'.encode()]
-
-
 def test_a_struct_whose_fields_share_a_name_is_refused_by_name():
     kind = pa.struct([pa.field("x", pa.int64()), pa.field("x", pa.string())])
     with pytest.raises(InputError, match="columns cannot be used"):
@@ -383,7 +308,7 @@ def test_a_struct_whose_fields_share_a_name_is_refused_by_name():
 @pytest.mark.parametrize("kind", NUMBERS, ids=str)
 @pytest.mark.parametrize("shape", ["list", "large", "fixed"])
 def test_lists_of_numbers_are_npy_and_numpy_loads_what_went_in(kind, shape):
-    ends = [0, 1, 1, 0] if kind in NUMBERS[-3:] else [*limits(kind), 0, 1]
+    ends = [0, 1, 1, 0] if kind in NUMBERS[-3:] else [*int_limits(kind), 0, 1]
     rows = [ends, [1, 2, 3, 4], ends[::-1]] + ([] if shape == "fixed" else [[], [5], [1] * 300])
     list_of = {"list": pa.list_, "large": pa.large_list, "fixed": lambda of: pa.list_(of, 4)}[shape](kind)
     dtype = np.dtype(kind.to_pandas_dtype())
@@ -392,12 +317,6 @@ def test_lists_of_numbers_are_npy_and_numpy_loads_what_went_in(kind, shape):
         assert array.dtype == dtype
         assert array.tolist() == row
         assert array.shape == (len(row),)
-
-
-def test_nan_and_the_infinities_of_a_list_come_back_to_the_last_bit():
-    values = np.array([math.nan, math.inf, -math.inf, -0.0], np.float32)
-    (payload,) = encode(pa.array([values], pa.list_(pa.float32())))
-    assert load(payload).tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("length", [0, 1, 9, 10, 99, 100, 12_345])
@@ -409,75 +328,7 @@ def test_an_npy_payload_is_the_bytes_that_numpy_writes(length):
     assert payload == sink.getvalue()
 
 
-COLUMNS = {
-    "bytes": pa.array([b"a", b"", None, b"bcd", b"e"], pa.binary()),
-    "fixed bytes": pa.array([b"ab", b"cd", None, b"ef", b"gh"], pa.binary(2)),
-    "text": pa.array(["a", "é", None, "", "z"]),
-    "integers": pa.array([1, 2, None, -4, 5], pa.int8()),
-    "booleans": pa.array([True, None, False, True, True]),
-    "floats": pa.array([1.5, None, -2.25, 1e300, 0.0]),
-    "lists": pa.array([[1], [], None, [2, 3], [4, 5, 6]], pa.list_(pa.int16())),
-    "large lists": pa.array([[1.5], [], None, [2, 3], [4, 5, 6]], pa.large_list(pa.float32())),
-    "fixed lists": pa.array([[1, 2], [3, 4], None, [5, 6], [7, 8]], pa.list_(pa.int64(), 2)),
-    "structs": pa.array([{"x": 1}, {"x": None}, None, {"x": 4}, {"x": 5}]),
-    "images": pa.array(
-        [{"bytes": JPG, "path": "a"}, {"bytes": b"", "path": None}, None, *[{"bytes": b"x"}] * 2], IMAGE
-    ),
-    "dictionary": pa.array(["a", "b", None, "a", "c"]).dictionary_encode(),
-}
-
-
-def encode_in_company(column, null):
-    """Encode a column beside one that has no nulls."""
-    (field,) = infer({"c": column.type})
-    columns = {"c": column, "t": pa.array(["text"] * len(column), pa.string())}
-    encoded = encode_batch(columns, [field, Field("t.txt", "t", "text", "string")], null, where)
-    assert encoded["t.txt"].to_pylist() == [b"text"] * len(column)
-    return encoded[field.name].to_pylist()
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_slice_is_encoded_as_the_rows_it_holds(name):
-    column = COLUMNS[name]
-    whole = encode_in_company(column, "omit")
-    assert whole.count(None) == 1
-    for first in range(6):
-        for stop in range(first, 6):
-            assert encode_in_company(column.slice(first, stop - first), "omit") == whole[first:stop]
-
-
 # Nulls
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_null_is_an_error_by_its_row_and_column(name):
-    column = COLUMNS[name]
-    with pytest.raises(InputError, match="is null") as caught:
-        encode(column)
-    assert caught.value.place == f"{where(column.is_null().to_pylist().index(True))}, column 'c'"
-    assert "--null omit" in caught.value.remedy
-    assert "--null empty" in caught.value.remedy
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_null_can_be_a_member_of_no_bytes(name):
-    column = COLUMNS[name]
-    payloads = encode(column, null="empty")
-    row = column.is_null().to_pylist().index(True)
-    assert payloads[row] == b""
-    assert None not in payloads
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_null_can_be_left_out(name):
-    column = COLUMNS[name]
-    assert [payload is None for payload in encode_in_company(column, "omit")] == column.is_null().to_pylist()
-
-
-def test_a_null_in_cls_never_becomes_the_text_none():
-    labels = pa.array([1, None], pa.int64())
-    assert encode_in_company(labels, "omit") == [b"1", None]
-    assert encode_in_company(labels, "empty") == [b"1", b""]
 
 
 def test_a_row_that_is_all_null_is_refused_even_where_nulls_are_left_out():
@@ -506,7 +357,7 @@ def test_a_null_within_a_list_of_numbers_is_refused_by_its_row(null, kind):
 def test_an_image_that_is_only_a_path_is_refused_however_nulls_are_treated(null):
     column = pa.array([{"bytes": JPG, "path": None}, {"bytes": None, "path": "cat.jpg"}], IMAGE)
     with pytest.raises(InputError, match="a path but no bytes") as caught:
-        encode_in_company(column, null)
+        encode(column, null=null)
     assert caught.value.place == f"{where(1)}, column 'c'"
     assert "cat.jpg" in caught.value.found
     assert "embed" in caught.value.remedy
@@ -524,9 +375,3 @@ def test_values_below_the_nulls_of_a_fixed_size_list_are_not_written():
     column = pa.FixedSizeListArray.from_arrays(pa.array([1, 2, 3, 4, 5, 6]), 2, mask=pa.array([False, True, False]))
     payloads = encode(column, null="empty")
     assert [load(payload).tolist() if payload else None for payload in payloads] == [[1, 2], None, [5, 6]]
-
-
-def test_the_header_of_an_npy_payload_is_aligned_to_64_bytes():
-    (payload,) = encode(pa.array([[1.0]], pa.list_(pa.float64())))
-    (length,) = struct.unpack("<H", payload[8:10])
-    assert (10 + length) % 64 == 0

@@ -54,8 +54,12 @@ def test_a_file_url_is_a_path(tree):
     assert find_inputs([f"file://{tree}/a.parquet"]) == [f"{tree}/a.parquet"]
 
 
+BRACES = ["a{b.parquet", "a}b.parquet", "a{1,2}.parquet", "a{b}.parquet"]
+
+
 @pytest.mark.parametrize(
-    "name", ["é ü.parquet", "日本.parquet", "a*b.parquet", "[x].parquet", "a?.parquet", "a'b\".parquet", "no-extension"]
+    "name",
+    ["é ü.parquet", "日本.parquet", "a*b.parquet", "[x].parquet", "a?.parquet", "a'b\".parquet", "plain", *BRACES],
 )
 def test_a_file_with_an_odd_name_is_found_by_its_name_and_in_its_folder(tmp_path, name):
     path = write_table(tmp_path / name, {"a": [1, 2]})
@@ -65,12 +69,6 @@ def test_a_file_with_an_odd_name_is_found_by_its_name_and_in_its_folder(tmp_path
     assert rows.columns["a"].to_pylist() == [1, 2]
     if name.endswith(".parquet"):
         assert find_inputs([str(tmp_path)]) == [path]
-
-
-@pytest.mark.parametrize("name", ["a{b.parquet", "a}b.parquet", "a{1,2}.parquet", "a{b}.parquet"])
-def test_a_file_with_braces_in_its_name_is_found_by_its_name(tmp_path, name):
-    path = write_table(tmp_path / name, {"a": [1]})
-    assert find_inputs([path]) == [path]
 
 
 def test_a_folder_with_an_odd_name_is_looked_into(tmp_path):

@@ -136,15 +136,6 @@ def test_what_is_no_parquet_is_refused_by_name(tmp_path, content):
     assert "\n" not in caught.value.found
 
 
-@pytest.mark.parametrize("kept", [0.01, 0.5, 0.99])
-def test_a_truncated_file_is_refused_by_name(tmp_path, kept):
-    path = write_table(tmp_path / "a.parquet", TABLE)
-    os.truncate(path, int(os.path.getsize(path) * kept))
-    with pytest.raises(InputError, match="cannot be read as parquet") as caught:
-        open_inputs([path])
-    assert caught.value.place == path
-
-
 def test_damaged_pages_are_refused_by_the_name_of_their_file_when_they_are_read(tmp_path):
     paths = write_files(tmp_path, TABLE, [30])
     table = open_inputs(paths)

@@ -1,5 +1,4 @@
 import io
-import subprocess
 import tarfile
 
 import numpy as np
@@ -7,7 +6,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tars import (
     FIELDS,
@@ -82,38 +80,6 @@ def test_the_bytes_are_those_of_gnu_tar(tmp_path):
     assert (tmp_path / "gnu.out").read_bytes() == built.data
 
 
-def test_gnu_tar_lists_extracts_and_compares(tmp_path):
-    built = every_size()
-    (tmp_path / "a.tar").write_bytes(built.data)
-    assert gnu_tar("-tf", "a.tar", cwd=tmp_path).splitlines() == [name for name, _ in built.members]
-    assert all(
-        line.startswith("-rw-r--r-- 0/0") and "1970-01-01 00:00" in line
-        for line in gnu_tar("--utc", "-tvf", "a.tar", cwd=tmp_path).splitlines()
-    )
-    gnu_tar("-xf", "a.tar", "--no-same-owner", "--no-same-permissions", cwd=tmp_path)
-    assert all((tmp_path / name).read_bytes() == data for name, data in built.members)
-    for path in (tmp_path / "train").iterdir():
-        path.chmod(0o644)
-    ownership = ("Uid differs", "Gid differs")
-    compared = subprocess.run(["tar", "--compare", "-f", "a.tar"], cwd=tmp_path, capture_output=True, text=True)
-    assert [line for line in (compared.stdout + compared.stderr).splitlines() if not line.endswith(ownership)] == []
-
-
-@given(archives())
-def test_stock_webdataset_groups_the_same_samples(built):
-    source = {"url": "a.tar", "stream": io.BytesIO(built.data)}
-    read = list(group_by_keys(tar_file_expander([source])))
-    wanted = [
-        {
-            "__key__": sample[0][0].split(".")[0],
-            "__url__": "a.tar",
-            **{name.split(".", 1)[1]: data for name, data in sample},
-        }
-        for sample in built.samples
-    ]
-    assert read == wanted
-
-
 @given(st.integers(0, 10**12))
 def test_the_trailer_is_two_blocks_at_least_and_fills_a_record(body_bytes):
     body_bytes -= body_bytes % BLOCK_BYTES
@@ -169,19 +135,6 @@ def test_gnu_tar_lists_members_with_long_names(tmp_path):
     listed = gnu_tar("--utc", "--quoting-style=literal", "-tvf", "a.tar", cwd=tmp_path).splitlines()
     assert [line.split(maxsplit=5)[5] for line in listed] == [name for name, _ in built.members]
     assert all(line.startswith("-rw-r--r-- 0/0") and "1970-01-01 00:00" in line for line in listed)
-
-
-def test_webdataset_reads_members_with_long_names():
-    built = long_and_short()
-    read = list(group_by_keys(tar_file_expander([{"url": "a.tar", "stream": io.BytesIO(built.data)}])))
-    assert [sample["__key__"] for sample in read] == LONG_KEYS
-
-
-def test_the_bytes_of_a_long_name_are_those_of_tarfile_but_for_the_device_numbers():
-    """tarfile has room for 100 bytes in a plain header; we leave the closing NUL, which some readers want."""
-    keys = ["k" * length for length in (1, 94, 95, 97, 98, 99, 130, 251)]
-    built = archive(keys, {"jpg": [b"x" * 600] * len(keys)})
-    assert without_devices(built.data) == without_devices(by_tarfile(built.members, tarfile.PAX_FORMAT))
 
 
 def test_rows_beside_one_with_an_extended_header_keep_their_bytes():
