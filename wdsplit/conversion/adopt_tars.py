@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
+from wdsplit.conversion.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, invalid_values, raise_if_any, same_as
 from wdsplit.conversion.plan.plan import default_window, least_lanes, whole_lanes
 from wdsplit.conversion.run import Run
@@ -124,7 +124,7 @@ def index_tars(
     Raises:
         DatasetNotFoundError: There are no tars.
         OutputExistsError: The folder is a dataset already, or holds an unfinished conversion or other indexes.
-        InputError: A tar holds what cannot be a sample, no sample at all, or a key that is in another one too.
+        InputError: A tar holds an invalid sample, no sample at all, or a key that is in another one too.
         CorruptDataError: A tar is damaged.
         StorageError: The folder cannot be written to.
     """
@@ -142,7 +142,7 @@ def index_tars(
         manifest = _manifest(found, options)
         storage.remove(HEADER_NAME)
         write_manifest(storage, manifest)
-    _tell_left_out(storage, found)
+    _warn_of_left_out(storage, found)
     return manifest
 
 
@@ -173,7 +173,7 @@ def _tars(storage: Storage) -> list[str]:
         )
     for odd in filter(_ODD_PATH.search, paths):
         raise InputError(
-            "a tar has a name that cannot be in a manifest",
+            "invalid name of a tar",
             place=f"{storage.url}/{odd!r}",
             expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
             remedy="rename it",
@@ -205,8 +205,8 @@ def _read_tar(url: str, options: Mapping[str, Any] | None, overwrite: bool, task
         raise InputError(
             "a tar was changed while it was read",
             place=f"{storage.url}/{path}",
-            expected="tars that nobody writes to",
-            remedy="wait until its writer has ended",
+            expected="tars that are not being written",
+            remedy="wait until it is written, and index again",
             url=f"{storage.url}/{path}",
         )
     _write_index(storage, path, dump_index(samples.offsets), overwrite)
@@ -292,23 +292,16 @@ def _read_all(
 def _refuse_duplicate_keys(storage: Storage, options: Mapping[str, Any] | None, found: Sequence[_Found]) -> None:
     """Refuse a key that is in two tars."""
 
-    def read_keys(suspects: Hashes) -> Iterator[KeyBatch]:
+    def read_keys(suspects: Hashes) -> Iterator[tuple[pa.LargeStringArray, Place]]:
         for each in found:
             if np.isin(each.hashes, suspects).any():
                 path = each.shard.path
                 samples = _samples(storage, path, memoryview(_mapped(storage, path, options)))
-                yield KeyBatch(samples.keys, same_place(f"{storage.url}/{path}"))
+                yield samples.keys, f"{storage.url}/{path}"
 
     for duplicate in find_duplicate_keys([each.hashes for each in found], read_keys):
-        raise InputError(
-            "duplicate key",
-            place=duplicate.again,
-            expected="each key once in the whole dataset",
-            found=f"{duplicate.key!r}, which is also in {duplicate.first}",
-            remedy="remove one of them, or convert the tars with `wdsplit convert --number-keys`",
-            url=duplicate.again,
-            key=duplicate.key,
-        )
+        remedy = "remove one of them, or convert the tars with `wdsplit convert --number-keys`"
+        raise duplicate.error(InputError, remedy, url=duplicate.again)
 
 
 def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
@@ -332,7 +325,7 @@ def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
     )
 
 
-def _tell_left_out(storage: Storage, found: Sequence[_Found]) -> None:
+def _warn_of_left_out(storage: Storage, found: Sequence[_Found]) -> None:
     some = [each for each in found if each.num_left_out]
     if some:
         total, names = sum(each.num_left_out for each in some), ", ".join(some[0].left_out)

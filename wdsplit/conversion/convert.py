@@ -13,9 +13,9 @@ from wdsplit.conversion.driver import Driver, Progress, no_progress
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Prepared, prepare
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.record.published import Published
 from wdsplit.conversion.shuffle.scatter import task_bytes
-from wdsplit.conversion.task import Job
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.shards.manifest import Manifest, Shard
@@ -136,7 +136,8 @@ def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int,
             published[name] = runs[name].resume(plans[name])
     for name in runs:
         if name not in prepared.resumed:
-            published[name] = runs[name].start(plans[name])
+            runs[name].start(plans[name])
+            published[name] = {}
     return finished, published
 
 

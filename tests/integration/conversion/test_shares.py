@@ -20,11 +20,11 @@ from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan_file import parse_plan
+from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import Progress, commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.conversion.shuffle.scatter import scatter
-from wdsplit.conversion.shuffle.steps import ScatterTask, SpillJob, read_cuts
-from wdsplit.conversion.task import refuse_taken_over
+from wdsplit.conversion.shuffle.steps import ScatterTask, read_cuts
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import (
     ConvertError,
@@ -309,22 +309,23 @@ def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
-def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path):
+def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path, monkeypatch):
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_shares(raw, output, plan, chosen(shards=4, shuffle=True))
-    storage = open_storage(str(output))
-    saved, steps = saved_plan(plan), read_cuts(storage, saved_plan(plan)).steps
-    late = SpillJob(str(output), dataclasses.replace(saved, table=planned(raw, chosen()).table), steps, 2**30)
+    saved = saved_plan(plan)
+    steps = read_cuts(open_storage(str(output)), saved).steps
+    late = Job(str(output), dataclasses.replace(saved, table=planned(raw, chosen()).table), 2**30, shared=True)
     run_shares(plan, 1)
     committed = []
 
-    def commit_once_begun():
+    def commit_once_begun(*arguments, **keywords):
         if not committed:
             committed.append(commit_shares(plan))
-        refuse_taken_over(storage, saved, shared=True)
+        refuse_taken_over(*arguments, **keywords)
 
+    monkeypatch.setattr("wdsplit.conversion.shuffle.sorted_runs.refuse_taken_over", commit_once_begun)
     with pytest.raises(ConvertError, match="another run has taken the output over, or ended it"):
-        scatter(late, ScatterTask(0, 0, 400), commit_once_begun)
+        scatter(late, steps, ScatterTask(0, 0, 400))
     assert committed and not (output / RUN_FOLDER).exists()
 
 
@@ -390,7 +391,7 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
 @pytest.mark.parametrize("most", [256, 3])
 def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, capsys, most):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_shares(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
     with pytest.raises(InputError, match="takes several passes") as found:
@@ -434,7 +435,7 @@ def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path,
 def test_shares_are_counted_from_0(begun, part, num_shares):
     with pytest.raises(InputError, match=f"no share {part}/{num_shares}") as found:
         convert_share(begun[0], part, num_shares)
-    assert num_shares == 0 or f"counted from 0: 0/{num_shares} to {num_shares - 1}/{num_shares}" in found.value.expected
+    assert "counted from 0" in found.value.expected
 
 
 def test_a_share_finds_out_at_once_that_its_machine_has_another_folder(begun):
@@ -496,7 +497,7 @@ def test_a_plan_file_that_is_not_there_is_named(tmp_path):
         commit_shares(tmp_path / "plan")
     assert found.value.place == str(tmp_path / "plan")
     for path in ("s3://plan", "folder/"):
-        with pytest.raises(InputError, match="names no plan file"):
+        with pytest.raises(InputError, match="invalid path of a plan file"):
             commit_shares(path)
 
 
