@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Return folders of tables: without JSON, whose jobs are threads at work at once; with JSON; with groups of rows."""
+    """Return folders of tables: without JSON, whose jobs are threads; with JSON; with groups of rows."""
     folder, table = tmp_path_factory.mktemp("input"), mixed_table(2400)
     groups = pa.array([number * number % 301 for number in range(1500)])
     write_files(folder / "plain", table.drop_columns(["meta"]), [500, 1, 99], 50)
