@@ -168,8 +168,8 @@ def _figures(loader: wdsplit.Loader, measured: _Measured) -> dict[str, Any]:
     }
 
 
-def _ratio(amount: float, of: float) -> float:
-    return amount / of if of else 0.0
+def _ratio(amount: float, total: float) -> float:
+    return amount / total if total else 0.0
 
 
 def _summary(url: str, found: dict[str, Any]) -> str:

@@ -197,11 +197,11 @@ def _read_tar(url: str, options: Mapping[str, Any] | None, overwrite: bool, task
     """Read a tar, write its index, and say what is in it. Runs in a worker process; may run twice."""
     number, path = task
     storage = open_storage(url, options)
-    written = _written(storage, path, options)
+    version_before = _version_of(storage, path, options)
     data = _mapped(storage, path, options)
     checksum = checksum_of(xxhash.xxh3_128(data))  # first, as it reads the file from front to back
     samples = _samples(storage, path, memoryview(data))
-    if _written(storage, path, options) != written:
+    if _version_of(storage, path, options) != version_before:
         raise InputError(
             "a tar was changed while it was read",
             place=f"{storage.url}/{path}",
@@ -241,7 +241,7 @@ def _mapped(storage: Storage, path: str, options: Mapping[str, Any] | None) -> m
         return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(copy.fileno()).st_size else b""
 
 
-def _written(storage: Storage, path: str, options: Mapping[str, Any] | None) -> tuple[int, int, int] | None:
+def _version_of(storage: Storage, path: str, options: Mapping[str, Any] | None) -> tuple[int, int, int] | None:
     """Return what differs when a file was written or replaced; None if it is not there."""
     if storage.is_remote:
         return 0, *stat_of(path, Remote(f"{storage.url}/{path}", options))

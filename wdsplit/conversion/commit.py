@@ -36,16 +36,9 @@ def commit(run: Run, plan: Plan, emit: tuple[str, ...], shards: Published) -> Ma
 
 def build_manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> Manifest:
     """Return the manifest of all shards."""
-    shards = published.table()
-    window = default_window(published.num_bytes, published.num_samples)
-    return Manifest(
-        shards,
-        plan.fields,
-        plan.lanes,
-        plan.options.window or window,
-        plan.options.pad,
-        _provenance(plan, emit),
-    )
+    window = plan.options.window or default_window(published.num_bytes, published.num_samples)
+    provenance = _provenance(plan, emit)
+    return Manifest(published.table(), plan.fields, plan.lanes, window, plan.options.pad, provenance)
 
 
 def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:

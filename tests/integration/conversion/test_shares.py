@@ -15,10 +15,20 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from tables import DEADLINE_S, converted, files_below, mixed_table, planned, wait_until, write_files, write_table
+from tables import (
+    DEADLINE_S,
+    converted,
+    files_below,
+    files_of,
+    mixed_table,
+    planned,
+    wait_until,
+    write_files,
+    write_table,
+)
+from tables import options as chosen
 from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan_file import parse_plan
 from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.run import Run
@@ -42,17 +52,6 @@ PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 NOTES = f"{RUN_FOLDER}/shards"
 CUTS = ("tasks.json", "places.json")
 """What the beginning of a run notes of how rows are scattered."""
-
-
-def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
-
-def chosen(**changes):
-    """Return options; those that ConvertOptions does not have are of the plan."""
-    own = {field.name for field in dataclasses.fields(ConvertOptions)} - {"plan"}
-    plan = {name: value for name, value in changes.items() if name not in own}
-    return ConvertOptions(PlanOptions(**plan), **{name: changes[name] for name in own & changes.keys()})
 
 
 def run_shares(plan, num_shares, storage_options=None, jobs=1):
@@ -100,7 +99,7 @@ def num_notes(output):
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
     """Return a folder with a folder of uneven files of small row groups, an empty file among them."""
-    folder = tmp_path_factory.mktemp("parts")
+    folder = tmp_path_factory.mktemp("shares")
     table = mixed_table(400)
     names = pa.array([f"group {number * number % 37}" for number in range(400)])
     write_files(folder / "raw", table.append_column("name", names), [150, 0, 20, 7, 90], 30)
@@ -217,11 +216,16 @@ def test_shares_are_written_by_processes_side_by_side_wherever_they_are_started(
     )
     assert f"wdsplit commit {tmp_path}/plan" in said
     for only in (("--pass", "scatter"), ("--pass", "write")) if shuffle else ((),):
-        parts = [
-            program("convert", "--plan", "plan", "--share", f"{part}/3", "--jobs", 2, *only, folder=tmp_path)
-            for part in (0, 1, 2, 1)
+        shares = [
+            program("convert", "--plan", "plan", "--share", f"{share}/3", "--jobs", 2, *only, folder=tmp_path)
+            for share in (0, 1, 2, 1)
         ]
-        assert [ended(part).partition(":")[0] for part in parts] == ["share 0/3", "share 1/3", "share 2/3", "share 1/3"]
+        assert [ended(share).partition(":")[0] for share in shares] == [
+            "share 0/3",
+            "share 1/3",
+            "share 2/3",
+            "share 1/3",
+        ]
     assert "12 shards, 400 samples" in ended(program("commit", "plan", folder=tmp_path))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
@@ -237,10 +241,10 @@ def long(tmp_path):
 
 def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
     plan, output, expected = long
-    part = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
+    share = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 10, "10 shards are published")
-    os.killpg(part.pid, signal.SIGKILL)
-    part.communicate()
+    os.killpg(share.pid, signal.SIGKILL)
+    share.communicate()
     kept = num_notes(output)
     assert 10 <= kept < 150
     convert_share(plan, 1, 2)
@@ -257,10 +261,10 @@ def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lo
 
 def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
     plan, output, _ = long
-    part = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
+    share = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 3, "3 shards are published")
     plan_shares(raw, output, tmp_path / "other", chosen(shards=12, overwrite=True))
-    message = ended(part, code=1)
+    message = ended(share, code=1)
     assert "another run has taken the output over" in message and str(output) in message
     convert_share(tmp_path / "other", 0, 1)
     commit_shares(tmp_path / "other")
@@ -369,7 +373,7 @@ with LocalStorage({str(tmp_path)!r}).publish("000000.tar"):
 def test_progress_counts_what_the_share_has_to_do(raw, tmp_path):
     plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12, shuffle=True))
     scattered, written = [], []
-    rows = [convert_share(tmp_path / "plan", part, 2, "scatter", scattered.append).done for part in range(2)]
+    rows = [convert_share(tmp_path / "plan", share, 2, "scatter", scattered.append).done for share in range(2)]
     assert sum(rows) == 400 == sum(one.total for one in scattered if one.done == 0)
     done = convert_share(tmp_path / "plan", 1, 2, "write", written.append)
     assert done == written[-1] == Progress("write", 6, 6, 204, done.num_bytes)
@@ -382,8 +386,8 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
     plan, output = begun
     for only in ("scatter", "merge"):
         assert convert_share(plan, 0, 2, only) == Progress(only, 0, 0)
-    for part in range(2):
-        convert_share(plan, part, 2, "write")
+    for share in range(2):
+        convert_share(plan, share, 2, "write")
     commit_shares(plan)
     assert files_of(output) == whole
 
@@ -422,8 +426,8 @@ def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path,
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 40_000)
     plan = tmp_path / "plan"
     plan_shares(raw, tmp_path / "out", plan, chosen(shards=12, shuffle=True, memory=1))
-    for part in (0, 1, 3):
-        convert_share(plan, part, 4, "scatter")
+    for share in (0, 1, 3):
+        convert_share(plan, share, 4, "scatter")
     with pytest.raises(ConvertError, match="scatter pass is not complete") as found:
         convert_share(plan, 0, 4, "write")
     tasks = re.search(r"(\d+) tasks are missing: rows (\d+) to (\d+)", found.value.found)
@@ -431,10 +435,10 @@ def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path,
     assert found.value.found.endswith("shares that have not ended: 2/4")
 
 
-@pytest.mark.parametrize(("part", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
-def test_shares_are_counted_from_0(begun, part, num_shares):
-    with pytest.raises(InputError, match=f"no share {part}/{num_shares}") as found:
-        convert_share(begun[0], part, num_shares)
+@pytest.mark.parametrize(("share", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
+def test_shares_are_counted_from_0(begun, share, num_shares):
+    with pytest.raises(InputError, match=f"no share {share}/{num_shares}") as found:
+        convert_share(begun[0], share, num_shares)
     assert "counted from 0" in found.value.expected
 
 
@@ -516,8 +520,8 @@ def test_committing_is_refused_until_all_shards_are_there_and_can_be_repeated(be
     with pytest.raises(ConvertError, match="not all shards are there") as found:
         commit_shares(plan)
     assert found.value.found == "12 missing: 000000.tar to 000011.tar; no share has ended"
-    for part in (0, 3, 1):
-        convert_share(plan, part, 4)
+    for share in (0, 3, 1):
+        convert_share(plan, share, 4)
     with pytest.raises(ConvertError, match="not all shards are there") as found:
         commit_shares(plan)
     assert found.value.found == "3 missing: 000006.tar to 000008.tar; shares that have not ended: 2/4"
