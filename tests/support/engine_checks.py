@@ -122,7 +122,7 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
         wdsplit.convert(folder / "in.parquet", folder / f"{name}-once", ConvertOptions(options))
         seen, out = [], folder / f"{name}-merged"
         with (
-            patch("wdsplit.conversion.shuffle.steps._MAX_PARTS", 3),
+            patch("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3),
             patch("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096),
         ):
             chosen = ConvertOptions(options, memory=1)

@@ -16,8 +16,8 @@ from wdsplit.conversion.commit import build_manifest
 from wdsplit.conversion.driver import Driver
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.planning import plan_files
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.record.published import Published
-from wdsplit.conversion.task import Job
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import Shard, checksum_of, parse_manifest, shard_path
 from wdsplit.storage.local import LocalStorage

@@ -68,10 +68,10 @@ def table_of(*files) -> Table:
     return Table(tuple(files), pa.schema([]))
 
 
-def options(jobs=1, key=None, mapping=None, overwrite=False, resume=False, **plan) -> ConvertOptions:
-    return ConvertOptions(
-        PlanOptions(**plan), mapping=mapping or {}, key=key, jobs=jobs, overwrite=overwrite, resume=resume
-    )
+def options(**changes) -> ConvertOptions:
+    """Return options of a conversion, those of its plan among them."""
+    plan = {name: changes.pop(name) for name in PlanOptions.__dataclass_fields__ if name in changes}
+    return ConvertOptions(PlanOptions(**plan), **changes)
 
 
 def planned(inputs, options, storage_options=None):
@@ -207,4 +207,4 @@ def little_memory(monkeypatch):
     """Let a task hold 4 kB, so that even a small table makes many runs, merges and gatherings."""
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.conversion.shuffle.gather.BATCH_BYTES", 1024)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", 3)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3)

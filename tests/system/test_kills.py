@@ -8,73 +8,109 @@ import subprocess
 import sys
 import time
 
+import pyarrow as pa
 import pytest
 
-from tables import converted, mixed_table, session_processes, shard_files, start_script, wait_until, write_files
+from paths import SUPPORT
+from tables import (
+    converted,
+    files_of,
+    mixed_table,
+    options,
+    session_processes,
+    shard_files,
+    start_script,
+    wait_until,
+    write_files,
+)
+from wdsplit import convert, convert_splits
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.local import is_temporary
 
 NUM_KILLS = 10
 SHARDS = 24
 
+SPLITS = {"train": 0.6, "val": 0.4}
+KINDS = {
+    "plain": {"shards": SHARDS},
+    "processes": {"shards": SHARDS},
+    "shuffle": {"shards": SHARDS, "shuffle": True},
+    "merge": {"shards": SHARDS, "shuffle": True},
+    "groups": {"shards": 9, "shuffle": True, "group_by": "label", "where": "label != 77", "splits": SPLITS},
+}
+
 CONVERT = f"""
 import sys
+sys.path.insert(0, {str(SUPPORT)!r})
+import wdsplit
+import wdsplit.conversion.shuffle.scatter
 import wdsplit.conversion.shuffle.steps
-from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.plan.options import PlanOptions
+from tables import options
 
 if __name__ == "__main__":
     source, output, resume, kind = sys.argv[1:]
-    if kind == "merge":
-        wdsplit.conversion.shuffle.steps._MAX_PARTS = 3
-    plan = PlanOptions(shards={SHARDS}, shuffle=kind in ("shuffle", "merge"))
-    options = ConvertOptions(plan, jobs=2, resume=resume == "resume", memory=2**20)
+    if kind in ("merge", "groups"):
+        wdsplit.conversion.shuffle.steps._MAX_GATHERED = 3
+    if kind == "groups":
+        wdsplit.conversion.shuffle.scatter._LEAST_BYTES = 20_000
+    chosen = options(jobs=2, resume=resume == "resume", memory=2**20, **{KINDS!r}[kind])
     print("ready", flush=True)
-    convert(source, output, options)
+    (wdsplit.convert_splits if chosen.splits else wdsplit.convert)(source, output, chosen)
 """
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Return a folder of tables without JSON: its jobs are threads, so a run is at work as soon as it has started."""
-    folder = tmp_path_factory.mktemp("input")
-    write_files(folder, mixed_table(2400).drop_columns(["meta"]), [500, 1, 99], 50)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def json_inputs(tmp_path_factory):
-    """Return a folder of tables with JSON: its jobs are processes."""
-    folder = tmp_path_factory.mktemp("input")
-    write_files(folder, mixed_table(2400), [500, 1, 99], 50)
+    """Return folders of tables: without JSON, whose jobs are threads; with JSON; with groups of rows."""
+    folder, table = tmp_path_factory.mktemp("input"), mixed_table(2400)
+    groups = pa.array([number * number % 301 for number in range(1500)])
+    write_files(folder / "plain", table.drop_columns(["meta"]), [500, 1, 99], 50)
+    write_files(folder / "processes", table, [500, 1, 99], 50)
+    write_files(folder / "groups", table.slice(0, 1500).set_column(2, "label", groups), [400, 1], 50)
     return folder
 
 
 def start(source, output, kind):
     """Start a conversion, or go on with the one that is in the output; return it when its libraries are loaded."""
-    resume = "resume" if (output / RUN_FOLDER / "plan.json").exists() else "new"
-    script = start_script(CONVERT, source, output, resume, kind)
+    script = start_script(CONVERT, source, output, "resume" if is_started(output) else "new", kind)
     assert script.stdout.readline() == "ready\n"
     return script
 
 
-@pytest.mark.parametrize("kind", ["plain", "processes", "shuffle", "merge"])
-def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_bytes(inputs, json_inputs, tmp_path, kind):
-    inputs, shuffle = json_inputs if kind == "processes" else inputs, kind in ("shuffle", "merge")
-    converted(str(inputs), tmp_path / "undisturbed", shards=SHARDS, shuffle=shuffle)
-    whole = shard_files(tmp_path / "undisturbed")
+def is_started(output):
+    """Tell whether there is a run to continue, or a split that is finished already."""
+    return any(output.rglob(f"{RUN_FOLDER}/plan.json")) or any(output.glob(f"*/{HEADER_NAME}"))
+
+
+def is_finished(output, kind):
+    folders = [output / name for name in KINDS[kind].get("splits", [""])]
+    return all((folder / HEADER_NAME).exists() for folder in folders)
+
+
+def whole_files(folder):
+    """Return the bytes of the tars and indexes of a dataset, or of those of splits, that have their final names."""
+    files = files_of(folder) if folder.exists() else {}
+    return {name: data for name, data in files.items() if name.endswith((".tar", ".idx"))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_bytes(inputs, tmp_path, kind):
+    source = inputs / (kind if kind in ("processes", "groups") else "plain")
+    make = convert_splits if "splits" in KINDS[kind] else convert
+    make(source, tmp_path / "undisturbed", options(**KINDS[kind]))
+    whole = whole_files(tmp_path / "undisturbed")
     out, chance = tmp_path / "out", random.Random(kind)
     began = time.monotonic()
-    start(inputs, out, kind).communicate()
+    start(source, out, kind).communicate()
     duration_s = time.monotonic() - began
     kills = finished = 0
     while kills < NUM_KILLS or not finished:
-        if (out / HEADER_NAME).exists():
-            assert shard_files(out) == whole
+        if is_finished(out, kind):
+            assert files_of(out).keys() == files_of(tmp_path / "undisturbed").keys()
+            assert whole_files(out) == whole
             shutil.rmtree(out)
             finished += 1
-        script = start(inputs, out, kind)
+        script = start(source, out, kind)
         try:
             script.wait(chance.uniform(0, duration_s))
         except subprocess.TimeoutExpired:
@@ -82,10 +118,10 @@ def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_byt
             kills += 1
         script.communicate()
         wait_until(lambda script=script: not session_processes(script.pid), "no process is left")
-        found = shard_files(out) if out.exists() else {}
-        assert all(found[name] == whole[name] for name in found if not is_temporary(name))
-    converted(str(inputs), out, shards=SHARDS, shuffle=shuffle, resume=out.exists() and any(out.iterdir()))
-    assert shard_files(out) == whole
+        found = whole_files(out)
+        assert all(found[name] == whole[name] for name in found)
+    make(source, out, options(**KINDS[kind], resume=is_started(out) or is_finished(out, kind)))
+    assert whole_files(out) == whole
 
 
 @pytest.fixture
@@ -105,7 +141,7 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("shuffle", [(), ("--shuffle",)], ids=["plain", "shuffle"])
 def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_can_be_continued(inputs, tmp_path, small_disk, shuffle):
     out = small_disk / "out"
-    arguments = ["convert", str(inputs), str(out), "--shards", str(SHARDS), "--jobs", "2", *shuffle]
+    arguments = ["convert", str(inputs / "plain"), str(out), "--shards", str(SHARDS), "--jobs", "2", *shuffle]
 
     def run(*more):
         command = [sys.executable, "-W", "ignore", "-m", "wdsplit.cli", *arguments, *more]
@@ -120,5 +156,5 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_can_be_continued(inp
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
     resumed = run("--resume") if (out / RUN_FOLDER / "plan.json").exists() else run()
     assert (resumed.returncode, resumed.stderr) == (0, "")
-    converted(str(inputs), tmp_path / "undisturbed", shards=SHARDS, shuffle=bool(shuffle))
+    converted(str(inputs / "plain"), tmp_path / "undisturbed", shards=SHARDS, shuffle=bool(shuffle))
     assert shard_files(out) == shard_files(tmp_path / "undisturbed")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tools.bench import core
-from wdsplit.conversion.passes import merge_pass, scatter_pass, write_pass
+from wdsplit.conversion.driver import Driver, no_progress
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
-from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.plan.plan import Plan, Span
 from wdsplit.conversion.planning import plan_splits
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.shuffle.merge import remove_scattered
 from wdsplit.conversion.shuffle.scatter import task_bytes
 from wdsplit.conversion.shuffle.steps import write_cuts
-from wdsplit.conversion.task import Job
+from wdsplit.conversion.task import write_shards
 from wdsplit.engines.local import LocalEngine
 from wdsplit.storage.opening import open_storage
 
@@ -62,18 +64,19 @@ def shuffle(plan: Plan, output: str, jobs: int, memory: int, num_shards: int) ->
     peak, held_bytes = Peak(), task_bytes(memory, jobs)
     started = time.perf_counter()
     job, engine = Job(output, plan, held_bytes), LocalEngine(jobs)
+    driver = Driver(job, engine, no_progress)
     cuts = write_cuts(open_storage(output), plan, held_bytes)
-    rows = sum(scatter_pass(job, cuts.steps, cuts.tasks).carry_out(engine))
-    report("scattered", rows, time.perf_counter() - started, peak)
+    report("scattered", driver.scatter(cuts).done, time.perf_counter() - started, peak)
     if cuts.steps.merges:
         started = time.perf_counter()
-        rows = sum(merge_pass(job, cuts.steps, cuts.steps.merge_tasks()).carry_out(engine))
-        report("merged", rows, time.perf_counter() - started, peak)
+        driver.merge(cuts)
+        report("merged", plan.num_samples, time.perf_counter() - started, peak)
         remove_scattered(open_storage(output), cuts.steps)
     shards = np.linspace(0, plan.num_shards - 1, min(num_shards, plan.num_shards)).astype(int).tolist()
     started = time.perf_counter()
-    written = list(write_pass(job, jobs, shards).carry_out(engine))
-    rows = sum(shard.num_samples for part in written for shard in part.values())
+    spans = [Span(shard, shard + 1) for shard in shards]
+    written = list(engine.map(partial(write_shards, job), spans, threads=True))
+    rows = sum(shard.num_samples for shards_of_span in written for shard in shards_of_span.values())
     report(f"gathered and wrote {len(written)} of {plan.num_shards} shards", rows, time.perf_counter() - started, peak)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
+from wdsplit.conversion.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.fields.keys import hash_keys
@@ -191,7 +191,7 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
     """Return a problem for each duplicate key, and for each shard that cannot be read a second time."""
     problems: list[WdsplitError] = []
 
-    def read_keys(suspects: Hashes) -> Iterator[KeyBatch]:
+    def read_keys(suspects: Hashes) -> Iterator[tuple[pa.LargeStringArray, Place]]:
         for number, finding in sorted(findings.items()):
             if not np.isin(finding.hashes, suspects).any():
                 continue
@@ -199,23 +199,13 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
             try:
                 shard = open_shard(storage, listed)
                 for keys in _checked_keys(manifest, listed, shard):
-                    yield KeyBatch(keys, same_place(shard.url))
+                    yield keys, shard.url
             except WdsplitError as error:
                 problems.append(error)
 
     hashes = [finding.hashes for finding in findings.values()]
     for duplicate in find_duplicate_keys(hashes, read_keys):
-        problems.append(
-            CorruptDataError(
-                "duplicate key",
-                place=duplicate.again,
-                expected="each key once in the whole dataset",
-                found=f"{duplicate.key!r}, which is also in {duplicate.first}",
-                remedy="convert again with --overwrite",
-                url=duplicate.again,
-                key=duplicate.key,
-            )
-        )
+        problems.append(duplicate.error(CorruptDataError, "convert again with --overwrite", duplicate.again))
     return problems
 
 

@@ -9,9 +9,8 @@ import click
 
 from wdsplit.cli.conversion import option_of
 from wdsplit.cli.options import engine_options, json_option, open_engine
-from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
+from wdsplit.cli.terminal import echo_json, progress_bar, rates_text, totals, totals_text
 from wdsplit.conversion.adopt_tars import IndexOptions, IndexProgress, index_tars
-from wdsplit.shards.manifest import Manifest
 from wdsplit.urls import shown_url
 
 __all__ = ["index_command"]
@@ -19,7 +18,7 @@ __all__ = ["index_command"]
 
 @click.command(
     "index",
-    short_help="Make a dataset of WebDataset tars that are there.",
+    short_help="Make a dataset of existing WebDataset tars.",
     epilog="""Examples:
 
 \b
@@ -51,7 +50,7 @@ def index_command(
 
     All *.tar below DATASET become shards. Each gets an index beside it, NAME.tar.idx, and the folder a manifest, so
     that the loader reads them as it reads what convert has written. The tars may hold different numbers of samples;
-    no key may be there twice.
+    duplicate keys are refused.
     """
     options = IndexOptions(world_size, workers, lanes, window, overwrite=overwrite)
     started = time.monotonic()
@@ -62,32 +61,14 @@ def index_command(
 
         manifest = index_tars(dataset, options, report, engine=open_engine(engine, address, jobs))
     if as_json:
-        echo_json(_totals(dataset, manifest))
-    else:
-        click.echo(_summary(dataset, manifest, time.monotonic() - started))
-
-
-def _totals(dataset: str, manifest: Manifest) -> dict[str, object]:
-    return {
-        "dataset": shown_url(dataset),
-        "shards": len(manifest.shards),
-        "samples": manifest.num_samples,
-        "pads": manifest.num_pads,
-        "bytes": manifest.num_bytes,
-        "lanes": manifest.lanes,
-        "window": manifest.window,
-        "fields": [field.name for field in manifest.fields],
-        "left_out": manifest.provenance["num_left_out"],
-    }
-
-
-def _summary(dataset: str, manifest: Manifest, elapsed_s: float) -> str:
-    num_samples = manifest.num_samples + manifest.num_pads
-    return (
-        f"{shown_url(dataset)}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, "
-        f"{manifest.num_pads:,} pads, {human_bytes(manifest.num_bytes)}\n"
+        fields = [field.name for field in manifest.fields]
+        echo_json({**totals(dataset, manifest), "fields": fields, "left_out": manifest.provenance["num_left_out"]})
+        return
+    elapsed_s = time.monotonic() - started
+    rates = rates_text(manifest.num_samples + manifest.num_pads, manifest.num_bytes, elapsed_s)
+    click.echo(
+        f"{shown_url(dataset)}: {totals_text(manifest)}\n"
         f"fields: {', '.join(field.name for field in manifest.fields)}\n"
         f"lanes {manifest.lanes}, window {manifest.window}\n"
-        f"took {elapsed_s:.1f} s ({num_samples / elapsed_s:,.0f} samples/s, "
-        f"{human_bytes(manifest.num_bytes / elapsed_s)}/s)"
+        f"took {elapsed_s:.1f} s ({rates})"
     )

@@ -1,4 +1,4 @@
-"""`wdsplit bench`: how fast the real loader reads a dataset on this machine, and what it holds meanwhile."""
+"""`wdsplit bench`: how fast the loader reads a dataset on this machine, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ from wdsplit.urls import shown_url
 __all__ = ["bench_command"]
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
-
-
-@dataclass(frozen=True)
-class _Pace:
-    """How long to read, and how fast the training that is pretended takes batches."""
-
-    epochs: int
-    seconds: float | None
-    step_s: float
 
 
 @dataclass(frozen=True)
@@ -57,22 +48,28 @@ class _Measured:
 )
 @click.argument("dataset")
 @order_options
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank whose part is read.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Read as this rank.")
 @batch_size_option(256)
 @click.option(
     "--worker-kind",
     type=click.Choice(["process", "thread"]),
     default="process",
     show_default=True,
-    help="What the workers are.",
+    help="Run workers as processes or as threads.",
 )
 @click.option("--fields", metavar="NAME[,NAME...]", help="Read these fields only.  [default: all]")
-@click.option("--decode", multiple=True, metavar="HANDLER", help="Decode, images as this says (pil, rgb8); repeatable.")
-@click.option("--resize", type=click.IntRange(1), help="Decode, images to this height and width.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs to read.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long.")
 @click.option(
-    "--step-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Pretend that a step trains so long."
+    "--decode", multiple=True, metavar="HANDLER", help="Decode fields, images by this handler (pil, rgb8); repeatable."
+)
+@click.option("--resize", type=click.IntRange(1), help="Decode fields, and resize images to this height and width.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs to read.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after this many seconds.")
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Simulate a training step of this many milliseconds after each batch.",
 )
 @json_option
 def bench_command(
@@ -87,11 +84,11 @@ def bench_command(
 ) -> None:
     """Measure how fast the loader reads DATASET on this machine.
 
-    Runs wdsplit.Loader over it as training would, and throws the batches away. With --step-ms it waits after each batch
-    as long as a model would take: then the share of waiting tells whether the loader keeps up.
+    Runs wdsplit.Loader over it as training would, and throws the batches away. With --step-ms each batch is followed by
+    a simulated training step; the time spent waiting for batches then says whether the loader keeps up.
     """
     loader = _loader(dataset, [*decode, *([] if resize is None else [wdsplit.resized(resize)])], **arguments)
-    measured = _run(loader, _Pace(epochs, seconds, step_ms / 1000))
+    measured = _run(loader, epochs, seconds, step_ms / 1000)
     found = _figures(loader, measured)
     if as_json:
         echo_json({"dataset": shown_url(dataset), **found})
@@ -121,14 +118,14 @@ def _loader(
     return wdsplit.Loader(dataset, batch_size, num_workers=workers, workers=worker_kind)
 
 
-def _run(loader: wdsplit.Loader, pace: _Pace) -> _Measured:
-    """Take batches until the epochs or the time are over."""
+def _run(loader: wdsplit.Loader, epochs: int, seconds: float | None, step_s: float) -> _Measured:
+    """Take batches until the epochs or the time are over; wait `step_s` after each, as a training step would take."""
     batches = samples = 0
     first_batch_s: float | None = None
     started = last = time.perf_counter()
-    total = pace.epochs * len(loader)
+    total = epochs * len(loader)
     with progress_bar("loading") as bar:
-        for _ in range(pace.epochs):
+        for _ in range(epochs):
             for batch in loader:
                 last = time.perf_counter()
                 batches += 1
@@ -136,9 +133,9 @@ def _run(loader: wdsplit.Loader, pace: _Pace) -> _Measured:
                 if first_batch_s is None:
                     first_batch_s = last - started
                 bar.update(batches, total, samples=samples)
-                if pace.seconds is not None and last - started >= pace.seconds:
+                if seconds is not None and last - started >= seconds:
                     return _Measured(batches, samples, first_batch_s, last - started)
-                time.sleep(pace.step_s)
+                time.sleep(step_s)
     return _Measured(batches, samples, first_batch_s, last - started)
 
 
@@ -150,8 +147,7 @@ def _num_samples(batch: Any) -> int:
 def _figures(loader: wdsplit.Loader, measured: _Measured) -> dict[str, Any]:
     """Return all that is shown, as JSON has it.
 
-    Workers are ahead of what was delivered: of the windows, all are counted that were read for the samples that they
-    made.
+    Workers are ahead of what was delivered, so windows are counted for the samples that the workers made.
     """
     made = loader.statistics()
     num_bytes = made.delivered_bytes
@@ -172,8 +168,8 @@ def _figures(loader: wdsplit.Loader, measured: _Measured) -> dict[str, Any]:
     }
 
 
-def _ratio(amount: float, of: float) -> float:
-    return amount / of if of else 0.0
+def _ratio(amount: float, total: float) -> float:
+    return amount / total if total else 0.0
 
 
 def _summary(url: str, found: dict[str, Any]) -> str:
@@ -184,8 +180,8 @@ def _summary(url: str, found: dict[str, Any]) -> str:
         f"{found['seconds']:.2f} s",
         f"{found['samples_per_s']:,.0f} samples/s, {human_bytes(found['bytes_per_s'])}/s; first batch after "
         f"{found['first_batch_s']:.2f} s",
-        f"windows: {found['windows_read']:,} read, {found['windows_reused']:,} times at hand; each was read "
-        f"{found['read_amplification']:.2f} times on average",
+        f"windows: {found['windows_read']:,} read, {found['windows_reused']:,} requests served from memory; "
+        f"each was read {found['read_amplification']:.2f} times on average",
         f"waited for batches {found['wait_share']:.0%} of the time",
         f"memory at most: {human_bytes(found['peak_bytes'])}"
         + (f", and {human_bytes(found['worker_peak_bytes'])} a worker" if found["worker_peak_bytes"] else ""),

@@ -10,7 +10,7 @@ import click
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
 from wdsplit.cli.options import batch_size_option, engine_options, json_option, open_engine, order_options
-from wdsplit.cli.terminal import FAILED, echo_json, human_bytes, progress_bar, stderr
+from wdsplit.cli.terminal import FAILED, echo_json, progress_bar, stderr, totals_text
 from wdsplit.urls import shown_url
 
 __all__ = ["audit_command", "verify_command"]
@@ -25,7 +25,7 @@ def verify_command(
 ) -> None:
     """Check that every byte of DATASET is what its manifest says.
 
-    Sizes, checksums, indexes, tar structure, end markers, fields, pads, and that no key is there twice.
+    Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys.
     """
     with progress_bar("verifying", log) as bar:
         report = verify(dataset, progress=bar.update, engine=open_engine(engine, address, jobs))
@@ -37,12 +37,8 @@ def verify_command(
     else:
         for problem in report.problems:
             stderr(f"problem: {problem}")
-        counts = (
-            f"{len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
-            f"{human_bytes(manifest.num_bytes)}"
-        )
         verdict = f"{len(report.problems):,} problems in" if report.problems else "all is well:"
-        click.echo(f"{shown_url(dataset)}: {verdict} {counts}")
+        click.echo(f"{shown_url(dataset)}: {verdict} {totals_text(manifest)}")
     if report.problems:
         sys.exit(FAILED)
 

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from wdsplit.cli.options import Decorator, with_options
-from wdsplit.cli.terminal import Bar, byte_size, human_bytes
+from wdsplit.cli.terminal import Bar, byte_size, totals_text
 from wdsplit.conversion.driver import Progress
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
 from wdsplit.errors import InputError
@@ -186,21 +186,13 @@ def show_progress(bar: Bar, progress: Progress, name: str = "") -> None:
 
 def dataset_text(manifest: Manifest, place: str) -> str:
     """Say what is in a dataset that was converted."""
-    num_dropped, provenance = manifest.provenance["num_dropped"], manifest.provenance
-    lines = [
-        f"{place}: {len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
-        f"{human_bytes(manifest.num_bytes)}",
-        _fields(manifest),
-    ]
+    provenance = manifest.provenance
+    names = [f"{field.name} (from {field.column})" for field in manifest.fields]
+    more = f", and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
+    lines = [f"{place}: {totals_text(manifest)}", f"fields: {', '.join(names[:_SHOWN_FIELDS])}{more}"]
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {provenance['num_rows']:,} rows")
-    if num_dropped:
-        which = "" if manifest.provenance["options"]["shuffle"] else "the last "
-        lines.append(f"left out: {which}{num_dropped:,} rows, to make the shards equal (--pad drop)")
+    if provenance["num_dropped"]:
+        which = "" if provenance["options"]["shuffle"] else "the last "
+        lines.append(f"left out: {which}{provenance['num_dropped']:,} rows, to make the shards equal (--pad drop)")
     return "\n".join(lines)
-
-
-def _fields(manifest: Manifest) -> str:
-    texts = [f"{field.name} (from {field.column})" for field in manifest.fields]
-    more = f", and {len(texts) - _SHOWN_FIELDS} more" if len(texts) > _SHOWN_FIELDS else ""
-    return f"fields: {', '.join(texts[:_SHOWN_FIELDS])}{more}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TextIO
 
@@ -21,14 +21,13 @@ from wdsplit.cli.conversion import (
 )
 from wdsplit.cli.options import engine_options, open_engine
 from wdsplit.cli.shares import run_share
-from wdsplit.cli.terminal import human_bytes, progress_bar, stderr
+from wdsplit.cli.terminal import progress_bar, rates_text, stderr
 from wdsplit.conversion.convert import Progress, convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import PASSES, Pass
 from wdsplit.engines.local import Engine
 from wdsplit.errors import WdsplitError
-from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_storage
 
 __all__ = ["convert_command"]
@@ -52,7 +51,7 @@ __all__ = ["convert_command"]
 @engine_options
 @run_options
 @option_of(ConvertOptions, "resume")
-@click.option("--plan", "plan_path", metavar="PLAN", help="Write a share of what `wdsplit plan -o` has begun.")
+@click.option("--plan", "plan_path", metavar="PLAN", help="Write a share of what `wdsplit plan -o` started.")
 @click.option("--share", metavar="I/N", help="With --plan: which share, 0/N to N-1/N.")
 @click.option(
     "--pass",
@@ -86,7 +85,7 @@ def convert_command(
     of the shards do not depend on --jobs and --engine. A run that was interrupted is continued with --resume.
 
     With --plan PLAN --share I/N, and nothing but --jobs, --log and --pass besides, a share of a conversion is written
-    that `wdsplit plan -o PLAN` has begun; one that died is run again. `wdsplit commit PLAN` ends the conversion.
+    that `wdsplit plan -o PLAN` started; one that died is run again. `wdsplit commit PLAN` ends the conversion.
     """
     if plan_path is not None or share is not None or only is not None:
         _refuse_more(context, plan_path, share)
@@ -119,9 +118,16 @@ def _convert(
     except KeyboardInterrupt:
         _say_how_to_resume(output, last)
         raise
+    elapsed_s = time.monotonic() - started
     for name, manifest in manifests.items():
-        click.echo(_summary(manifest, _folder(output, name), last[name]))
-    click.echo(_rates(list(manifests.values()), list(last.values()), time.monotonic() - started))
+        click.echo(dataset_text(manifest, _folder(output, name)))
+        if last[name].skipped:
+            click.echo(f"resumed: {last[name].skipped:,} shards were there already")
+    num_samples = sum(manifest.num_samples for manifest in manifests.values())
+    num_bytes = sum(manifest.num_bytes for manifest in manifests.values())
+    is_resumed = any(progress.skipped for progress in last.values())
+    rates = "" if is_resumed else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
+    click.echo(f"took {elapsed_s:.1f} s{rates}")
 
 
 def _folder(output: str, split: str) -> str:
@@ -130,19 +136,15 @@ def _folder(output: str, split: str) -> str:
 
 def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
     """Say that an interrupted conversion can be continued, given the last progress of each split; unless it cannot."""
-    if not last or not _is_unfinished(_folder(output, name) for name in last):
-        return
+    try:
+        runs = [Run(open_storage(_folder(output, name)).with_short_deadline()) for name in last]
+        if not any(run.is_unfinished for run in runs):
+            return
+    except WdsplitError:  # a store that does not answer: the run may be there
+        pass
     shards = sum(progress.done for progress in last.values() if progress.name == "write")
     kept = f"{shards} shards are published" if shards else "what is published is kept"
     stderr(f"{kept}; continue with the same command and --resume")
-
-
-def _is_unfinished(outputs: Iterable[str]) -> bool:
-    """Tell whether there is a run to continue in one of some outputs; there may be in a store that does not answer."""
-    try:
-        return any(Run(open_storage(output).with_short_deadline()).is_unfinished for output in outputs)
-    except WdsplitError:
-        return True
 
 
 def _refuse_more(context: click.Context, plan_path: str | None, share: str | None) -> None:
@@ -153,15 +155,3 @@ def _refuse_more(context: click.Context, plan_path: str | None, share: str | Non
     others = given(context, {str(parameter.name) for parameter in context.command.params} - known)
     if others:
         raise click.UsageError(f"{', '.join(others)}: not with --plan, which has decided it")
-
-
-def _summary(manifest: Manifest, output: str, progress: Progress) -> str:
-    resumed = f"\nresumed: {progress.skipped:,} shards were there already" if progress.skipped else ""
-    return dataset_text(manifest, output) + resumed
-
-
-def _rates(manifests: list[Manifest], progress: list[Progress], elapsed_s: float) -> str:
-    num_samples = sum(manifest.num_samples for manifest in manifests)
-    num_bytes = sum(manifest.num_bytes for manifest in manifests)
-    rates = f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
-    return f"took {elapsed_s:.1f} s" + ("" if any(one.skipped for one in progress) else f" ({rates})")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from wdsplit.cli.options import batch_size_option, json_option, order_options
-from wdsplit.cli.terminal import echo_json, human_bytes, table
+from wdsplit.cli.terminal import echo_json, human_bytes, table, totals
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.order.distribution import Readers, reading_advice
@@ -44,23 +44,17 @@ def inspect_command(dataset: str, samples: int, key: str | None, index: int | No
     if key_or_index is not None:
         if key is not None and index is not None:
             raise click.UsageError("--key and --index contradict each other")
-        _show_one(find_sample(storage, manifest, key_or_index), as_json)
+        sample = find_sample(storage, manifest, key_or_index)
+        if as_json:
+            echo_json(_previews(sample))
+        else:
+            _show(sample)
         return
     first = list(_first_samples(storage, manifest, samples))
-    totals = {
-        "dataset": dataset,
-        "samples": manifest.num_samples,
-        "pads": manifest.num_pads,
-        "shards": len(manifest.shards),
-        "bytes": manifest.num_bytes,
-        "lanes": manifest.lanes,
-        "window": manifest.window,
-        "fingerprint": manifest.fingerprint,
-    }
     if as_json:
         fields = [dataclasses.asdict(field) for field in manifest.fields]
-        shown = list(map(_previews, first))
-        echo_json({**totals, "fields": fields, "first_samples": shown, "provenance": manifest.provenance})
+        more = {"fields": fields, "first_samples": list(map(_previews, first)), "provenance": manifest.provenance}
+        echo_json({**totals(dataset, manifest), "fingerprint": manifest.fingerprint, **more})
         return
     click.echo(
         f"{dataset}: {manifest.num_samples:,} samples and {manifest.num_pads:,} pads in {len(manifest.shards):,} "
@@ -71,13 +65,6 @@ def inspect_command(dataset: str, samples: int, key: str | None, index: int | No
     click.echo(table(("field", "column", "type", "encoding"), rows))
     for sample in first:
         click.echo()
-        _show(sample)
-
-
-def _show_one(sample: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        echo_json(_previews(sample))
-    else:
         _show(sample)
 
 
@@ -111,7 +98,7 @@ def _preview(value: Any) -> str:
     try:
         text = value.decode()
     except UnicodeDecodeError:
-        return f"{len(value):,} bytes"
+        text = "\0"
     if not text.isprintable():
         return f"{len(value):,} bytes"
     return text if len(text) <= _PREVIEW_CHARACTERS else f"{text[:_PREVIEW_CHARACTERS]}... ({len(value):,} bytes)"
@@ -146,7 +133,7 @@ def assign_command(
     order = EpochOrder(manifest.shards.num_real, options, epoch)
     num_workers = max(1, workers)
     readers = Readers(order, world_size, num_workers, batch_size)
-    totals = {
+    figures = {
         "lanes": options.lanes,
         "readers_per_lane": readers_per_lane(options.lanes, world_size, num_workers),
         "recut": order.is_recut,
@@ -165,22 +152,22 @@ def assign_command(
         for worker in range(num_workers)
     ]
     if as_json:
-        echo_json({**totals, "readers": entries})
+        echo_json({**figures, "readers": entries})
     else:
-        click.echo(_readers_text(entries, totals))
+        click.echo(_readers_text(entries, figures))
 
 
-def _readers_text(entries: list[dict[str, Any]], totals: dict[str, Any]) -> str:
+def _readers_text(entries: list[dict[str, Any]], figures: dict[str, Any]) -> str:
     rows = [(one["rank"], one["worker"], f"{one['samples']:,}", _shard_list(one["shards"])) for one in entries]
     lines = [
         table(("rank", "worker", "samples", "shards"), rows),
-        f"\n{totals['lanes']} lanes, {totals['pads']:,} pads; "
-        f"each window is read {totals['read_amplification']:.2f} times on average",
+        f"\n{figures['lanes']} lanes, {figures['pads']:,} pads; "
+        f"each window is read {figures['read_amplification']:.2f} times on average",
     ]
-    if totals["recut"]:
+    if figures["recut"]:
         lines.append("shards differ, so lanes were cut at equal counts: neighbours share the shards at their borders")
-    if totals["advice"]:
-        lines.append(totals["advice"])
+    if figures["advice"]:
+        lines.append(figures["advice"])
     return "\n".join(lines)
 
 

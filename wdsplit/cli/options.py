@@ -25,16 +25,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
-_WORLD_SIZE = click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
-_WORKERS = click.option(
-    "--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank."
-)
-_SEED = click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
-_SHUFFLE = click.option(
-    "--shuffle/--no-shuffle", default=True, show_default=True, help="Whether the order is shuffled."
-)
-_TAIL = click.option("--tail", type=click.Choice(TAILS), default="pad", show_default=True, help="How an epoch ends.")
-
 
 def batch_size_option(default: int) -> Decorator:
     """Return a decorator that adds `--batch-size` to a command."""
@@ -93,5 +83,21 @@ def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
     return LocalEngine(jobs or available_cpus())
 
 
-order_options = with_options((_WORLD_SIZE, _WORKERS, _SEED, _SHUFFLE, _TAIL))
+order_options = with_options(
+    (
+        click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."),
+        click.option(
+            "--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank."
+        ),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order."),
+        click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle the order."),
+        click.option(
+            "--tail",
+            type=click.Choice(TAILS),
+            default="pad",
+            show_default=True,
+            help="What to do with an incomplete last step: pad (repeat samples, flagged), drop, or uneven.",
+        ),
+    )
+)
 """Adds what the order and the split depend on: world_size, workers, seed, shuffle, tail."""

@@ -48,7 +48,7 @@ def _done(progress: Progress) -> str:
 @click.command("commit", short_help="End a conversion in shares.", epilog="Example: wdsplit commit /shared/train.plan")
 @click.argument("plan_path", metavar="PLAN")
 def commit_command(plan_path: str) -> None:
-    """End a conversion in shares that `wdsplit plan -o PLAN` has begun: from then on the dataset exists.
+    """End a conversion in shares that `wdsplit plan -o PLAN` started: from then on the dataset exists.
 
     Refused until all shards are there, whole. A conversion that has ended already is left as it is.
     """

@@ -19,7 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from wdsplit.errors import InputError
+from wdsplit.shards.manifest import Manifest
 from wdsplit.sizes import parse_size
+from wdsplit.urls import shown_url
 
 __all__ = [
     "FAILED",
@@ -32,8 +34,11 @@ __all__ = [
     "echo_json",
     "human_bytes",
     "progress_bar",
+    "rates_text",
     "stderr",
     "table",
+    "totals",
+    "totals_text",
 ]
 
 FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -63,6 +68,32 @@ def human_bytes(size: float) -> str:
     return f"{size:.1f} PB"
 
 
+def totals(dataset: str, manifest: Manifest) -> dict[str, Any]:
+    """Return how much is in a dataset, as JSON has it."""
+    return {
+        "dataset": shown_url(dataset),
+        "samples": manifest.num_samples,
+        "pads": manifest.num_pads,
+        "shards": len(manifest.shards),
+        "bytes": manifest.num_bytes,
+        "lanes": manifest.lanes,
+        "window": manifest.window,
+    }
+
+
+def totals_text(manifest: Manifest) -> str:
+    """Return how much is in a dataset, for people."""
+    return (
+        f"{len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
+        f"{human_bytes(manifest.num_bytes)}"
+    )
+
+
+def rates_text(num_samples: int, num_bytes: int, elapsed_s: float) -> str:
+    """Return how fast samples were written or read, for people."""
+    return f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
+
+
 def echo_json(value: Any) -> None:
     """Print a value as indented JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
@@ -81,7 +112,9 @@ def byte_size(text: str) -> int:
     try:
         return parse_size(text)
     except InputError as error:
-        raise click.BadParameter(f"{text!r} is no size; expected a number and a unit such as 256MB or 1GiB") from error
+        raise click.BadParameter(
+            f"invalid size {text!r}: expected a number and a unit, such as 256MB or 1GiB"
+        ) from error
 
 
 class _Rate(ProgressColumn):
@@ -110,14 +143,14 @@ class _Log:
         self._last_s = -_LOG_EVERY_S
         self._last: dict[str, Any] = {}
         self._refused = False
-        self._begun: tuple[int, float] | None = None
+        self._first: tuple[int, float] | None = None
         """How much was done when the counting began, and when that was."""
 
     def update(self, done: int, total: int, what: str, amounts: Mapping[str, float]) -> None:
         elapsed_s = time.monotonic() - self._started
-        if self._begun is None or what != self._last.get("what"):
-            self._begun = done, elapsed_s
-        gained, took_s = done - self._begun[0], elapsed_s - self._begun[1]
+        if self._first is None or what != self._last.get("what"):
+            self._first = done, elapsed_s
+        gained, took_s = done - self._first[0], elapsed_s - self._first[1]
         left_s = round(took_s * (total - done) / gained, 1) if gained > 0 else None
         self._last = {"what": what, "done": done, "total": total, **amounts, "left_s": left_s}
         if elapsed_s - self._last_s >= _LOG_EVERY_S:
@@ -156,29 +189,21 @@ class Bar:
 
 @contextmanager
 def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
-    """Show a bar with rate and time left while the block runs; nothing if standard error is no terminal.
+    """Show a bar with rate and time left while the block runs; nothing if standard error is not a terminal.
 
     Args:
         what: What is being done.
         log: Where to write the same as JSON lines, and how it ended.
     """
-    if log is None:
-        with _shown(what, None) as bar:
-            yield bar
-        return
-    lines = _Log(log)
-    try:
-        with _shown(what, lines) as bar:
-            yield bar
-    except BaseException as error:
-        lines.write("failed", error=str(error) or type(error).__name__)
-        raise
-    lines.write("done")
-
-
-@contextmanager
-def _shown(what: str, log: _Log | None) -> Iterator[Bar]:
+    lines = None if log is None else _Log(log)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        yield Bar(progress, what, log)
+    try:
+        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+            yield Bar(progress, what, lines)
+    except BaseException as error:
+        if lines is not None:
+            lines.write("failed", error=str(error) or type(error).__name__)
+        raise
+    if lines is not None:
+        lines.write("done")

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import Hashes, KeyBatch, find_duplicate_keys, same_place
+from wdsplit.conversion.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, invalid_values, raise_if_any, same_as
 from wdsplit.conversion.plan.plan import default_window, least_lanes, whole_lanes
 from wdsplit.conversion.run import Run
@@ -124,7 +124,7 @@ def index_tars(
     Raises:
         DatasetNotFoundError: There are no tars.
         OutputExistsError: The folder is a dataset already, or holds an unfinished conversion or other indexes.
-        InputError: A tar holds what cannot be a sample, no sample at all, or a key that is in another one too.
+        InputError: A tar holds an invalid sample, no sample at all, or a key that is in another one too.
         CorruptDataError: A tar is damaged.
         StorageError: The folder cannot be written to.
     """
@@ -142,7 +142,7 @@ def index_tars(
         manifest = _manifest(found, options)
         storage.remove(HEADER_NAME)
         write_manifest(storage, manifest)
-    _tell_left_out(storage, found)
+    _warn_of_left_out(storage, found)
     return manifest
 
 
@@ -173,7 +173,7 @@ def _tars(storage: Storage) -> list[str]:
         )
     for odd in filter(_ODD_PATH.search, paths):
         raise InputError(
-            "a tar has a name that cannot be in a manifest",
+            "invalid name of a tar",
             place=f"{storage.url}/{odd!r}",
             expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
             remedy="rename it",
@@ -197,16 +197,16 @@ def _read_tar(url: str, options: Mapping[str, Any] | None, overwrite: bool, task
     """Read a tar, write its index, and say what is in it. Runs in a worker process; may run twice."""
     number, path = task
     storage = open_storage(url, options)
-    written = _written(storage, path, options)
+    version_before = _version_of(storage, path, options)
     data = _mapped(storage, path, options)
     checksum = checksum_of(xxhash.xxh3_128(data))  # first, as it reads the file from front to back
     samples = _samples(storage, path, memoryview(data))
-    if _written(storage, path, options) != written:
+    if _version_of(storage, path, options) != version_before:
         raise InputError(
             "a tar was changed while it was read",
             place=f"{storage.url}/{path}",
-            expected="tars that nobody writes to",
-            remedy="wait until its writer has ended",
+            expected="tars that are not being written",
+            remedy="wait until it is written, and index again",
             url=f"{storage.url}/{path}",
         )
     _write_index(storage, path, dump_index(samples.offsets), overwrite)
@@ -241,7 +241,7 @@ def _mapped(storage: Storage, path: str, options: Mapping[str, Any] | None) -> m
         return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(copy.fileno()).st_size else b""
 
 
-def _written(storage: Storage, path: str, options: Mapping[str, Any] | None) -> tuple[int, int, int] | None:
+def _version_of(storage: Storage, path: str, options: Mapping[str, Any] | None) -> tuple[int, int, int] | None:
     """Return what differs when a file was written or replaced; None if it is not there."""
     if storage.is_remote:
         return 0, *stat_of(path, Remote(f"{storage.url}/{path}", options))
@@ -292,23 +292,16 @@ def _read_all(
 def _refuse_duplicate_keys(storage: Storage, options: Mapping[str, Any] | None, found: Sequence[_Found]) -> None:
     """Refuse a key that is in two tars."""
 
-    def read_keys(suspects: Hashes) -> Iterator[KeyBatch]:
+    def read_keys(suspects: Hashes) -> Iterator[tuple[pa.LargeStringArray, Place]]:
         for each in found:
             if np.isin(each.hashes, suspects).any():
                 path = each.shard.path
                 samples = _samples(storage, path, memoryview(_mapped(storage, path, options)))
-                yield KeyBatch(samples.keys, same_place(f"{storage.url}/{path}"))
+                yield samples.keys, f"{storage.url}/{path}"
 
     for duplicate in find_duplicate_keys([each.hashes for each in found], read_keys):
-        raise InputError(
-            "duplicate key",
-            place=duplicate.again,
-            expected="each key once in the whole dataset",
-            found=f"{duplicate.key!r}, which is also in {duplicate.first}",
-            remedy="remove one of them, or convert the tars with `wdsplit convert --number-keys`",
-            url=duplicate.again,
-            key=duplicate.key,
-        )
+        remedy = "remove one of them, or convert the tars with `wdsplit convert --number-keys`"
+        raise duplicate.error(InputError, remedy, url=duplicate.again)
 
 
 def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
@@ -332,7 +325,7 @@ def _manifest(found: Sequence[_Found], options: IndexOptions) -> Manifest:
     )
 
 
-def _tell_left_out(storage: Storage, found: Sequence[_Found]) -> None:
+def _warn_of_left_out(storage: Storage, found: Sequence[_Found]) -> None:
     some = [each for each in found if each.num_left_out]
     if some:
         total, names = sum(each.num_left_out for each in some), ", ".join(some[0].left_out)

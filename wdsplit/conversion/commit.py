@@ -36,16 +36,9 @@ def commit(run: Run, plan: Plan, emit: tuple[str, ...], shards: Published) -> Ma
 
 def build_manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> Manifest:
     """Return the manifest of all shards."""
-    shards = published.table()
-    window = default_window(published.num_bytes, published.num_samples)
-    return Manifest(
-        shards,
-        plan.fields,
-        plan.lanes,
-        plan.options.window or window,
-        plan.options.pad,
-        _provenance(plan, emit),
-    )
+    window = plan.options.window or default_window(published.num_bytes, published.num_samples)
+    provenance = _provenance(plan, emit)
+    return Manifest(published.table(), plan.fields, plan.lanes, window, plan.options.pad, provenance)
 
 
 def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
@@ -56,7 +49,7 @@ def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
         ],
         "num_rows": plan.table.total_rows,
         "num_selected": plan.num_rows,
-        "selection": _selection(plan),
+        "selection": plan.table.selection.to_json(),
         "num_dropped": plan.num_dropped,
         "key": plan.key,
         "options": dataclasses.asdict(plan.options),
@@ -68,11 +61,3 @@ def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
-
-
-def _selection(plan: Plan) -> dict[str, Any]:
-    """Return what was selected; hashes as texts, because they may be larger than JSON's numbers."""
-    selection = plan.table.selection
-    part = selection.part
-    bounds = None if part is None else {"column": part.column, "low": str(part.low), "high": str(part.high)}
-    return {"where": selection.where, "limit": selection.limit, "part": bounds}

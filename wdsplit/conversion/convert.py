@@ -13,9 +13,9 @@ from wdsplit.conversion.driver import Driver, Progress, no_progress
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import Prepared, prepare
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.record.published import Published
 from wdsplit.conversion.shuffle.scatter import task_bytes
-from wdsplit.conversion.task import Job
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.shards.manifest import Manifest, Shard
@@ -53,7 +53,7 @@ def convert(
     options = options or ConvertOptions()
     if options.splits:
         raise InputError("convert writes one dataset, but options.splits is set", remedy="use wdsplit.convert_splits")
-    return _convert(inputs, output, options, progress or no_progress, storage_options, engine)[""]
+    return _convert(inputs, output, options, progress, storage_options, engine)[""]
 
 
 def convert_splits(
@@ -66,35 +66,26 @@ def convert_splits(
 ) -> dict[str, Manifest]:
     """Convert tables into a dataset for each split, in folders below the output that are called after the splits.
 
-    Args:
-        inputs: As for `convert`.
-        output: The folder of the datasets.
-        options: The options; with splits.
-        progress: As for `convert`.
-        storage_options: As for `convert`.
-        engine: As for `convert`.
+    The arguments are those of `convert`, and so are its errors; the options must have splits.
 
     Returns:
         The manifest of each split.
-
-    Raises:
-        WdsplitError: As for `convert`.
     """
     if not options.splits:
         raise InputError("options.splits is empty", remedy="use wdsplit.convert")
-    return _convert(inputs, output, options, progress or no_progress, storage_options, engine)
+    return _convert(inputs, output, options, progress, storage_options, engine)
 
 
 def _convert(
     inputs: PathLike | Sequence[PathLike],
     output: PathLike,
     options: ConvertOptions,
-    progress: Callable[[Progress], None],
+    progress: Callable[[Progress], None] | None,
     storage_options: Mapping[str, Any] | None,
     engine: Engine | None,
 ) -> dict[str, Manifest]:
     """Convert; nothing is written, of no split, before everything that can be refused is checked."""
-    engine = engine or LocalEngine(options.jobs)
+    engine, report = engine or LocalEngine(options.jobs), progress or no_progress
     buffer_bytes = task_bytes(options.memory, engine.jobs_of_a_node)
     prepared = prepare(inputs, output, options, storage_options)
     with prepared.locked():
@@ -104,11 +95,11 @@ def _convert(
             for name, run in prepared.runs.items():
                 if name in finished:
                     manifests[name] = finished[name]
-                    progress(_all_skipped(finished[name], name))
+                    report(_all_skipped(finished[name], name))
                     continue
                 folder, plan = prepared.folders[name], prepared.plans[name]
                 job = Job(folder, plan, buffer_bytes, options.emit, storage_options, shared=not engine.is_local)
-                shards = Driver(job, engine, progress, split=name).carry_out(Published(plan, published[name]))
+                shards = Driver(job, engine, report, split=name).carry_out(Published(plan, published[name]))
                 manifests[name] = commit(run, plan, options.emit, shards)
         except BaseException:
             for name in published:
@@ -124,19 +115,15 @@ def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int,
         The manifests of the splits that are finished already, and the published shards of the others.
     """
     runs, plans = prepared.runs, prepared.plans
-    finished: dict[str, Manifest] = {}
-    published: dict[str, dict[int, Shard]] = {}
     resumed = [name for name in runs if name in prepared.resumed]
-    for name in resumed:
-        manifest = runs[name].finished(plans[name])
-        if manifest is not None:
-            finished[name] = manifest
-    for name in resumed:  # before others start, which replaces what is there: resuming may be refused
-        if name not in finished:
-            published[name] = runs[name].resume(plans[name])
+    found = {name: runs[name].finished(plans[name]) for name in resumed}
+    finished = {name: manifest for name, manifest in found.items() if manifest is not None}
+    # Resuming may be refused, so it comes before others start, which replaces what is there.
+    published = {name: runs[name].resume(plans[name]) for name in resumed if name not in finished}
     for name in runs:
         if name not in prepared.resumed:
-            published[name] = runs[name].start(plans[name])
+            runs[name].start(plans[name])
+            published[name] = {}
     return finished, published
 
 

@@ -17,8 +17,8 @@ from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.engines.local import in_order
 from wdsplit.order.epoch import Int64
 from wdsplit.tables.read import file_batches, matching_groups
-from wdsplit.tables.select import Picker, hash_groups, in_part
-from wdsplit.tables.table import FileRange, InputFile, Part, Selection, Table
+from wdsplit.tables.select import Picker, hash_groups, in_split
+from wdsplit.tables.table import FileRange, InputFile, Selection, Split, Table
 
 __all__ = ["select_rows"]
 
@@ -29,7 +29,7 @@ _GROUPS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class _Counts:
-    """What was found in a file: rows kept, rows of each part in each row group, and the groups of each part."""
+    """What was found in a file: rows kept, rows of each split in each row group, and the groups of each split."""
 
     kept: int
     selected: list[Int64]
@@ -37,7 +37,7 @@ class _Counts:
 
 
 def select_rows(
-    table: Table, where: str, limit: int | None, parts: Sequence[Part | None], group_by: str | None
+    table: Table, where: str, limit: int | None, splits: Sequence[Split | None], group_by: str | None
 ) -> list[tuple[Table, Groups | None]]:
     """Select rows of a table, and count them.
 
@@ -45,18 +45,18 @@ def select_rows(
         table: The whole table.
         where: The condition; empty for all rows.
         limit: How many of the rows that meet it to keep: the first ones.
-        parts: The parts of what is kept; None for all of it. All hash the same column.
+        splits: The splits of what is kept; None for all of it. All hash the same column.
         group_by: The column whose groups to count, or None.
 
     Returns:
-        For each part the table with its selection, and its groups if they were asked for.
+        For each split the table with its selection, and its groups if they were asked for.
 
     Raises:
-        InputError: The condition cannot be, a file cannot be read, or a row is in no group.
+        InputError: The condition is invalid, a file cannot be read, or a row is in no group.
     """
-    counter = _Counter(table, where, parts, group_by)
-    files: list[list[InputFile]] = [[] for _ in parts]
-    groups: list[list[Groups]] = [[] for _ in parts]
+    counter = _Counter(table, where, splits, group_by)
+    files: list[list[InputFile]] = [[] for _ in splits]
+    groups: list[list[Groups]] = [[] for _ in splits]
     for file, found in zip(table.files, _counted(counter, len(table.files), limit), strict=True):
         for number, count in enumerate(found.selected):
             files[number].append(dataclasses.replace(file, selected=tuple(count.tolist())))
@@ -65,10 +65,10 @@ def select_rows(
                 groups[number] = [Groups.merged(groups[number])]
     return [
         (
-            Table(tuple(files[number]), table.schema, Selection(where, limit, part)),
+            Table(tuple(files[number]), table.schema, Selection(where, limit, split)),
             Groups.merged(groups[number]) if group_by is not None else None,
         )
-        for number, part in enumerate(parts)
+        for number, split in enumerate(splits)
     ]
 
 
@@ -86,18 +86,18 @@ def _counted(counter: _Counter, num_files: int, limit: int | None) -> Iterator[_
 class _Counter:
     """Counts the rows of one file after another, or of several at once."""
 
-    def __init__(self, table: Table, where: str, parts: Sequence[Part | None], group_by: str | None) -> None:
+    def __init__(self, table: Table, where: str, splits: Sequence[Split | None], group_by: str | None) -> None:
         self._table = table
-        self._parts = parts
+        self._splits = splits
         self._group_by = group_by
-        self._picker = Picker(dataclasses.replace(table, selection=Selection(where, None, parts[0])))
+        self._picker = Picker(dataclasses.replace(table, selection=Selection(where, None, splits[0])))
 
     def count(self, number: int, limit: int | None = None) -> _Counts:
         """Count the rows of a file, of those that meet the condition the first `limit`."""
         file = self._table.files[number]
         kept = 0
-        selected = [np.zeros(len(file.row_groups), np.int64) for _ in self._parts]
-        groups: list[list[Groups]] = [[] for _ in self._parts]
+        selected = [np.zeros(len(file.row_groups), np.int64) for _ in self._splits]
+        groups: list[list[Groups]] = [[] for _ in self._splits]
         for columns, numbers, of_group in self._batches(number, limit):
             rows = self._picker.meeting(columns, len(numbers))
             rows = rows if limit is None else rows[: limit - kept]
@@ -115,13 +115,13 @@ class _Counter:
         return _Counts(kept, selected, [Groups.merged(group) for group in groups])
 
     def _found(self, columns: dict[str, pa.Array], numbers: Int64) -> Iterator[tuple[slice | Int64, Groups | None]]:
-        """Give for each part which of the rows are in it, and their groups."""
-        hashes = self._picker.hashes(columns, numbers) if self._parts[0] is not None else None
+        """Give for each split which of the rows are in it, and their groups."""
+        hashes = self._picker.hashes(columns, numbers) if self._splits[0] is not None else None
         groups = None
         if self._group_by is not None:
             groups = hash_groups(columns[self._group_by], numbers, self._table, self._group_by)
-        for part in self._parts:
-            inside = slice(None) if part is None or hashes is None else np.flatnonzero(in_part(hashes, part))
+        for split in self._splits:
+            inside = slice(None) if split is None or hashes is None else np.flatnonzero(in_split(hashes, split))
             yield inside, Groups.of(groups[inside], numbers[inside]) if groups is not None else None
 
     def _batches(self, number: int, limit: int | None) -> Iterator[tuple[dict[str, pa.Array], Int64, Int64]]:
@@ -136,14 +136,14 @@ class _Counter:
             groups = matching_groups(file, pruning)
         if not groups:
             return
-        part = FileRange(file, tuple(groups), table.first_numbers(number, groups), 0, 0)
+        read_range = FileRange(file, tuple(groups), table.first_numbers(number, groups), 0, 0)
         ends, order = np.cumsum([file.row_groups[group] for group in groups]), np.asarray(groups)
         read = 0
         for arrays, count in self._columns(file, groups, columns, int(ends[-1])):
             rows = np.arange(read, read + count)
             read += count
             of_group = order[np.searchsorted(ends, rows, side="right")]
-            yield arrays, part.row_numbers(read - count, read), of_group
+            yield arrays, read_range.row_numbers(read - count, read), of_group
 
     def _columns(
         self, file: InputFile, groups: Sequence[int], columns: Sequence[str], num_rows: int

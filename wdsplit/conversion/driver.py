@@ -1,6 +1,6 @@
-"""The driver of a conversion: which tasks of each pass are left, and how far an engine has got with them.
+"""The driver of a conversion: which tasks of each pass are left, and how an engine carries them out.
 
-A plain conversion is share 0 of 1. Begin with `Driver`; what the tasks of a pass are is in `passes`.
+A plain conversion is share 0 of 1. Begin with `Driver.carry_out`.
 """
 
 from __future__ import annotations
@@ -8,24 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar
 
-from wdsplit.conversion.passes import Pass, TaskPass, merge_pass, scatter_pass, write_pass
+from wdsplit.conversion.plan.plan import task_spans
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.record.published import Published
-from wdsplit.conversion.shuffle.merge import remove_scattered
+from wdsplit.conversion.shuffle.merge import merge, remove_scattered
+from wdsplit.conversion.shuffle.scatter import scatter, task_memory
 from wdsplit.conversion.shuffle.sorted_runs import unfinished_tasks
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, MergeTask, ScatterTask, read_cuts, write_cuts
-from wdsplit.conversion.task import Job
+from wdsplit.conversion.task import describe_rows, describe_span, write_shards
 from wdsplit.engines.local import Engine
 from wdsplit.shards.manifest import Shard
-from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
 from wdsplit.tables.read import check_files
 
-__all__ = ["Driver", "Progress", "no_progress"]
+__all__ = ["PASSES", "Driver", "Pass", "Progress", "no_progress"]
 
 Items = TypeVar("Items", list[ScatterTask], list[MergeTask], range)
-Result = TypeVar("Result")
+Pass = Literal["scatter", "merge", "write"]
+PASSES: tuple[Pass, ...] = ("scatter", "merge", "write")
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,8 @@ class Driver:
         return self._own(range(self.job.plan.num_shards))
 
     def carry_out(self, published: Published) -> Published:
-        """Carry out all passes that are left; return all shards.
-
-        Args:
-            published: The shards that are published already; it is changed.
-        """
-        plan, storage = self.job.plan, self._open_storage()
+        """Carry out all passes that are left; add the shards to those that are published already, and return them."""
+        plan, storage = self.job.plan, self.job.open_storage()
         if plan.scatters and len(published) < plan.num_shards:
             cuts = read_cuts(storage, plan) or write_cuts(storage, plan, self.job.buffer_bytes)
             storage.remove_temporary(SPILL_FOLDER)
@@ -99,42 +97,53 @@ class Driver:
 
     def scatter(self, cuts: Cuts) -> Progress:
         """Scatter the rows that are not scattered yet."""
-        tasks = self._own(cuts.tasks)
-        left = unfinished_tasks(self._open_storage(), cuts.steps, tasks)
+        plan, tasks = self.job.plan, self._own(cuts.tasks)
+        left = unfinished_tasks(self.job.open_storage(), cuts.steps, tasks)
         if left:
-            check_files(self.job.plan.table, left[0].first, left[-1].stop)
-        num_there = _num_rows(tasks) - _num_rows(left)
-        progress = Progress("scatter", num_there, _num_rows(tasks), skipped=num_there, split=self.split)
-        return self._run_tasks(scatter_pass(self.job, cuts.steps, left), progress, _add_rows)
+            check_files(plan.table, left[0].first, left[-1].stop)
+        num_rows, num_left = (sum(task.stop - task.first for task in some) for some in (tasks, left))
+
+        def describe(task: ScatterTask) -> str:
+            return describe_rows(plan, (task.first, task.stop))
+
+        def add_rows(so_far: Progress, scattered: int) -> Progress:
+            return replace(so_far, done=so_far.done + scattered)
+
+        progress = self._begin("scatter", num_left, num_rows)
+        return self._run_tasks(partial(scatter, self.job, cuts.steps), left, progress, add_rows, describe)
 
     def merge(self, cuts: Cuts) -> Progress:
         """Merge what is not merged yet; all rows must be scattered."""
         tasks = self._own(cuts.steps.merge_tasks())
-        left = unfinished_tasks(self._open_storage(), cuts.steps, tasks)
-        num_there = len(tasks) - len(left)
-        progress = Progress("merge", num_there, len(tasks), skipped=num_there, split=self.split)
-        return self._run_tasks(merge_pass(self.job, cuts.steps, left), progress, _add_task)
+        left = unfinished_tasks(self.job.open_storage(), cuts.steps, tasks)
+
+        def add_task(so_far: Progress, num_rows: int) -> Progress:
+            return replace(so_far, done=so_far.done + 1)
+
+        progress = self._begin("merge", len(left), len(tasks))
+        return self._run_tasks(partial(merge, self.job, cuts.steps), left, progress, add_task, str)
 
     def write(self, published: Published) -> Progress:
         """Write the shards that are not published yet, and add them to those that are."""
-        plan = self.job.plan
-        own = self.own_shards
+        plan, own = self.job.plan, self.own_shards
         left = published.missing(own.start, own.stop)
         if len(left) and not plan.scatters:
             check_files(plan.table, plan.rows(int(left[0]))[0], plan.rows(int(left[-1]))[1])
+        max_gathered_rows = 0
+        if plan.scatters:
+            max_gathered_rows = self.job.buffer_bytes * plan.num_rows // max(1, plan.table.data_bytes)
+        spans = task_spans(plan, self.engine.jobs, left, max_gathered_rows)
 
         def add_shards(so_far: Progress, shards: Mapping[int, Shard]) -> Progress:
             published.add(shards)
             done = so_far.done + len(shards)
             return replace(so_far, done=done, samples=published.num_samples, num_bytes=published.num_bytes)
 
-        num_there = len(own) - len(left)
-        amounts = published.num_samples, published.num_bytes
-        progress = Progress("write", num_there, len(own), *amounts, skipped=num_there, split=self.split)
-        return self._run_tasks(write_pass(self.job, self.engine.jobs, left), progress, add_shards)
-
-    def _open_storage(self) -> Storage:
-        return open_storage(self.job.output, self.job.storage_options)
+        progress = self._begin("write", len(left), len(own))
+        progress = replace(progress, samples=published.num_samples, num_bytes=published.num_bytes)
+        threads = all(field.encoding != "json" for field in plan.fields)  # JSON is encoded under Python's lock
+        describe = partial(describe_span, plan)
+        return self._run_tasks(partial(write_shards, self.job), spans, progress, add_shards, describe, threads)
 
     def _own(self, items: Items) -> Items:
         """Return the share's own of all tasks or shards: neighbours, and as many as other shares have, +-1."""
@@ -142,28 +151,25 @@ class Driver:
         stop = len(items) * (self.share + 1) // self.num_shares
         return items[first:stop]
 
+    def _begin(self, name: Pass, num_left: int, total: int) -> Progress:
+        """Return the progress at the beginning of a pass."""
+        return Progress(name, total - num_left, total, skipped=total - num_left, split=self.split)
+
     def _run_tasks(
         self,
-        tasks: TaskPass[Any, Result],
+        function: Callable[[Any], Any],
+        tasks: Sequence[Any],
         progress: Progress,
-        add: Callable[[Progress, Result], Progress],
+        add: Callable[[Progress, Any], Progress],
+        describe: Callable[[Any], str],
+        threads: bool = True,
     ) -> Progress:
         """Carry the tasks of a pass out, reporting the progress so far; return the last progress."""
+        memory_bytes = task_memory(self.job.plan, self.job.buffer_bytes)
         self.report(progress)
-        with closing(tasks.carry_out(self.engine)) as results:
+        results = self.engine.map(function, tasks, threads=threads, memory_bytes=memory_bytes, describe=describe)
+        with closing(results):
             for result in results:
                 progress = add(progress, result)
                 self.report(progress)
         return progress
-
-
-def _num_rows(tasks: Sequence[ScatterTask]) -> int:
-    return sum(task.stop - task.first for task in tasks)
-
-
-def _add_rows(progress: Progress, num_rows: int) -> Progress:
-    return replace(progress, done=progress.done + num_rows)
-
-
-def _add_task(progress: Progress, num_rows: int) -> Progress:
-    return replace(progress, done=progress.done + 1)

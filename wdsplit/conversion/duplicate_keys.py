@@ -14,32 +14,16 @@ import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.task import keys_of
-from wdsplit.errors import InputError
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.fields.keys import hash_keys
 from wdsplit.tables.read import Rows, read_rows
 
-__all__ = ["DuplicateKey", "Hashes", "KeyBatch", "check_unique_keys", "find_duplicate_keys", "same_place"]
+__all__ = ["DuplicateKey", "Hashes", "Place", "check_unique_keys", "find_duplicate_keys"]
 
 Hashes = npt.NDArray[np.uint64]
+Place = str | Callable[[int], str]
 
 _HASHES_AT_ONCE = 32_000_000
-
-
-class KeyBatch(NamedTuple):
-    """Some keys.
-
-    Attributes:
-        keys: The keys, escaped.
-        place: Says where the key with a number among them is.
-    """
-
-    keys: pa.LargeStringArray
-    place: Callable[[int], str]
-
-
-def same_place(place: str) -> Callable[[int], str]:
-    """Return the `place` of a `KeyBatch` whose keys are all in one file."""
-    return lambda number: place
 
 
 class DuplicateKey(NamedTuple):
@@ -49,16 +33,29 @@ class DuplicateKey(NamedTuple):
     first: str
     again: str
 
+    def error(self, kind: type[InputError] | type[CorruptDataError], remedy: str, url: str = "") -> WdsplitError:
+        """Return the error that reports it."""
+        return kind(
+            "duplicate key",
+            place=self.again,
+            expected="each key once in the whole dataset",
+            found=f"{self.key!r}, which is also in {self.first}",
+            remedy=remedy,
+            url=url,
+            key=self.key,
+        )
+
 
 def find_duplicate_keys(
-    hashes: Sequence[Hashes], read_keys: Callable[[Hashes], Iterable[KeyBatch]]
+    hashes: Sequence[Hashes], read_keys: Callable[[Hashes], Iterable[tuple[pa.LargeStringArray, Place]]]
 ) -> Iterator[DuplicateKey]:
     """Find the keys that are there more than once, in the order of the keys.
 
     Args:
         hashes: The hashes of all keys, as `hash_keys` gives them; uint64.
-        read_keys: Reads the keys, given the hashes that are there more than once; it may leave out batches that have
-            none of these hashes. Called only if there are such hashes.
+        read_keys: Reads the keys batch by batch, escaped, and says where they are: one place for all, or a function
+            of a key's number in the batch. It is given the hashes that are there more than once, if there are any, and
+            may leave out batches that have none of them.
     """
     suspects = _repeated(np.concatenate([np.zeros(0, np.uint64), *hashes]))
     if not len(suspects):
@@ -66,11 +63,11 @@ def find_duplicate_keys(
     first: dict[str, str] = {}
     for keys, place in read_keys(suspects):
         for number in np.flatnonzero(np.isin(hash_keys(keys), suspects)).tolist():
-            key = keys[number].as_py()
+            key, found_at = keys[number].as_py(), place if isinstance(place, str) else place(number)
             if key in first:
-                yield DuplicateKey(key, first[key], place(number))
+                yield DuplicateKey(key, first[key], found_at)
             else:
-                first[key] = place(number)
+                first[key] = found_at
 
 
 def _repeated(hashes: Hashes) -> Hashes:
@@ -85,30 +82,23 @@ def check_unique_keys(plan: Plan) -> None:
     The key column is read once for every 32 million rows.
 
     Raises:
-        InputError: A key is there twice, or cannot be a key.
+        InputError: There is a duplicate key, or an invalid one.
     """
     num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)
     for number in range(num_passes):
         hashes = [_hashes_of_pass(plan, rows, num_passes, number) for rows in _key_rows(plan)]
         for duplicate in find_duplicate_keys(hashes, lambda _: _key_batches(plan)):
-            raise InputError(
-                "duplicate key",
-                place=duplicate.again,
-                expected="each key once in the whole dataset",
-                found=f"{duplicate.key!r}, which is also the key of {duplicate.first}",
-                remedy="choose another key column, remove the duplicate, or number the rows: leave out --key, "
-                "or give --number-keys for tars",
-                key=duplicate.key,
-            )
+            remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key"
+            raise duplicate.error(InputError, f"{remedy}, or give --number-keys for tars")
 
 
 def _key_rows(plan: Plan) -> Iterator[Rows]:
     return read_rows(plan.table, 0, plan.num_rows, [plan.key] if plan.key else [])
 
 
-def _key_batches(plan: Plan) -> Iterator[KeyBatch]:
+def _key_batches(plan: Plan) -> Iterator[tuple[pa.LargeStringArray, Place]]:
     for rows in _key_rows(plan):
-        yield KeyBatch(keys_of(plan, rows), rows.where)
+        yield keys_of(plan, rows), rows.where
 
 
 def _hashes_of_pass(plan: Plan, rows: Rows, num_passes: int, number: int) -> Hashes:

@@ -23,7 +23,7 @@ from wdsplit.fields.keys import is_key_type
 from wdsplit.shards.manifest import Field
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import first_payloads, open_inputs
-from wdsplit.tables.select import check_group_type, parts_of
+from wdsplit.tables.select import check_group_type, cut_splits
 from wdsplit.tables.table import Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 
@@ -49,10 +49,7 @@ def plan_splits(
 ) -> dict[str, Plan]:
     """Decide a conversion: read the footers of the inputs, infer the fields, select rows and cut them into shards.
 
-    Args:
-        inputs: One or several of: a file, a folder of them, a glob, a brace expression; paths or URLs.
-        options: The options.
-        storage_options: How to reach remote stores.
+    The arguments are those of `wdsplit.convert`.
 
     Returns:
         A plan for each split; without splits one, under the empty name.
@@ -66,13 +63,7 @@ def plan_splits(
 def plan_files(
     paths: Sequence[str], options: ConvertOptions, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Plan]:
-    """Decide a conversion of files, as `plan_splits` does.
-
-    Args:
-        paths: The files, as `find_inputs` returns them.
-        options: The options.
-        storage_options: How to reach remote stores.
-    """
+    """Decide a conversion of the files that `find_inputs` has found, as `plan_splits` does."""
     table = open_inputs(paths, storage_options)
     if table.files[0].format == "tar":
         options = _as_tars(table, options)
@@ -104,12 +95,12 @@ def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
 def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
     """Return the selected rows of each split, and their groups if rows are grouped."""
     group_by = options.plan.group_by
-    parts = dict(parts_of(options.splits, group_by or options.key)) if options.splits else {"": None}
+    splits = dict(cut_splits(options.splits, group_by or options.key)) if options.splits else {"": None}
     if not (options.where or options.limit is not None or options.splits or group_by is not None):
-        return dict.fromkeys(parts, (table, None))
+        return dict.fromkeys(splits, (table, None))
     refuse_repeated(table.schema)
-    counted = select_rows(table, options.where, options.limit, list(parts.values()), group_by)
-    return dict(zip(parts, counted, strict=True))
+    counted = select_rows(table, options.where, options.limit, list(splits.values()), group_by)
+    return dict(zip(splits, counted, strict=True))
 
 
 def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
@@ -132,7 +123,7 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
 
 
 def _plan(split: str, table: Table, fields: Sequence[Field], groups: Groups | None, options: ConvertOptions) -> Plan:
-    """Return the plan of a split; what cannot be names it."""
+    """Return the plan of a split; errors name it."""
     try:
         return make_plan(table, fields, options.key, options.plan, groups)
     except InputError as error:

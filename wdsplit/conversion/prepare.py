@@ -78,7 +78,8 @@ def prepare(
         resumed = set(runs)
     for name, run in runs.items():
         _refuse_inside_input(run.storage, input_paths(inputs))
-        run.refuse_inputs_inside(paths)
+        for path in paths:
+            run.refuse_file_inside(path, "an input")
         run.refuse_output(options.overwrite, name in resumed)
     plans = plan_files(paths, options, storage_options)
     _check_keys(plans, resumed)

@@ -7,7 +7,7 @@ folder is there before anything of the output is touched, and goes when the mani
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import orjson
 
 from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.record.job import PLAN_NAME, holds_plan, refuse_taken_over
 from wdsplit.conversion.record.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
-from wdsplit.conversion.task import PLAN_NAME, holds_plan, refuse_taken_over
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
 from wdsplit.shards.files import read_manifest
@@ -74,21 +74,16 @@ class Run:
                 if not (self.storage.is_remote or self._ended or self.is_unfinished):
                     self._end(self.storage)
 
-    def holds(self, path: str) -> bool:
-        """Tell whether a file lies in the output."""
-        return is_below(path, self.storage.url)
-
-    def refuse_inputs_inside(self, paths: Sequence[str]) -> None:
-        """Refuse an output that holds an input: overwriting would remove it, and folders would be read again."""
-        for path in paths:
-            if self.holds(path):
-                raise InputError(
-                    "an input lies inside the output",
-                    place=path,
-                    expected=f"inputs outside {self.storage.url}",
-                    remedy="choose another output folder",
-                    url=path,
-                )
+    def refuse_file_inside(self, path: str, what: str) -> None:
+        """Refuse an output that holds a file which is needed: what is in the output is removed when a run begins."""
+        if is_below(path, self.storage.url):
+            raise InputError(
+                f"{what} is inside the output",
+                place=path,
+                expected=f"a path outside {self.storage.url}",
+                remedy=f"choose another output, or another folder for {what}: the output is emptied when a run begins",
+                url=path,
+            )
 
     def refuse_dataset_above(self) -> None:
         """Refuse an output for the datasets of splits that is a dataset itself, or an unfinished run."""
@@ -120,7 +115,11 @@ class Run:
             self._refuse_adopted(finished)
             foreign = {name for name in names if not (finished or started) or not self._is_ours(name)}
             if foreign:  # listed again: a late share renames its files
-                self._refuse_foreign(sorted(foreign.intersection(self.storage.list())))
+                foreign.intersection_update(self.storage.list())
+            if foreign:
+                expected = "a dataset, an unfinished run, or nothing"
+                remedy = "choose another folder, or remove them yourself"
+                self._refuse("the output holds files that wdsplit did not write", expected, _some(foreign), remedy)
             return
         found, nothing = _some(names) or "nothing", "no such folder, or an empty one"
         if resume:
@@ -150,15 +149,6 @@ class Run:
                 "choose another folder; these tars would be lost",
             )
 
-    def _refuse_foreign(self, foreign: Sequence[str]) -> None:
-        if foreign:
-            self._refuse(
-                "the output holds files that wdsplit did not write",
-                "a dataset, an unfinished run, or nothing",
-                _some(foreign),
-                "choose another folder, or remove them yourself",
-            )
-
     def _is_ours(self, name: str) -> bool:
         """Tell whether wdsplit may have written a file of this name into its output."""
         stem = name.removesuffix(".idx").removesuffix(".tar")
@@ -168,8 +158,8 @@ class Run:
         known = alone or is_temporary(name) or (stem != name and stem.isdigit())
         return known and self.storage.size(name) is not None
 
-    def start(self, plan: Plan) -> dict[int, Shard]:
-        """Begin anew; what was in the output is removed, its header first. Return the shards that are there: none."""
+    def start(self, plan: Plan) -> None:
+        """Begin anew; what was in the output is removed, its header first."""
         inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER)]
         self.storage.remove(PLAN_NAME, *(path for path in inner if path != _LOCK_NAME))
         with self.storage.publish(PLAN_NAME, durable=True) as file:
@@ -177,7 +167,6 @@ class Run:
         self.storage.remove(HEADER_NAME)
         self.storage.remove(*(name for name in self.storage.list() if name != RUN_FOLDER))
         self.storage.remove_temporary()
-        return {}
 
     def resume(self, plan: Plan) -> dict[int, Shard]:
         """Return the shards that an earlier run of the same plan has published.
@@ -204,7 +193,7 @@ class Run:
             DatasetNotFoundError: It holds no run at all.
             OutputExistsError: It holds another one, or a finished dataset.
         """
-        url, expected = self.storage.url, f"the run of plan {plan.hash}, which `wdsplit plan -o` has begun"
+        url, expected = self.storage.url, f"the run of plan {plan.hash}, which `wdsplit plan -o` started"
         note = self._plan_note()
         if (note.get("plan"), note.get("modified"), note.get("emit")) == (plan.hash, plan.modified, self.emit):
             return
@@ -346,5 +335,6 @@ def is_below(path: str, folder: str) -> bool:
     return Path(folder).resolve() in Path(path).resolve().parents
 
 
-def _some(names: Sequence[str]) -> str:
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

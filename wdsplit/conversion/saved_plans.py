@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -20,7 +20,6 @@ from wdsplit.urls import shown_url
 
 __all__ = [
     "check_plan_file",
-    "check_plan_file_outside",
     "locate_inputs",
     "normalized",
     "open_run",
@@ -60,7 +59,7 @@ def _split_path(path: str) -> tuple[str, str]:
     """Return the folder of a plan file, and the file's name in it."""
     folder, separator, name = path.rpartition("/")
     if not name or folder.endswith(":/"):
-        raise InputError("this names no plan file", place=shown_url(path), expected="a path, or s3://bucket/file")
+        raise InputError("invalid path of a plan file", place=shown_url(path), expected="a path, or s3://bucket/file")
     return folder or separator or ".", name
 
 
@@ -74,26 +73,13 @@ def check_plan_file(path: str, overwrite: bool, storage_options: Mapping[str, An
     ours = is_plan(storage.open(name).read(0, min(size, _BEGINNING_BYTES)))
     if not (overwrite and ours):
         raise OutputExistsError(
-            "the plan file exists already" if ours else "there is another file where the plan shall be saved",
+            "the plan file exists already" if ours else "the path of the plan file holds another file",
             place=path,
             expected="no such file" + (", or a plan to be replaced" if overwrite else ""),
-            found="the plan of another run, or of this one" if ours else "a file that is no plan",
+            found="the plan of another run, or of this one" if ours else "a file that is not a plan",
             remedy="choose another file" + (", or use --overwrite to begin anew" if ours else ""),
             url=path,
         )
-
-
-def check_plan_file_outside(path: str, runs: Collection[Run]) -> None:
-    """Refuse a plan file inside the output, where it would be removed."""
-    for run in runs:
-        if run.holds(path):
-            raise InputError(
-                "the plan file lies inside the output",
-                place=path,
-                expected=f"a file outside {run.storage.url}",
-                remedy="choose another file: what is in the output is removed when the run begins",
-                url=path,
-            )
 
 
 def open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> tuple[SavedPlan, Run]:

@@ -14,19 +14,18 @@ from importlib.metadata import version
 from typing import Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import Driver, Progress, no_progress
-from wdsplit.conversion.passes import PASSES, Pass
+from wdsplit.conversion.driver import PASSES, Driver, Pass, Progress, no_progress
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.plan_file import SavedPlan
 from wdsplit.conversion.planning import PathLike
 from wdsplit.conversion.prepare import prepare
+from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.record.notes import describe_unfinished_shares, first_few, note_share, read_published
 from wdsplit.conversion.record.published import Published
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.saved_plans import (
     check_plan_file,
-    check_plan_file_outside,
     locate_inputs,
     normalized,
     open_run,
@@ -36,7 +35,6 @@ from wdsplit.conversion.saved_plans import (
 from wdsplit.conversion.shuffle.scatter import task_bytes
 from wdsplit.conversion.shuffle.sorted_runs import tasks_without_note
 from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
-from wdsplit.conversion.task import Job, refuse_taken_over
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, InputError
 from wdsplit.shards.manifest import Manifest, shard_path
@@ -83,31 +81,24 @@ def plan_shares(
     for file in files.values():
         check_plan_file(file, options.overwrite, storage_options)
     prepared = prepare(inputs, output, options, storage_options)
-    for file in files.values():
-        check_plan_file_outside(file, prepared.runs.values())
+    for run in prepared.runs.values():
+        for file in files.values():
+            run.refuse_file_inside(file, "the plan file")
     with prepared.locked():
         for name, plan in prepared.plans.items():
-            folder, target = os.getcwd(), prepared.folders[name]
+            folder, target, run = os.getcwd(), prepared.folders[name], prepared.runs[name]
             target = target if is_remote(target) else os.path.join(folder, local_path(target))
             saved = SavedPlan(plan, target, folder, options.memory, tuple(options.emit), version("wdsplit"))
             save_plan(files[name], saved, storage_options)  # before the run replaces anything
             try:
-                _begin(prepared.runs[name], plan, options.memory)
+                run.start(plan)
+                if plan.scatters:
+                    write_cuts(run.storage, plan, task_bytes(options.memory, _JOBS_OF_A_SHARE))
             except BaseException:
                 remove_plan(files[name], storage_options)
+                run.leave_resumable(plan)
                 raise
     return {files[name]: plan for name, plan in prepared.plans.items()}
-
-
-def _begin(run: Run, plan: Plan, memory: int) -> None:
-    """Begin a run; clear up if it cannot begin."""
-    try:
-        run.start(plan)
-        if plan.scatters:
-            write_cuts(run.storage, plan, task_bytes(memory, _JOBS_OF_A_SHARE))
-    except BaseException:
-        run.leave_resumable(plan)
-        raise
 
 
 def convert_share(
@@ -141,9 +132,7 @@ def convert_share(
     if not 0 <= share < num_shares:
         raise InputError(
             f"there is no share {share}/{num_shares}",
-            expected=f"shares are counted from 0: 0/{num_shares} to {num_shares - 1}/{num_shares}"
-            if num_shares > 0
-            else "",
+            expected="a share I/N with 0 <= I < N: shares are counted from 0",
             remedy="use the index that SLURM (--array=0-15) and Kubernetes count from 0",
         )
     saved, run = open_run(plan_path, storage_options)
@@ -154,7 +143,7 @@ def convert_share(
             "the plan puts rows into another order, which takes several passes",
             place=os.fspath(plan_path),
             expected="a pass",
-            remedy=f"run all shares with {_each_pass(run, plan)}, one after the other",
+            remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after the other",
         )
     buffer_bytes = task_bytes(saved.memory, engine.jobs_of_a_node)
     job = Job(saved.output, plan, buffer_bytes, saved.emit, storage_options, shared=True)
@@ -184,17 +173,13 @@ def _carry_out(run: Run, driver: Driver, name: Pass) -> Progress:
 
 
 def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
-    """Return how the run scatters its rows.
-
-    Raises:
-        ConvertError: The beginning of the run was interrupted.
-    """
+    """Return how the run scatters its rows; refuse a run whose beginning was interrupted."""
     cuts = read_cuts(storage, plan)
     if cuts is None:
         raise ConvertError(
             "the run lacks what its scatter pass needs",
             place=storage.url,
-            expected="a run that `wdsplit plan -o` has begun",
+            expected="a run that `wdsplit plan -o` started",
             found="one whose beginning was interrupted",
             remedy="plan again with --overwrite",
             url=storage.url,
@@ -226,17 +211,17 @@ def needed_passes(plan_path: PathLike, storage_options: Mapping[str, Any] | None
     """
     saved, run = open_run(plan_path, storage_options)
     run.require(saved.plan)
-    return _passes(run, saved.plan)
+    return _passes(run.storage, saved.plan)
 
 
-def _passes(run: Run, plan: Plan) -> tuple[Pass, ...]:
+def _passes(storage: Storage, plan: Plan) -> tuple[Pass, ...]:
     if not plan.scatters:
         return ("write",)
-    return PASSES if _require_cuts(run.storage, plan).steps.merges else ("scatter", "write")
+    return PASSES if _require_cuts(storage, plan).steps.merges else ("scatter", "write")
 
 
-def _each_pass(run: Run, plan: Plan) -> str:
-    return ", ".join(f"--pass {name}" for name in _passes(run, plan))
+def _pass_options(storage: Storage, plan: Plan) -> str:
+    return ", ".join(f"--pass {name}" for name in _passes(storage, plan))
 
 
 def commit_shares(plan_path: PathLike, storage_options: Mapping[str, Any] | None = None) -> Manifest:
@@ -272,16 +257,15 @@ def commit_shares(plan_path: PathLike, storage_options: Mapping[str, Any] | None
 
 
 def _incomplete(run: Run, plan: Plan, missing: Sequence[int]) -> ConvertError:
-    storage, remedy = run.storage, "run the shares that have not ended again, then commit"
-    if plan.scatters:
-        remedy = f"run the shares that have not ended again, with {_each_pass(run, plan)}, then commit"
+    storage = run.storage
+    passes = f", with {_pass_options(storage, plan)}" if plan.scatters else ""
     unfinished = describe_unfinished_shares(storage, "write")
     return ConvertError(
         "the dataset cannot be committed: not all shards are there",
         place=storage.url,
         expected=f"{plan.num_shards} shards",
         found=f"{len(missing)} missing: {first_few(_shard_ranges(missing))}{unfinished}",
-        remedy=remedy,
+        remedy=f"run the shares that have not ended again{passes}, then commit",
         url=storage.url,
     )
 

@@ -6,113 +6,45 @@ it holds is noted in the run's folder, so that a later run can skip it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan, Span
-from wdsplit.conversion.record.notes import note_shard, read_note_of_plan
+from wdsplit.conversion.record.job import Job, open_output, refuse_taken_over
+from wdsplit.conversion.record.notes import note_shard
 from wdsplit.conversion.shuffle.gather import ShuffledRows
-from wdsplit.conversion.shuffle.steps import SpillJob
 from wdsplit.engines.local import ahead, raise_if_cancelled
-from wdsplit.errors import ConvertError, CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.keys import escape_keys, number_keys, number_width
 from wdsplit.shards.files import write_shard
-from wdsplit.shards.manifest import RUN_FOLDER, Shard, shard_path
+from wdsplit.shards.manifest import Shard, shard_path
 from wdsplit.shards.sidecar_files import write_shard_sidecars
 from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tar.members import Body, build_body
 from wdsplit.tar.names import pad_key
 
-__all__ = [
-    "PLAN_NAME",
-    "Job",
-    "describe_rows",
-    "describe_span",
-    "guarded",
-    "holds_plan",
-    "keys_of",
-    "refuse_taken_over",
-    "write_shards",
-]
-
-Result = TypeVar("Result")
-
-PLAN_NAME = f"{RUN_FOLDER}/plan.json"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every task of a conversion needs; a worker process gets it once.
-
-    Attributes:
-        output: The dataset's folder.
-        plan: The plan.
-        buffer_bytes: Bytes of rows that a task may buffer, where the plan puts rows into another order.
-        emit: The sidecars to write.
-        storage_options: How to reach a remote store.
-        shared: Whether other machines write to the output too, so that no lock of a local one keeps other runs out.
-    """
-
-    output: str
-    plan: Plan
-    buffer_bytes: int
-    emit: tuple[str, ...] = ()
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    shared: bool = False
+__all__ = ["describe_rows", "describe_span", "keys_of", "write_shards"]
 
 
 def write_shards(job: Job, span: Span) -> dict[int, Shard]:
     """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
-    storage = open_storage(job.output, job.storage_options)
-    if job.shared:
-        refuse_taken_over(storage, job.plan, shared=True)
-    with _name_takeover(storage, job.plan, job.shared):
-        return _write_span(storage, job, span)
-
-
-def _write_span(storage: Storage, job: Job, span: Span) -> dict[int, Shard]:
-    plan, read = job.plan, _reader(job)
+    plan = job.plan
     written: dict[int, Shard] = {}
-    stream = _Stream(read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]))
-    for shard in range(span.first, span.stop):
-        pads = (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
-        catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-        bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, pads, catalog))
-        written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
-        if catalog is not None:
-            write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
-        note_shard(storage, shard, written[shard])
+    with open_output(job) as storage:
+        read = _reader(job)
+        stream = _Stream(read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]))
+        for shard in range(span.first, span.stop):
+            pads = (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
+            catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
+            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, pads, catalog))
+            written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
+            if catalog is not None:
+                write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
+            note_shard(storage, shard, written[shard])
     return written
-
-
-def guarded(function: Callable[[SpillJob, Any, Callable[[], None]], Result], job: SpillJob, task: Any) -> Result:
-    """Carry out a task for an output that other machines write to; it publishes nothing once that is another run's."""
-    storage = open_storage(job.output, job.storage_options)
-    guard = partial(refuse_taken_over, storage, job.plan, shared=True)
-    guard()
-    with _name_takeover(storage, job.plan, shared=True):
-        return function(job, task, guard)
-
-
-@contextmanager
-def _name_takeover(storage: Storage, plan: Plan, shared: bool) -> Iterator[None]:
-    """Say that an output is another run's, rather than which of our files that run has removed."""
-    try:
-        yield
-    except UnansweredError:
-        raise
-    except (CorruptDataError, DatasetNotFoundError, StorageError):
-        refuse_taken_over(storage, plan, shared)
-        raise
 
 
 def describe_span(plan: Plan, span: Span) -> str:
@@ -131,37 +63,6 @@ def describe_rows(plan: Plan, rows: tuple[int, int]) -> str:
     return f"rows of {first}" + (f" to {last}" if last != first else "")
 
 
-def holds_plan(storage: Storage, plan: Plan) -> bool:
-    """Tell whether the unfinished run of an output is that of a plan."""
-    return bool(read_note_of_plan(storage, plan, PLAN_NAME))
-
-
-def refuse_taken_over(storage: Storage, plan: Plan, shared: bool = False) -> None:
-    """Refuse to go on with an output where another run has begun meanwhile, if no lock keeps it out.
-
-    A run of the same plan does no harm: it writes the same bytes.
-
-    Args:
-        storage: The output.
-        plan: The plan.
-        shared: Whether other machines write to it too; those of a remote one always may.
-
-    Raises:
-        ConvertError: The output is another run's, or a dataset already, or not the one that the run has begun with.
-    """
-    if (storage.is_remote or shared) and not holds_plan(storage, plan):
-        raise ConvertError(
-            "another run has taken the output over, or ended it"
-            + ("" if storage.is_remote else "; or this machine has another folder under its path"),
-            place=storage.url,
-            expected=f"plan {plan.hash}",
-            found="another plan, or none",
-            remedy="see that one conversion at a time writes to an output, on all machines"
-            + ("" if storage.is_remote else ", and that all of them reach it"),
-            url=storage.url,
-        )
-
-
 def _checked_at_the_end(storage: Storage, job: Job, bodies: Iterator[Body]) -> Iterator[Body]:
     """Give the samples of a shard; at the end, just before it is published, refuse an output that is another run's."""
     yield from bodies
@@ -172,7 +73,7 @@ def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:
     """Return what reads rows by their places: in the order of the table, or as they were scattered."""
     plan = job.plan
     if plan.scatters:
-        return ShuffledRows(job.output, plan, job.buffer_bytes, job.storage_options).read
+        return ShuffledRows(job).read
     return lambda first, stop: ahead(read_rows(plan.table, first, stop, plan.columns))
 
 
@@ -181,14 +82,14 @@ class _Stream:
 
     def __init__(self, batches: Iterator[Rows]) -> None:
         self._batches = batches
-        self._held: Rows | None = None
+        self._rest: Rows | None = None
 
     def take(self, count: int) -> Iterator[Rows]:
         """Give the next `count` rows."""
         while count:
-            rows = self._held or next(self._batches)
+            rows = self._rest or next(self._batches)
             cut = min(len(rows), count)
-            self._held = rows.slice(cut, len(rows)) if cut < len(rows) else None
+            self._rest = rows.slice(cut, len(rows)) if cut < len(rows) else None
             yield rows.slice(0, cut) if cut < len(rows) else rows
             count -= cut
 

@@ -1,7 +1,7 @@
-"""Selecting rows: by a condition, and by a hash that draws parts of the table.
+"""Selecting rows: by a condition, and by a hash that draws splits of the table.
 
-Pure (no I/O). A hash depends on a row's own value alone, so a row stays in its part when others come or go, and rows of
-one group are never parted.
+Pure (no I/O). A hash depends on a row's own value alone, so a row stays in its split when others come or go, and
+rows of one group stay together.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
 from wdsplit.fields.rules import is_text
 from wdsplit.order.epoch import Int64, hash_numbers, hash_stream
-from wdsplit.tables.table import Part, Table
+from wdsplit.tables.table import Split, Table
 
-__all__ = ["Picker", "check_group_type", "hash_groups", "in_part", "parts_of"]
+__all__ = ["Picker", "check_group_type", "cut_splits", "hash_groups", "in_split"]
 
-_PART_DOMAIN = 6
+_SPLIT_DOMAIN = 6
 _ROW_NAME = "wdsplit row number"
 _FRACTION_TOLERANCE = 1e-9
 
 
-def parts_of(splits: Mapping[str, float], column: str | None) -> dict[str, Part]:
-    """Return the part of each split: the hashes from 0 to 2**64, cut where the fractions add up.
+def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, Split]:
+    """Cut the hashes from 0 to 2**64 into splits, where the fractions add up.
 
     Args:
-        splits: Name to fraction.
+        fractions: Name of a split to its fraction.
         column: What is hashed; None for the rows' numbers.
 
     Raises:
-        InputError: A fraction cannot be, or they do not add up to 1.
+        InputError: A fraction is not above 0, is too small, or they do not add up to 1.
     """
-    fractions = list(splits.values())
-    if any(not 0 < fraction <= 1 for fraction in fractions) or abs(math.fsum(fractions) - 1) > _FRACTION_TOLERANCE:
+    sizes = list(fractions.values())
+    if any(not 0 < size <= 1 for size in sizes) or abs(math.fsum(sizes) - 1) > _FRACTION_TOLERANCE:
         raise InputError(
-            "the splits do not make a whole",
+            "the fractions of the splits do not add up to 1",
             expected="fractions above 0 that add up to 1, such as train=0.9,val=0.1",
-            found=", ".join(f"{name}={fraction:g}" for name, fraction in splits.items()),
-            remedy="give parts of 1, not percent; what is to be left out needs a name too",
+            found=", ".join(f"{name}={fraction:g}" for name, fraction in fractions.items()),
+            remedy="use fractions, not percent; give rows to leave out a split of their own",
         )
-    cuts = [round(math.fsum(fractions[:number]) * 2**53) << 11 for number in range(len(fractions))] + [2**64]
-    empty = [name for name, low, high in zip(splits, cuts, cuts[1:], strict=False) if low >= high]
+    cuts = [round(math.fsum(sizes[:number]) * 2**53) << 11 for number in range(len(sizes))] + [2**64]
+    empty = [name for name, low, high in zip(fractions, cuts, cuts[1:], strict=False) if low >= high]
     if empty:
         raise InputError(
             "a split is too small to hold anything",
             expected="fractions that a hash of 64 bits can tell apart",
-            found=", ".join(f"{name}={splits[name]:g}" for name in empty),
+            found=", ".join(f"{name}={fractions[name]:g}" for name in empty),
             remedy="leave it out, or give it more",
         )
-    return {name: Part(column, cuts[number], cuts[number + 1]) for number, name in enumerate(splits)}
+    return {name: Split(column, cuts[number], cuts[number + 1]) for number, name in enumerate(fractions)}
 
 
 def check_group_type(schema: pa.Schema, column: str) -> None:
@@ -123,11 +123,11 @@ class Picker:
     def __init__(self, table: Table) -> None:
         selection = table.selection
         self._table = table
-        self._part = selection.part
+        self._split = selection.split
         self._where = parse_where(selection.where, table.schema) if selection.where else None
         where_columns = self._where.columns if self._where is not None else ()
-        part_columns = (self._part.column,) if self._part is not None and self._part.column is not None else ()
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *part_columns)))
+        split_columns = (self._split.column,) if self._split is not None and self._split.column is not None else ()
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *split_columns)))
 
     @property
     def pruning(self) -> Any:
@@ -137,7 +137,7 @@ class Picker:
     @property
     def picks_all(self) -> bool:
         """Whether no row is left out."""
-        return self._where is None and self._part is None
+        return self._where is None and self._split is None
 
     def meeting(self, columns: Mapping[str, pa.Array], num_rows: int) -> Int64:
         """Return the rows that meet the condition: int64, rising."""
@@ -157,23 +157,23 @@ class Picker:
         return kept
 
     def hashes(self, columns: Mapping[str, pa.Array], numbers: Int64) -> npt.NDArray[np.uint64]:
-        """Return what decides which part rows are in: uint64 of shape (n,)."""
-        name = self._part.column if self._part is not None else None
+        """Return what decides which split rows are in: uint64 of shape (n,)."""
+        name = self._split.column if self._split is not None else None
         if name is None:
-            return hash_numbers(hash_stream(_PART_DOMAIN), numbers)
+            return hash_numbers(hash_stream(_SPLIT_DOMAIN), numbers)
         values = hash_groups(columns[name], numbers, self._table, name)
-        return hash_numbers(hash_stream(_PART_DOMAIN), values)
+        return hash_numbers(hash_stream(_SPLIT_DOMAIN), values)
 
     def picked(self, columns: Mapping[str, pa.Array], numbers: Int64) -> Int64:
-        """Return the rows that meet the condition and are of the part: int64, rising."""
+        """Return the rows that meet the condition and are in the split: int64, rising."""
         rows = self.meeting(columns, len(numbers))
-        if self._part is None:
+        if self._split is None:
             return rows
         kept = {name: columns[name].take(pa.array(rows)) for name in self.columns}
-        return rows[in_part(self.hashes(kept, numbers[rows]), self._part)]
+        return rows[in_split(self.hashes(kept, numbers[rows]), self._split)]
 
 
-def in_part(hashes: npt.NDArray[np.uint64], part: Part) -> npt.NDArray[np.bool_]:
-    """Tell which hashes lie in a part."""
-    inside: npt.NDArray[np.bool_] = (hashes >= np.uint64(part.low)) & (hashes <= np.uint64(part.high - 1))
+def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:
+    """Tell which hashes lie in a split."""
+    inside: npt.NDArray[np.bool_] = (hashes >= np.uint64(split.low)) & (hashes <= np.uint64(split.high - 1))
     return inside

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from wdsplit.order.epoch import Int64
 
-__all__ = ["FileRange", "InputFile", "Part", "Remote", "Selection", "Table", "joined"]
+__all__ = ["FileRange", "InputFile", "Remote", "Selection", "Split", "Table", "joined"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,8 +84,8 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the rows, drawn by a hash of a column: those whose hash lies in [low, high).
+class Split:
+    """A split of the rows, drawn by a hash of a column: those whose hash lies in [low, high).
 
     Attributes:
         column: What is hashed; None for the rows' numbers.
@@ -100,17 +100,37 @@ class Part:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are kept: of those that meet a condition the first few, and of these a part.
+    """Which rows are kept: of those that meet a condition the first few, and of these a split.
 
     Attributes:
         where: The condition, as `conditions.parse` takes it; empty for all rows.
         limit: How many rows, at most; None for all.
-        part: The part; None for the whole.
+        split: The split; None for all of them.
     """
 
     where: str = ""
     limit: int | None = None
-    part: Part | None = None
+    split: Split | None = None
+
+    @property
+    def identity(self) -> str:
+        """The text that a plan's hash takes in; it never changes, so that runs and datasets know their plan again."""
+        split = self.split
+        part = None if split is None else f"Part(column={split.column!r}, low={split.low}, high={split.high})"
+        return f"Selection(where={self.where!r}, limit={self.limit!r}, part={part})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the selection as manifests and plan files have it; hashes as texts, as the highest has 65 bits."""
+        split = self.split
+        bounds = None if split is None else {"column": split.column, "low": str(split.low), "high": str(split.high)}
+        return {"where": self.where, "limit": self.limit, "part": bounds}
+
+    @classmethod
+    def from_json(cls, selection: Mapping[str, Any]) -> Selection:
+        """Return the selection that `to_json` has written."""
+        part = selection["part"]
+        split = None if part is None else Split(part["column"], int(part["low"]), int(part["high"]))
+        return cls(selection["where"], selection["limit"], split)
 
 
 @dataclass(frozen=True)
@@ -219,7 +239,7 @@ class Table:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """Return the rows of all parts of a table as one selection."""
+    """Return the rows of all splits of a table as one selection."""
     first = tables[0]
     if len(tables) == 1:
         return first
@@ -228,4 +248,4 @@ def joined(tables: Sequence[Table]) -> Table:
         replace(file, selected=tuple(np.asarray(count, np.int64).tolist()))
         for file, count in zip(first.files, counts, strict=True)
     )
-    return Table(files, first.schema, replace(first.selection, part=None))
+    return Table(files, first.schema, replace(first.selection, split=None))

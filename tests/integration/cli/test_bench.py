@@ -114,7 +114,9 @@ def test_the_result_can_be_read_by_people(bench, whole_lanes):
     lines = bench(whole_lanes, "--batch-size", 32).splitlines()
     assert re.fullmatch(rf"{whole_lanes}: 3 batches, 96 samples, \d+ B in \d+\.\d\d s", lines[0])
     assert re.fullmatch(r"[\d,]+ samples/s, [\d.]+ [kM]?B/s; first batch after \d+\.\d\d s", lines[1])
-    assert re.fullmatch(r"windows: \d+ read, \d+ times at hand; each was read 1\.\d\d times on average", lines[2])
+    assert re.fullmatch(
+        r"windows: \d+ read, \d+ requests served from memory; each was read 1\.\d\d times on average", lines[2]
+    )
     assert re.fullmatch(r"waited for batches \d+% of the time", lines[3])
     assert re.match(r"memory at most: \d+\.\d [MG]B", lines[4])
 

@@ -35,8 +35,9 @@ from tables import (
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan import Span
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.run import Run
-from wdsplit.conversion.task import RUN_FOLDER, Job, write_shards
+from wdsplit.conversion.task import write_shards
 from wdsplit.errors import (
     ConvertError,
     DatasetNotFoundError,
@@ -45,7 +46,7 @@ from wdsplit.errors import (
     StorageError,
 )
 from wdsplit.shards.files import read_manifest
-from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats import parquet
 from wdsplit.tar.names import is_pad_key, unescape_key

@@ -20,11 +20,12 @@ from tables import (
 )
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.shuffle.gather import ShuffledRows
 from wdsplit.conversion.shuffle.merge import merge, remove_scattered
 from wdsplit.conversion.shuffle.scatter import scatter, task_bytes
 from wdsplit.conversion.shuffle.sorted_runs import tasks_without_note, unfinished_tasks
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, ScatterTask, SpillJob, cut_into_steps, read_cuts, write_cuts
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, ScatterTask, cut_into_steps, read_cuts, write_cuts
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.order.permutation import RowPermutation
 from wdsplit.shards.manifest import RUN_FOLDER
@@ -112,9 +113,9 @@ def spilled(output, plan, held):
     """Scatter a table, and merge it where that is a step; return what the tasks agreed on."""
     storage = open_storage(output)
     cuts = write_cuts(storage, plan, held)
-    job = SpillJob(output, plan, cuts.steps, held)
-    assert sum(scatter(job, task) for task in cuts.tasks) == plan.num_rows
-    merged = [merge(job, task) for task in cuts.steps.merge_tasks()]
+    job = Job(output, plan, held)
+    assert sum(scatter(job, cuts.steps, task) for task in cuts.tasks) == plan.num_rows
+    merged = [merge(job, cuts.steps, task) for task in cuts.steps.merge_tasks()]
     if cuts.steps.merges:
         assert sum(merged) == plan.num_samples
         remove_scattered(storage, cuts.steps)
@@ -125,14 +126,14 @@ def spilled(output, plan, held):
 @pytest.mark.parametrize("pad", ["repeat", "drop"])
 def test_any_range_of_places_is_gathered_in_order(inputs, tmp_path, monkeypatch, most, pad):
     little_memory(monkeypatch)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True, pad=pad)))
     output, held = str(tmp_path / "out"), task_bytes(2**30, 1) // 2**18
     steps = spilled(output, plan, held)
     assert steps.num_tasks > 3
     assert (steps.num_chunks > 1 and steps.num_regions > 1) == steps.merges == (most < 256)
     order = np.argsort(RowPermutation(NUM_ROWS, 0).positions(np.arange(NUM_ROWS)))
-    rows = ShuffledRows(output, plan, held)
+    rows = ShuffledRows(Job(output, plan, held))
     last = plan.num_samples
     for first, stop in [(0, last), (0, 1), (last - 1, last), (17, 211), (100, 100)]:
         parts = list(rows.read(first, stop))
@@ -147,9 +148,9 @@ def test_scattering_goes_on_where_it_was_stopped(inputs, tmp_path, monkeypatch):
     plan = planned(inputs, ConvertOptions(PlanOptions(shards=8, shuffle=True)))
     storage = open_storage(str(tmp_path))
     cuts = write_cuts(storage, plan, 4096)
-    job = SpillJob(str(tmp_path), plan, cuts.steps, 4096)
+    job = Job(str(tmp_path), plan, 4096)
     for task in cuts.tasks[:2]:
-        scatter(job, task)
+        scatter(job, cuts.steps, task)
     assert read_cuts(storage, plan) == cuts
     for left in (tasks_without_note, unfinished_tasks):
         assert left(storage, cuts.steps, cuts.tasks) == cuts.tasks[2:]
@@ -211,20 +212,20 @@ def scattered(inputs, output, merged):
     """Scatter a table with little memory, and merge it if that is wanted; return the job and its cuts."""
     plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
     cuts = write_cuts(open_storage(str(output)), plan, 4096)
-    job = SpillJob(str(output), plan, cuts.steps, 4096)
+    job = Job(str(output), plan, 4096)
     for task in cuts.tasks:
-        scatter(job, task)
+        scatter(job, cuts.steps, task)
     for task in cuts.steps.merge_tasks() if merged else ():
-        merge(job, task)
+        merge(job, cuts.steps, task)
     return job, cuts
 
 
 def read_on(job, cuts, merged):
     """Do what follows upon scattering, or upon merging."""
     if merged:
-        list(ShuffledRows(job.output, job.plan, 4096).read(0, job.plan.num_rows))
+        list(ShuffledRows(job).read(0, job.plan.num_rows))
     for task in () if merged else cuts.steps.merge_tasks():
-        merge(job, task)
+        merge(job, cuts.steps, task)
 
 
 @pytest.mark.parametrize("lost", ["00000001-*.arrow", "00000001.json", "region-*.arrow", "region-000000-000001.json"])
@@ -259,12 +260,12 @@ def test_damage_inside_of_a_run_is_told_by_its_file(inputs, tmp_path, monkeypatc
 @pytest.mark.parametrize("most", [256, 3])
 def test_runs_are_read_without_keeping_their_files_open(inputs, tmp_path, monkeypatch, most):
     little_memory(monkeypatch)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan = planned(inputs, ConvertOptions(PlanOptions(shards=7, shuffle=True)))
     output = str(tmp_path / "out")
     spilled(output, plan, 4096)
     before = set(os.listdir("/proc/self/fd"))
-    rows = ShuffledRows(output, plan, 4096)
+    rows = ShuffledRows(Job(output, plan, 4096))
     for part in rows.read(0, plan.num_rows):
         held = [os.path.realpath(f"/proc/self/fd/{number}") for number in set(os.listdir("/proc/self/fd")) - before]
         assert len(part) and not [path for path in held if path.endswith(".arrow")]
@@ -351,7 +352,7 @@ def test_a_run_whose_rows_are_all_dropped_is_no_fault(tmp_path, monkeypatch):
 @pytest.mark.parametrize("most", [256, 2])
 def test_a_group_that_is_larger_than_may_be_held_comes_in_parts_and_in_order(tmp_path, monkeypatch, most):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 20_000)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     groups = [0 if n % 3 else n for n in range(3000)]
     path = write_table(tmp_path / "in.parquet", {"label": range(3000), "group": groups}, rows_per_group=100)
     plan = PlanOptions(shards=2, group_by="group")

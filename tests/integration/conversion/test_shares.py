@@ -15,16 +15,26 @@ import pyarrow as pa
 import pytest
 
 import wdsplit
-from tables import DEADLINE_S, converted, files_below, mixed_table, planned, wait_until, write_files, write_table
+from tables import (
+    DEADLINE_S,
+    converted,
+    files_below,
+    files_of,
+    mixed_table,
+    planned,
+    wait_until,
+    write_files,
+    write_table,
+)
+from tables import options as chosen
 from wdsplit.cli.main import main
 from wdsplit.conversion.convert import convert, convert_splits
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.plan.plan_file import parse_plan
+from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.run import Run
 from wdsplit.conversion.shares import Progress, commit_shares, convert_share, needed_passes, plan_shares
 from wdsplit.conversion.shuffle.scatter import scatter
-from wdsplit.conversion.shuffle.steps import ScatterTask, SpillJob, read_cuts
-from wdsplit.conversion.task import refuse_taken_over
+from wdsplit.conversion.shuffle.steps import ScatterTask, read_cuts
 from wdsplit.engines.local import LocalEngine
 from wdsplit.errors import (
     ConvertError,
@@ -42,17 +52,6 @@ PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
 NOTES = f"{RUN_FOLDER}/shards"
 CUTS = ("tasks.json", "places.json")
 """What the beginning of a run notes of how rows are scattered."""
-
-
-def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
-
-def chosen(**changes):
-    """Return options; those that ConvertOptions does not have are of the plan."""
-    own = {field.name for field in dataclasses.fields(ConvertOptions)} - {"plan"}
-    plan = {name: value for name, value in changes.items() if name not in own}
-    return ConvertOptions(PlanOptions(**plan), **{name: changes[name] for name in own & changes.keys()})
 
 
 def run_shares(plan, num_shares, storage_options=None, jobs=1):
@@ -100,7 +99,7 @@ def num_notes(output):
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
     """Return a folder with a folder of uneven files of small row groups, an empty file among them."""
-    folder = tmp_path_factory.mktemp("parts")
+    folder = tmp_path_factory.mktemp("shares")
     table = mixed_table(400)
     names = pa.array([f"group {number * number % 37}" for number in range(400)])
     write_files(folder / "raw", table.append_column("name", names), [150, 0, 20, 7, 90], 30)
@@ -217,11 +216,16 @@ def test_shares_are_written_by_processes_side_by_side_wherever_they_are_started(
     )
     assert f"wdsplit commit {tmp_path}/plan" in said
     for only in (("--pass", "scatter"), ("--pass", "write")) if shuffle else ((),):
-        parts = [
-            program("convert", "--plan", "plan", "--share", f"{part}/3", "--jobs", 2, *only, folder=tmp_path)
-            for part in (0, 1, 2, 1)
+        shares = [
+            program("convert", "--plan", "plan", "--share", f"{share}/3", "--jobs", 2, *only, folder=tmp_path)
+            for share in (0, 1, 2, 1)
         ]
-        assert [ended(part).partition(":")[0] for part in parts] == ["share 0/3", "share 1/3", "share 2/3", "share 1/3"]
+        assert [ended(share).partition(":")[0] for share in shares] == [
+            "share 0/3",
+            "share 1/3",
+            "share 2/3",
+            "share 1/3",
+        ]
     assert "12 shards, 400 samples" in ended(program("commit", "plan", folder=tmp_path))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
@@ -237,10 +241,10 @@ def long(tmp_path):
 
 def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(long, program):
     plan, output, expected = long
-    part = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
+    share = program("convert", "--plan", plan, "--share", "0/2", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 10, "10 shards are published")
-    os.killpg(part.pid, signal.SIGKILL)
-    part.communicate()
+    os.killpg(share.pid, signal.SIGKILL)
+    share.communicate()
     kept = num_notes(output)
     assert 10 <= kept < 150
     convert_share(plan, 1, 2)
@@ -257,10 +261,10 @@ def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lo
 
 def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw, whole, program):
     plan, output, _ = long
-    part = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
+    share = program("convert", "--plan", plan, "--share", "0/1", "--jobs", 1)
     wait_until(lambda: num_notes(output) >= 3, "3 shards are published")
     plan_shares(raw, output, tmp_path / "other", chosen(shards=12, overwrite=True))
-    message = ended(part, code=1)
+    message = ended(share, code=1)
     assert "another run has taken the output over" in message and str(output) in message
     convert_share(tmp_path / "other", 0, 1)
     commit_shares(tmp_path / "other")
@@ -309,22 +313,23 @@ def test_a_late_task_that_cut_the_same_plan_in_another_way_takes_the_place_of_no
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
-def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path):
+def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path, monkeypatch):
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_shares(raw, output, plan, chosen(shards=4, shuffle=True))
-    storage = open_storage(str(output))
-    saved, steps = saved_plan(plan), read_cuts(storage, saved_plan(plan)).steps
-    late = SpillJob(str(output), dataclasses.replace(saved, table=planned(raw, chosen()).table), steps, 2**30)
+    saved = saved_plan(plan)
+    steps = read_cuts(open_storage(str(output)), saved).steps
+    late = Job(str(output), dataclasses.replace(saved, table=planned(raw, chosen()).table), 2**30, shared=True)
     run_shares(plan, 1)
     committed = []
 
-    def commit_once_begun():
+    def commit_once_begun(*arguments, **keywords):
         if not committed:
             committed.append(commit_shares(plan))
-        refuse_taken_over(storage, saved, shared=True)
+        refuse_taken_over(*arguments, **keywords)
 
+    monkeypatch.setattr("wdsplit.conversion.shuffle.sorted_runs.refuse_taken_over", commit_once_begun)
     with pytest.raises(ConvertError, match="another run has taken the output over, or ended it"):
-        scatter(late, ScatterTask(0, 0, 400), commit_once_begun)
+        scatter(late, steps, ScatterTask(0, 0, 400))
     assert committed and not (output / RUN_FOLDER).exists()
 
 
@@ -368,7 +373,7 @@ with LocalStorage({str(tmp_path)!r}).publish("000000.tar"):
 def test_progress_counts_what_the_share_has_to_do(raw, tmp_path):
     plan_shares(raw, tmp_path / "out", tmp_path / "plan", chosen(shards=12, shuffle=True))
     scattered, written = [], []
-    rows = [convert_share(tmp_path / "plan", part, 2, "scatter", scattered.append).done for part in range(2)]
+    rows = [convert_share(tmp_path / "plan", share, 2, "scatter", scattered.append).done for share in range(2)]
     assert sum(rows) == 400 == sum(one.total for one in scattered if one.done == 0)
     done = convert_share(tmp_path / "plan", 1, 2, "write", written.append)
     assert done == written[-1] == Progress("write", 6, 6, 204, done.num_bytes)
@@ -381,8 +386,8 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
     plan, output = begun
     for only in ("scatter", "merge"):
         assert convert_share(plan, 0, 2, only) == Progress(only, 0, 0)
-    for part in range(2):
-        convert_share(plan, part, 2, "write")
+    for share in range(2):
+        convert_share(plan, share, 2, "write")
     commit_shares(plan)
     assert files_of(output) == whole
 
@@ -390,7 +395,7 @@ def test_a_plan_that_keeps_the_order_has_nothing_to_scatter_or_merge(begun, whol
 @pytest.mark.parametrize("most", [256, 3])
 def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path, monkeypatch, capsys, most):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", most)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_shares(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
     with pytest.raises(InputError, match="takes several passes") as found:
@@ -421,8 +426,8 @@ def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path,
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 40_000)
     plan = tmp_path / "plan"
     plan_shares(raw, tmp_path / "out", plan, chosen(shards=12, shuffle=True, memory=1))
-    for part in (0, 1, 3):
-        convert_share(plan, part, 4, "scatter")
+    for share in (0, 1, 3):
+        convert_share(plan, share, 4, "scatter")
     with pytest.raises(ConvertError, match="scatter pass is not complete") as found:
         convert_share(plan, 0, 4, "write")
     tasks = re.search(r"(\d+) tasks are missing: rows (\d+) to (\d+)", found.value.found)
@@ -430,11 +435,11 @@ def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path,
     assert found.value.found.endswith("shares that have not ended: 2/4")
 
 
-@pytest.mark.parametrize(("part", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
-def test_shares_are_counted_from_0(begun, part, num_shares):
-    with pytest.raises(InputError, match=f"no share {part}/{num_shares}") as found:
-        convert_share(begun[0], part, num_shares)
-    assert num_shares == 0 or f"counted from 0: 0/{num_shares} to {num_shares - 1}/{num_shares}" in found.value.expected
+@pytest.mark.parametrize(("share", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
+def test_shares_are_counted_from_0(begun, share, num_shares):
+    with pytest.raises(InputError, match=f"no share {share}/{num_shares}") as found:
+        convert_share(begun[0], share, num_shares)
+    assert "counted from 0" in found.value.expected
 
 
 def test_a_share_finds_out_at_once_that_its_machine_has_another_folder(begun):
@@ -496,7 +501,7 @@ def test_a_plan_file_that_is_not_there_is_named(tmp_path):
         commit_shares(tmp_path / "plan")
     assert found.value.place == str(tmp_path / "plan")
     for path in ("s3://plan", "folder/"):
-        with pytest.raises(InputError, match="names no plan file"):
+        with pytest.raises(InputError, match="invalid path of a plan file"):
             commit_shares(path)
 
 
@@ -515,8 +520,8 @@ def test_committing_is_refused_until_all_shards_are_there_and_can_be_repeated(be
     with pytest.raises(ConvertError, match="not all shards are there") as found:
         commit_shares(plan)
     assert found.value.found == "12 missing: 000000.tar to 000011.tar; no share has ended"
-    for part in (0, 3, 1):
-        convert_share(plan, part, 4)
+    for share in (0, 3, 1):
+        convert_share(plan, share, 4)
     with pytest.raises(ConvertError, match="not all shards are there") as found:
         commit_shares(plan)
     assert found.value.found == "3 missing: 000006.tar to 000008.tar; shares that have not ended: 2/4"

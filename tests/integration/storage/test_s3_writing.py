@@ -15,7 +15,7 @@ from s3server import KEY_ID, SECRET
 from tables import mixed_table, session_processes, start_script, wait_until, write_files, write_table
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
-from wdsplit.conversion.task import Job
+from wdsplit.conversion.record.job import Job
 from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.opening import open_storage
@@ -195,7 +195,7 @@ def test_a_store_that_does_not_list_uploads_is_written_to_all_the_same(bucket, f
 )
 def test_a_conversion_to_a_bucket_writes_the_bytes_of_one_to_the_disk(bucket, source, tmp_path, options, monkeypatch):
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 50_000)
-    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_PARTS", 3)
+    monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3)
     function = convert_splits if "splits" in options else convert
     function(source, tmp_path / "out", chosen(**options))
     function(source, f"{bucket.url}/some/out", chosen(**options))

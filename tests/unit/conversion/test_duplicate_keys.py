@@ -1,6 +1,6 @@
 import pyarrow as pa
 
-from wdsplit.conversion.duplicate_keys import KeyBatch, find_duplicate_keys, same_place
+from wdsplit.conversion.duplicate_keys import find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
 
 
@@ -15,7 +15,7 @@ def duplicates(*batches, hashes=None):
     def read_keys(suspects):
         reads.append(suspects)
         for number, batch in enumerate(batches):
-            yield KeyBatch(keys_of(batch), same_place(f"batch {number}"))
+            yield keys_of(batch), f"batch {number}"
 
     found = list(find_duplicate_keys(hashes or [hash_keys(keys_of(batch)) for batch in batches], read_keys))
     return [tuple(one) for one in found], len(reads)

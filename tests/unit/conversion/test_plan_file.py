@@ -15,7 +15,7 @@ from wdsplit.conversion.plan.plan import make_plan
 from wdsplit.conversion.plan.plan_file import SavedPlan, dump_plan, is_plan, parse_plan
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.shards.manifest import Field
-from wdsplit.tables.table import InputFile, Part, Remote, Selection, Table
+from wdsplit.tables.table import InputFile, Remote, Selection, Split, Table
 
 VERSION = "1.2.3"
 ALL = Selection()
@@ -54,8 +54,8 @@ PLANS = {
     "plain": plan_of(PLAIN, shards=4),
     "csv": plan_of(CSV, shards=2, pad="drop", null="omit", window=7, lanes=2),
     "shuffled": plan_of(PLAIN, shuffle=True, seed=5, world_size=2, workers=3),
-    "selected": plan_of(SELECTED, Selection('label < "z"', 10, Part("group", 0, 2**64)), shards=2),
-    "drawn": plan_of(SELECTED, Selection(part=Part(None, 2**63, 2**64)), key="group", shards=2),
+    "selected": plan_of(SELECTED, Selection('label < "z"', 10, Split("group", 0, 2**64)), shards=2),
+    "drawn": plan_of(SELECTED, Selection(split=Split(None, 2**63, 2**64)), key="group", shards=2),
     "remote": plan_of(REMOTE, samples_per_shard=3),
     "grouped": plan_of(PLAIN, groups=GROUPS, group_by="group", shards=2, shuffle=True, seed=3),
 }

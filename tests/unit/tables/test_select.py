@@ -1,4 +1,4 @@
-"""Which rows are wanted: parts, hashes, and the counting of rows by condition, limit and part."""
+"""Which rows are kept: splits, hashes, and the counting of rows by condition, limit and split."""
 
 import datetime
 import math
@@ -19,8 +19,8 @@ from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.errors import InputError
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.read import open_inputs, read_rows
-from wdsplit.tables.select import Picker, check_group_type, hash_groups, in_part, parts_of
-from wdsplit.tables.table import Part, Selection, Table
+from wdsplit.tables.select import Picker, check_group_type, cut_splits, hash_groups, in_split
+from wdsplit.tables.table import Selection, Split, Table
 
 MAX = 2**64
 SPLITS = {"train": 0.8, "val": 0.15, "test": 0.05}
@@ -32,15 +32,15 @@ def hashes_of(values, kind=None):
     return hash_groups(column, np.arange(len(column)), PLACES, "g").tolist()
 
 
-def part_hashes(column, values):
-    """Return what decides the part of rows: of those with these numbers, or with these values."""
+def split_hashes(column, values):
+    """Return what decides the split of rows: of those with these numbers, or with these values."""
     schema = pa.schema([("g", pa.string())])
-    picker = Picker(Table(PLACES.files, schema, Selection(part=Part(column, 0, MAX))))
+    picker = Picker(Table(PLACES.files, schema, Selection(split=Split(column, 0, MAX))))
     numbers = np.asarray(values) if column is None else np.arange(len(values))
     return picker.hashes({} if column is None else {column: pa.array(values)}, numbers)
 
 
-# Parts
+# Splits
 
 weights = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)
 
@@ -50,30 +50,32 @@ def fractions(weights):
 
 
 @given(weights)
-def test_parts_are_cut_in_their_order_from_the_lowest_hash_to_the_highest(weights):
-    splits = fractions(weights)
-    parts = parts_of(splits, "g")
-    assert list(parts) == list(splits)
-    assert {part.column for part in parts.values()} == {"g"}
-    cuts = [part.low for part in parts.values()] + [list(parts.values())[-1].high]
+def test_splits_are_cut_in_their_order_from_the_lowest_hash_to_the_highest(weights):
+    sizes = fractions(weights)
+    splits = cut_splits(sizes, "g")
+    assert list(splits) == list(sizes)
+    assert {split.column for split in splits.values()} == {"g"}
+    cuts = [split.low for split in splits.values()] + [list(splits.values())[-1].high]
     assert (cuts[0], cuts[-1]) == (0, MAX)
-    assert all(one.high == other.low for one, other in pairwise(parts.values()))
-    for name, part in parts.items():
-        assert (part.high - part.low) / MAX == pytest.approx(splits[name], abs=1e-13)
+    assert all(one.high == other.low for one, other in pairwise(splits.values()))
+    for name, split in splits.items():
+        assert (split.high - split.low) / MAX == pytest.approx(sizes[name], abs=1e-13)
 
 
 @given(weights, st.lists(st.integers(0, MAX - 1)))
-def test_every_hash_lies_in_one_part(weights, more):
-    parts = parts_of(fractions(weights), None).values()
-    edges = [edge for part in parts for edge in (part.low, part.low - 1, part.high - 1, part.high) if 0 <= edge < MAX]
+def test_every_hash_lies_in_one_split(weights, more):
+    splits = cut_splits(fractions(weights), None).values()
+    edges = [
+        edge for split in splits for edge in (split.low, split.low - 1, split.high - 1, split.high) if 0 <= edge < MAX
+    ]
     hashes = np.array([*edges, *more], np.uint64)
-    assert np.sum([in_part(hashes, part) for part in parts], axis=0).tolist() == [1] * len(hashes)
-    for part in parts:
-        assert in_part(hashes, part).tolist() == [part.low <= each < part.high for each in [*edges, *more]]
+    assert np.sum([in_split(hashes, split) for split in splits], axis=0).tolist() == [1] * len(hashes)
+    for split in splits:
+        assert in_split(hashes, split).tolist() == [split.low <= each < split.high for each in [*edges, *more]]
 
 
 @pytest.mark.parametrize(
-    "splits",
+    "sizes",
     [
         {},
         {"a": 0.5},
@@ -83,20 +85,20 @@ def test_every_hash_lies_in_one_part(weights, more):
         {"a": 90, "b": 10},
     ],
 )
-def test_fractions_that_are_none_or_make_no_whole_are_refused(splits):
-    with pytest.raises(InputError, match="do not make a whole") as caught:
-        parts_of(splits, None)
-    assert all(f"{name}={fraction:g}" in caught.value.found for name, fraction in splits.items())
+def test_fractions_that_do_not_add_up_to_1_are_refused(sizes):
+    with pytest.raises(InputError, match="do not add up to 1") as caught:
+        cut_splits(sizes, None)
+    assert all(f"{name}={fraction:g}" in caught.value.found for name, fraction in sizes.items())
 
 
-@pytest.mark.parametrize("splits", [{"a": 1, "b": 1e-12}, {"a": 1e-20, "b": 1}, {"a": 0.5, "b": 0.5, "c": 5e-10}])
-def test_a_fraction_that_is_nearly_nothing_is_refused_or_takes_nothing(splits):
+@pytest.mark.parametrize("sizes", [{"a": 1, "b": 1e-12}, {"a": 1e-20, "b": 1}, {"a": 0.5, "b": 0.5, "c": 5e-10}])
+def test_a_fraction_that_is_nearly_nothing_is_refused_or_takes_nothing(sizes):
     try:
-        parts = parts_of(splits, None)
+        splits = cut_splits(sizes, None)
     except InputError:
         return
     hashes = np.array([0, 1, MAX // 2, MAX - 1], np.uint64)
-    assert np.sum([in_part(hashes, part) for part in parts.values()], axis=0).tolist() == [1] * 4
+    assert np.sum([in_split(hashes, split) for split in splits.values()], axis=0).tolist() == [1] * 4
 
 
 # Hashes: these figures must never change, or every split of every table does
@@ -115,19 +117,19 @@ def test_the_hashes_of_values_never_change(values, expected):
     assert hashes_of(values) == expected
 
 
-def test_the_parts_of_rows_never_change():
-    assert [part.low for part in parts_of(SPLITS, None).values()] == [0, 14757395258967642112, 17524406870024075264]
-    numbers = part_hashes(None, [0, 1, 2, 10**9, 2**40]).tolist()
+def test_the_splits_of_rows_never_change():
+    assert [split.low for split in cut_splits(SPLITS, None).values()] == [0, 14757395258967642112, 17524406870024075264]
+    numbers = split_hashes(None, [0, 1, 2, 10**9, 2**40]).tolist()
     assert numbers[:2] == [3578905555971234089, 6302574970026089870]
     assert numbers[2:] == [585562439282886440, 11927812377096559795, 2132194087439088511]
-    values = part_hashes("g", ["", "a", "cat"]).tolist()
+    values = split_hashes("g", ["", "a", "cat"]).tolist()
     assert values == [12689648888230236319, 17741323478575428335, 17142464134073287122]
     for hashes, val, test in (
-        (part_hashes(None, range(60)), [5, 6, 34, 47, 52, 54], []),
-        (part_hashes("g", [f"user {n}" for n in range(40)]), [1, 3, 6, 8, 11, 15, 17, 21, 31, 33], [20, 23]),
+        (split_hashes(None, range(60)), [5, 6, 34, 47, 52, 54], []),
+        (split_hashes("g", [f"user {n}" for n in range(40)]), [1, 3, 6, 8, 11, 15, 17, 21, 31, 33], [20, 23]),
     ):
-        parts = parts_of(SPLITS, None)
-        assert [np.flatnonzero(in_part(hashes, parts[name])).tolist() for name in ("val", "test")] == [val, test]
+        splits = cut_splits(SPLITS, None)
+        assert [np.flatnonzero(in_split(hashes, splits[name])).tolist() for name in ("val", "test")] == [val, test]
 
 
 @pytest.mark.parametrize(
@@ -161,18 +163,18 @@ def test_values_that_differ_by_a_nul_alone_are_told_apart():
 
 
 @pytest.mark.parametrize("column", [None, "g"])
-def test_parts_are_as_large_as_their_fractions_say(column):
-    """Five standard deviations of a binomial are allowed, and of a chi-square of 63 degrees of freedom for 64 parts."""
+def test_splits_are_as_large_as_their_fractions_say(column):
+    """Five standard deviations are allowed of a binomial, and of a chi-square of 63 degrees of freedom."""
     num_rows = 100_000
     values = range(num_rows) if column is None else [f"sample-{number:06d}" for number in range(num_rows)]
-    hashes = part_hashes(column, values)
-    for name, part in parts_of(SPLITS, column).items():
+    hashes = split_hashes(column, values)
+    for name, split in cut_splits(SPLITS, column).items():
         expected = num_rows * SPLITS[name]
-        assert abs(in_part(hashes, part).sum() - expected) < 5 * math.sqrt(expected * (1 - SPLITS[name])), name
-    counts = [in_part(hashes, part).sum() for part in parts_of(fractions([1] * 64), column).values()]
+        assert abs(in_split(hashes, split).sum() - expected) < 5 * math.sqrt(expected * (1 - SPLITS[name])), name
+    counts = [in_split(hashes, split).sum() for split in cut_splits(fractions([1] * 64), column).values()]
     each = num_rows / 64
     assert abs(sum((count - each) ** 2 / each for count in counts) - 63) < 5 * math.sqrt(2 * 63)
-    half = in_part(hashes, parts_of({"a": 0.5, "b": 0.5}, column)["a"])
+    half = in_split(hashes, cut_splits({"a": 0.5, "b": 0.5}, column)["a"])
     assert abs((half[:-1] & half[1:]).mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / num_rows)  # neighbours
 
 
@@ -261,11 +263,13 @@ def layouts(tmp_path_factory):
     return {name: open_inputs(write_files(folder / name, TABLE, *cut)) for name, cut in CUTS.items()}
 
 
-def part_of_row(number, part):
-    if part is None:
+def is_in_split(number, split):
+    if split is None:
         return True
-    value = part_hashes(None, [number]) if part.column is None else part_hashes("g", [str(ROWS[number][part.column])])
-    return bool(in_part(value, part)[0])
+    value = (
+        split_hashes(None, [number]) if split.column is None else split_hashes("g", [str(ROWS[number][split.column])])
+    )
+    return bool(in_split(value, split)[0])
 
 
 def counts_in(table, numbers):
@@ -299,16 +303,16 @@ def test_counts_and_rows_of_any_selection_of_any_layout_are_those_of_the_whole_t
     layouts, layout, where, limit, drawn, group_by, batch_bytes, places
 ):
     table = layouts[layout]
-    parts = [None] if drawn is None else list(parts_of(drawn[1], drawn[0]).values())
+    splits = [None] if drawn is None else list(cut_splits(drawn[1], drawn[0]).values())
     meeting = [number for number, row in enumerate(ROWS) if CONDITIONS[where](row)][:limit]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "BATCH_BYTES", batch_bytes)
-        results = select_rows(table, where, limit, parts, group_by)
-        for part, (selected, groups) in zip(parts, results, strict=True):
-            expected = [number for number in meeting if part_of_row(number, part)]
+        results = select_rows(table, where, limit, splits, group_by)
+        for split, (selected, groups) in zip(splits, results, strict=True):
+            expected = [number for number in meeting if is_in_split(number, split)]
             assert [file.counts for file in selected.files] == counts_in(table, expected)
             assert (selected.num_rows, selected.total_rows) == (len(expected), 90)
-            assert selected.selection == Selection(where, limit, part)
+            assert selected.selection == Selection(where, limit, split)
             first, stop = sorted(min(place, len(expected)) for place in places)
             read = list(read_rows(selected, first, stop, ["n"]))
             assert [number for rows in read for number in rows.numbers.tolist()] == expected[first:stop]
@@ -351,7 +355,7 @@ def test_row_groups_that_the_statistics_rule_out_are_not_read(sorted_file):
     assert caught.value.place == sorted_file
 
 
-def test_row_groups_without_a_wanted_row_are_not_read_again(sorted_file):
+def test_row_groups_without_a_selected_row_are_not_read_again(sorted_file):
     """The statistics say nothing of n * n, so all row groups are counted; only one holds the row."""
     table = open_inputs([sorted_file])
     ((selected, _),) = select_rows(table, "n * n == 400", None, [None], None)
@@ -375,7 +379,7 @@ def test_nothing_is_read_after_the_limit(sorted_file, tmp_path, monkeypatch):
 def test_only_the_columns_that_decide_are_read(sorted_file):
     table = open_inputs([sorted_file])
     damage(sorted_file, range(6), columns=[1])
-    results = select_rows(table, "n >= 10", None, list(parts_of(SPLITS, "n").values()), "n")
+    results = select_rows(table, "n >= 10", None, list(cut_splits(SPLITS, "n").values()), "n")
     assert sum(selected.num_rows for selected, _ in results) == 80
 
 
@@ -384,15 +388,15 @@ def test_no_file_is_read_where_no_column_decides(tmp_path):
     table = open_inputs(paths)
     for path in paths:
         os.remove(path)
-    results = select_rows(table, "", 77, list(parts_of({"a": 0.5, "b": 0.5}, None).values()), None)
+    results = select_rows(table, "", 77, list(cut_splits({"a": 0.5, "b": 0.5}, None).values()), None)
     assert sum(selected.num_rows for selected, _ in results) == 77
 
 
-def test_a_table_of_no_rows_has_none_that_are_wanted(tmp_path):
+def test_a_table_of_no_rows_has_none_to_select(tmp_path):
     table = open_inputs(write_files(tmp_path, TABLE.slice(0, 1), [0, 0, 1])[:2])
     for where, limit, drawn, group_by in (("n > 3", None, None, None), ("", 5, None, "kind"), ("", None, "n", "n")):
-        parts = [None] if drawn is None else list(parts_of(SPLITS, drawn).values())
-        for selected, groups in select_rows(table, where, limit, parts, group_by):
+        splits = [None] if drawn is None else list(cut_splits(SPLITS, drawn).values())
+        for selected, groups in select_rows(table, where, limit, splits, group_by):
             assert selected.num_rows == selected.total_rows == 0
             assert groups is None or len(groups) == 0
 
@@ -400,9 +404,9 @@ def test_a_table_of_no_rows_has_none_that_are_wanted(tmp_path):
 @pytest.mark.parametrize("group_by", [None, "text"])
 def test_a_null_that_decides_is_named_by_its_file_and_its_row_in_it(tmp_path, group_by):
     paths = write_files(tmp_path, TABLE.slice(4), [10, 40], 6)
-    parts = [None] if group_by else list(parts_of(SPLITS, "text").values())
+    splits = [None] if group_by else list(cut_splits(SPLITS, "text").values())
     with pytest.raises(InputError, match="is null") as caught:
-        select_rows(open_inputs(paths), "n > 20", None, parts, group_by)
+        select_rows(open_inputs(paths), "n > 20", None, splits, group_by)
     assert caught.value.place == f"{paths[1]}, row 23, column 'text'"
     ((selected, _),) = select_rows(open_inputs(paths), "n > 20 and text is not None", None, [None], "text")
     assert selected.num_rows == 65

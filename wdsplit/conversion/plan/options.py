@@ -66,11 +66,7 @@ def invalid_values(options: Any) -> list[str]:
 
 
 def raise_if_any(problems: list[str]) -> None:
-    """Refuse options with problems, all of them together.
-
-    Raises:
-        InputError: There are some.
-    """
+    """Refuse options with problems, all of them together."""
     if problems:
         raise InputError("invalid options", found="; ".join(problems))
 

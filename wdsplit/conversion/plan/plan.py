@@ -171,14 +171,13 @@ class Plan:
 
         Files count by base name, size and footer, so that a run can be resumed from another folder.
         """
-        selection = self.table.selection
         content = {
             "format": FORMAT_VERSION,
             "inputs": [
                 (file.path.rpartition("/")[2], file.num_bytes, file.num_rows, file.counts, file.footer)
                 for file in self.table.files
             ],
-            "selection": repr(selection),
+            "selection": self.table.selection.identity,
             "group_by": self.options.group_by,
             "fields": [dataclasses.asdict(one) for one in self.fields],
             "key": self.key,

@@ -25,7 +25,7 @@ from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.shards.manifest import Field, checksum_of
-from wdsplit.tables.table import InputFile, Part, Remote, Selection, Table
+from wdsplit.tables.table import InputFile, Remote, Selection, Table
 
 __all__ = ["SavedPlan", "dump_plan", "is_plan", "parse_plan"]
 
@@ -110,7 +110,7 @@ def dump_plan(saved: SavedPlan) -> bytes:
         "options": plan.options,
         "num_shards": plan.num_shards,
         "lanes": plan.lanes,
-        "selection": _dump_selection(plan.table.selection),
+        "selection": plan.table.selection.to_json(),
         "checksums": {name: _checksum(data) for name, data in members.items()},
     }
     return _dump_zip({_HEADER: orjson.dumps(header, option=orjson.OPT_INDENT_2), **members})
@@ -164,13 +164,6 @@ def _lists(values: Sequence[tuple[int, ...] | None]) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(flat))
 
 
-def _dump_selection(selection: Selection) -> dict[str, Any]:
-    """Return a selection; hashes as texts, because the highest has 65 bits."""
-    part = selection.part
-    bounds = None if part is None else {"column": part.column, "low": str(part.low), "high": str(part.high)}
-    return {"where": selection.where, "limit": selection.limit, "part": bounds}
-
-
 def is_plan(beginning: bytes) -> bool:
     """Tell whether a file that begins so, with at least 64 bytes, is a plan file, whole or damaged."""
     return beginning.startswith(b"PK") and beginning[_NAME_OFFSET:].startswith(_HEADER.encode())
@@ -220,7 +213,7 @@ def _parse_header(data: bytes, version: str) -> dict[str, Any]:
 
 def _build(header: Mapping[str, Any], members: Mapping[str, bytes]) -> SavedPlan:
     schema = pa.ipc.read_schema(pa.py_buffer(members[_SCHEMA]))
-    table = Table(tuple(_files(_parse_table(members[_FILES]))), schema, _parse_selection(header["selection"]))
+    table = Table(tuple(_files(_parse_table(members[_FILES]))), schema, Selection.from_json(header["selection"]))
     groups, bounds = None, ()
     if _GROUPS in members:
         columns = _parse_table(members[_GROUPS])
@@ -260,12 +253,6 @@ def _tuples(column: pa.ChunkedArray) -> list[tuple[int, ...]]:
     lists = column.chunk(0)
     ends, flat = lists.offsets.to_numpy().tolist(), lists.values.to_numpy().tolist()
     return [tuple(flat[first:stop]) for first, stop in pairwise(ends)]
-
-
-def _parse_selection(selection: Mapping[str, Any]) -> Selection:
-    part = selection["part"]
-    bounds = None if part is None else Part(part["column"], int(part["low"]), int(part["high"]))
-    return Selection(selection["where"], selection["limit"], bounds)
 
 
 def _damaged(found: str) -> CorruptDataError:

@@ -57,27 +57,14 @@ def read_note_of_plan(storage: Storage, plan: Plan, path: str) -> dict[str, Any]
 
 def note_shard(storage: Storage, number: int, shard: Shard) -> None:
     """Note that a shard is published."""
-    with storage.publish(f"{DONE_FOLDER}/{_shard_name(number)}") as file:
+    with storage.publish(f"{DONE_FOLDER}/{number:06d}.json") as file:
         file.write([orjson.dumps(shard)])
-
-
-def _shard_name(number: int) -> str:
-    return f"{number:06d}.json"
 
 
 def note_share(
     storage: Storage, plan: Plan, name: str, share: int, num_shares: int, shards: Mapping[int, Shard] | None = None
 ) -> None:
-    """Note that a share of a pass has ended, and what it has written: one note for the commit, in place of many.
-
-    Args:
-        storage: The output.
-        plan: The plan.
-        name: The pass.
-        share: Which share.
-        num_shares: Of how many.
-        shards: The share's shards, by their numbers, if the pass writes them.
-    """
+    """Note that a share of a pass has ended, and the shards that it has written: one note for the commit, not many."""
     rows = [
         [number, shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum]
         for number, shard in sorted((shards or {}).items())
@@ -144,7 +131,7 @@ def shard_notes(storage: Storage, numbers: Sequence[int]) -> Iterator[tuple[int,
     Raises:
         CorruptDataError: A note is not as a run writes it.
     """
-    notes = _read(storage, DONE_FOLDER, [_shard_name(number) for number in numbers])
+    notes = _read(storage, DONE_FOLDER, [f"{number:06d}.json" for number in numbers])
     for number, (place, note) in zip(numbers, notes, strict=True):
         if note is not None:
             yield number, _parse_shard(note, place)
@@ -198,6 +185,6 @@ def _damaged(place: str, expected: str, found: Any) -> CorruptDataError:
         place=place,
         expected=expected,
         found=text[:_MAX_CHARACTERS] + ("..." if len(text) > _MAX_CHARACTERS else ""),
-        remedy="remove it, and do the same again; of a plan, run the shares again whose shards are missing then",
+        remedy="remove it, and run the same command again; with a plan, run the shares again that it misses then",
         url=place,
     )

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.shuffle.merge import region_runs
 from wdsplit.conversion.shuffle.scatter import BATCH_BYTES
 from wdsplit.conversion.shuffle.sorted_runs import (
@@ -28,7 +27,6 @@ from wdsplit.conversion.shuffle.sorted_runs import (
 from wdsplit.conversion.shuffle.spill_file import SpillFile
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, read_steps
 from wdsplit.order.epoch import Int64
-from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats.common import MAX_BATCH_ROWS
 from wdsplit.tables.read import Rows
 
@@ -42,17 +40,12 @@ class ShuffledRows:
     """The shuffled table, read by places.
 
     Args:
-        output: The dataset's folder.
-        plan: The plan.
-        buffer_bytes: Bytes of rows that a batch may have.
-        storage_options: How to reach a remote store.
+        job: What all tasks of the conversion are given.
     """
 
-    def __init__(
-        self, output: str, plan: Plan, buffer_bytes: int, storage_options: Mapping[str, Any] | None = None
-    ) -> None:
-        self._storage = open_storage(output, storage_options)
-        self._plan = plan
+    def __init__(self, job: Job) -> None:
+        self._storage, self._plan, self._buffer_bytes = job.open_storage(), job.plan, job.buffer_bytes
+        plan = self._plan
         self._starts = None if plan.groups is None else np.append(np.sort(plan.groups.starts), plan.num_rows)
         steps = read_steps(self._storage, plan)
         if steps is None:
@@ -61,7 +54,6 @@ class ShuffledRows:
         self._regions: dict[int, list[SortedRun]] = {}
         self._open: OrderedDict[str, SpillFile] = OrderedDict()
         self._opening = threading.Lock()
-        self._buffer_bytes = buffer_bytes
 
     def read(self, first: int, stop: int) -> Iterator[Rows]:
         """Read the rows at the places first, ..., stop - 1, batch by batch, in order."""

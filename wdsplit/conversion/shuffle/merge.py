@@ -5,10 +5,9 @@ What is read and written is the table once more; in turn, nothing is opened as o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pyarrow as pa
 
+from wdsplit.conversion.record.job import Job, open_output
 from wdsplit.conversion.shuffle.sorted_runs import (
     SortedRun,
     SortedRunWriter,
@@ -17,28 +16,27 @@ from wdsplit.conversion.shuffle.sorted_runs import (
     read_buckets,
     read_runs,
 )
-from wdsplit.conversion.shuffle.steps import MergeTask, SpillJob, Steps
+from wdsplit.conversion.shuffle.steps import MergeTask, Steps
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.storage.interface import Storage
-from wdsplit.storage.opening import open_storage
 
 __all__ = ["chunk_runs", "merge", "region_runs", "remove_scattered"]
 
 
-def merge(job: SpillJob, task: MergeTask, guard: Callable[[], None] | None = None) -> int:
+def merge(job: Job, steps: Steps, task: MergeTask) -> int:
     """Merge what a chunk's tasks have scattered to a region; return its number of rows. As `scatter`, may run twice."""
-    storage = open_storage(job.output, job.storage_options)
-    merged = SortedRunWriter(storage, job, task.name, job.steps.bucket_rows, guard)
     num_rows = 0
+    with open_output(job) as storage:
+        merged = SortedRunWriter(storage, job, steps.prefix, task.name, steps.bucket_rows)
 
-    def read_region(run: SortedRun) -> list[pa.RecordBatch]:
-        return read_buckets(storage, run, open_run(storage, run), task.region, task.region)
+        def read_region(run: SortedRun) -> list[pa.RecordBatch]:
+            return read_buckets(storage, run, open_run(storage, run), task.region, task.region)
 
-    for batch in read_runs(storage, chunk_runs(storage, job.steps, task.chunk), read_region):
-        raise_if_cancelled()
-        merged.append(pa.Table.from_batches([batch]), batch.nbytes)
-        num_rows += len(batch)
-    merged.end()
+        for batch in read_runs(storage, chunk_runs(storage, steps, task.chunk), read_region):
+            raise_if_cancelled()
+            merged.append(pa.Table.from_batches([batch]), batch.nbytes)
+            num_rows += len(batch)
+        merged.end()
     return num_rows
 
 

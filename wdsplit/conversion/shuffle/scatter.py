@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
+from wdsplit.conversion.record.job import Job, open_output
 from wdsplit.conversion.shuffle.sorted_runs import NUMBER, PLACE, SortedRunWriter
-from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, SpillJob
+from wdsplit.conversion.shuffle.steps import ROW_BYTES, ScatterTask, Steps
 from wdsplit.engines.local import raise_if_cancelled
 from wdsplit.order.epoch import Int64
 from wdsplit.order.permutation import RowPermutation
-from wdsplit.storage.opening import open_storage
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import hash_groups
 
@@ -25,7 +25,7 @@ __all__ = ["BATCH_BYTES", "scatter", "task_bytes", "task_memory"]
 
 _BASE_BYTES = 256 * 1024**2
 _JOB_BYTES = 128 * 1024**2
-"""What all jobs together, and each of them, need besides the rows they hold: libraries, pages being decoded."""
+"""What all jobs together, and each of them, need besides their rows: libraries, pages being decoded."""
 _COPIES = 6
 """How often a task has its rows in memory, at most: as read, sorted, encoded, laid out and written."""
 _FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
@@ -36,18 +36,13 @@ BATCH_BYTES = 16 * 1024**2
 
 
 def task_bytes(memory_bytes: int, jobs: int) -> int:
-    """Return how many bytes of rows a task may hold so that all jobs together keep to a memory bound."""
+    """Return how many bytes of rows a task may buffer so that all jobs together keep to a memory bound."""
     free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
     return min(_MAX_BYTES, max(_LEAST_BYTES, free))
 
 
 def task_memory(plan: Plan, buffer_bytes: int) -> int:
-    """Return how many bytes a task of a conversion needs, about, libraries included.
-
-    Args:
-        plan: The plan.
-        buffer_bytes: Bytes of rows that it may buffer, where the plan puts rows into another order.
-    """
+    """Return how many bytes a task needs, about, libraries included; it may buffer `buffer_bytes` of rows."""
     if plan.scatters:
         return _JOB_BYTES + _COPIES * buffer_bytes + _plan_bytes(plan)
     row_group = max(max(file.row_groups, default=0) * file.row_bytes for file in plan.table.files)
@@ -59,24 +54,19 @@ def _plan_bytes(plan: Plan) -> int:
     return sum(_FILE_BYTES + _ROW_GROUP_BYTES * len(file.row_groups) for file in plan.table.files)
 
 
-def scatter(job: SpillJob, task: ScatterTask, guard: Callable[[], None] | None = None) -> int:
-    """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice.
-
-    Args:
-        job: What all tasks need.
-        task: The task.
-        guard: As of `SortedRunWriter`.
-    """
-    storage, plan = open_storage(job.output, job.storage_options), job.plan
+def scatter(job: Job, steps: Steps, task: ScatterTask) -> int:
+    """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice."""
+    plan = job.plan
     places_of = _places(plan, task.first)
-    runs = SortedRunWriter(storage, job, task.name, job.steps.scattered_rows, guard)
     columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
-    for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
-        raise_if_cancelled()
-        arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
-        table = pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
-        runs.append(table, rows.nbytes + len(rows) * ROW_BYTES)
-    runs.end()
+    with open_output(job) as storage:
+        runs = SortedRunWriter(storage, job, steps.prefix, task.name, steps.scattered_rows)
+        for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
+            raise_if_cancelled()
+            arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
+            table = pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
+            runs.append(table, rows.nbytes + len(rows) * ROW_BYTES)
+        runs.end()
     return task.stop - task.first
 
 

@@ -16,9 +16,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.record.notes import read_note
 from wdsplit.conversion.shuffle.spill_file import BUCKETS, SpillFile, open_spill
-from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, MergeTask, ScatterTask, SpillJob, Steps
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, MergeTask, ScatterTask, Steps
 from wdsplit.engines.local import in_order
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, WdsplitError
 from wdsplit.order.epoch import Int64
@@ -68,17 +69,17 @@ class SortedRunWriter:
 
     Attributes:
         storage: The output.
-        job: What the task is given.
+        job: What all tasks of the conversion are given.
+        prefix: What the names of all spill files begin with.
         name: The task's name.
         cut_rows: Places at whose multiples a run is cut.
-        guard: Called before anything is published; it raises if the output is another run's by now.
     """
 
     storage: Storage
-    job: SpillJob
+    job: Job
+    prefix: str
     name: str
     cut_rows: int
-    guard: Callable[[], None] | None = None
     _buffered: list[pa.Table] = field(default_factory=list)
     _num_buffered: int = 0
     _runs: list[SortedRun] = field(default_factory=list)
@@ -94,22 +95,21 @@ class SortedRunWriter:
         """Write what is buffered, and note all runs: the task is done."""
         if self._buffered:
             self._flush()
-        self._check_guard()
-        with self.storage.publish(_note_path(self.job.steps, self.name)) as file:
-            file.write([orjson.dumps([[*run] for run in self._runs])])
+        self._refuse_taken_over()
+        _write_runs(self.storage, self.prefix, self.name, self._runs)
 
-    def _check_guard(self) -> None:
-        if self.guard is not None:
-            self.guard()
+    def _refuse_taken_over(self) -> None:
+        """Publish nothing in an output that is another run's by now."""
+        if self.job.shared:
+            refuse_taken_over(self.storage, self.job.plan, shared=True)
 
     def _flush(self) -> None:
-        self._check_guard()
+        self._refuse_taken_over()
         table = pa.concat_tables(self._buffered)
         places = table.column(PLACE).to_numpy()
         keep = np.flatnonzero(places < self.job.plan.num_samples)
         order = keep[np.argsort(places[keep], kind="stable")]
-        name = f"{self.job.steps.prefix}-{self.name}-{self.job.buffer_bytes}-{len(self._runs):06d}.arrow"
-        path = f"{SPILL_FOLDER}/{name}"
+        path = f"{SPILL_FOLDER}/{self.prefix}-{self.name}-{self.job.buffer_bytes}-{len(self._runs):06d}.arrow"
         size = _write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
         self._runs.append(SortedRun(path, size, len(table), self._num_buffered))
         self._buffered, self._num_buffered = [], 0
@@ -153,8 +153,14 @@ class _Sink:
         """Leave closing to the storage."""
 
 
-def _note_path(steps: Steps, name: str) -> str:
-    return f"{SPILL_FOLDER}/{steps.prefix}-{name}.json"
+def _note_path(prefix: str, name: str) -> str:
+    return f"{SPILL_FOLDER}/{prefix}-{name}.json"
+
+
+def _write_runs(storage: Storage, prefix: str, name: str, runs: Sequence[SortedRun]) -> None:
+    """Note the runs of a task, or of a list."""
+    with storage.publish(_note_path(prefix, name)) as file:
+        file.write([orjson.dumps([[*run] for run in runs])])
 
 
 def tasks_without_note(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> list[Task]:
@@ -175,7 +181,7 @@ def unfinished_tasks(storage: Storage, steps: Steps, tasks: Sequence[Task]) -> l
 
 def _runs(storage: Storage, steps: Steps, name: str) -> list[SortedRun] | None:
     """Return the runs of a task, or of a list; None if it has left no note, or one that is damaged."""
-    note = read_note(storage, _note_path(steps, name))
+    note = read_note(storage, _note_path(steps.prefix, name))
     if not isinstance(note, list) or not all(isinstance(run, list) and len(run) == 4 for run in note):
         return None
     return [SortedRun(*run) for run in note]
@@ -184,13 +190,7 @@ def _runs(storage: Storage, steps: Steps, name: str) -> list[SortedRun] | None:
 def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]) -> list[SortedRun]:
     """Return the runs of tasks that are read together, in the order of the tasks.
 
-    The first reader lists them in one file, so that others read one note instead of many.
-
-    Args:
-        storage: The output.
-        steps: What the tasks of the run agree on.
-        title: What the list is called: as no task is.
-        names: The tasks.
+    The first reader lists them in one file, so that others read one note instead of many. Its title is no task's name.
 
     Raises:
         CorruptDataError: One of them has left no note.
@@ -204,14 +204,13 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
         if runs is None:
             raise CorruptDataError(
                 "a task has left no note of what it has spilled, or a damaged one",
-                place=f"{storage.url}/{_note_path(steps, name)}",
+                place=f"{storage.url}/{_note_path(steps.prefix, name)}",
                 expected="the runs that it has written",
                 remedy="continue with --resume; of a plan, run the shares again, pass by pass",
-                url=f"{storage.url}/{_note_path(steps, name)}",
+                url=f"{storage.url}/{_note_path(steps.prefix, name)}",
             )
         found += runs
-    with storage.publish(_note_path(steps, title)) as file:
-        file.write([orjson.dumps([[*run] for run in found])])
+    _write_runs(storage, steps.prefix, title, found)
     return found
 
 

@@ -28,16 +28,7 @@ _BLOCK = np.dtype([("offset", "<i8"), ("header_bytes", "<i4"), ("unused", "<i4")
 
 
 def open_spill(storage: Storage, path: str, size: int) -> SpillFile:
-    """Open a spill file.
-
-    Args:
-        storage: Where it is.
-        path: Its path.
-        size: Its bytes.
-
-    Raises:
-        ArrowInvalid: It is damaged.
-    """
+    """Open a spill file of `size` bytes; one that is damaged raises pyarrow's ArrowInvalid."""
     ranges = _Ranges(storage, path, size)
     ranges.fetch(max(0, size - _TAIL_BYTES), size)
     reader = pa.ipc.open_file(pa.PythonFile(ranges, mode="r"))
@@ -90,20 +81,20 @@ class _Ranges:
         """Fetch a range at once, and keep it until another is."""
         data = bytearray(stop - start)
         self._storage.open(self._path, self.size).read_into(memoryview(data), start)
-        self._start, self._held = start, memoryview(data).toreadonly()
+        self._start, self._fetched = start, memoryview(data).toreadonly()
 
     def drop(self) -> None:
         """Keep nothing; what was read of it stays as long as somebody needs it."""
-        self._start, self._held = 0, memoryview(b"")
+        self._start, self._fetched = 0, memoryview(b"")
 
     def read(self, num_bytes: int) -> Any:
         begin = self._position - self._start
         stop = min(self._position + num_bytes, self.size)
-        if begin < 0 or stop - self._start > len(self._held):
+        if begin < 0 or stop - self._start > len(self._fetched):
             file = self._storage.open(self._path, self.size)
             data = memoryview(file.read(self._position, stop - self._position))
         else:
-            data = self._held[begin : stop - self._start]
+            data = self._fetched[begin : stop - self._start]
         self._position = stop
         return data
 

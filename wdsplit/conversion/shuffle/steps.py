@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 import xxhash
@@ -28,7 +27,6 @@ __all__ = [
     "Cuts",
     "MergeTask",
     "ScatterTask",
-    "SpillJob",
     "Steps",
     "cut_into_steps",
     "read_cuts",
@@ -43,7 +41,7 @@ _PLACES_NAME = f"{SPILL_FOLDER}/places.json"
 ROW_BYTES = 64
 """What a row takes besides its columns: its place, its number, and their sorting."""
 _BUCKETS_PER_TASK = 4
-_MAX_PARTS = 256
+_MAX_GATHERED = 256
 """With more tasks rows are merged: about where gathering from all tasks costs more than reading all rows once more."""
 
 
@@ -152,38 +150,13 @@ class Cuts:
         return [ScatterTask(number, *places) for number, places in enumerate(pairwise(self.places))]
 
 
-@dataclass(frozen=True)
-class SpillJob:
-    """What every task needs that scatters or merges; a worker process gets it once.
-
-    Attributes:
-        output: The dataset's folder.
-        plan: The plan.
-        steps: What all tasks agree on.
-        buffer_bytes: Bytes of rows that a task may buffer.
-        storage_options: How to reach a remote store.
-    """
-
-    output: str
-    plan: Plan
-    steps: Steps
-    buffer_bytes: int
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-
-
 def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
-    """Decide how a run scatters its rows, and note it; what was spilled before is removed.
-
-    Args:
-        storage: The output.
-        plan: The plan.
-        buffer_bytes: Bytes of rows that a task may buffer.
-    """
+    """Decide how a run scatters its rows, with `buffer_bytes` for a task; what was spilled before is removed."""
     storage.remove(SPILL_FOLDER)
     places = _places(plan, buffer_bytes)
     row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
     bucket_rows = max(1, buffer_bytes // row_bytes // _BUCKETS_PER_TASK)
-    prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MAX_PARTS]))[:8]}"
+    prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MAX_GATHERED]))[:8]}"
     steps = cut_into_steps(prefix, plan.num_rows, len(places) - 1, bucket_rows)
     for path, note in ((_PLACES_NAME, {"places": places}), (_STEPS_NAME, dataclasses.asdict(steps))):
         with storage.publish(path) as file:
@@ -192,15 +165,8 @@ def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
 
 
 def cut_into_steps(prefix: str, num_rows: int, num_tasks: int, bucket_rows: int) -> Steps:
-    """Return what the tasks of a run agree on.
-
-    Args:
-        prefix: What the names of its spill files begin with.
-        num_rows: Rows of the table.
-        num_tasks: Tasks that scatter.
-        bucket_rows: Places of a bucket.
-    """
-    num_regions = 1 if num_tasks <= _MAX_PARTS else math.isqrt(num_tasks - 1) + 1
+    """Return what the tasks of a run agree on; the arguments are those of `Steps`, and the rows of the table."""
+    num_regions = 1 if num_tasks <= _MAX_GATHERED else math.isqrt(num_tasks - 1) + 1
     region_rows = -(-num_rows // num_regions)
     return Steps(prefix, num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
 
