@@ -71,7 +71,7 @@ class Record:
     """
 
     def __init__(self, loader: Loader) -> None:
-        begin, world, dataset = loader._start(), loader.dataset.world(), loader.dataset
+        begin, world, dataset = loader._progress.start, loader.dataset.world(), loader.dataset
         self.order = dataset.order(begin.epoch)
         self.start = begin.position
         self.world = world

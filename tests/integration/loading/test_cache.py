@@ -57,7 +57,7 @@ class Origin:
     def path(self, cache, number):
         """Return where a cache keeps a shard."""
         digest = self.shards[number].checksum.removeprefix("xxh3_128:")
-        return Path(cache.path) / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.tar"
+        return cache.folder.path / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.tar"
 
     def open(self, cache, number, *is_wanted):
         return cache.open(self.storage, self.shards[number], *is_wanted)
@@ -621,7 +621,7 @@ def test_the_command_refuses_a_folder_that_is_no_cache(origin, tmp_path, run, ar
     for place in (copy, tmp_path / "nowhere"):
         code, out, err = run(place, *arguments)
         assert (code, out) == (2, "")
-        assert "this is no cache" in err and str(place) in err
+        assert "not a wdsplit cache folder" in err and str(place) in err
     assert sorted(os.listdir(copy)) == sorted(os.listdir(origin.url))
     assert not (tmp_path / "nowhere").exists()
 

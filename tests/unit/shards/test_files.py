@@ -177,7 +177,7 @@ def test_a_changed_header_is_refused_by_name_and_byte(written, offset):
     data[second + offset] ^= 1
     written.tar.write_bytes(data)
     shard = written.open()
-    assert shard.window(0, 1).keys == ["a"]
+    assert shard.window(0, 1).keys.tolist() == ["a"]
     with pytest.raises(CorruptDataError) as caught:
         shard.window(0, 3)
     assert caught.value.url == str(written.tar)
@@ -306,7 +306,7 @@ def test_a_field_in_two_cases_is_a_field_twice(tmp_path):
     both = by_tarfile([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.JPG", b"3")])
     (tmp_path / PATH).write_bytes(both)
     again = open_shard(LocalStorage(str(tmp_path)), Shard(PATH, 2, 0, len(both), ""))
-    with pytest.raises(CorruptDataError, match="twice"):
+    with pytest.raises(CorruptDataError, match="duplicate field"):
         taken(again.window(0, 2))
 
 
