@@ -200,7 +200,7 @@ def test_the_folder_of_a_dataset_means_its_shards(numbers):
     ("urls", "match"),
     [
         ([], "there are no shards"),
-        ("", "not URLs of shards"),
+        ("", "invalid URLs of shards"),
         (["a", ""], "found: nothing"),
         (["a", 3], "found: int"),
         ([{"url": "a"}], "found: dict"),

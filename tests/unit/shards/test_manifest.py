@@ -155,7 +155,7 @@ def test_the_fingerprint_changes_with_the_order_of_the_shards():
 
 
 def test_a_shard_that_is_named_twice_is_refused():
-    assert "twice" in refused(dump_manifest(manifest(shard_row(), shard_row()))).cause
+    assert "duplicate" in refused(dump_manifest(manifest(shard_row(), shard_row()))).cause
 
 
 def test_the_fingerprint_does_not_depend_on_paths_or_provenance():
