@@ -150,7 +150,7 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
         assert (opened.url, opened.offsets.tolist()) == (plain.url, plain.offsets.tolist())
         assert bytes_of(opened) == bytes_of(plain)
         window, expected = (each.window(3, 7) for each in (opened, plain))
-        assert (window.keys, list(window.fields)) == (expected.keys, list(expected.fields))
+        assert (list(window.keys), list(window.fields)) == (list(expected.keys), list(expected.fields))
     name = origin.path(cache, 2).name
     assert files_in(folder) == [name, f"{name}.idx"]
 
