@@ -59,7 +59,7 @@ def read(cache, storage, shards, job):
     def one(number):
         opened = cache.open(storage, shards[number])
         if "measured" in job:
-            most.append(bytes_in(cache.path))
+            most.append(bytes_in(cache.folder.path))
         return None if opened is None else is_right(opened, shards[number])
 
     order = job["order"] * job.get("rounds", 1)
@@ -129,23 +129,23 @@ def kills(cache, storage, shards, job):
     fill(cache, storage, shards)
     while killed_at(moment, lambda: cache.open(storage, shards[2])):
         moment += 1
-        for tar in Path(cache.path).glob("*/*.tar"):
+        for tar in cache.folder.path.glob("*/*.tar"):
             assert f"xxh3_128:{tar.name[:32]}" == checksum_of(xxhash.xxh3_128(tar.read_bytes()))
             assert tar.with_suffix(".tar.idx").exists()
-        before = cache.usage()
+        before = cache.folder.usage()
         num_parts += before.num_leftovers
         assert (before.num_in_use, before.num_downloads) == (0, 0)
         assert before.num_bytes <= job["max_bytes"]
         opened = cache.open(storage, shards[2])
         assert is_right(opened, shards[2])
-        after = cache.usage()
+        after = cache.folder.usage()
         assert (after.num_leftovers, after.num_downloads, after.num_in_use) == (0, 0, 1)
-        left = [path.name for path in Path(cache.path).glob("*/*")]
+        left = [path.name for path in cache.folder.path.glob("*/*")]
         assert sorted(left) == sorted(
             {name.removesuffix(".idx") for name in left} | {f"{n}.idx" for n in left if n.endswith(".tar")}
         )
         del opened
-        assert cache.clear().num_kept == 0
+        assert cache.folder.clear().num_kept == 0
         fill(cache, storage, shards)
     return [moment, num_parts]
 
@@ -172,8 +172,8 @@ def forks(cache, storage, shards, job):
     opened = cache.open(storage, shards[0], lambda: next(asked) != 2 or fork())
     assert is_right(opened, shards[0])
     del opened
-    usage = cache.usage()
-    removed = cache.clear().num_removed
+    usage = cache.folder.usage()
+    removed = cache.folder.clear().num_removed
     for child in children:
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
         os.kill(child, signal.SIGKILL)

@@ -158,7 +158,7 @@ def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterat
     for first in range(0, num_samples, _SAMPLES_AT_ONCE):
         window = shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
         _check_fields(window, fields, shard.url)
-        keys = window.keys
+        keys: list[str] = window.keys.tolist()
         for place, key in enumerate(keys, first):
             if is_pad_key(key) != (place >= num_real):
                 raise CorruptDataError(

@@ -10,6 +10,7 @@ import click
 from wdsplit.cli.options import json_option
 from wdsplit.cli.terminal import echo_json, human_bytes
 from wdsplit.loading.reading.cache import ShardCache
+from wdsplit.loading.reading.cache_folder import CacheFolder
 
 __all__ = ["cache_command"]
 
@@ -31,14 +32,14 @@ def cache_command(folder: str, clear: bool, as_json: bool) -> None:
 
     Jobs may go on meanwhile. Only files of the cache are ever removed, and never what is in use.
     """
-    cache = ShardCache(folder)
+    cache = ShardCache(folder).folder
     if clear:
         _clear(cache, folder, as_json)
     else:
         _show(cache, folder, as_json)
 
 
-def _show(cache: ShardCache, folder: str, as_json: bool) -> None:
+def _show(cache: CacheFolder, folder: str, as_json: bool) -> None:
     usage = cache.usage()
     first, last = _moment(usage.first_used_ns), _moment(usage.last_used_ns)
     if as_json:
@@ -64,7 +65,7 @@ def _show(cache: ShardCache, folder: str, as_json: bool) -> None:
         click.echo(f"used last: between {first} and {last}")
 
 
-def _clear(cache: ShardCache, folder: str, as_json: bool) -> None:
+def _clear(cache: CacheFolder, folder: str, as_json: bool) -> None:
     cleared = cache.clear()
     if as_json:
         echo_json({"cache": folder, **dataclasses.asdict(cleared)})

@@ -35,7 +35,7 @@ from wdsplit.fields.keys import hash_keys
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shard, Shards, checksum_of, index_path
 from wdsplit.storage.interface import Storage
-from wdsplit.storage.local import local_path
+from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats.common import stat_of
 from wdsplit.tables.formats.opening import copied
@@ -235,7 +235,7 @@ def _samples(storage: Storage, path: str, data: memoryview) -> TarSamples:
 
 def _mapped(storage: Storage, path: str, options: Mapping[str, Any] | None) -> mmap.mmap | bytes:
     """Map a tar into memory; of a remote one a copy."""
-    if not storage.is_remote:
+    if isinstance(storage, LocalStorage):
         return storage.map(path)
     with copied(Remote(f"{storage.url}/{path}", options)) as copy:
         return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(copy.fileno()).st_size else b""

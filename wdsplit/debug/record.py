@@ -63,7 +63,7 @@ class Record:
     """
 
     def __init__(self, loader: Loader, identify: Identify | None) -> None:
-        begin, dataset = loader._start(), loader.dataset
+        begin, dataset = loader._progress.start, loader.dataset
         self.order, self.world, self.start = dataset.order(begin.epoch), dataset.world(), begin.position
         self._steps = Steps(self.order, self.world, loader.batch_size, begin.position)
         self.stop = self._steps.end if dataset.options.tail == "drop" else self.order.num_positions

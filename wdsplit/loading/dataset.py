@@ -45,41 +45,35 @@ logger = logging.getLogger(__name__)
 
 
 def checked_epoch(epoch: int) -> int:
-    """Return an epoch as a plain integer.
-
-    Raises:
-        InputError: It is negative, too large or no integer.
-    """
+    """Return an epoch as a plain integer; raise InputError if it is negative, too large or no integer."""
     if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or not 0 <= operator.index(epoch) < 2**62:
-        raise InputError("the epoch cannot be", expected="an integer of at least 0", found=repr(epoch))
+        raise InputError("invalid epoch", expected="an integer of at least 0", found=repr(epoch))
     return operator.index(epoch)
 
 
 class SharedEpoch:
-    """An epoch number in memory that stages and worker processes share, and how often it was set.
-
-    Ranks may be started with one dataset, and must not hear of each other. A process that asks how often it was set is
-    no worker: it goes on with numbers of its own.
-    """
+    """An epoch number in memory that stages and worker processes share, and how often it was set."""
 
     def __init__(self) -> None:
         self._cells = SharedIntegers(2)
         self._process = os.getpid()
 
-    @property
-    def value(self) -> int:
-        """The epoch."""
+    def get(self) -> int:
+        """Return the epoch."""
         return int(self._cells.array[0])
 
-    @value.setter
-    def value(self, epoch: int) -> None:
+    def set(self, epoch: int) -> None:
+        """Set the epoch, and count that."""
         cells = self._cells.array
         cells[0] = epoch
         cells[1] += 1
 
-    @property
     def times_set(self) -> int:
-        """How often it was set."""
+        """Return how often it was set.
+
+        Only the process of a rank asks so, no worker. Ranks may have been started with one dataset, and must not see
+        each other's epochs: so a process that did not make the numbers goes on with a copy.
+        """
         if self._process != os.getpid():
             self._cells, self._process = copy.deepcopy(self._cells), os.getpid()
         return int(self._cells.array[1])
@@ -101,7 +95,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         seed: What the shuffle depends on, besides the epoch.
         shuffle: Permute shards, windows and samples each epoch.
         tail: `pad` fills lanes and the last step with repeated samples, flagged; `drop` leaves out what is over;
-            `uneven` does neither: ranks may differ, for those who evaluate without collectives.
+            `uneven` does neither: ranks may differ, for evaluation without collectives.
         lanes: Lanes (C) instead of the dataset's own; changes the order.
         window: Samples of a window (Q) instead of the dataset's own; changes the order.
         rank: This process's rank; detected if None.
@@ -123,7 +117,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`.
         CorruptDataError: Its manifest is damaged.
-        InputError: An option cannot be.
+        InputError: An option is invalid.
     """
 
     @with_flat_signature
@@ -197,12 +191,12 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration gives."""
-        return self._epoch.value
+        return self._epoch.get()
 
     @property
     def epochs_set(self) -> int:
         """How often an epoch was chosen."""
-        return self._epoch.times_set
+        return self._epoch.times_set()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, here and in all workers, persistent or not.
@@ -211,7 +205,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             InputError: The epoch is negative or no integer, or the caller would split the samples a second time.
         """
         refuse_second_split(self.source.url, self.world)
-        self._epoch.value = checked_epoch(epoch)
+        self._epoch.set(checked_epoch(epoch))
 
     def world(self) -> World:
         """Return rank and world size of this process.
@@ -222,7 +216,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         return self._rank or detect_rank(group=self._group)
 
     def at_rank(self, rank: int, world_size: int) -> Dataset:
-        """Return the same dataset, with the same epoch, for a rank that a library has told.
+        """Return the same dataset, with the same epoch, for a rank that a library knows.
 
         Raises:
             TopologyError: The dataset was opened for another one, or there is no such rank.
@@ -264,11 +258,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         return Iteration(self.source, self.epoch, world, staged.pipeline[1:], staged.apply_stages)
 
     def apply_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
-        """Give what the stages after the source make of samples of an epoch.
-
-        Raises:
-            InputError: The dataset was told to repeat.
-        """
+        """Give what the stages after the source make of samples of an epoch."""
         self._refuse_repetitions()
         stream: Any = samples
         for stage in self.pipeline[1:]:
@@ -292,13 +282,13 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             InputError: There are such stages; all are named.
         """
         self._refuse_repetitions()
-        known = [why for why in map(why_not_one_to_one, self.pipeline[1:]) if why]
-        if known:
+        reasons = [reason for reason in map(why_not_one_to_one, self.pipeline[1:]) if reason]
+        if reasons:
             raise InputError(
                 "the dataset has stages that cannot work in a Loader",
                 place=self.source.url,
                 expected="one sample for each that a stage takes, so that every rank has the same steps",
-                found="; ".join(known),
+                found="; ".join(reasons),
                 remedy="leave them out: the Loader makes the batches, and the Dataset shuffles by itself",
             )
 
@@ -395,11 +385,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         return find_sample(source.storage(), source.manifest, key_or_index)
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Refuse: there are no items, only samples that come through the stages, and `sample`.
-
-        Raises:
-            InputError: Always.
-        """
+        """Raise InputError: there are no items, only samples that come through the stages, and `sample`."""
         raise InputError(
             "a Dataset has no items: its samples come by iterating over it",
             place=self.source.url,
@@ -425,19 +411,21 @@ _announced: set[tuple[str, World, str]] = set()
 
 
 def announce(dataset: Dataset, world: World, num_workers: int = 0) -> None:
-    """Log once a process, dataset and world who reads, and what it costs if lanes are shared.
+    """Log once a process, dataset and world which rank and worker read, and what it costs if lanes are shared.
 
     Args:
         dataset: The dataset.
-        world: Who reads.
-        num_workers: The workers of a rank, where the rank's own process speaks for all of them.
+        world: The reader.
+        num_workers: The workers of the rank, if its own process logs for all of them.
     """
-    who = f"{num_workers} workers" if num_workers else f"worker {world.worker} of {world.num_workers}"
-    if (dataset.source.url, world, who) in _announced:
+    url, workers = dataset.source.url, f"{num_workers} workers"
+    if not num_workers:
+        workers = f"worker {world.worker} of {world.num_workers}"
+    if (url, world, workers) in _announced:
         return
-    _announced.add((dataset.source.url, world, who))
-    rank, url, seed = world.rank, dataset.source.url, dataset.options.seed
-    logger.info("%s: rank %d of %d, %s, seed %d", url, rank, world.world_size, who, seed)
+    _announced.add((url, world, workers))
+    seed = dataset.options.seed
+    logger.info("%s: rank %d of %d, %s, seed %d", url, world.rank, world.world_size, workers, seed)
     advice = reading_advice(dataset.options.lanes, world.world_size, num_workers or world.num_workers)
     if advice is not None and world.rank == 0 and world.worker == 0:
-        logger.warning("%s: %s", dataset.source.url, advice)
+        logger.warning("%s: %s", url, advice)

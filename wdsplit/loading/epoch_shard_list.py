@@ -65,7 +65,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
             of the epoch's order.
 
     Raises:
-        InputError: There are no shards, or an option cannot be.
+        InputError: There are no shards, or an option is invalid.
         DatasetNotFoundError: The folder holds no dataset.
         CorruptDataError: Its manifest is damaged.
     """
@@ -141,7 +141,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
 
 
 def _uneven(num_shards: int, world: World) -> str:
-    """Say who gets more shards than others, and what to do."""
+    """Say how many readers get more shards than others, and what to do."""
     readers = world.world_size * world.num_workers
     each, over = divmod(num_shards, readers)
     return (
@@ -172,7 +172,7 @@ def shard_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     """Return the URLs that a pattern, a sequence or the folder of a dataset means, in their order.
 
     Raises:
-        InputError: There are none, or they cannot be.
+        InputError: There are none, or they are no URLs.
         DatasetNotFoundError: The folder holds no dataset.
         CorruptDataError: Its manifest is damaged.
     """
@@ -184,7 +184,7 @@ def shard_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     wrong = [type(url).__name__ if url else "nothing" for url in found if not isinstance(url, str) or not url]
     if wrong or not found:
         raise InputError(
-            "these are not URLs of shards" if wrong else "there are no shards",
+            "invalid URLs of shards" if wrong else "there are no shards",
             place=shown_url(urls) if isinstance(urls, str) else "",
             expected="a pattern, a list of URLs, or the folder of a dataset",
             found=", ".join(wrong[:5]) or "nothing",
@@ -209,7 +209,7 @@ def _of_pattern(pattern: str) -> list[str]:
         return [path for url in urls for path in (sorted(glob.glob(url)) if _is_glob(url) else [url])]
     except (AssertionError, ValueError):
         raise InputError(
-            "the pattern cannot be expanded",
+            "invalid pattern",
             place=shown_url(pattern),
             expected="braces that close, and ${NAME} for variables of the environment that are called WDS_NAME",
             remedy="correct the pattern, or pass a list of URLs",

@@ -19,6 +19,7 @@ import numpy as np
 from webdataset import filters
 
 from wdsplit.errors import StateError
+from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.stages.columns import ColumnStage
 from wdsplit.loading.stages.decoders import Decode
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _ONE_TO_ONE = (ColumnStage, Decode, RandomMap)
 
-_HOLD_NOTHING = {
+_KEEP_NOTHING = {
     "associate",
     "decode",
     "extract_keys",
@@ -86,7 +87,7 @@ def _name_in_webdataset(stage: Any) -> str:
 
 
 def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
-    """Return a stage that gives what `stage` gives, but lets it be known how far it has got.
+    """Return a stage that gives what `stage` gives, and of which is known how far it has got.
 
     Args:
         stage: A stage of a pipeline.
@@ -95,7 +96,7 @@ def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
     name = _name_in_webdataset(stage)
     if name == "batched":
         return _Batched.from_stage(stage) or stage
-    if isinstance(stage, _ONE_TO_ONE) or name in _HOLD_NOTHING or name in _UNRESUMABLE:
+    if isinstance(stage, _ONE_TO_ONE) or name in _KEEP_NOTHING or name in _UNRESUMABLE:
         return stage
     return _Watched(stage, invoke)
 
@@ -116,7 +117,7 @@ class _Batched:
 
     @classmethod
     def from_stage(cls, stage: filters.FilterFunction) -> _Batched | None:
-        """Return the same as a stage of webdataset's, unless its size cannot be: it will say so itself."""
+        """Return the same as a stage of webdataset's, unless its size is invalid: it will say so itself."""
         bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
         bound.apply_defaults()
         size = whole(bound.arguments["batchsize"])
@@ -131,71 +132,52 @@ class _Batched:
                 yield batch if self.collate is None else self.collate(batch)
 
 
-class _Count:
-    """How many samples have gone by."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Give the samples, and count each before it goes."""
-        for sample in samples:
-            self.number += 1
-            yield sample
-
-
 class _Watched:
-    """A stage of which nothing is known, but what goes into it and what comes out.
-
-    Attributes:
-        taken: The items that it took.
-        given: The items that it gave.
-    """
+    """A stage of which nothing is known but how many items go into it and come out."""
 
     def __init__(self, stage: Any, invoke: Callable[..., Any]) -> None:
-        self.name = _name(stage)
-        self.taken, self.given = _Count(), _Count()
         self._stage = stage
         self._invoke = invoke
+        self._taken = self._given = 0
 
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
-        self.taken, self.given = _Count(), _Count()
-        return self.given.counted(self._invoke(self._stage, self.taken.counted(samples)))
+        self._taken = self._given = 0
+        return self._counted_out(self._invoke(self._stage, self._counted_in(samples)))
 
-    def refuse_held_items(self) -> None:
+    def _counted_out(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self._given += 1
+            yield item
+
+    def _counted_in(self, samples: Iterable[Any]) -> Iterator[Any]:
+        for sample in samples:
+            self._taken += 1
+            yield sample
+
+    def refuse_kept_items(self) -> None:
         """Raise StateError unless as many items came out as went in."""
-        taken, given = self.taken.number, self.given.number
-        if taken != given:
-            raise _unresumable(self.name, f"{taken} items taken, {given} given: it may hold some of them")
+        if self._taken != self._given:
+            counts = f"{self._taken} items taken, {self._given} given: it may keep some of them"
+            raise _unresumable(_name(self._stage), counts)
 
 
 class _Taken:
-    """Samples, and how many of them were taken; nothing is done for each of them.
-
-    Args:
-        lists: The samples, list by list.
-        before: How many were taken before.
-    """
+    """Counts the samples that are taken from lists, `before` included; nothing is done for each of them."""
 
     def __init__(self, lists: Iterator[list[Any]], before: int) -> None:
-        self._lists = lists
-        self._handed = before
+        self._num_opened = before
         self._current: Iterator[Any] = iter(())
+        self.samples = chain.from_iterable(map(self._open, lists))
 
     @property
     def number(self) -> int:
         """Samples that were taken: those of the lists so far, but for what is left of the last."""
-        return self._handed - length_hint(self._current)
+        return self._num_opened - length_hint(self._current)
 
-    def samples(self) -> Iterator[Any]:
-        """Give the samples."""
-        return chain.from_iterable(self._each())
-
-    def _each(self) -> Iterator[Iterator[Any]]:
-        for samples in self._lists:
-            self._current = iter(samples)
-            self._handed += len(samples)
-            yield self._current
+    def _open(self, samples: list[Any]) -> Iterator[Any]:
+        self._current = iter(samples)
+        self._num_opened += len(samples)
+        return self._current
 
 
 class Iteration(Iterator[Any]):
@@ -232,13 +214,12 @@ class Iteration(Iterator[Any]):
         if missing:
             return missing
         reader = self._source.reader(order, self._world)
-        lists = chain.from_iterable(block.lists() for block in reader.blocks(chain([first], chunks)))
+        lists = chain.from_iterable(block.lists() for block in read_blocks(reader, chain([first], chunks)))
         self._epoch, self._taken, self._is_over = epoch, _Taken(lists, taken), not len(first)
-        self._items = self._apply_stages(self._taken.samples(), epoch)
+        self._items = self._apply_stages(self._taken.samples, epoch)
         return 0
 
     def __next__(self) -> Any:
-        """Return the next item."""
         try:
             return next(self._items)
         except StopIteration:
@@ -257,7 +238,7 @@ class Iteration(Iterator[Any]):
         self._refuse_unresumable()
         for stage in self._stages:
             if isinstance(stage, _Watched) and not self._is_over:
-                stage.refuse_held_items()
+                stage.refuse_kept_items()
         return self._dumped(self._epoch, self._taken.number)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -279,10 +260,7 @@ class Iteration(Iterator[Any]):
                 remedy="open the dataset with the options it was saved with, on as many ranks and workers, and give "
                 "each rank its own state; or use wdsplit.Loader, whose states resume on any number of them",
             )
-        self._resume(state_dict["epoch"], state_dict["taken"])
-
-    def _resume(self, epoch: int, taken: int) -> None:
-        begun = self._epoch
+        epoch, taken, chosen = state_dict["epoch"], state_dict["taken"], self._epoch
         missing = self._begin(epoch, taken)
         if missing:
             raise StateError(
@@ -292,13 +270,13 @@ class Iteration(Iterator[Any]):
                 found=str(taken),
                 remedy="the state is damaged: use an earlier checkpoint",
             )
-        if begun != epoch and not self._is_over:
+        if chosen != epoch and not self._is_over:
             logger.warning(
                 "%s: the rest of epoch %d is given, as the state says, but the dataset is set to epoch %d: "
                 "call set_epoch before each epoch, also before one that is resumed",
                 self._source.url,
                 epoch,
-                begun,
+                chosen,
             )
 
     @cached_property
@@ -361,9 +339,5 @@ def _warn_of_dropped_samples(source: AnySource, world: World, stages: Iterable[A
 
 def _may_drop(stage: Any) -> bool:
     """Tell whether a stage of webdataset's may drop samples, if only by a handler that goes on after errors."""
-    if _name_in_webdataset(stage) in _DROPPING:
-        return True
-    if not isinstance(stage, filters.FilterFunction):
-        return False
-    handler = stage.kw.get("handler")
-    return handler is not None and handler is not filters.reraise_exception
+    handler = stage.kw.get("handler") if isinstance(stage, filters.FilterFunction) else None
+    return _name_in_webdataset(stage) in _DROPPING or handler not in (None, filters.reraise_exception)

@@ -18,9 +18,8 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
-from wdsplit.loading.batches import Batches, SubBatch
+from wdsplit.loading.batches import Batches, EpochProgress, SubBatch
 from wdsplit.loading.dataset import Dataset, announce, checked_epoch
-from wdsplit.loading.epoch_progress import EpochProgress
 from wdsplit.loading.running import Running
 from wdsplit.loading.transport.collate import Output, weave
 from wdsplit.loading.transport.counters import Clock, Statistics
@@ -63,7 +62,7 @@ class Loader:
             arrays. What a `collate_fn` makes is left as it is.
 
     Raises:
-        InputError: An argument cannot be, or a stage of the dataset batches, shuffles or repeats.
+        InputError: An argument is invalid, or a stage of the dataset batches, shuffles or repeats.
         MissingDependencyError: torch is not installed, and worker processes or tensors are asked for.
     """
 
@@ -189,13 +188,9 @@ class Loader:
     def __repr__(self) -> str:
         return f"Loader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
-    def _start(self) -> State:
-        """Return where the next iteration begins."""
-        return self._progress.start
-
     def __iter__(self) -> Iterator[Any]:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
-        start, world = self._start(), self.dataset.world()
+        start, world = self._progress.start, self.dataset.world()
         steps = Steps(self.dataset.order(start.epoch), world, self.batch_size, start.position)
         announce(self.dataset, world, self.num_workers)
         if not len(steps) and not start.position:
@@ -250,7 +245,7 @@ class Loader:
     def _ready_workers(self, world: World) -> tuple[SubBatches, Iterable[Any] | None]:
         """Return what workers make, and the workers: those of the last iteration if they stay and live, else new ones.
 
-        Threads are always new, so there are none to return.
+        Threads are always new, so for them the workers are None. Processes start when they are iterated.
         """
         processes = getattr(getattr(self._workers, "_iterator", None), "_workers", ())
         if not all(process.is_alive() for process in processes):
@@ -262,7 +257,15 @@ class Loader:
             self._counted = [a + b for a, b in zip(self._counted, kept.counters.total(), strict=True)]
         collated = self.collate_fn is None
         made = SubBatches(self.dataset, self.batch_size, world, self.num_workers, collated, self.prefetch_bytes)
-        self._sub_batches, self._workers = made, None if self._is_threaded else self._parcels_of_workers(made)
+        self._sub_batches, self._workers = made, None
+        if not self.num_workers:
+            self._workers = made
+        elif self.workers == "process":
+            from wdsplit.loading.process_workers import worker_processes
+
+            ahead = self.prefetch_factor, self.prefetch_bytes
+            how = self.persistent_workers, self.multiprocessing_context
+            self._workers = worker_processes(made, self.num_workers, *ahead, *how)
         return made, self._workers
 
     def _forget(self, workers: Iterable[Any] | None) -> None:
@@ -270,31 +273,12 @@ class Loader:
         if self._workers is workers:
             self._workers = None
 
-    @property
-    def _is_threaded(self) -> bool:
-        return self.workers == "thread" and self.num_workers > 0
-
     def _threads(self, sub_batches: SubBatches) -> Threads:
         """Start a thread for each worker."""
         rank, world_size, num_workers = sub_batches.world.rank, sub_batches.world.world_size, self.num_workers
         worlds = [World(rank, world_size, worker, num_workers) for worker in range(num_workers)]
         parcels = [sub_batches.of_worker(world) for world in worlds]
         return Threads(parcels, self.prefetch_factor, self.prefetch_bytes // num_workers)
-
-    def _parcels_of_workers(self, sub_batches: SubBatches) -> Iterable[Any]:
-        """Return the sub-batches of all workers in turn; worker processes start when it is iterated."""
-        if not self.num_workers:
-            return sub_batches
-        from wdsplit.loading.process_workers import worker_processes
-
-        return worker_processes(
-            sub_batches,
-            self.num_workers,
-            self.prefetch_factor,
-            self.prefetch_bytes,
-            self.persistent_workers,
-            self.multiprocessing_context,
-        )
 
 
 def _wrong_choices(dataset: Any, workers: str, output: str | None, method: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.block import Block, Gathered, Objects
-from wdsplit.loading.reading.reader import SampleReader, read_planned
-from wdsplit.loading.reading.source import BlockReader, Source
+from wdsplit.loading.reading.read_ahead import Ahead
+from wdsplit.loading.reading.reader import BlockReader, SampleReader
+from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.mixture import MixedOrder, Quota, epoch_counts, source_seed
 from wdsplit.order.split import World, assigned_lanes
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MixedSource", "Mixture", "mix"]
 
-_EPOCHS_HELD = 2
+_EPOCHS_OPEN = 2
 """Epochs of a source that are read at once: lanes come to the end of one at slightly different positions."""
 
 Path = str | os.PathLike[str]
@@ -47,13 +48,9 @@ class MixedSource:
         self.sources = tuple(sources)
         self.counts = tuple(counts)
         self.options = options
+        self.url = f"mix({', '.join(source.url for source in sources)})"
         self._sizes = [source.num_samples for source in sources]
-        self.order(0)
-
-    @property
-    def url(self) -> str:
-        """What to call the mixture."""
-        return f"mix({', '.join(source.url for source in self.sources)})"
+        self.order(0)  # refuses what no order can be made of
 
     @property
     def fingerprint(self) -> str:
@@ -93,19 +90,14 @@ _MixedPlan = tuple[Int64, list[tuple[Quota, SampleReader, Any]]]
 
 
 class _MixedReader:
-    """Reads the samples of a mixture's positions, each source by a reader of its own.
-
-    Attributes:
-        num_read: Windows that were read and parsed so far.
-        num_reused: Times that a window was in memory already.
-    """
+    """Reads the samples of a mixture's positions, each source by a reader of its own: a `BlockReader`."""
 
     def __init__(self, sources: Sequence[Source], order: MixedOrder, world: World) -> None:
         self._sources = sources
         self._order = order
         self._num_lanes = len(assigned_lanes(order.options.lanes, world))
         access = sources[0].access
-        self.ahead = None
+        self.ahead: Ahead | None = None
         if any(source.is_ahead for source in sources):
             shard_bytes = max(source.shard_bytes for source in sources)
             window_bytes = sum(source.options.window * source.sample_bytes for source in sources)
@@ -113,16 +105,6 @@ class _MixedReader:
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
         self.num_read = 0
         self.num_reused = 0
-
-    def read(self, positions: Int64) -> Block:
-        """Return the samples at the given positions, in their order; `__source__` tells where each is from."""
-        plan = self.plan(positions)
-        self.fetch()
-        return self.carry_out(plan)
-
-    def blocks(self, lists: Iterable[Int64]) -> Iterator[Block]:
-        """Give the samples of one list of positions after another; what is remote is fetched ahead."""
-        return read_planned(self, lists)
 
     def plan(self, positions: Int64) -> _MixedPlan:
         """Return what is to be read for some positions."""
@@ -138,7 +120,7 @@ class _MixedReader:
             reader.fetch()
 
     def carry_out(self, plan: _MixedPlan) -> Block:
-        """Return the samples of a plan."""
+        """Return the samples of a plan; their field `__source__` says where each is from."""
         positions, quotas = plan
         gathered = Gathered(len(positions))
         for quota, reader, own in quotas:
@@ -154,7 +136,7 @@ class _MixedReader:
         key = number, epoch
         if key not in self._readers:
             self._readers[key] = self._new_reader(number, epoch)
-            if len(self._readers) > _EPOCHS_HELD * len(self._sources):
+            if len(self._readers) > _EPOCHS_OPEN * len(self._sources):
                 _, old = self._readers.popitem(last=False)
                 old.fetch()
         self._readers.move_to_end(key)
@@ -228,24 +210,17 @@ def _in_order(shares: Mapping[Path, Any] | None, urls: Sequence[str]) -> list[An
 
 def _listed(*asked: Mapping[Path, Any] | None) -> list[str]:
     """Return the datasets that are named, in their order."""
+    cause, example = "cannot tell which datasets to mix", "such as {'data/a': 0.7, 'data/b': 0.3}"
     if not any(asked) or (asked[0] is not None and any(shares is not None for shares in asked[1:])):
-        raise InputError(
-            "it is not clear what to mix",
-            expected="weights, such as {'data/a': 0.7, 'data/b': 0.3}; or repeat= and choose=",
-            found="neither" if not any(asked) else "both",
-        )
+        found = "both" if any(asked) else "neither"
+        raise InputError(cause, expected=f"weights, {example}; or repeat= and choose=", found=found)
     urls: list[str] = []
     for shares in asked:
         if shares is not None and not isinstance(shares, Mapping):
-            raise InputError(
-                "what to mix cannot be told",
-                expected="a dict of folders and their shares, such as {'data/a': 0.7, 'data/b': 0.3}",
-                found=type(shares).__name__,
-            )
+            expected = f"a dict of folders and their shares, {example}"
+            raise InputError(cause, expected=expected, found=type(shares).__name__)
         for path in shares or {}:
             if str(path) in urls:
-                raise InputError(
-                    "a dataset is named twice", place=shown_url(str(path)), expected="one share of each dataset"
-                )
+                raise InputError("duplicate dataset", place=shown_url(str(path)), expected="one share of each dataset")
             urls.append(str(path))
     return urls

@@ -43,7 +43,7 @@ _DEFAULTS = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
 
 
 def with_flat_signature(function: AnyFunction) -> AnyFunction:
-    """Show a function's `**options` one by one, with their defaults, to `help`, `inspect` and notebooks."""
+    """Let `help` and notebooks show the options of a function's `**options`: each by its name, type and default."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shared = [
@@ -65,10 +65,11 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
         InputError: Values are invalid; all of them are named.
         TypeError: There is no such option.
     """
-    for name in options.keys() - _DEFAULTS.keys():
-        near = difflib.get_close_matches(name, _DEFAULTS, 1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+    for name in options:
+        if name not in _DEFAULTS:
+            near = difflib.get_close_matches(name, _DEFAULTS, 1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
     given: dict[str, Any] = {**_DEFAULTS, **options}
     for name in ("seed", "lanes", "read_ahead_bytes", "connections"):
         given[name] = whole(given[name])

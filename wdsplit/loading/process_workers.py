@@ -1,6 +1,6 @@
 """Workers that are processes: torch's, which hand over one item a worker in turn.
 
-The only room of the loader that needs torch for more than tensors.
+The only module of the loader that needs torch for more than tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def worker_processes(
     """Return the parcels of all workers in turn; the processes start when it is iterated.
 
     Args:
-        sub_batches: What each worker iterates; it is told how many bytes may be under way.
+        sub_batches: What each worker iterates; gets the bound on the bytes that may be under way.
         num_workers: Processes.
         prefetch_factor: Parcels that each makes ahead.
         prefetch_bytes: Bytes that all parcels made ahead may hold together.

@@ -23,7 +23,7 @@ class Running:
 
     Args:
         parcels: The parcels of all workers in turn, each of as many steps, but the last before an error may be shorter.
-        source: What they are made by; told when a parcel was delivered, and when no more are needed.
+        source: What they are made by.
         persistent: Whether worker processes stay when it ends.
         num_workers: Workers, at least 1: the loader's own thread counts as one.
         on_failure: Called when the workers were ended because of an error.
@@ -54,14 +54,10 @@ class Running:
         return self._source.bound is not None
 
     def take(self) -> Any:
-        """Return the next sub-batch.
-
-        Raises:
-            WdsplitError: A worker failed so, or its processes serve another iteration by now.
-        """
+        """Return the next sub-batch."""
         if self._superseded or self._parcels is None or self._segments is None:
             raise PipelineError(
-                "another iteration of this Loader has begun",
+                "another iteration of this Loader is under way",
                 expected="one iteration at a time, because its workers are persistent",
                 remedy="end the first, or make a Loader for each",
             )

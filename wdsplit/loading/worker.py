@@ -21,6 +21,7 @@ import numpy as np
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
+from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.stages.columns import requested_fields
 from wdsplit.loading.transport.collate import collate, collate_columns
 from wdsplit.loading.transport.counters import Counters
@@ -173,7 +174,7 @@ class SubBatches:
         reader = self.dataset.source.reader(steps.order, world)
         num_read = num_reused = 0
         together, ahead = tee(_together(steps, world, self.dataset.source.samples_at_once(world)))
-        for owned, block in zip(together, reader.blocks(map(np.concatenate, ahead)), strict=True):
+        for owned, block in zip(together, read_blocks(reader, map(np.concatenate, ahead)), strict=True):
             self.counters.read(world.worker, reader.num_read - num_read, reader.num_reused - num_reused)
             num_read, num_reused = reader.num_read, reader.num_reused
             first = 0
@@ -266,12 +267,12 @@ class _Counter:
     def __init__(self, is_needed: Callable[[], bool] = lambda: True) -> None:
         self.given = 0
         self.last: tuple[str, str] | None = None
-        self._is_wanted = is_needed
+        self._is_needed = is_needed
 
     def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
         for block in blocks:
             for sample in block.samples():
-                if not self._is_wanted():
+                if not self._is_needed():
                     return
                 self.given += 1
                 self.last = sample["__key__"], sample["__url__"]

@@ -1,4 +1,4 @@
-"""Who am I: the one room that reads rank, world size and worker from the outside.
+"""Rank, world size and worker of this process: the only module that reads them from the outside.
 
 From the arguments, else from an initialised process group, else from jax.distributed, else from Horovod, else from the
 environment that a launcher has set, else 0 of 1. torch, JAX and Horovod are asked only if the program has loaded them.
@@ -146,7 +146,7 @@ def _of_horovod() -> tuple[World, str] | None:
 
 
 def _of_environ(environ: Mapping[str, str]) -> tuple[World, str] | None:
-    """Return the world that the innermost launcher tells of, and the variables that do; None if there is none.
+    """Return the world according to the innermost launcher, and the names of its variables; None without a launcher.
 
     A launcher of which half is known is none, but must agree with the next one: programs export WORLD_SIZE themselves.
     """
@@ -216,7 +216,7 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
 
     A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, but no step, or one of SLURM's own. The
     shell of `srun --pty bash` is the first task of the first step, and the job has its name; the other tasks are none.
-    In the shell of salloc it cannot be told from the first task of a program.
+    In the shell of salloc that shell and the first task of a program look the same.
     """
     step = _number(environ, "SLURM_STEP_ID")
     if step is None or not 0 <= step <= SLURM_LAST_STEP:

@@ -1,4 +1,4 @@
-"""Who reads what of an epoch, for all readers together: shards, samples, pads, and how often each window is read.
+"""What each reader reads of an epoch: shards, samples, pads, and how often each window is read.
 
 Pure (no I/O). An epoch's samples, lane after lane, are cut into pieces that lie in one shard and one lane. The readers
 of a lane take its samples in turn, so a piece is a range on a ring of readers, and counting ranges answers everything.
@@ -24,7 +24,7 @@ __all__ = ["Readers", "ShardDistribution", "reading_advice", "shard_distribution
 class ShardDistribution:
     """What one reader reads of an epoch, and what all of them together do. All values are plain.
 
-    A shard counts for whoever is given a sample of it; pads, which may come from any shard, do not count.
+    A shard counts for each reader that is given a sample of it; pads, which may come from any shard, do not count.
 
     Attributes:
         total_shards: Shards of the dataset, empty ones included.
@@ -60,7 +60,7 @@ class ShardDistribution:
 
 
 def shard_distribution(order: EpochOrder, world: World, batch_size: int = 1) -> ShardDistribution:
-    """Say who reads what in one epoch, as seen by one reader.
+    """Return what one reader reads in one epoch, and what all of them do.
 
     Takes O((shards + lanes) log) whatever the number of samples: well below a second for 100,000 shards and 8,000
     readers.
@@ -69,9 +69,6 @@ def shard_distribution(order: EpochOrder, world: World, batch_size: int = 1) -> 
         order: The epoch's order.
         world: The reader.
         batch_size: Samples a rank and step, at least 1: decides how the last step is filled or dropped.
-
-    Raises:
-        InputError: The batch size cannot be.
     """
     readers = Readers(order, world.world_size, world.num_workers, batch_size)
     return ShardDistribution(
@@ -114,7 +111,7 @@ def reading_advice(lanes: int, world_size: int, num_workers: int) -> str | None:
 
 
 def _nearest_divisors(lanes: int, times: int, number_asked: int) -> list[int]:
-    """Return the numbers next to `needed`, below and above, that divide the lanes together with `times`."""
+    """Return the numbers next to `number_asked`, below and above, that divide the lanes together with `times`."""
     whole, rest = divmod(lanes, times)
     if rest:
         return []
@@ -136,10 +133,6 @@ class Readers:
 
     Attributes:
         num_pads: Pads that all of them together are given.
-
-    Raises:
-        InputError: The batch size cannot be.
-        TopologyError: There is no rank or no worker.
     """
 
     def __init__(self, order: EpochOrder, world_size: int, num_workers: int, batch_size: int = 1) -> None:

@@ -97,7 +97,7 @@ class OrderOptions:
 
     Attributes:
         seed: 0 <= seed < 2**63.
-        shuffle: Permute shards, windows and samples; else all stand as in the manifest.
+        shuffle: Permute shards, windows and samples; else all are in the manifest's order.
         lanes: Lanes (C), at least 1.
         window: Samples of a window (Q), at least 1.
         tail: What happens where lanes or steps do not come out even: pad, drop or uneven.
@@ -200,7 +200,7 @@ class EpochOrder:
 
     def __init__(self, counts: Int64, options: OrderOptions, epoch: int, equal_lanes: bool = False) -> None:
         if epoch < 0:
-            raise InputError("the epoch cannot be", expected="at least 0", found=str(epoch))
+            raise InputError("invalid epoch", expected="at least 0", found=str(epoch))
         num_shards, lanes = len(counts), options.lanes
         self.options = options
         self.epoch = epoch
@@ -290,7 +290,7 @@ def _lane_major(order: Int64, lanes: int) -> Int64:
 
 
 def groups(values: Int64) -> Iterator[tuple[int, Int64]]:
-    """Give each distinct value with the places where it stands, rising."""
+    """Give each distinct value with its places, rising."""
     if not len(values):
         return
     order = np.argsort(values, kind="stable")

@@ -72,7 +72,7 @@ def epoch_counts(
         names: What errors call the sources.
 
     Raises:
-        InputError: The arguments cannot be, a source is to give samples and has none, or a share comes to nothing.
+        InputError: The arguments are invalid, a source is to give samples and has none, or a share comes to nothing.
     """
     sizes = [int(size) for size in sizes]
     names = names or _numbered(sizes)
@@ -98,7 +98,7 @@ def epoch_counts(
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise InputError("the mixture cannot be", found="; ".join(problems))
+        raise InputError("invalid mixture", found="; ".join(problems))
 
 
 def _numbered(sizes: Sequence[int]) -> list[str]:
@@ -215,11 +215,11 @@ class MixedOrder:
     the sources have C lanes too, cut at equal counts, a lane of the mixture takes whole lanes of each source, each
     from front to back.
 
-    Which source stands at which offset of a lane is decided by halves: a group of sources is split into two, and of
+    Which source is at which offset of a lane is decided by halves: a group of sources is split into two, and of
     the first x offsets of the group floor((l x + phase) / t) are the left half's, where l of the lane's t samples
     are in it. So the shares hold in each stretch of a lane, up to about one sample, and exactly in the whole. The
-    phases are random, lest all lanes come to a rare source at the same time. A shuffled epoch also permutes the
-    sources within blocks of offsets, lest the pattern beat in time with the ranks.
+    phases are random, so that not all lanes come to a rare source at the same time. A shuffled epoch also permutes
+    the sources within blocks of offsets, so that the pattern does not align with the ranks.
 
     Built in O(sources + lanes); a position costs a division for each doubling of the number of sources. Immutable once
     built. `Steps`, `reader_positions` and `assigned_lanes` take it as they take an `EpochOrder`.
@@ -239,7 +239,7 @@ class MixedOrder:
         lane_length: int64 of shape (lanes,): samples of each lane.
 
     Raises:
-        InputError: The counts, the epoch or the tail cannot be.
+        InputError: The counts, the epoch or the tail are invalid.
     """
 
     def __init__(self, sizes: Sequence[int], counts: Sequence[int], options: OrderOptions, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Who takes which position: ranks, workers and steps.
+"""Which rank and worker take which positions, and the steps.
 
 Pure (no I/O). Rank r of W takes the positions g with g mod W = r; its worker w of N those of them with
 (g div W) mod N = w. Step t covers batch_size x W consecutive positions, so the global batch does not depend on how W
@@ -121,7 +121,7 @@ class Steps:
 
     def __init__(self, order: AnyOrder, world: World, batch_size: int, start: int = 0) -> None:
         if batch_size < 1:
-            raise InputError("the batch size cannot be", expected="at least 1", found=str(batch_size))
+            raise InputError("invalid batch size", expected="at least 1", found=str(batch_size))
         self.order = order
         self.world = world
         self.batch_size = batch_size

@@ -63,7 +63,7 @@ def differences(values: Mapping[str, Any], here: Mapping[str, Any], counts: Coll
         StateError: It is no dict.
     """
     if not isinstance(values, Mapping):
-        raise StateError("this is no state dict", expected="a dict", found=type(values).__name__)
+        raise StateError("not a state dict", expected="a dict", found=type(values).__name__)
     found = []
     for name, expected in here.items():
         there = values.get(name)
@@ -88,6 +88,6 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
             found="; ".join(found),
             remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail, limit; "
             "for a mixture also the same datasets in the same order, with the same shares), "
-            "and with tail `uneven` give each rank its own state; or start the epoch anew without the state",
+            "and with tail `uneven` give each rank its own state; or start the epoch again without the state",
         )
     return State(values["epoch"], values["position"])

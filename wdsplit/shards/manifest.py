@@ -78,7 +78,7 @@ class Manifest:
 
     Attributes:
         shards: Its shards.
-        fields: The fields of its samples, in the order in which their members stand.
+        fields: The fields of its samples, in the order of their members.
         lanes: Lanes that an epoch is woven from (C).
         window: Samples read and shuffled together, at most (Q).
         pad: How the shards were made equal: repeat, drop or none.
@@ -134,10 +134,10 @@ def first_samples(manifest: Manifest, limit: int) -> Manifest:
             gives the manifest itself.
 
     Raises:
-        InputError: The limit cannot be.
+        InputError: The limit is invalid.
     """
     if type(limit) is not int or limit < 1:
-        raise InputError("the limit cannot be", expected="an integer of at least 1", found=repr(limit))
+        raise InputError("invalid limit", expected="an integer of at least 1", found=repr(limit))
     if limit >= manifest.num_samples:
         return manifest
     ends = np.cumsum(manifest.shards.num_real)

@@ -1,6 +1,6 @@
 """What other readers want beside the shards: the files of wids, DALI and Megatron-Energon.
 
-Pure (no I/O). A catalog says where the members of a shard's samples stand; it is made from what goes into the tar, not
+Pure (no I/O). A catalog says where the members of a shard's samples are; it is made from what goes into the tar, not
 read back from it. From catalogs and the manifest the files follow. Pads are left out of all of them: these readers
 split by samples, so they need no equal shards, and each sample is read exactly once.
 """
@@ -81,7 +81,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Catalog:
-    """Where the samples of a shard and their members stand; n samples of up to m fields, pads left out.
+    """Where the samples of a shard and their members are; n samples of up to m fields, pads left out.
 
     Attributes:
         keys: The n keys.
@@ -120,7 +120,7 @@ class CatalogBuilder:
         self._batches: list[Catalog] = []
 
     def append(self, keys: pa.LargeStringArray, fields: Mapping[str, pa.LargeBinaryArray]) -> None:
-        """Add the next samples of the shard: the same keys and fields that `tar.build_body` is given."""
+        """Add the next samples of the shard: the same keys and fields that `tar.members.build_body` is given."""
         shape = len(keys), len(fields)
         sizes = np.full(shape, -1, np.int64)
         headers = np.zeros(shape, np.int64)
@@ -166,7 +166,7 @@ def check_emit(emit: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def needs_catalogs(emit: tuple[str, ...]) -> bool:
-    """Tell whether any of these sidecars says where members stand."""
+    """Tell whether any of these sidecars says where members are."""
     return "dali" in emit or "energon" in emit
 
 

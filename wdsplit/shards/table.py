@@ -61,7 +61,7 @@ class Shard:
     Attributes:
         path: Where it is, relative to the dataset.
         num_samples: Its samples, pads included.
-        num_pads: How many of them are pads; they stand last.
+        num_pads: How many of them are pads; they come last.
         num_bytes: Its size.
         checksum: Of its bytes, as `checksum_of` writes it.
     """
@@ -105,7 +105,7 @@ class Shards:
 
     @property
     def num_real(self) -> Int64:
-        """Samples of each shard that are not pads: int64 of shape (shards,). They stand first in the shard."""
+        """Samples of each shard that are not pads: int64 of shape (shards,). They come first in the shard."""
         return self.column("num_samples") - self.column("num_pads")
 
 
@@ -124,7 +124,7 @@ def parse_shards(data: bytes, num_shards: int) -> Shards:
         num_shards: The rows that it must have.
 
     Raises:
-        CorruptDataError: It is damaged, larger than a table of so many shards can be, or names what cannot be.
+        CorruptDataError: It is damaged, larger than a table of so many shards can be, or has invalid paths or counts.
     """
     try:
         table = _read(data, num_shards)
@@ -232,7 +232,7 @@ def _check_paths(paths: pa.ChunkedArray) -> None:
             remedy="do not use this dataset: it may have been tampered with",
         )
     if len(pc.unique(paths)) != len(paths):
-        raise CorruptDataError(f"{SHARDS_NAME} names a shard twice", expected="each path once", remedy=_REMEDY)
+        raise CorruptDataError(f"{SHARDS_NAME} has a duplicate shard", expected="each path once", remedy=_REMEDY)
 
 
 def _check_counts(shards: Shards) -> None:
@@ -240,7 +240,7 @@ def _check_counts(shards: Shards) -> None:
     wrong = (pads < 0) | (pads > counts) | (counts > sizes // BLOCK_BYTES)
     if wrong.any() or sum(sizes.tolist()) >= 2**63:
         raise CorruptDataError(
-            f"{SHARDS_NAME} holds counts that cannot be",
+            f"{SHARDS_NAME} holds invalid counts",
             expected=f"0 <= num_pads <= num_samples <= num_bytes / {BLOCK_BYTES} for each shard, and no more bytes in "
             "all than 64 bits can count",
             remedy=_REMEDY,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
-from wdsplit.storage.retry import Failure, FailureKind, RetryOptions, attempt, transient_kind
+from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt, transient_kind
 from wdsplit.urls import is_web, shown_url
 
 __all__ = [
@@ -104,14 +104,8 @@ class Connection:
         return bytes(data)
 
     def attempt(self, action: Callable[[Any], Answer], url: str, details: str = "") -> Answer:
-        """Do something that may fail for a while with the file system; arguments as for `retry.attempt`.
-
-        Raises:
-            DatasetNotFoundError: There is no such file.
-            StorageError: The store refuses, or does not answer in time.
-            InputError: There is no such storage option.
-        """
-        return attempt(lambda _: action(self.file_system()), _classify, self._retries, url, details)
+        """Do something that may fail for a while with the file system."""
+        return attempt(lambda _: action(self.file_system()), _classify, Retries(self._retries, url, details))
 
 
 _kept: set[Any] = set()

@@ -40,7 +40,7 @@ _MAX_BYTES_WITHOUT_SIZE = 1024**3
 """If a file may have more bytes, its size is requested before it is read."""
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
-"""What file systems call that which differs when an object was written anew; the surest first."""
+"""The names that file systems have for an object's version; the surest first."""
 
 
 class FsspecStorage:
@@ -60,7 +60,7 @@ class FsspecStorage:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         if options is not None and not isinstance(options, Mapping):
-            raise InputError("storage_options cannot be", expected="a dict", found=type(options).__name__)
+            raise InputError("invalid storage_options", expected="a dict", found=type(options).__name__)
         options = dict(options or {})
         names = {each.name for each in fields(RetryOptions)}
         retries = RetryOptions(**{name: options.pop(name) for name in names & options.keys()})
@@ -70,16 +70,12 @@ class FsspecStorage:
 
     @property
     def url(self) -> str:
-        """The folder's URL, without what nobody may see."""
+        """The folder's URL, without secrets."""
         return shown_url(self._folder).rstrip("/")
 
     def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, unless it has more than it may have."""
         return self.open(path).read_whole(max_bytes)
-
-    def map(self, path: str) -> bytes:
-        """Return the bytes of a file: they cannot be mapped."""
-        return self.read(path)
 
     def open(self, path: str, size: int | None = None) -> FsspecFile:
         """Open a file for reading; nothing is asked for before it is read."""
@@ -125,9 +121,6 @@ class FsspecFile:
         place: Its URL.
         url: What to call it.
         size: Its bytes, if they are known.
-
-    Attributes:
-        url: What to call it.
     """
 
     is_remote = True
@@ -148,7 +141,7 @@ class FsspecFile:
 
     @property
     def version(self) -> str:
-        """What differs when it was written anew, as the store tells it: its ETag, or when it was written."""
+        """Its version: its ETag, or when it was written."""
         if self._version is None:
             self._ask()
         return self._version or ""
@@ -176,12 +169,8 @@ class FsspecFile:
         found: dict[str, Any] = fs.info(self._connection.path_of(self._place), **self._connection.limits(fs))
         return found
 
-    def map(self) -> bytes:
-        """Return all its bytes."""
-        return self.read_whole()
-
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Do nothing: what is expected is fetched by `ahead`."""
+        """Do nothing: what is expected is fetched by `loading.reading.read_ahead`."""
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
@@ -198,14 +187,7 @@ class FsspecFile:
             part[:] = self._piece(offset + begin, offset + begin + len(part))
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
-        """Return all its bytes, by one request if it may not have many.
-
-        Args:
-            max_bytes: How many it may have; None for any number.
-
-        Raises:
-            CorruptDataError: It has more.
-        """
+        """Return all its bytes, by one request if it may not have many."""
         if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
             data = self._up_to(max_bytes + 1)
             if len(data) <= max_bytes:

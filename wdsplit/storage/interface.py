@@ -5,7 +5,6 @@ Only protocols, and the check that all implementations share.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -47,9 +46,6 @@ class ReadableFile(Protocol):
     def expect(self, offset: int, num_bytes: int) -> None:
         """Let the system begin to read what will be needed soon; nothing waits for it."""
 
-    def map(self) -> mmap.mmap | bytes:
-        """Return all its bytes without reading them all, where the system can."""
-
 
 class ReadableStorage(Protocol):
     """A folder of objects that can be read. Paths are relative to it and have forward slashes.
@@ -75,9 +71,6 @@ class ReadableStorage(Protocol):
         Raises:
             CorruptDataError: It has more bytes than it may have.
         """
-
-    def map(self, path: str) -> mmap.mmap | bytes:
-        """Return the bytes of an object without reading them all, where the system can."""
 
     def open(self, path: str, size: int | None = None) -> ReadableFile:
         """Open an object for reading at any offset.
@@ -126,11 +119,7 @@ class Storage(ReadableStorage, Protocol):
 
 
 def refuse_too_large(size: int, max_bytes: int | None, url: str) -> None:
-    """Refuse a file that has more bytes than it may have.
-
-    Raises:
-        CorruptDataError: It has.
-    """
+    """Refuse a file that has more bytes than it may have."""
     if max_bytes is not None and size > max_bytes:
         raise CorruptDataError(
             "a file is too large",

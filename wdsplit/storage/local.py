@@ -7,7 +7,6 @@ then renamed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import itertools
 import mmap
@@ -18,18 +17,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TypeVar
 
 from wdsplit.errors import InputError, StorageError
 from wdsplit.storage.interface import PendingFile, refuse_too_large
 from wdsplit.storage.local_file import LocalFile, translate_errors
+from wdsplit.storage.locks import open_locked
 from wdsplit.storage.mounts import is_network_mount
 from wdsplit.storage.network import NetworkFile
 from wdsplit.urls import shown_url
 
 __all__ = ["LocalStorage", "is_temporary", "local_path"]
-
-Result = TypeVar("Result")
 
 _IOV_MAX = 1024
 _MAX_REMOVALS = 20
@@ -83,7 +80,7 @@ class LocalStorage:
         return str(self.root)
 
     def read(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Return the bytes of a file, unless it has more than it may have."""
+        """Return the bytes of a file."""
         file = self.open(path)
         refuse_too_large(file.size, max_bytes, str(self.root / path))
         return file.read(0, file.size)
@@ -110,14 +107,12 @@ class LocalStorage:
         with translate_errors(self.root / path):
             try:
                 return sorted(os.listdir(self.root / path))
-            except FileNotFoundError:
-                return []
-            except NotADirectoryError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def sizes(self, path: str = "") -> dict[str, int]:
         """Return the names of the files in a folder and their sizes in bytes; none if it is not there."""
-        sizes = {name: self.size(_join(path, name)) for name in self.list(path)}
+        sizes = {name: self.size(os.path.join(path, name)) for name in self.list(path)}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def describe_contents(self) -> str:
@@ -144,77 +139,51 @@ class LocalStorage:
     def remove(self, *paths: str) -> None:
         """Remove files, and folders with all that is in them."""
         for path in paths:
-            self._remove(path)
-
-    def _remove(self, path: str) -> None:
-        target = self.root / path
-        with translate_errors(target):
-            if target.is_dir() and not target.is_symlink():
-                self._remove_folder(path, target)
-            else:
-                target.unlink(missing_ok=True)
-
-    def _remove_folder(self, path: str, target: Path) -> None:
-        """Remove a folder; what others write into it meanwhile goes too, unless they do not stop."""
-        for tries_left in reversed(range(_MAX_REMOVALS)):
-            for name in os.listdir(target):
-                self._remove(_join(path, name))
-            try:
-                target.rmdir()
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
-                    raise
-            else:
-                return
+            _remove(self.root / path)
 
     def remove_temporary(self, path: str = "") -> None:
         """Remove what attempts that were killed have left under temporary names."""
-        for name in self.list(path):
-            if is_temporary(name):
-                self.remove(_join(path, name))
+        self.remove(*(os.path.join(path, name) for name in self.list(path) if is_temporary(name)))
 
     @contextmanager
     def lock(self, path: str) -> Iterator[None]:
-        """Hold a lock on a file of this folder; it goes with the process, however that ends.
-
-        Raises:
-            StorageError: Another process holds it.
-        """
+        """Hold a lock on a file of this folder; it goes with the process, however that ends."""
         target = self.root / path
         with translate_errors(target, writing=True):
-            file = self._locked(target)
-        with file:
-            yield
-
-    def with_short_deadline(self) -> LocalStorage:
-        """Return the same: the system answers soon."""
-        return self
-
-    def _locked(self, target: Path) -> IO[bytes]:
-        """Open and lock a file; again if its former owner has removed it meanwhile."""
-        while True:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file = open(target, "ab")  # noqa: SIM115 (open for as long as the lock lasts)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if target.exists() and os.path.samestat(os.fstat(file.fileno()), target.stat()):
-                    return file
+                fd = open_locked(target, wait=False)
             except BlockingIOError as error:
-                file.close()
                 raise StorageError(
                     "another process is writing to this output",
                     place=str(self.root),
                     remedy="wait until it has ended, or choose another output",
                     url=str(self.root),
                 ) from error
-            except OSError:
-                file.close()
-                raise
-            file.close()
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def with_short_deadline(self) -> LocalStorage:
+        """Return the same: the system answers soon."""
+        return self
 
 
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
+def _remove(target: Path) -> None:
+    """Remove a file or a folder; what others write into a folder meanwhile goes too, unless they do not stop."""
+    with translate_errors(target):
+        if target.is_symlink() or not target.is_dir():
+            target.unlink(missing_ok=True)
+            return
+        for tries_left in reversed(range(_MAX_REMOVALS)):
+            for name in os.listdir(target):
+                _remove(target / name)
+            try:
+                target.rmdir()
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
+                    raise
 
 
 class _NewFile:

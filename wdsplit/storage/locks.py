@@ -1,11 +1,13 @@
-"""Locks that a fork does not break."""
+"""Locks between threads, and between processes by way of a file."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+from pathlib import Path
 
-__all__ = ["ProcessLock"]
+__all__ = ["ProcessLock", "leads_to", "open_locked"]
 
 
 class ProcessLock:
@@ -22,3 +24,30 @@ class ProcessLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+def open_locked(path: Path, wait: bool) -> int:
+    """Make and open a file, and lock it; again if its former owner has removed it meanwhile. Return its descriptor.
+
+    Raises:
+        BlockingIOError: Another process holds it, and `wait` is False.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if leads_to(path, fd):
+                return fd
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def leads_to(path: Path, fd: int) -> bool:
+    """Tell whether a path leads to an open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False

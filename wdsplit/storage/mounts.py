@@ -1,4 +1,4 @@
-"""Which file systems lie across a network, as the system tells of its mounts."""
+"""Which file systems are across a network, by the system's list of mounts."""
 
 from __future__ import annotations
 

@@ -45,14 +45,10 @@ class NetworkFile(LocalFile):
                 self._reopen()
             return action()
 
-        return attempt(reopen_and_act, _classify, _RETRY_OPTIONS, str(self._path))
+        return attempt(reopen_and_act, _classify, Retries(_RETRY_OPTIONS, str(self._path)))
 
     def _reopen(self) -> None:
-        """Open the file anew, under the same descriptor: others may be reading from it.
-
-        Raises:
-            CorruptDataError: Another file has taken its place.
-        """
+        """Open the file again, under the same descriptor: others may be reading from it."""
         with suppress(OSError):
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:

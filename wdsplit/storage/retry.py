@@ -104,11 +104,7 @@ class Failure:
 def attempt(
     action: Callable[[Retries], Result],
     classify: Callable[[Exception, str, str], Failure | None],
-    options: RetryOptions,
-    url: str,
-    details: str = "",
-    *,
-    sleep: Callable[[float], object] = time.sleep,
+    retries: Retries,
     renew: Callable[[float], object] = lambda moment: None,
 ) -> Result:
     """Call an action until it succeeds, fails for good, or the deadline has passed.
@@ -116,25 +112,20 @@ def attempt(
     Args:
         action: What to do; it says by `Retries.progressed` that an attempt brings something.
         classify: Takes an error, the place for messages and the URL; None lets the error pass as it is.
-        options: How long to try.
-        url: The object concerned.
-        details: What of it, for messages: "bytes 0 to 99".
-        sleep: Waits so many seconds.
+        retries: The attempts of this request.
         renew: Renews credentials older than a moment of `time.monotonic`.
 
     Raises:
         UnansweredError: No attempt succeeded before the deadline.
         Exception: What `classify` gives for a final failure.
     """
-    place = f"{url}, {details}" if details else url
-    retries = Retries(options, sleep, place)
     num_renewals = 0
     while True:
         began = time.monotonic()
         try:
             return action(retries)
         except Exception as error:
-            failure = classify(error, place, url)
+            failure = classify(error, retries.place, retries.url)
             if failure is None:
                 raise
         try:  # outside of the handler: an error with credentials in its text must not become the context of ours
@@ -146,23 +137,22 @@ def attempt(
                 raise failure.error from failure.cause
             max_s = _UNKNOWN_HOST_S if failure.kind is FailureKind.UNKNOWN_HOST else math.inf
             if not retries.wait(failure.retry_after_s, failure.name, max_s):
-                unanswered = _unanswered(failure, place, url, retries.num_attempts, min(max_s, options.deadline_s))
-                raise failure.error or unanswered from failure.cause
+                raise failure.error or _unanswered(failure, retries, max_s) from failure.cause
         finally:
             del failure  # the traceback of its error refers to this frame
 
 
-def _unanswered(failure: Failure, place: str, url: str, num_attempts: int, deadline_s: float) -> UnansweredError:
+def _unanswered(failure: Failure, retries: Retries, max_s: float) -> UnansweredError:
     is_unknown = failure.kind is FailureKind.UNKNOWN_HOST
     return UnansweredError(
         "the store's host has no name" if is_unknown else "the store does not answer as it should",
-        place=place,
-        expected=f"an answer within {deadline_s:g} s",
-        found=f"{num_attempts} attempts, the last of which ended with {failure.name}",
+        place=retries.place,
+        expected=f"an answer within {min(max_s, retries.options.deadline_s):g} s",
+        found=f"{retries.num_attempts} attempts, the last of which ended with {failure.name}",
         remedy="check the URL, the endpoint (of s3://: AWS_ENDPOINT_URL), the region and the name server"
         if is_unknown
         else "check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
-        url=url,
+        url=retries.url,
     )
 
 
@@ -174,16 +164,18 @@ class Retries:
 
     Args:
         options: How long to try.
-        sleep: What waits some seconds.
-        place: What the request is about, for the warning.
+        url: The object concerned.
+        details: What of it, for messages: "bytes 0 to 99".
+        sleep: Waits so many seconds.
     """
 
     def __init__(
-        self, options: RetryOptions, sleep: Callable[[float], object] = time.sleep, place: str = "a request"
+        self, options: RetryOptions, url: str, details: str = "", sleep: Callable[[float], object] = time.sleep
     ) -> None:
-        self._options = options
+        self.options = options
+        self.url = url
+        self.place = f"{url}, {details}" if details else url
         self._sleep = sleep
-        self._place = place
         self._failing_since = time.monotonic()
         self._deadline = self._failing_since + options.deadline_s
         self._failures = 0
@@ -203,7 +195,7 @@ class Retries:
             last: What the last attempt ended with, for a warning.
             max_s: Seconds for which attempts may fail, if the deadline is not before.
         """
-        longest = min(self._options.max_delay_s, self._options.first_delay_s * 2.0 ** min(self._failures, 30))
+        longest = min(self.options.max_delay_s, self.options.first_delay_s * 2.0 ** min(self._failures, 30))
         delay = max(at_least_s, longest * random.uniform(0.5, 1.0))
         now = time.monotonic()
         deadline = min(self._deadline, self._failing_since + max_s)
@@ -226,7 +218,7 @@ class Retries:
             self._has_warned = True
             logger.warning(
                 "%s: no answer for %.0f s (attempt %d: %s); it is tried for %.0f s more",
-                self._place,
+                self.place,
                 now - self._failing_since,
                 self.num_attempts,
                 last,

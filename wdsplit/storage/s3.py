@@ -66,10 +66,6 @@ class S3Storage:
         """Return the bytes of an object, unless it has more than it may have."""
         return self.open(path).read_whole(max_bytes)
 
-    def map(self, path: str) -> bytes:
-        """Return the bytes of an object: they cannot be mapped."""
-        return self.read(path)
-
     def open(self, path: str, size: int | None = None) -> S3File:
         """Open an object for reading; nothing is asked for before it is read."""
         return S3File(self._client, self._key(path), f"{self.url}/{path}", size)
@@ -175,11 +171,7 @@ class S3Storage:
 
     @contextmanager
     def lock(self, path: str) -> Iterator[None]:
-        """Hold a lock against other processes of this user and machine; it goes with the process, however that ends.
-
-        Raises:
-            StorageError: Another process holds it.
-        """
+        """Hold a lock against other processes of this user and machine."""
         folder = LocalStorage(_lock_folder())
         name = hashlib.sha256(f"{self._client.endpoint} {self.url}/{path}".encode()).hexdigest()
         with ExitStack() as stack:
@@ -211,11 +203,7 @@ def _lineage(key: str) -> Iterator[str]:
 
 
 def _lock_folder() -> str:
-    """Return the folder of this user's locks.
-
-    Raises:
-        StorageError: It is somebody else's.
-    """
+    """Return the folder of this user's locks."""
     folder = os.path.join(tempfile.gettempdir(), f"wdsplit-{os.getuid()}")
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)

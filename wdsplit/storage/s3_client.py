@@ -58,7 +58,7 @@ class S3Options:
         profile: A profile of the configuration files.
         endpoint_url: The store, if it is not AWS.
         region: Its region.
-        path_style: Whether the bucket stands in the path; None lets botocore choose.
+        path_style: Whether the bucket is in the path; None lets botocore choose.
         requester_pays: Whether to accept that requests are charged.
         retries: How long to try.
 
@@ -94,12 +94,12 @@ class S3Options:
         """Return the options that s3fs has by these names, and ours.
 
         Raises:
-            InputError: There is no such option, or it cannot be.
+            InputError: There is no such option, or its value is invalid.
         """
         more = options.get("client_kwargs", {}) if isinstance(options, Mapping) else {}
         for name, each in (("storage_options", options), ("client_kwargs", more)):
             if not isinstance(each, Mapping):
-                raise InputError(f"{name} cannot be", expected="a dict", found=type(each).__name__)
+                raise InputError(f"invalid {name}", expected="a dict", found=type(each).__name__)
         given = {**more, **{name: value for name, value in options.items() if name != "client_kwargs"}}
         if "region_name" in given:
             given["region"] = given.pop("region_name")
@@ -268,12 +268,13 @@ class S3Client:
         details: str = "",
         sleep: Callable[[float], object] = time.sleep,
     ) -> Answer:
-        """Do something that may fail for a while; arguments as for `retry.attempt`, raises as `ask` does."""
-        return attempt(action, _classify, self._options.retries, url, details, sleep=sleep, renew=self._renew)
+        """Do something that may fail for a while; arguments as for `Retries`, raises as `ask` does."""
 
-    def _renew(self, moment: float) -> None:
-        """Look for credentials anew, which may have been renewed, unless another thread has since a moment."""
-        _clients.of(self._options, made_after=moment)
+        def renew(moment: float) -> None:
+            """Look for renewed credentials, unless another thread has since a moment."""
+            _clients.of(self._options, made_after=moment)
+
+        return attempt(action, _classify, Retries(self._options.retries, url, details, sleep), renew)
 
 
 def error_code(error: Exception) -> str:

@@ -29,9 +29,6 @@ class S3File:
         key: Its key.
         url: What to call it.
         size: Its bytes, if they are known; an object of another size is refused.
-
-    Attributes:
-        url: What to call it.
     """
 
     is_remote = True
@@ -47,25 +44,24 @@ class S3File:
     def size(self) -> int:
         """Its bytes."""
         if self._size is None:
-            answer = self._client.head(self._key, self.url)
-            self._notice(answer, int(answer["ContentLength"]))
+            self._ask()
         return self._size or 0
 
     @property
     def version(self) -> str:
-        """What differs when it was written anew: its ETag, or when it was written if the store has none."""
+        """Its version: its ETag, or when it was written if the store has none."""
         if self._etag is None:
-            answer = self._client.head(self._key, self.url)
-            self._notice(answer, int(answer["ContentLength"]))
+            answer = self._ask()
             return self._etag or str(answer.get("LastModified", ""))
         return self._etag
 
-    def map(self) -> bytes:
-        """Return all its bytes."""
-        return self.read_whole()
+    def _ask(self) -> Any:
+        answer = self._client.head(self._key, self.url)
+        self._notice(answer, int(answer["ContentLength"]))
+        return answer
 
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Do nothing: what is expected is fetched by `ahead`."""
+        """Do nothing: what is expected is fetched by `loading.reading.read_ahead`."""
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
@@ -74,7 +70,7 @@ class S3File:
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from an offset on; a read that fails goes on where it stopped."""
+        """Fill a buffer with bytes; a read that fails goes on where it stopped."""
         stop = offset + len(buffer)
         if self._size is not None and stop > self._size:
             raise self._unlike("an object is shorter than expected", f"at least {stop} bytes", self._size)
@@ -83,14 +79,7 @@ class S3File:
             self._client.attempt(filling.go_on, self.url, f"bytes {offset} to {stop - 1}")
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
-        """Return all its bytes by one request, if it does not fail.
-
-        Args:
-            max_bytes: How many it may have; None for any number.
-
-        Raises:
-            CorruptDataError: It has more.
-        """
+        """Return all its bytes by one request, if it does not fail."""
         filling: _Filling | None = None
 
         def fill(retries: Retries) -> None:
@@ -161,11 +150,7 @@ class S3File:
 
 
 class _Filling:
-    """A buffer that is being filled with bytes of an object, by as many requests as it takes.
-
-    Attributes:
-        buffer: The buffer.
-    """
+    """A buffer that is being filled with bytes of an object, by as many requests as it takes."""
 
     def __init__(self, file: S3File, buffer: memoryview, offset: int) -> None:
         self.buffer = buffer

@@ -1,7 +1,7 @@
 """Writing an object of a store that speaks S3: it appears whole when it is finished, or not at all.
 
 What fits into one upload part is sent by a single request at the end. More becomes a multipart upload: threads send its
-parts while the next one is gathered, and the object is there when the store is told that all are sent.
+parts while the next one is gathered, and the object appears with the request that completes the upload.
 """
 
 from __future__ import annotations
@@ -129,11 +129,7 @@ class S3Upload:
             return None
 
     def _send_once(self, operation: str, **parameters: Any) -> Any:
-        """Send a request about the upload.
-
-        Raises:
-            StorageError: The store does not know the upload any more.
-        """
+        """Send a request about the upload."""
         try:
             return self._client.send(operation, **parameters, Key=self._key, UploadId=self._id)
         except Exception as error:

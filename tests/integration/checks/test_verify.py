@@ -25,7 +25,7 @@ SHARD = "000002.tar"
 
 CHANGED = "a shard was changed"
 BAD_HEADER = "a tar header is damaged"
-NO_END = "a shard has no right end"
+NO_END = "the end of a shard is damaged"
 OTHER_SIZE = "a shard has another size than the manifest says"
 NO_FILE = "there is no such file"
 BAD_LENGTH = "invalid length of an index"

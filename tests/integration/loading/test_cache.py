@@ -57,7 +57,7 @@ class Origin:
     def path(self, cache, number):
         """Return where a cache keeps a shard."""
         digest = self.shards[number].checksum.removeprefix("xxh3_128:")
-        return Path(cache.path) / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.tar"
+        return cache.folder.path / digest[:2] / f"{digest}-{self.shards[number].num_bytes}.tar"
 
     def open(self, cache, number, *is_wanted):
         return cache.open(self.storage, self.shards[number], *is_wanted)
@@ -150,7 +150,7 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
         assert (opened.url, opened.offsets.tolist()) == (plain.url, plain.offsets.tolist())
         assert bytes_of(opened) == bytes_of(plain)
         window, expected = (each.window(3, 7) for each in (opened, plain))
-        assert (window.keys, list(window.fields)) == (expected.keys, list(expected.fields))
+        assert (list(window.keys), list(window.fields)) == (list(expected.keys), list(expected.fields))
     name = origin.path(cache, 2).name
     assert files_in(folder) == [name, f"{name}.idx"]
 
@@ -350,7 +350,7 @@ def test_what_another_process_has_open_is_not_evicted(origin, folder, start, cap
     begin(holder)
     assert holder.stdout.readline() == '"held"\n'
     assert [origin.open(cache, number) for number in (2, 3, 2)] == [None] * 3
-    assert [cache.usage().num_in_use, cache.usage().num_shards] == [2, 2]
+    assert [cache.folder.usage().num_in_use, cache.folder.usage().num_shards] == [2, 2]
     assert ["in use" in text for text in warnings_in(caplog)] == [True]
     holder.stdin.write("\n")
     assert result(holder) == [True, True]
@@ -439,7 +439,7 @@ def test_a_tenth_of_the_disk_is_left_free_where_no_size_is_given(origin, small_d
         assert is_right(origin.open(cache, number), origin.shards[number])
         disk = os.statvfs(small_disk)
         assert disk.f_bavail >= disk.f_blocks // 10
-    assert 2 <= cache.usage().num_shards < NUM_SHARDS
+    assert 2 <= cache.folder.usage().num_shards < NUM_SHARDS
 
 
 def test_a_disk_that_fills_up_gives_back_what_was_written_and_warns_once(origin, small_disk, caplog):
@@ -459,7 +459,7 @@ def test_a_disk_that_fills_up_gives_back_what_was_written_and_warns_once(origin,
 
     assert origin.open(cache, 0, fill_the_disk) is None
     assert len(answers) > 2
-    assert files_in(cache.path) == []
+    assert files_in(cache.folder.path) == []
     (small_disk / "more").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
     assert origin.open(cache, 1) is None
     assert ["disk is full" in text for text in warnings_in(caplog)] == [True]
@@ -487,7 +487,7 @@ def test_a_download_that_was_killed_is_taken_over_by_those_who_wait(remote, faul
     begin(second, third)
     time.sleep(0.3)
     assert [second.poll(), third.poll()] == [None, None]
-    assert ShardCache(folder).usage().num_downloads == 1
+    assert ShardCache(folder).folder.usage().num_downloads == 1
     fault_proxy.plan = lambda request: None
     first.kill()
     assert [result(second), result(third)] == [[1, 0], [1, 0]]
@@ -536,10 +536,10 @@ def test_only_files_of_its_own_names_are_ever_removed(origin, folder):
     for name in [*strangers, *leftovers, "README"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"x")
-    assert cache.usage().num_leftovers == len(leftovers)
+    assert cache.folder.usage().num_leftovers == len(leftovers)
     origin.open(cache, 1)
     assert [name for name in leftovers if (folder / name).exists()] == []
-    cache.clear()
+    cache.folder.clear()
     assert [name for name in [*strangers, "README"] if not (folder / name).exists()] == []
     assert len(files_in(folder)) == len(strangers)
 
@@ -621,7 +621,7 @@ def test_the_command_refuses_a_folder_that_is_no_cache(origin, tmp_path, run, ar
     for place in (copy, tmp_path / "nowhere"):
         code, out, err = run(place, *arguments)
         assert (code, out) == (2, "")
-        assert "this is no cache" in err and str(place) in err
+        assert "not a wdsplit cache folder" in err and str(place) in err
     assert sorted(os.listdir(copy)) == sorted(os.listdir(origin.url))
     assert not (tmp_path / "nowhere").exists()
 

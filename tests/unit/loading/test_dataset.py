@@ -269,9 +269,9 @@ def test_a_table_of_one_row_can_be_read_by_many(tmp_path):
         (lambda path: Dataset(path, fields=["cls", "jpg"]), "no such field"),
         (lambda path: Dataset(path, group="dp", rank=0, world_size=2), "group goes with neither"),
         (lambda path: Dataset(path).decode(handler=print), "no handler"),
-        (lambda path: mix(path), "what to mix"),
-        (lambda path: mix([path]), "what to mix"),
-        (lambda path: mix({path: 1}, repeat={path: 1}), "not clear what to mix"),
+        (lambda path: mix(path), "which datasets to mix"),
+        (lambda path: mix([path]), "which datasets to mix"),
+        (lambda path: mix({path: 1}, repeat={path: 1}), "which datasets to mix"),
         (lambda path: mix({path: 1}, tail="uneven"), "uneven"),
     ],
 )

@@ -298,7 +298,7 @@ def test_an_npz_of_another_compression_is_refused():
 
 def test_a_ten_that_points_backwards_is_refused():
     """Webdataset would go round in it for ever."""
-    with pytest.raises(CorruptDataError, match="less than nothing"):
+    with pytest.raises(CorruptDataError, match="negative length"):
         decoded("ten", b"~TenBin~" + struct.pack("<q", -64) + bytes(64))
 
 

@@ -200,12 +200,12 @@ def test_the_folder_of_a_dataset_means_its_shards(numbers):
     ("urls", "match"),
     [
         ([], "there are no shards"),
-        ("", "not URLs of shards"),
+        ("", "invalid URLs of shards"),
         (["a", ""], "found: nothing"),
         (["a", 3], "found: int"),
         ([{"url": "a"}], "found: dict"),
-        ("a{1..2", "cannot be expanded"),
-        ("${NOT_SET}/a", "cannot be expanded"),
+        ("a{1..2", "invalid pattern"),
+        ("${NOT_SET}/a", "invalid pattern"),
     ],
 )
 def test_what_names_no_shards_is_refused(urls, match):

@@ -111,7 +111,7 @@ def test_a_limit_that_leaves_nothing_out_is_no_limit(numbers, limit):
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "10", True])
 def test_a_limit_that_cannot_be_is_refused(numbers, limit):
-    with pytest.raises(InputError, match="the limit cannot be"):
+    with pytest.raises(InputError, match="invalid limit"):
         Dataset(numbers, limit=limit)
 
 

@@ -1,10 +1,11 @@
-"""What is told of a mixture: counts of what was read, and nothing that is secret."""
+"""What a mixture reports: counts of what was read, and nothing that is secret."""
 
 import numpy as np
 import pytest
 
 import wdsplit
 from wdsplit.errors import InputError
+from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.source import Source
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import World
@@ -25,7 +26,7 @@ def test_windows_that_were_read_are_counted_though_their_readers_are_gone(number
     assert reader.num_read == sum(each.num_read for each in readers) > 5 * 7
     assert reader.num_reused == sum(each.num_reused for each in readers)
     before = reader.num_read, reader.num_reused
-    reader.read(np.arange(3))
+    next(read_blocks(reader, [np.arange(3)]))
     assert reader.num_read + reader.num_reused > sum(before)
 
 

@@ -57,7 +57,7 @@ def test_any_rows_are_the_samples_that_were_written(samples, is_copied, data):
     at_hand = is_copied or all(len(value) <= 100 for sample in samples for value in sample.values())
     is_alike = all(sample.keys() == samples[0].keys() for sample in samples)
     assert set(window.whole) == (samples[0].keys() if at_hand and is_alike else set())
-    assert window.sizes_at(np.array(rows, np.int64)).tolist() == [sum(map(len, samples[row].values())) for row in rows]
+    assert window.sizes[rows].tolist() == [sum(map(len, samples[row].values())) for row in rows]
 
 
 @settings(max_examples=30)

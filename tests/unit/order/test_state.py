@@ -106,5 +106,5 @@ def test_all_differences_are_named_at_once():
 
 @pytest.mark.parametrize("values", [None, [], "state", 4096])
 def test_what_is_no_dict_is_refused(values):
-    with pytest.raises(StateError, match="no state dict"):
+    with pytest.raises(StateError, match="not a state dict"):
         parse_state(values, FINGERPRINT, options(), World())

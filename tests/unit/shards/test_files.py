@@ -83,7 +83,7 @@ def test_a_shard_is_read_as_it_was_written(written):
     window = written.open().window(0, 3)
     samples = list(window.take([2, 0, 1], [7, 8, 9], [False, True, False]))
     assert len(window) == 3
-    assert window.keys == ["a", "dir/b", "c"]
+    assert window.keys.tolist() == ["a", "dir/b", "c"]
     for sample, row, position, pad in zip(samples, (2, 0, 1), (7, 8, 9), (False, True, False), strict=True):
         key, fields = SAMPLES[row]
         names = {"__key__": key, "__url__": str(written.tar), "__position__": position, "__pad__": pad}
@@ -105,8 +105,9 @@ def test_any_window_of_any_shard_holds_its_samples(tmp_path_factory, built, data
     taken = list(window.take(rows, rows, [False] * len(rows)))
     for sample, row in zip(taken, rows, strict=True):
         members = [(f"{sample['__key__']}.{name}", value) for name, value in sample.items() if name[:2] != "__"]
-        assert members == built.samples[first + row]
-    assert window.keys == [name.partition(".")[0] for name, _ in (sample[0] for sample in built.samples[first:stop])]
+        assert sorted(members) == sorted(built.samples[first + row]), "in the window's order of fields, not the tar's"
+    names = [sample[0][0] for sample in built.samples[first:stop]]
+    assert window.keys.tolist() == [name.partition(".")[0] for name in names]
     assert check_tail(shard) is None
 
 
@@ -177,7 +178,7 @@ def test_a_changed_header_is_refused_by_name_and_byte(written, offset):
     data[second + offset] ^= 1
     written.tar.write_bytes(data)
     shard = written.open()
-    assert shard.window(0, 1).keys == ["a"]
+    assert shard.window(0, 1).keys.tolist() == ["a"]
     with pytest.raises(CorruptDataError) as caught:
         shard.window(0, 3)
     assert caught.value.url == str(written.tar)
@@ -225,7 +226,7 @@ def test_a_tail_of_no_whole_blocks_is_told_even_where_the_manifest_agrees(writte
     os.truncate(written.tar, num_bytes)
     error = check_tail(written.open(num_bytes=num_bytes))
     assert error is not None
-    assert "right end" in error.cause
+    assert "end of a shard" in error.cause
 
 
 # Tars of others
@@ -290,7 +291,7 @@ def test_a_window_of_a_tar_of_others_holds_the_samples_of_webdataset(tmp_path, n
     num_samples = len(shard.offsets) - 1
     window = shard.window(0, num_samples)
     assert taken(window) == expected
-    assert window.keys == [key for key, _ in expected]
+    assert window.keys.tolist() == [key for key, _ in expected]
     assert {name for _, names in window.field_names() for name in names} == {
         name for _, fields in expected for name in fields
     }
@@ -306,7 +307,7 @@ def test_a_field_in_two_cases_is_a_field_twice(tmp_path):
     both = by_tarfile([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.JPG", b"3")])
     (tmp_path / PATH).write_bytes(both)
     again = open_shard(LocalStorage(str(tmp_path)), Shard(PATH, 2, 0, len(both), ""))
-    with pytest.raises(CorruptDataError, match="twice"):
+    with pytest.raises(CorruptDataError, match="duplicate field"):
         taken(again.window(0, 2))
 
 

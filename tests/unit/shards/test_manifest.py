@@ -155,7 +155,7 @@ def test_the_fingerprint_changes_with_the_order_of_the_shards():
 
 
 def test_a_shard_that_is_named_twice_is_refused():
-    assert "twice" in refused(dump_manifest(manifest(shard_row(), shard_row()))).cause
+    assert "duplicate" in refused(dump_manifest(manifest(shard_row(), shard_row()))).cause
 
 
 def test_the_fingerprint_does_not_depend_on_paths_or_provenance():
@@ -282,7 +282,7 @@ def test_a_path_that_leads_out_of_the_dataset_is_refused(path):
     ],
 )
 def test_counts_that_cannot_be_are_refused(changes):
-    assert "counts that cannot be" in refused(dump_manifest(manifest(shard_row(**changes)))).cause
+    assert "invalid counts" in refused(dump_manifest(manifest(shard_row(**changes)))).cause
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_counts_that_cannot_be_are_refused(changes):
 )
 def test_counts_that_no_shards_can_have_are_refused(rows):
     header, table = with_table(dump_shards(Shards.of(rows)), num_shards=len(rows))
-    assert "counts that cannot be" in refused((header, table)).cause
+    assert "invalid counts" in refused((header, table)).cause
 
 
 @pytest.mark.parametrize("name", ["lanes", "window"])

@@ -63,7 +63,7 @@ def attempts_of(clock, outcomes, deadline_s=60, **keywords):
         return failures[id(error)][0]
 
     options = RetryOptions(**TIMES | {"deadline_s": deadline_s})
-    result = attempt(action, classify, options, "s3://b/x", "bytes 0 to 9", sleep=clock.sleep, **keywords)
+    result = attempt(action, classify, Retries(options, "s3://b/x", "bytes 0 to 9", clock.sleep), **keywords)
     return result, len(outcomes) - len(left)
 
 
@@ -93,7 +93,7 @@ def test_an_error_that_is_not_classified_passes_as_it_is(clock):
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        attempt(action, lambda error, place, url: None, RetryOptions(), "x", sleep=clock.sleep)
+        attempt(action, lambda error, place, url: None, Retries(RetryOptions(), "x", sleep=clock.sleep))
 
 
 def test_expired_credentials_are_renewed_three_times(clock):
@@ -147,14 +147,14 @@ def test_a_name_server_that_does_not_answer_is_transient():
 def test_a_process_warns_again_after_a_while_of_what_it_has_not_warned_of(clock, monkeypatch, caplog):
     monkeypatch.setattr(retry, "_WARN_EVERY_S", 0.3)
     options = RetryOptions(**TIMES)
-    first, second = (Retries(options, clock.sleep, place=place) for place in ("first", "second"))
+    first, second = (Retries(options, url, sleep=clock.sleep) for url in ("first", "second"))
     while len(warnings(caplog)) < 2:
         assert first.wait() and second.wait()
     assert {text.partition(":")[0] for text in warnings(caplog)} == {"first", "second"}
 
 
 def test_there_is_no_warning_of_a_short_failure_or_of_one_with_progress(clock, caplog):
-    retries = Retries(RetryOptions(**TIMES), clock.sleep, place="x")
+    retries = Retries(RetryOptions(**TIMES), "x", sleep=clock.sleep)
     for _ in range(8):
         assert retries.wait(0.08)
         retries.progressed()

@@ -93,7 +93,7 @@ class Block:
             for key, url, position, pad in named
         ]
         for name in self.fields:
-            payloads, is_lacking = self._payloads(name)
+            payloads, is_lacking = self.payloads(name)
             for sample, payload in zip(samples, payloads, strict=True):
                 if not is_lacking or payload is not None:
                     sample[name] = payload
@@ -116,17 +116,13 @@ class Block:
         for name in self.fields:
             if requested is not None and name not in requested:
                 continue
-            columns[name], is_lacking = self._payloads(name)
+            columns[name], is_lacking = self.payloads(name)
             if is_lacking:
                 return None
         return columns
 
-    def payloads(self, field: str) -> list[Any]:
-        """Return the payloads of a field as bytes; None where a sample lacks it."""
-        return self._payloads(field)[0]
-
-    def _payloads(self, field: str) -> tuple[list[Any], bool]:
-        """Return the payloads of a field, and whether a sample lacks it."""
+    def payloads(self, field: str) -> tuple[list[Any], bool]:
+        """Return the payloads of a field as bytes, None where a sample lacks it; and whether one does."""
         values: list[Any] = self.fields[field].tolist()
         if field in self.whole:
             return values, False

@@ -19,8 +19,6 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading.cache_folder import (
     CachedFile,
     CacheFolder,
-    CacheUsage,
-    Cleared,
     NoRoomError,
     PartialShard,
     is_downloading,
@@ -53,19 +51,15 @@ class ShardCache:
         max_bytes: What its shards may take together; None for as much as leaves a tenth of the disk free. If jobs that
             share a folder differ in this, each keeps to its own when it downloads.
 
+    Attributes:
+        folder: The folder, with what is in it.
+
     Raises:
         InputError: The folder is a remote one.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-        path = Path(local_path(os.fspath(folder)))
-        self._folder = CacheFolder(path, max_bytes)
-        self._max_bytes = max_bytes
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-        return self._folder.path
+        self.folder = CacheFolder(Path(local_path(os.fspath(folder))), max_bytes)
 
     def open(
         self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
@@ -80,26 +74,27 @@ class ShardCache:
             is_needed: Asked now and then; when it says no, downloading and waiting end.
 
         Returns:
-            The shard; or None if there is no room for it, of which a warning tells once, or if it is not needed.
+            The shard; None if it is not needed, or if there is no room for it: a warning says so once.
 
         Raises:
             DatasetNotFoundError: The shard, or its index, is not in the dataset.
             CorruptDataError: It is not what the manifest says, and was not when it was downloaded again.
             StorageError: The system or the store refused.
-            InputError: The folder cannot be a cache of this dataset.
+            InputError: The folder holds other files, or is inside the dataset.
         """
         checksum = _CHECKSUM.fullmatch(shard.checksum)
         if checksum is None:
             self._warn("checksum", f"shards without a known checksum are streamed, such as {shard.path}")
             return None
-        num_bytes = shard.num_bytes + _index_bytes(shard)
-        if self._max_bytes is not None and num_bytes > self._max_bytes:
-            sizes = f"{self._max_bytes:,} bytes are less than a shard takes ({num_bytes:,} bytes)"
+        num_bytes, max_bytes = shard.num_bytes + _index_bytes(shard), self.folder.max_bytes
+        if max_bytes is not None and num_bytes > max_bytes:
+            sizes = f"{max_bytes:,} bytes are less than a shard takes ({num_bytes:,} bytes)"
             self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
             return None
         try:
-            with self._folder.translated():
-                return self._open(self._path(checksum[1], shard), storage, shard, is_needed)
+            with self.folder.translated():
+                path = self.folder.path / checksum[1][:2] / f"{checksum[1]}-{shard.num_bytes}.tar"
+                return self._open(path, storage, shard, is_needed)
         except NoRoomError as error:
             self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
             return None
@@ -107,31 +102,12 @@ class ShardCache:
     def discard(self, shard: OpenShard) -> None:
         """Remove a shard of this cache that turned out to be damaged: it is downloaded when it is opened again."""
         if isinstance(shard.file, CachedFile):
-            self._folder.discard(shard.file)
-
-    def usage(self) -> CacheUsage:
-        """Return what is in the cache now; others may change it meanwhile.
-
-        Raises:
-            InputError: The folder is no cache.
-        """
-        return self._folder.usage()
-
-    def clear(self) -> Cleared:
-        """Remove all that is not in use.
-
-        Raises:
-            InputError: The folder is no cache; nothing is removed.
-        """
-        return self._folder.clear()
-
-    def _path(self, digest: str, shard: Shard) -> Path:
-        return self.path / digest[:2] / f"{digest}-{shard.num_bytes}.tar"
+            self.folder.discard(shard.file)
 
     def _open(
         self, path: Path, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
     ) -> OpenShard | None:
-        """Open a shard that is here, or wait for who downloads it, or download it."""
+        """Open a shard that is here, or wait while another downloads it, or download it."""
         delay_s = _FIRST_DELAY_S
         while is_needed():
             opened = self._cached(path, f"{storage.url}/{shard.path}", shard)
@@ -139,7 +115,7 @@ class ShardCache:
                 return opened
             if not is_downloading(path):
                 self._check_apart(storage)
-                part = self._folder.reserve(path, shard.num_bytes, _index_bytes(shard))
+                part = self.folder.reserve(path, shard.num_bytes, _index_bytes(shard))
                 if part is not None:
                     with part:
                         return self._downloaded(part, storage, shard, is_needed)
@@ -162,7 +138,7 @@ class ShardCache:
             offsets = parse_index(index, shard.num_samples, shard.num_bytes)
         except (CorruptDataError, DatasetNotFoundError) as error:
             logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, error.cause)
-            self._folder.discard(file)
+            self.folder.discard(file)
             return None
         file.touch()
         return OpenShard(url, file, offsets)
@@ -189,16 +165,16 @@ class ShardCache:
                 url=origin.url,
             )
         part.finish(dump_index(origin.offsets))
-        return OpenShard(origin.url, self._folder.publish(part), origin.offsets)
+        return OpenShard(origin.url, self.folder.publish(part), origin.offsets)
 
     def _check_apart(self, storage: ReadableStorage) -> None:
         """Refuse a folder inside the dataset: its tars would be taken for the dataset's."""
         if isinstance(storage, LocalStorage):
-            dataset, folder = os.path.realpath(storage.root), os.path.realpath(self.path)
+            dataset, folder = os.path.realpath(storage.root), os.path.realpath(self.folder.path)
             if os.path.commonpath([dataset, folder]) == dataset:
                 raise InputError(
-                    "a cache cannot be inside the dataset",
-                    place=str(self.path),
+                    "the cache folder is inside the dataset",
+                    place=str(self.folder.path),
                     expected=f"a folder outside {storage.url}",
                     remedy="give another folder as cache_dir",
                 )
@@ -206,8 +182,8 @@ class ShardCache:
     def _warn(self, kind: str, text: str) -> None:
         """Warn once in this process of one kind of trouble with this cache."""
         mine = object()
-        if _warned.setdefault((str(self.path), kind), mine) is mine:
-            logger.warning("cache %s: %s", self.path, text)
+        if _warned.setdefault((str(self.folder.path), kind), mine) is mine:
+            logger.warning("cache %s: %s", self.folder.path, text)
 
 
 def _copy(origin: OpenShard, part: PartialShard, shard: Shard, is_needed: Callable[[], bool]) -> str | None:

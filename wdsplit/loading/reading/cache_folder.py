@@ -20,6 +20,7 @@ from wdsplit.errors import InputError, StorageError, WdsplitError
 from wdsplit.shards.manifest import index_path
 from wdsplit.storage.local import LocalStorage
 from wdsplit.storage.local_file import LocalFile
+from wdsplit.storage.locks import leads_to, open_locked
 
 __all__ = ["CacheFolder", "CacheUsage", "CachedFile", "Cleared", "NoRoomError", "PartialShard", "is_downloading"]
 
@@ -79,24 +80,17 @@ class NoRoomError(StorageError):
 
 
 class CachedFile(LocalFile):
-    """A shard in a cache, open for reading; it is not evicted before it is closed.
-
-    Args:
-        path: Its path.
-
-    Raises:
-        DatasetNotFoundError: It is not there.
-    """
+    """A shard in a cache, open for reading; it is not evicted before it is closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.path = path
-        fcntl.flock(self._fd, fcntl.LOCK_SH)  # who holds it exclusively does so for a moment only
+        fcntl.flock(self._fd, fcntl.LOCK_SH)  # an exclusive lock lasts for a moment only
 
     @property
     def is_current(self) -> bool:
         """Whether its name leads to it: it may have been removed before it was locked."""
-        return _leads_to(self.path, self._fd)
+        return leads_to(self.path, self._fd)
 
     def touch(self) -> None:
         """Take note that it is used now."""
@@ -112,9 +106,6 @@ class PartialShard:
         path: The path that its tar will have.
         num_bytes: The size of its tar.
         index_bytes: The size of its index.
-
-    Attributes:
-        path: That.
     """
 
     def __init__(self, path: Path, num_bytes: int, index_bytes: int) -> None:
@@ -180,22 +171,14 @@ class CacheFolder:
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
         self.path = path
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     def reserve(self, path: Path, num_bytes: int, index_bytes: int) -> PartialShard | None:
-        """Make room for a shard, so that it can be downloaded.
-
-        Args:
-            path: The path that its tar shall have.
-            num_bytes: The size of its tar.
-            index_bytes: The size of its index.
-
-        Returns:
-            The shard; None if it is there already, or some process is downloading it.
+        """Make room for a shard, so that it can be downloaded; None if it is there, or some process downloads it.
 
         Raises:
             NoRoomError: Too much is in use, or the disk is full.
-            InputError: The folder holds files of somebody else.
+            InputError: The folder holds other files.
         """
         with self._locked():
             entries = self._without_leftovers(self._entries())
@@ -214,23 +197,19 @@ class CacheFolder:
             return file
 
     def discard(self, file: CachedFile) -> None:
-        """Remove an entry that turned out to be damaged; whoever has it open keeps what he has."""
+        """Remove a damaged entry; processes that have it open keep it."""
         with self.translated(), self._locked():
             if file.is_current:
                 _remove(file.path, _TAR, _INDEX)
 
     def usage(self) -> CacheUsage:
-        """Return what is there now; others may change it meanwhile.
-
-        Raises:
-            InputError: The folder is no cache.
-        """
+        """Return what is there now; others may change it meanwhile."""
         self._check_is_cache()
         with self.translated():
             entries = self._entries()
             whole = [entry for entry in entries if entry.is_whole]
             parts = [entry for entry in entries if not entry.is_whole]
-            num_in_use = sum(_is_held(entry.path) for entry in whole)
+            num_in_use = sum(_is_locked(entry.path) for entry in whole)
             num_downloads = sum(is_downloading(entry.path) for entry in parts)
         used = [entry.used_ns for entry in whole]
         return CacheUsage(
@@ -244,11 +223,7 @@ class CacheFolder:
         )
 
     def clear(self) -> Cleared:
-        """Remove all that is not in use.
-
-        Raises:
-            InputError: The folder is no cache; nothing is removed.
-        """
+        """Remove all that is not in use."""
         self._check_is_cache()
         with self.translated(), self._locked():
             before = self._entries()
@@ -280,13 +255,13 @@ class CacheFolder:
     def _make_room(self, entries: list[_Entry], num_bytes: int) -> None:
         """Evict entries, those first that were not used for longest, until there is room for so many bytes."""
         disk = os.statvfs(self.path)
-        kept_free = disk.f_blocks * disk.f_frsize // _FREE_PART if self._max_bytes is None else 0
+        kept_free = disk.f_blocks * disk.f_frsize // _FREE_PART if self.max_bytes is None else 0
         unwritten = sum(entry.unwritten_bytes for entry in entries)
         rounding = 2 * disk.f_frsize * (1 + sum(not entry.is_whole for entry in entries))
         room = disk.f_bavail * disk.f_frsize - kept_free - unwritten - rounding
         left = sum(entry.num_bytes for entry in entries)
-        if self._max_bytes is not None:
-            room = min(room, self._max_bytes - left)
+        if self.max_bytes is not None:
+            room = min(room, self.max_bytes - left)
         for entry in sorted(entries, key=lambda entry: (entry.used_ns, entry.name)):
             if room >= num_bytes:
                 return
@@ -329,18 +304,14 @@ class CacheFolder:
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the whole cache, for a moment."""
         self._make()
-        fd = _open_locked(self.path / _LOCK)
+        fd = open_locked(self.path / _LOCK, wait=True)
         try:
             yield
         finally:
             _unlock(fd)
 
     def _make(self) -> None:
-        """Make the folder, and mark it as a cache.
-
-        Raises:
-            InputError: There is something else in it.
-        """
+        """Make the folder, and mark it as a cache."""
         marker = self.path / _MARKER
         if marker.exists():
             return
@@ -349,7 +320,7 @@ class CacheFolder:
         others = [name for name in sorted(os.listdir(self.path)) if not (name in known or _SUBFOLDER.fullmatch(name))]
         if others:
             raise InputError(
-                "a folder that holds other files cannot be a cache",
+                "the cache folder holds other files",
                 place=str(self.path),
                 expected="an empty folder, none yet, or a cache of wdsplit",
                 found=", ".join(others[:5]),
@@ -360,7 +331,7 @@ class CacheFolder:
     def _check_is_cache(self) -> None:
         if not (self.path / _MARKER).is_file():
             raise InputError(
-                "this is no cache",
+                "not a wdsplit cache folder",
                 place=str(self.path),
                 expected=f"a folder that is the cache_dir of some dataset: it holds a file {_MARKER}",
                 found=LocalStorage(str(self.path)).describe_contents(),
@@ -406,7 +377,7 @@ class _Entry:
 
 def is_downloading(path: Path) -> bool:
     """Tell whether some process downloads the shard whose tar will have this path."""
-    return _is_held(_with(path, _PART))
+    return _is_locked(_with(path, _PART))
 
 
 def _evict(entry: _Entry) -> bool:
@@ -428,49 +399,27 @@ def _with(path: Path, added: str) -> Path:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Hold a file for the block, if it is there and nobody else holds it; give whether that is so."""
+    """Lock a file for the block, if it is there and no process has locked it; give whether that is so."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
         yield False
         return
     try:
-        yield _locks(fd) and _leads_to(path, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_alone = leads_to(path, fd)
+        except BlockingIOError:
+            is_alone = False
+        yield is_alone
     finally:
         _unlock(fd)
 
 
-def _locks(fd: int) -> bool:
-    """Lock a file exclusively, and tell whether that was possible at once."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_held(path: Path) -> bool:
-    """Tell whether some process holds a file."""
+def _is_locked(path: Path) -> bool:
+    """Tell whether some process has locked a file."""
     with _alone(path) as is_alone:
         return not is_alone and path.exists()
-
-
-def _leads_to(path: Path, fd: int) -> bool:
-    """Tell whether a path leads to an open file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False
-
-
-def _open_locked(path: Path) -> int:
-    """Open a file, and wait until it is locked; again if it was removed meanwhile."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        if _leads_to(path, fd):
-            return fd
-        os.close(fd)
 
 
 def _unlock(fd: int) -> None:

@@ -2,7 +2,7 @@
 
 Composition of the manifest and the open shards; no order and no epoch is involved, and torch is not needed. There is no
 index of keys. Keys of a converted dataset rise, unless its rows were shuffled or have keys of their own, so a key is
-looked for as in a dictionary first, and sample by sample only if it does not stand where it would be.
+searched by bisection first, and sample by sample only if that does not find it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def find_sample(storage: ReadableStorage, manifest: Manifest, key_or_index: str 
     Args:
         storage: Where the dataset is.
         manifest: Its manifest.
-        key_or_index: A text is a key, as it stands in the tar or as it was before it was escaped; if it is the one of
-            one sample and the other of another, either is found. An integer is the number of a sample, counted through
-            the shards in their order, pads left out; a negative one counts from the end.
+        key_or_index: A text is a key, escaped as in the tar or as it was before; if these are two samples, either is
+            found. An integer is the number of a sample, counted through the shards in their order, pads left out; a
+            negative one counts from the end.
 
     Returns:
         `__key__`, `__url__`, `__position__`, `__pad__` (False) and the fields as bytes. The sample belongs to no epoch:
@@ -110,7 +110,7 @@ class _Samples:
 
     def _key(self, number: int) -> str:
         shard, place = self._place(number)
-        return shard.window(place, place + 1, fields=()).keys[0]
+        return str(shard.window(place, place + 1, fields=()).keys[0])
 
     def _scan(self, keys: list[str]) -> int:
         """Go through all samples; return the number of the first that has one of the keys."""
@@ -118,7 +118,7 @@ class _Samples:
         for shard, count in enumerate(self._counts.tolist()):
             for first in range(0, count, _SAMPLES_AT_ONCE):
                 stop = min(count, first + _SAMPLES_AT_ONCE)
-                found = self._open(shard).window(first, stop, fields=()).keys
+                found: list[str] = self._open(shard).window(first, stop, fields=()).keys.tolist()
                 for key in keys:
                     if key in found:
                         return number + first + found.index(key)

@@ -42,7 +42,7 @@ class OpenShard:
         url: What to call it.
         file: Its file.
         offsets: Its index: int64 of shape (num_samples + 1,), pads included.
-        again: Opens it anew when it turned out to be damaged, and another copy may not be; None if there is no other.
+        again: Opens another copy when this one is damaged; None if there is no other.
     """
 
     url: str
@@ -77,9 +77,6 @@ class OpenShard:
             first: The first sample.
             stop: The sample after the last.
             fields: The fields to read; None for all.
-
-        Raises:
-            CorruptDataError: They are not what the index says.
         """
         place = WindowPlace(self, first, stop)
         if "data" in vars(self):
@@ -161,11 +158,7 @@ def _read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str]
 
 
 class _Row:
-    """Windows put one after another, as if they were one; the first has the offsets that it has in its shard.
-
-    Attributes:
-        offsets: int64 of shape (n + 1,): where each sample begins, and the end of the last.
-    """
+    """Windows put one after another, as if they were one; the first has the offsets that it has in its shard."""
 
     def __init__(self, places: Sequence[WindowPlace]) -> None:
         self._places = places
@@ -207,13 +200,7 @@ class _Row:
         return self._places[0].shard.url
 
     def _parsed(self, data: memoryview, fields: Collection[str] | None, is_kept: bool = False) -> Window:
-        """Return the window whose bytes these are.
-
-        Args:
-            data: Its bytes.
-            fields: The fields to read; None for all.
-            is_kept: Whether the bytes stay as they are: then large payloads are copied when they are asked for.
-        """
+        """Return the window whose bytes these are."""
         base = int(self._begins[0])
         members = parse_members(data, self.offsets, base)
         starts = members.starts - base
@@ -316,7 +303,7 @@ def check_tail(shard: OpenShard) -> CorruptDataError | None:
     if clean and tail % BLOCK_BYTES == 0:
         return None
     return CorruptDataError(
-        "a shard has no right end",
+        "the end of a shard is damaged",
         place=f"{shard.url}, byte {begin}",
         expected="zero bytes up to the end of the file, in blocks of 512",
         found=f"{tail} bytes" if clean else f"{tail} bytes, not all zero",

@@ -84,7 +84,7 @@ class Plan:
     Attributes:
         positions: int64 of shape (n,).
         pads: bool of shape (n,): True where the sample is a repetition.
-        takes: The windows in the order in which they are read, each once; whoever carries them out takes them away.
+        takes: The windows in the order in which they are read, each once; a reader removes those that it has read.
         kept: The windows that are kept afterwards.
     """
 

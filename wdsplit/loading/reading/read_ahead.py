@@ -31,11 +31,7 @@ _PAGE_BYTES = 2 * 1024**2
 
 
 class _Memory:
-    """Memory that ranges are fetched into, one after another: new memory costs more than what is read into it.
-
-    Args:
-        num_bytes: How much may be in use; who is urgently waited for gets more.
-    """
+    """Memory that ranges are fetched into, one after another: new memory costs more than what is read into it."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -45,13 +41,7 @@ class _Memory:
         self.is_closed = False
 
     def filled(self, num_bytes: int, is_urgent: threading.Event, fill: Callable[[memoryview], None]) -> memoryview:
-        """Return so many bytes, once there is room; there is again when nobody refers to any part of them.
-
-        Args:
-            num_bytes: How many.
-            is_urgent: Whether they need not wait for room.
-            fill: Fills memory with them.
-        """
+        """Fill so many bytes, once there is room or they are urgent; they are free with the last reference to them."""
         room = num_bytes if num_bytes < _MIN_KEPT_BYTES else -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         self._wait(room, is_urgent)
         memory = None
@@ -105,23 +95,19 @@ class _Memory:
         while self._free and kept + self._in_use > self._num_bytes:
             kept -= len(self._free.pop(0))
 
-    def look_again(self) -> None:
-        """Let those that wait for room look whether they are urgent now."""
+    def wake(self) -> None:
+        """Wake the fetches that wait for room: they may be urgent now."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait for room any more."""
+        """End all waiting for room."""
         self.is_closed = True
-        self.look_again()
+        self.wake()
 
 
 class LazyShard:
-    """A shard that is opened when it is first needed, by whichever thread needs it.
-
-    Args:
-        opener: Opens it.
-    """
+    """A shard that is opened when it is first needed, by whichever thread needs it."""
 
     def __init__(self, opener: Callable[[], OpenShard]) -> None:
         self._opener = opener
@@ -194,7 +180,7 @@ class Fetch:
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Fetch them, unless someone else has begun to."""
+        """Fetch them, unless another thread has begun to."""
         if not self._claim.acquire(blocking=False):
             return
         try:
@@ -209,15 +195,15 @@ class Fetch:
         finally:
             self._done.set()
 
-    def is_put_off(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
-        """Tell whether another thread is opening the shard; when that has ended, this is in the queue again."""
+    def is_requeued(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
+        """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
         return self._shard.is_being_opened(lambda: fetches.put(self))
 
     def hurry(self) -> None:
         """Say that they are needed now: they need not wait for room."""
         if self._pid == os.getpid() and not self._done.is_set() and not self._is_urgent.is_set():
             self._is_urgent.set()
-            self._memory.look_again()
+            self._memory.wake()
 
     def data(self, first: int, stop: int) -> memoryview | None:
         """Return the bytes of some of the samples, once they have come; None if they are to be read from a disk.
@@ -253,7 +239,7 @@ class Ahead:
             so, but goes on to the next shard.
 
     Attributes:
-        num_planned: The bytes that are, about; counted by who wants them.
+        num_planned: About how many bytes are planned; counted by the reader.
     """
 
     def __init__(self, num_bytes: int, planned_bytes: int, num_connections: int, is_downloading: bool = False) -> None:
@@ -287,14 +273,14 @@ class Ahead:
         if self._pid != os.getpid():
             self._begin()
         fetches: list[Fetch] = [None] * len(ranges)  # type: ignore[list-item]
-        begun: list[tuple[int, Fetch]] = []
+        queued: list[tuple[int, Fetch]] = []
         for run in _side_by_side(ranges):
             first, last = ranges[run[0]], ranges[run[-1]]
             fetch = Fetch(first.shard, first.first, last.stop, self._memory)
-            begun.append((min(run), fetch))
+            queued.append((min(run), fetch))
             for place in run:
                 fetches[place] = fetch
-        for _, fetch in sorted(begun, key=lambda each: each[0]):
+        for _, fetch in sorted(queued, key=lambda each: each[0]):
             self._queue.put(fetch)
             if len(self._threads) < self._num_connections:
                 arguments = self._queue, self._memory, self._is_downloading
@@ -323,7 +309,7 @@ def _side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
 
 def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory, is_downloading: bool) -> None:
     while (fetch := fetches.get()) is not None:
-        if not memory.is_closed and not (is_downloading and fetch.is_put_off(fetches)):
+        if not memory.is_closed and not (is_downloading and fetch.is_requeued(fetches)):
             fetch.run()
         del fetch
 

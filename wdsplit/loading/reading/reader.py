@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 from wdsplit.loading.reading.block import Block, Gathered
 from wdsplit.loading.reading.open_shard import OpenShard, Scratch, WindowPlace, read_windows
@@ -21,7 +21,7 @@ from wdsplit.loading.reading.window import Window
 from wdsplit.order.epoch import EpochOrder, Int64
 from wdsplit.shards.manifest import Manifest, Shard
 
-__all__ = ["PlannedReader", "SampleReader", "read_planned"]
+__all__ = ["BlockReader", "SampleReader", "read_blocks"]
 
 _SAMPLES_TOGETHER, _WINDOWS_TOGETHER = 1024, 64
 """Windows are parsed together until they have about so many samples, because numpy's calls cost as much for a few; but
@@ -35,29 +35,36 @@ _MAX_PLANS = 256
 _MIN_PLANNED_BYTES = 32 * 1024
 """What a window counts for at least when it is planned: planning takes memory too."""
 
-AnyPlan = TypeVar("AnyPlan")
 
+class BlockReader(Protocol):
+    """What reads samples in two steps, so that the first can be far ahead of the second.
 
-class PlannedReader(Protocol[AnyPlan]):
-    """What reads samples in two steps, so that the first can be far ahead of the second."""
+    Attributes:
+        ahead: What fetches; None if there is nothing to fetch.
+        num_read: Windows that were read and parsed so far.
+        num_reused: Times that a window was in memory already.
+    """
 
-    @property
-    def ahead(self) -> Ahead | None:
-        """What fetches; None if there is nothing to fetch."""
+    ahead: Ahead | None
+    num_read: int
+    num_reused: int
 
-    def plan(self, positions: Int64) -> AnyPlan:
-        """Return what is to be read for some positions."""
+    def plan(self, positions: Int64) -> Any:
+        """Return what is to be read for some positions: int64 of any length. Nothing is read."""
 
     def fetch(self) -> None:
         """Begin to fetch what was planned."""
 
-    def carry_out(self, plan: AnyPlan) -> Block:
-        """Return the samples; plans are carried out in the order in which they were made."""
+    def carry_out(self, plan: Any) -> Block:
+        """Return the samples of a plan; plans are carried out in the order in which they were made."""
 
 
-def read_planned(reader: PlannedReader[AnyPlan], lists: Iterable[Int64]) -> Iterator[Block]:
-    """Give the samples of one list of positions after another, while those of the next are fetched."""
-    plans: deque[AnyPlan] = deque()
+def read_blocks(reader: BlockReader, lists: Iterable[Int64]) -> Iterator[Block]:
+    """Give the samples of one list of positions after another, each in its order; what is remote is fetched ahead.
+
+    What is read in rising order is read once: of each lane the window is kept that its last position is in.
+    """
+    plans: deque[Any] = deque()
     ahead, lists = reader.ahead, iter(lists)
     while True:
         if not plans:
@@ -82,7 +89,7 @@ class _ReadShard:
 
 
 class SampleReader:
-    """Reads the samples of positions.
+    """Reads the samples of positions of one dataset: a `BlockReader`.
 
     Args:
         opener: Opens a shard of the manifest.
@@ -91,11 +98,6 @@ class SampleReader:
         num_lanes: Lanes that this reader visits: as many windows are kept.
         fields: The fields to read; None for all.
         ahead: Fetches what was planned, if the dataset is remote.
-
-    Attributes:
-        ahead: That.
-        num_read: Windows that were read and parsed so far.
-        num_reused: Times that a window was in memory already.
     """
 
     def __init__(
@@ -123,27 +125,8 @@ class SampleReader:
         self._fetches: dict[PlannedWindow, Fetch] = {}
         self._kept: dict[PlannedWindow, Window] = {}
 
-    def read(self, positions: Int64) -> Block:
-        """Return the samples at the given positions, in their order.
-
-        What is read in rising order is read once: of each lane the window is kept that its last position is in.
-
-        Args:
-            positions: int64 of any length.
-
-        Raises:
-            WdsplitError: A shard is missing or damaged.
-        """
-        plan = self.plan(positions)
-        self.fetch()
-        return self.carry_out(plan)
-
-    def blocks(self, lists: Iterable[Int64]) -> Iterator[Block]:
-        """Give the samples of one list of positions after another; what is remote is fetched ahead."""
-        return read_planned(self, lists)
-
     def plan(self, positions: Int64) -> Plan:
-        """Return what is to be read for some positions; nothing is read."""
+        """Return what is to be read for some positions."""
         plan = self._planner.plan(positions)
         if self.ahead is not None:
             new = [take.window for take in plan.takes if take.is_new]
@@ -163,11 +146,7 @@ class SampleReader:
         self._fetches.update(zip(planned, self.ahead.fetch(ranges), strict=True))
 
     def carry_out(self, plan: Plan) -> Block:
-        """Return the samples of a plan; plans are carried out in the order in which they were made.
-
-        Raises:
-            WdsplitError: A shard is missing or damaged.
-        """
+        """Return the samples of a plan."""
         for take in plan.takes if self._fetches else ():
             if take.window in self._fetches:
                 self._fetches[take.window].hurry()
@@ -178,7 +157,7 @@ class SampleReader:
             takes = [plan.takes.popleft() for _ in range(min(together, len(plan.takes)))]
             for take, window in zip(takes, self._windows(takes), strict=True):
                 fields = {name: payloads[take.places] for name, payloads in window.fields.items()}
-                keys, sizes = window.keys_at(take.places), window.sizes_at(take.places)
+                keys, sizes = window.keys[take.places], window.sizes[take.places]
                 gathered.add(take.rows, keys, window.url, sizes, fields, window.whole)
                 if take.window in plan.kept:
                     kept[take.window] = window
@@ -202,7 +181,6 @@ class SampleReader:
         return [next(read) if window is None else window for window in windows]
 
     def _read(self, windows: list[PlannedWindow]) -> list[Window]:
-        """Read windows."""
         if not windows:
             return []
         places = []

@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 from wdsplit.errors import InputError, StorageError
-from wdsplit.loading.reading.block import Block
 from wdsplit.loading.reading.cache import ShardCache
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.loading.reading.read_ahead import Ahead
-from wdsplit.loading.reading.reader import SampleReader
-from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.loading.reading.reader import BlockReader, SampleReader
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.urls import shown_url
 
-__all__ = ["Access", "AnySource", "BlockReader", "Source"]
+__all__ = ["Access", "AnySource", "Source"]
 
 _MIN_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
 _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
-"""Fewer samples at once where their windows are held in memory: the sooner those are free for what is to come."""
+"""Fewer samples at once where their windows are in memory: the sooner that is free for the next ones."""
 _MIN_CONNECTIONS = 4
 
 
@@ -70,14 +69,10 @@ class Access:
     def open_shard(
         self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard:
-        """Open a shard, from the cache if there is one with room for it.
-
-        Raises:
-            StorageError: It is not needed any more; nobody hears of that.
-        """
+        """Open a shard, from the cache if there is one with room for it."""
         opened = None if self.cache is None else self.cache.open(storage, shard, is_needed)
         if opened is None and not is_needed():
-            raise StorageError("a shard is not wanted any more", place=f"{storage.url}/{shard.path}")
+            raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
         if self.cache is None or opened is None:
             return open_shard(storage, shard)
         return replace(opened, again=partial(self._open_again, self.cache, opened, storage, shard))
@@ -87,34 +82,16 @@ class Access:
         return self.open_shard(storage, shard)
 
 
-class BlockReader(Protocol):
-    """Reads the samples of positions."""
-
-    @property
-    def num_read(self) -> int:
-        """Windows that were read and parsed so far."""
-
-    @property
-    def num_reused(self) -> int:
-        """Times that a window was in memory already."""
-
-    def read(self, positions: Int64) -> Block:
-        """Return the samples at the given positions, in their order."""
-
-    def blocks(self, lists: Iterable[Int64]) -> Iterator[Block]:
-        """Give the samples of one list of positions after another; what is remote is fetched ahead."""
-
-
 class AnySource(Protocol):
-    """The first stage of a dataset."""
+    """The first stage of a dataset.
 
-    @property
-    def url(self) -> str:
-        """What to call it."""
+    Attributes:
+        url: What to call it.
+        options: What its order depends on.
+    """
 
-    @property
-    def options(self) -> OrderOptions:
-        """What its order depends on."""
+    url: str
+    options: OrderOptions
 
     @property
     def fingerprint(self) -> str:
@@ -180,12 +157,12 @@ class Source:
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch, pads left out."""
+        """Samples of the dataset, pads left out."""
         return self.manifest.num_samples
 
     @property
     def sample_bytes(self) -> int:
-        """About how many bytes of a shard a sample takes: the mean."""
+        """The mean number of bytes of a shard that a sample takes."""
         return self.manifest.num_bytes // max(1, self.manifest.num_samples + self.manifest.num_pads)
 
     @cached_property

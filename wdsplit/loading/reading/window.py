@@ -37,6 +37,8 @@ class Window:
 
     Attributes:
         url: What to call the shard.
+        keys: object of shape (n,): str.
+        sizes: int64 of shape (n,): bytes of the payloads of each sample.
         fields: For each requested field the payloads, as `Block` has them.
         is_uniform: Whether all samples were found to have the same fields, so that they were parsed at once.
         whole: As that of `Block`.
@@ -55,12 +57,12 @@ class Window:
         self.url = url
         uniform = _uniform(members)
         self.is_uniform = uniform is not None
-        self._keys, self._members = uniform or _ragged(members)
+        self.keys, self._members = uniform or _ragged(members)
         chosen = {name: rows for name, rows in self._members.items() if requested is None or name in requested}
-        self._sizes = np.zeros(len(self._keys), np.int64)
+        self.sizes: Int64 = np.zeros(len(self.keys), np.int64)
         is_needed = np.zeros(len(members.names) + 1, np.bool_)  # the last is that of no member: -1
         for rows in chosen.values():
-            self._sizes += np.where(rows < 0, 0, members.sizes[rows])
+            self.sizes += np.where(rows < 0, 0, members.sizes[rows])
             is_needed[rows] = True
         values, are_read = payloads(is_needed[:-1]) if chosen else (np.empty(0, object), True)
         if not self.is_uniform:
@@ -69,37 +71,24 @@ class Window:
         self.whole: Collection[str] = tuple(chosen) if self.is_uniform and are_read else ()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def cut(self, first: int, stop: int, url: str) -> Window:
-        """Return the samples first, first + 1, ..., stop - 1 as a window of their own, of the shard that has them."""
+        """Return the samples first, first + 1, ..., stop - 1 as a window of their own, of the shard at `url`."""
         window = object.__new__(Window)
         rows = slice(first, stop)
         window.url = url
         window.is_uniform, window.whole = self.is_uniform, self.whole
-        window._keys, window._sizes = self._keys[rows].copy(), self._sizes[rows].copy()
+        window.keys, window.sizes = self.keys[rows].copy(), self.sizes[rows].copy()
         window._members = {name: numbers[rows] for name, numbers in self._members.items()}
         window.fields = {name: values[rows].copy() for name, values in self.fields.items()}
         return window
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the samples."""
-        return list(self._keys)
 
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
         """Give the field names of each sample with its key, also those that are not needed; once if all are alike."""
         rows = range(min(1, len(self)) if self.is_uniform else len(self))
         for row in rows:
-            yield self._keys[row], [name for name, numbers in self._members.items() if numbers[row] >= 0]
-
-    def keys_at(self, rows: Int64) -> Objects:
-        """Return the keys of some samples: object of shape (m,)."""
-        return self._keys[rows]
-
-    def sizes_at(self, rows: Int64) -> Int64:
-        """Return the bytes of some samples' payloads: int64 of shape (m,)."""
-        return np.asarray(self._sizes[rows])
+            yield self.keys[row], [name for name, numbers in self._members.items() if numbers[row] >= 0]
 
     def take(self, rows: Sequence[int], positions: Sequence[int], pads: Sequence[bool]) -> Iterator[dict[str, Any]]:
         """Give samples as dicts of `__key__`, `__url__`, `__position__`, `__pad__` and fields (bytes).
@@ -112,8 +101,8 @@ class Window:
         places = np.asarray(rows, np.int64)
         fields = {name: payloads[places] for name, payloads in self.fields.items()}
         numbers, flags = np.asarray(positions, np.int64), np.asarray(pads, np.bool_)
-        urls, sizes = as_objects([self.url] * len(places)), self.sizes_at(places)
-        return Block(self.keys_at(places), urls, numbers, flags, sizes, fields).samples()
+        urls = as_objects([self.url] * len(places))
+        return Block(self.keys[places], urls, numbers, flags, self.sizes[places], fields).samples()
 
 
 def pieces(data: Any, starts: Int64, sizes: Int64, requested: npt.NDArray[np.bool_]) -> Objects:
@@ -233,56 +222,36 @@ def _ragged(members: Members) -> tuple[Objects, dict[str, Int64]]:
                 continue
             stem, field = _text(parts[0]), _text(parts[1]).lower()
             if key is not None and stem != key:
-                raise _mixed(key, stem)
+                raise _misplaced(
+                    "an index entry covers members of two samples",
+                    f"members of {key!r} only",
+                    f"a member of {stem!r}",
+                    key,
+                )
             key = stem
             if field not in fields:
                 if field in RESERVED_FIELDS or len(fields) == MAX_FIELDS:
-                    raise _cannot_be(key, field)
+                    allowed = (
+                        f"names other than {', '.join(RESERVED_FIELDS)}, and at most {MAX_FIELDS} fields in a window"
+                    )
+                    raise _changed("a sample has an invalid field", allowed, f"{key}.{field}", key)
                 fields[field] = np.full(num_samples, -1)
             if fields[field][row] >= 0:
-                raise _twice(key, field)
+                raise _changed("a sample has a duplicate field", f"one member {key}.{field}", "two of them", key)
             fields[field][row] = number
         if key is None:
-            raise _none(row)
+            expected = "members that have a key and a field"
+            raise _misplaced("an index entry covers no members", expected, f"none for sample {row} of a window")
         keys.append(key)
         member += count
     return as_objects(keys), fields
 
 
-def _cannot_be(key: str, field: str) -> CorruptDataError:
-    return CorruptDataError(
-        "a sample has a field that cannot be",
-        expected=f"names other than {', '.join(RESERVED_FIELDS)}, and at most {MAX_FIELDS} fields in a window",
-        found=f"{key}.{field}",
-        remedy="the shard was not written by wdsplit, or was changed: convert again with --overwrite",
-        key=key,
-    )
+def _changed(cause: str, expected: str, found: str, key: str) -> CorruptDataError:
+    remedy = "the shard was not written by wdsplit, or was changed: convert again with --overwrite"
+    return CorruptDataError(cause, expected=expected, found=found, remedy=remedy, key=key)
 
 
-def _twice(key: str, field: str) -> CorruptDataError:
-    return CorruptDataError(
-        "a sample has a field twice",
-        expected=f"one member {key}.{field}",
-        found="two of them",
-        remedy="the shard was not written by wdsplit, or was changed: convert again with --overwrite",
-        key=key,
-    )
-
-
-def _mixed(first: str, second: str) -> CorruptDataError:
-    return CorruptDataError(
-        "members of two samples stand where the index has one",
-        expected=f"members of {first!r} only",
-        found=f"a member of {second!r}",
-        remedy="the index does not belong to this shard: copy or convert both again",
-        key=first,
-    )
-
-
-def _none(row: int) -> CorruptDataError:
-    return CorruptDataError(
-        "no members stand where the index has a sample",
-        place=f"sample {row} of a window",
-        expected="members that have a key and a field",
-        remedy="the index does not belong to this shard: copy or convert both again",
-    )
+def _misplaced(cause: str, expected: str, found: str, key: str = "") -> CorruptDataError:
+    remedy = "the index does not belong to this shard: copy or convert both again"
+    return CorruptDataError(cause, expected=expected, found=found, remedy=remedy, key=key)

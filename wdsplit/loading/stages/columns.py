@@ -83,7 +83,7 @@ class Rename:
 
 
 def requested_fields(stages: Iterable[ColumnStage]) -> tuple[str, ...] | None:
-    """Return the fields that stages leave over, as far as it can be told before they run; None for all."""
+    """Return the fields that stages leave over, as far as that is known before they run; None for all."""
     for stage in stages:
         if isinstance(stage, Rename):
             return None

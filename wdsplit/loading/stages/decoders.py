@@ -45,13 +45,7 @@ class Decode:
         return all(isinstance(handler, _OURS) for handler in self.handlers)
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Give the samples, in their order, with their fields decoded.
-
-        Raises:
-            CorruptDataError: A field is damaged; names sample, field and shard.
-            InputError: A field is refused: it is a pickle, or too large; names the same.
-            PipelineError: A field is not bytes.
-        """
+        """Give the samples, in their order, with their fields decoded."""
         return map(self.sample, samples)
 
     def sample(self, sample: dict[str, Any]) -> dict[str, Any]:
@@ -152,16 +146,16 @@ def decode_sample_stage(
         max_field_bytes: The most bytes that a compressed field may inflate to.
 
     Raises:
-        InputError: An argument cannot be.
+        InputError: An argument is invalid.
     """
     if isinstance(max_field_bytes, bool) or not isinstance(max_field_bytes, int) or max_field_bytes < 1:
-        raise InputError("max_field_bytes cannot be", expected="an integer of at least 1", found=repr(max_field_bytes))
+        raise InputError("invalid max_field_bytes", expected="an integer of at least 1", found=repr(max_field_bytes))
     before = (Inflate(max_field_bytes),) if pre is None else tuple(pre)
     named = tuple(ImageField(handler) if isinstance(handler, str) else handler for handler in handlers)
     after = (Payloads(bool(allow_pickle), max_field_bytes),) if post is None else tuple(post)
     for handler in (*before, *named, *after):
         if not callable(handler):
-            raise InputError("a decoder cannot be called", expected="a function or a name", found=repr(handler))
+            raise InputError("invalid decoder", expected="a function or a name", found=repr(handler))
     chosen = only.split() if isinstance(only, str) else only
     return Decode((*before, *named, *after), None if chosen is None else frozenset(chosen), bool(partial))
 

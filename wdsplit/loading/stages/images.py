@@ -47,9 +47,6 @@ class ImageField:
 
     Attributes:
         spec: What comes out: `pil`, `rgb8`, `torchrgb8` and the others that webdataset has.
-
-    Raises:
-        InputError: There is no such name.
     """
 
     spec: str
@@ -57,14 +54,10 @@ class ImageField:
     def __post_init__(self) -> None:
         if self.spec not in imagespecs:
             expected = f"a function or one of {', '.join(imagespecs)}"
-            raise InputError("there is no such decoder", expected=expected, found=repr(self.spec))
+            raise InputError("unknown decoder", expected=expected, found=repr(self.spec))
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """Return the image, or None if the field is none.
-
-        Raises:
-            InputError: The image has too many pixels, or its format needs another program.
-        """
+        """Return the image, or None if the field is none."""
         if extension_of(key).lower() not in _IMAGE_EXTENSIONS:
             return None
         _open_image(data).close()
@@ -83,12 +76,7 @@ class Resized:
     extensions: ClassVar[frozenset[str]] = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp"})
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """Return the image, or None if the field is none of the three.
-
-        Raises:
-            InputError: The image has too many pixels.
-            MissingDependencyError: The library is not installed.
-        """
+        """Return the image, or None if the field is none of the three."""
         if extension_of(key).lower() not in self.extensions:
             return None
         is_jpeg = data[: len(_JPEG_MAGIC)] == _JPEG_MAGIC
@@ -131,7 +119,7 @@ class Resized:
 
     def _resampled(self, pixels: Pixels) -> Pixels:
         """Return pixels of the size that is needed, of shape (height, width, 3)."""
-        if not self._is_other(pixels):
+        if pixels.shape[:2] == (self.height, self.width):
             return pixels
         resampled = self._interpolated(_imported("torch").from_numpy(pixels)[None].permute(0, 3, 1, 2))
         return np.ascontiguousarray(resampled.permute(1, 2, 0).numpy())
@@ -139,10 +127,7 @@ class Resized:
     def _planes(self, pixels: Pixels) -> Any:
         """Return a tensor of the size that is needed, of shape (3, height, width)."""
         planes = _imported("torch").from_numpy(pixels).permute(2, 0, 1)
-        return self._interpolated(planes[None]) if self._is_other(pixels) else planes
-
-    def _is_other(self, pixels: Pixels) -> bool:
-        return pixels.shape[:2] != (self.height, self.width)
+        return planes if pixels.shape[:2] == (self.height, self.width) else self._interpolated(planes[None])
 
     def _interpolated(self, planes: Any) -> Any:
         """Resize by torch, whose kernel is Pillow's method in vector instructions, and lets other threads run.
@@ -158,12 +143,12 @@ class Resized:
         """Return top, left, height and width of the part of an image that is needed."""
         if self.crop is None:
             return 0, 0, height, width
-        wanted_height, wanted_width = height, width
+        cut_height, cut_width = height, width
         if self.height * width >= self.width * height:
-            wanted_width = max(1, (2 * height * self.width + self.height) // (2 * self.height))
+            cut_width = max(1, (2 * height * self.width + self.height) // (2 * self.height))
         else:
-            wanted_height = max(1, (2 * width * self.height + self.width) // (2 * self.width))
-        return (height - wanted_height) // 2, (width - wanted_width) // 2, wanted_height, wanted_width
+            cut_height = max(1, (2 * width * self.height + self.width) // (2 * self.width))
+        return (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width
 
 
 def resized(
@@ -190,7 +175,7 @@ def resized(
             `pil`: a PIL image.
 
     Raises:
-        InputError: An argument cannot be.
+        InputError: An argument is invalid.
     """
     height, width = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
     problems = []
@@ -204,7 +189,7 @@ def resized(
         if value not in known:
             problems.append(f"{name} = {value!r}: expected one of {', '.join(map(repr, known))}")
     if problems:
-        raise InputError("images cannot be resized so", found="; ".join(problems))
+        raise InputError("invalid arguments of resized", found="; ".join(problems))
     return Resized(height, width, crop, library, output)
 
 

@@ -35,7 +35,7 @@ _STACKED_KINDS = "biufc"
 _PIECE_BYTES = 64 * 1024
 _MAX_HEADER_BYTES = 10_000
 _NPY_LENGTHS = {b"\x01": 10, b"\x02": 12, b"\x03": 12}
-"""Where the text of an npy header begins, by version; its length stands from byte 8 up to there."""
+"""Where the text of an npy header begins, by version; its length is in the bytes from 8 up to there."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,7 @@ class Inflate:
     max_bytes: int
 
     def __call__(self, key: str, data: bytes) -> Continue | None:
-        """Return the name without .gz and the bytes within, or None if the field is not compressed.
-
-        Raises:
-            InputError: There are more than `max_bytes`.
-        """
+        """Return the name without .gz and the bytes within, or None if the field is not compressed."""
         if not key.endswith(".gz"):
             return None
         pieces, num_bytes = [], 0
@@ -79,12 +75,7 @@ class Payloads:
     max_bytes: int
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """Return the value, or None if the name says nothing.
-
-        Raises:
-            InputError: It is a pickle, or too large.
-            CorruptDataError: It is damaged.
-        """
+        """Return the value, or None if the name says nothing."""
         extension = extension_of(key)
         if extension == "npy":
             return _read_npy(data, self.allow_pickle)
@@ -140,13 +131,11 @@ def _npy_header(data: bytes) -> bytes:
     """Return an npy's header, up to where its payload begins."""
     begin = _NPY_LENGTHS.get(data[6:7], 0)
     if data[:6] != np.lib.format.MAGIC_PREFIX or not begin:
-        raise CorruptDataError(
-            "an npy does not begin as one", expected=r"\x93NUMPY and a version", found=repr(data[:8])
-        )
+        raise CorruptDataError("not an npy", expected=r"\x93NUMPY and a version", found=repr(data[:8]))
     length = int.from_bytes(data[8:begin], "little")
     if length > _MAX_HEADER_BYTES or len(data) < begin + length:
         raise CorruptDataError(
-            "an npy's header cannot be",
+            "invalid npy header",
             expected=f"at most {_MAX_HEADER_BYTES} bytes, all of them there",
             found=f"a header of {length} bytes in a field of {len(data)}",
         )
@@ -221,7 +210,7 @@ def _read_ten(data: bytes) -> Any:
     while offset < len(data):
         num_bytes = int.from_bytes(data[offset + 8 : offset + 16], "little", signed=True)
         if num_bytes < 0:
-            raise CorruptDataError("a ten has a chunk of less than nothing", found=f"{num_bytes} bytes", offset=offset)
+            raise CorruptDataError("a ten has a chunk of negative length", found=f"{num_bytes} bytes", offset=offset)
         offset += 16 + tenbin.roundup(num_bytes)
     return tenbin.decode_buffer(data)
 

@@ -41,9 +41,6 @@ class RandomMap:
         seed: The dataset's seed.
         number: Which of a dataset's stages of this kind: each draws numbers of its own.
         epoch: The epoch.
-
-    Raises:
-        InputError: There is no such generator.
     """
 
     function: Callable[..., Any]
@@ -55,18 +52,14 @@ class RandomMap:
 
     def __post_init__(self) -> None:
         if self.generator not in _KINDS:
-            raise InputError("the generator cannot be", expected=", ".join(_KINDS), found=repr(self.generator))
+            raise InputError("invalid generator", expected=", ".join(_KINDS), found=repr(self.generator))
 
     def at(self, epoch: int) -> RandomMap:
         """Return the stage for an epoch."""
         return replace(self, epoch=epoch)
 
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Give what the function makes of each sample.
-
-        Raises:
-            PipelineError: The samples have no position any more, or the generators would be shared by threads.
-        """
+        """Give what the function makes of each sample."""
         if self.generator == "global" and threading.current_thread() is not threading.main_thread():
             raise PipelineError(
                 "the global generators are shared by all threads",

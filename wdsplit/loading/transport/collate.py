@@ -7,7 +7,7 @@ tensors, so numpy's batches need no torch. A batch does not depend on the number
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -115,11 +115,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def collate_columns(columns: Columns) -> Any:
-    """Turn samples that are columns already into columns for `weave`; the result is that of `collate`.
-
-    Raises:
-        PipelineError: A column's values cannot be stacked.
-    """
+    """Turn samples that are columns already into columns for `weave`; the result is that of `collate`."""
     if isinstance(columns, dict):
         return {name: _whole_column(values, repr(name)) for name, values in columns.items()}
     return tuple(_whole_column(values, f"element {i}") for i, values in enumerate(columns))
@@ -180,22 +176,22 @@ def weave(
         if not _alike(sub_batch, first):
             raise _differ(_layout(first), _layout(sub_batch))
 
-    placed = [(_spaced(places), sub_batch) for places, sub_batch in sub_batches]
+    spaced = [_spaced(places) for places, _ in sub_batches]
+    values = [sub_batch for _, sub_batch in sub_batches]
 
-    def woven(column_of: Callable[[Any], Column], name: str) -> Any:
-        columns = [(places, column_of(sub_batch)) for places, sub_batch in placed]
-        column = _weave_column(columns, size, pin, borrowed, name)
+    def woven(columns: list[Column], name: str) -> Any:
+        column = _weave_column(list(zip(spaced, columns, strict=True)), size, pin, borrowed, name)
         return column if isinstance(column, list) else _delivered(column, output, name)
 
     if isinstance(first, dict):
-        return {name: woven(lambda sub_batch, name=name: sub_batch[name], repr(name)) for name in first}  # type: ignore[misc]
+        return {name: woven([value[name] for value in values], repr(name)) for name in first}
     if isinstance(first, tuple):
-        return tuple(woven(lambda sub_batch, i=i: sub_batch[i], f"element {i}") for i in range(len(first)))  # type: ignore[misc]
-    return woven(lambda sub_batch: sub_batch, "the value")
+        return tuple(woven([value[i] for value in values], f"element {i}") for i in range(len(first)))
+    return woven(values, "the value")
 
 
 def _alike(sample: Any, first: Any) -> bool:
-    """Tell whether two samples can stand in one batch, by their keys or length."""
+    """Tell whether two samples fit into one batch, by their keys or length."""
     if isinstance(first, dict):
         return isinstance(sample, dict) and sample.keys() == first.keys()
     if isinstance(first, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What a loader has done so far, and who waits for whom.
+"""What a loader has done so far, and whether it or the training waits.
 
 Composition. Workers count in memory that all processes share, each in a row of its own.
 """
@@ -106,7 +106,7 @@ class Counters:
 
 
 class Clock:
-    """Who has waited for whom, in seconds; the time between two iterations is nobody's.
+    """Seconds that the loader and its consumer have waited for each other; the time between iterations counts for none.
 
     Attributes:
         batches: Batches that were delivered.

@@ -100,11 +100,7 @@ class Ring:
         self._free.append(slot)
 
     def place(self, parcel: list[Any] | bytes, num_bytes: int) -> Placed:
-        """Copy a parcel of about `num_bytes`, or one that was pickled, into a free segment.
-
-        Raises:
-            PipelineError: A value cannot be pickled.
-        """
+        """Copy a parcel of about `num_bytes`, or one that was pickled, into a free segment."""
         pieces = _Pieces()
         layout: Any = pieces.add_bytes(parcel) if isinstance(parcel, bytes) else list(map(pieces.add_sub_batch, parcel))
         slot = self._free.pop()
@@ -200,11 +196,7 @@ def travelling(parcel: list[Any], may_be_large: bool) -> tuple[list[Any] | bytes
 
 
 def _pickled(value: Any) -> bytes:
-    """Return a value pickled; without a memo, which takes most of the time, where no object can refer to itself.
-
-    Raises:
-        PipelineError: It cannot be pickled.
-    """
+    """Return a value pickled; without a memo, which takes most of the time, where no object can refer to itself."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5)
     pickler.fast = isinstance(value, list) and all(sub_batch is None or is_plain(sub_batch) for sub_batch in value)
@@ -252,7 +244,7 @@ def _view(segment: torch.Tensor) -> memoryview:
 
 
 def _taken(segment: torch.Tensor, entry: Any) -> Any:
-    """Return the column, or any value, that an entry of a layout tells of."""
+    """Return the column, or any value, that an entry of a layout describes."""
     if isinstance(entry, _Array):
         num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
         data: Any = segment[entry.offset : entry.offset + num_bytes]

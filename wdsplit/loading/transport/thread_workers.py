@@ -55,11 +55,7 @@ class Threads:
         return self
 
     def __next__(self) -> Any:
-        """Return the next sub-batch.
-
-        Raises:
-            StopIteration: The worker whose turn it is has ended.
-        """
+        """Return the next sub-batch."""
         queue = self._queues[self._turn]
         self._turn = (self._turn + 1) % len(self._queues)
         return queue.take()
