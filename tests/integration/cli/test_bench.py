@@ -100,7 +100,7 @@ def test_only_the_fields_that_are_named_are_read(bench, refused, whole_lanes):
 def test_images_are_decoded_as_asked_for(bench, refused, images):
     assert bench(images, "--resize", 4, "--fields", "png,cls", "--batch-size", 5, "--json")["samples"] == 20
     assert bench(images, "--decode", "rgb8", "--batch-size", 5, "--json")["samples"] == 20
-    assert "no such decoder" in refused(2, images, "--decode", "rgb9")
+    assert "unknown decoder" in refused(2, images, "--decode", "rgb9")
 
 
 def test_a_training_that_takes_its_time_waits_less(bench, whole_lanes):

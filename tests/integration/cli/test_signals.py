@@ -19,7 +19,7 @@ from wdsplit.shards.manifest import HEADER_NAME
 from wdsplit.storage.local import is_temporary
 
 PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
-SHARDS = 300
+SHARDS = 1500
 HINT = r"(\d+ shards are published|what is published is kept); continue with the same command and --resume"
 
 

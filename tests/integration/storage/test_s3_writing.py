@@ -525,6 +525,7 @@ def test_inputs_of_the_output_are_refused(bucket, source, tmp_path):
 
     run = Run(open_storage(f"{bucket.url}/out"))
     with pytest.raises(InputError, match="inside the output"):
-        run.refuse_inputs_inside([f"{bucket.url}/out/raw/a.parquet"])
-    run.refuse_inputs_inside([f"{bucket.url}/out2/a.parquet", "/out/a.parquet", f"{bucket.url}/a.parquet"])
-    Run(open_storage(str(tmp_path))).refuse_inputs_inside([f"s3://{tmp_path}/a.parquet"])
+        run.refuse_file_inside(f"{bucket.url}/out/raw/a.parquet", "an input")
+    for path in (f"{bucket.url}/out2/a.parquet", "/out/a.parquet", f"{bucket.url}/a.parquet"):
+        run.refuse_file_inside(path, "an input")
+    Run(open_storage(str(tmp_path))).refuse_file_inside(f"s3://{tmp_path}/a.parquet", "an input")

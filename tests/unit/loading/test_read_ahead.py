@@ -13,7 +13,7 @@ from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
-from wdsplit.loading.reading.reader import read_planned
+from wdsplit.loading.reading.reader import read_blocks
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
 
@@ -288,5 +288,5 @@ class Plans:
 
 def test_no_more_is_planned_than_may_be_though_nothing_is_to_be_fetched():
     reader = Plans(Ahead(10_000, 10_000, 1))
-    assert list(read_planned(reader, range(1000))) == list(range(1000))
+    assert list(read_blocks(reader, range(1000))) == list(range(1000))
     assert 100 < reader.most_ahead <= 256
