@@ -110,7 +110,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if (error.name or "").partition(".")[0] != "torch":
             raise
         raise MissingDependencyError.for_extra("torch") from error
 
