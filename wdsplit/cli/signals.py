@@ -64,3 +64,6 @@ def sigterm_as_ctrl_c() -> Iterator[list[int]]:
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
         sys.unraisablehook = report_lost
+        if signal.getsignal(signal.SIGALRM) is again:  # nothing may be raised after the block
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -166,7 +166,9 @@ try:
         if os.fork() == 0:
             os._exit(0)
         received.append(0)
-        time.sleep(600)
+        time.sleep(float(sys.argv[2]))
+    time.sleep(0.3)
+    print("not interrupted")
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -175,8 +177,17 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_that_comes_while_a_worker_is_forked_is_not_lost(name):
     """Python ignores what callbacks of a fork raise, and a loader without persistent workers forks all the time."""
-    done = subprocess.run([sys.executable, "-c", LOST, name], capture_output=True, text=True, timeout=DEADLINE_S)
-    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+    assert run_lost(name, 600) == ("interrupted\n", "")
+
+
+def test_a_signal_that_was_lost_is_not_raised_after_the_command():
+    assert run_lost("SIGTERM", 0) == ("not interrupted\n", "")
+
+
+def run_lost(name, seconds):
+    command = [sys.executable, "-c", LOST, name, str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    return done.stdout, done.stderr
 
 
 def test_ctrl_c_while_the_program_is_imported_gives_no_traceback():
