@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from wdsplit.errors import ConvertError
@@ -261,15 +262,17 @@ def _interrupts_delayed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    received: list[tuple[int, FrameType | None]] = []
+    handler = signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, handler)
-        if received:
+        if received and callable(handler):
+            handler(*received[0])
+        elif any(number != signal.SIGINT for number, _ in received):  # Ctrl-C is ignored, SIGTERM is not
             raise KeyboardInterrupt
 
 

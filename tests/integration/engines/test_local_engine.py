@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,24 @@ def test_a_second_ctrl_c_does_not_leave_threads_that_write(tmp_path):
         list(LocalEngine(2).map(work, range(8), threads=True))
     assert sorted(ended) == sorted(begun)
     presser.join()
+
+
+def test_ctrl_c_that_is_ignored_is_ignored_while_a_process_starts(monkeypatch):
+    """Shells ignore it for what they run in the background."""
+    started, submit = [], ThreadPoolExecutor.submit
+
+    def interrupted(pool, *task):
+        signal.raise_signal(signal.SIGINT)
+        started.append(task)
+        return submit(pool, *task)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert sorted(LocalEngine(2).map(str, range(3), threads=True)) == ["0", "1", "2"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(started) == 3
 
 
 LEAVE = """
