@@ -41,7 +41,7 @@ def sigterm_as_ctrl_c() -> Iterator[list[int]]:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
         if not callable(on_ctrl_c):  # ignored, as in the background of a shell
             raise KeyboardInterrupt
-        on_ctrl_c(number, frame)
+        on_ctrl_c(signal.SIGINT, frame)
 
     def again(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

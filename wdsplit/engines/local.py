@@ -258,22 +258,26 @@ def _bounded(pool: Executor, function: Callable[[Any], Any], tasks: Sequence[Any
 
 @contextmanager
 def _interrupts_delayed() -> Iterator[None]:
-    """Delay Ctrl-C while processes are started: they inherit the mask, and none is left half-made."""
+    """Delay Ctrl-C and SIGTERM while processes are started, so that none is left half-made; these inherit the mask."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[tuple[int, FrameType | None]] = []
-    handler = signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
+    handlers: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if callable(signal.getsignal(number)):  # neither ignored nor left to the system
+            handlers[number] = signal.signal(number, lambda *arguments: received.append(arguments))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-        if received and callable(handler):
-            handler(*received[0])
-        elif any(number != signal.SIGINT for number, _ in received):  # Ctrl-C is ignored, SIGTERM is not
-            raise KeyboardInterrupt
+        try:
+            for changed, handler in handlers.items():
+                signal.signal(changed, handler)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if received:
+            handlers[received[0][0]](*received[0])
 
 
 def _stop(pool: ProcessPoolExecutor, finished: bool) -> None:
