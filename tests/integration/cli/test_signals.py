@@ -128,10 +128,24 @@ def test_a_share_is_written_by_the_same_command_once_more(begin, table, tmp_path
     assert ended(begin(*PROGRAM, "commit", plan))[0] == 0
 
 
+STEPPING = """
+import sys, time
+from wdsplit.cli.main import main
+
+def announced(seconds, sleep=time.sleep):
+    print("a step", flush=True)
+    sleep(seconds)
+
+time.sleep = announced
+main(sys.argv[1:])
+"""
+
+
 def test_workers_of_a_loader_end_with_the_command(begin, numbers):
-    process = begin(*PROGRAM, "bench", numbers, "--workers", 2, "--seconds", 600, "--epochs", 10**6)
-    wait_until(lambda: len(session_processes(process.pid)) >= 3, "the workers are there")
-    time.sleep(0.5)
+    bench = ["bench", numbers, "--workers", 2, "--batch-size", 1, "--step-ms", 1000 * DEADLINE_S]
+    process = begin(sys.executable, "-c", STEPPING, *bench)
+    assert process.stdout.readline() == "a step\n"
+    assert len(session_processes(process.pid)) >= 3
     process.terminate()
     code, _, err = ended(process)
     assert (code, err.splitlines()[-1]) == (143, "ended by SIGTERM")
