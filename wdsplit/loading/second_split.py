@@ -1,4 +1,4 @@
-"""Refuse loops that would split a rank's samples among the ranks a second time.
+"""Refuse loops that would split a rank's samples among the ranks a second time, or count them wrongly.
 
 A `Dataset` gives each rank its share. Libraries that take it for the whole (Accelerate's `prepare`, and the Trainer of
 Transformers) split that share again, and most samples of the epoch reach nobody.
@@ -13,7 +13,7 @@ from typing import Any
 from wdsplit.errors import InputError
 from wdsplit.order.split import World
 
-__all__ = ["refuse_second_split"]
+__all__ = ["refuse_counting_trainer", "refuse_second_split"]
 
 _WITH_TRAINER = "use wdsplit.integrations.transformers.WdsplitTrainer instead of Trainer"
 _WITH_ACCELERATE = (
@@ -53,11 +53,42 @@ def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
     )
 
 
-def _owners_of_frames() -> Iterator[Any]:
-    """Give `self` of each method that is being called, innermost first; of a forked worker also its parent's."""
+def refuse_counting_trainer(dataset: Any, url: str) -> None:
+    """Refuse to go on if an object is being made that counts its steps by the length of its `train_dataset`.
+
+    The Trainer of Transformers does so. Its own error, that there is no length, does not say what to write.
+
+    Args:
+        dataset: The dataset that is asked for its length.
+        url: What it is called.
+
+    Raises:
+        InputError: There is such an object.
+    """
+    for owner in _owners_of_frames("__init__"):
+        attributes = getattr(owner, "__dict__", {})
+        max_steps = getattr(attributes.get("args"), "max_steps", None)
+        if attributes.get("train_dataset") is dataset and isinstance(max_steps, int) and max_steps <= 0:
+            raise InputError(
+                "the Trainer would count its steps by the length of the dataset",
+                place=url,
+                expected="a Trainer that counts the steps of wdsplit's loader",
+                found=f"{type(owner).__module__}.{type(owner).__qualname__} with max_steps = {max_steps}",
+                remedy=_WITH_TRAINER,
+                url=url,
+            )
+
+
+def _owners_of_frames(method: str = "") -> Iterator[Any]:
+    """Give `self` of each method that is being called, innermost first; of a forked worker also its parent's.
+
+    Args:
+        method: Only of methods of this name; empty for all.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        if "self" in frame.f_code.co_varnames[: frame.f_code.co_argcount]:
+        code = frame.f_code
+        if method in ("", code.co_name) and "self" in code.co_varnames[: code.co_argcount]:
             yield frame.f_locals.get("self")
         frame = frame.f_back  # type: ignore[assignment]
 
