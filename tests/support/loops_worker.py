@@ -103,6 +103,13 @@ def webdataset_loader(path, workers, taken):
     take(batches.unbatched().shuffle(20).batched(BATCH), taken)
 
 
+def webdataset_split(path, workers, taken):
+    import webdataset
+
+    pipeline = webdataset.DataPipeline(dataset(path), webdataset.split_by_node, webdataset.split_by_worker)
+    take_singles(webdataset.WebLoader(pipeline, batch_size=None, **workers_of(workers)), taken)
+
+
 # Lightning
 
 

@@ -40,6 +40,10 @@ LOOPS = {
     "torch_length": ("`len(DataLoader(dataset, batch_size))`", LOADER),
     "torch_distributed_sampler": ("`DataLoader(dataset, sampler=DistributedSampler(dataset))`", LOADER),
     "webdataset_loader": ("`WebLoader(dataset.batched(n), batch_size=None).unbatched().shuffle(m).batched(n)`", ""),
+    "webdataset_split": (
+        "`DataPipeline(dataset, split_by_node, split_by_worker)`",
+        "leave out `split_by_node` and `split_by_worker`",
+    ),
     "lightning_dataloader": (FIT.format("DataLoader(dataset, batch_size)"), ""),
     "lightning_dataloader_without_sampler": (FIT.format("DataLoader(dataset, batch_size)"), ""),
     "lightning_datamodule": (f"{FIT.format('datamodule')} that returns a `DataLoader`", ""),

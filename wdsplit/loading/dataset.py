@@ -22,7 +22,7 @@ from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.source import AnySource, Source
-from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split
+from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
@@ -312,6 +312,7 @@ class Dataset(FluidPipeline):
             InputError: There are such stages; all are named.
         """
         self._refuse_repetitions()
+        refuse_splitters(self.pipeline, self.source.url)
         reasons = [reason for reason in map(why_not_one_to_one, self.pipeline[1:]) if reason]
         if reasons:
             raise InputError(

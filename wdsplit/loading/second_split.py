@@ -7,13 +7,15 @@ Transformers) split that share again, and most samples of the epoch reach nobody
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from webdataset import shardlists
 
 from wdsplit.errors import InputError
 from wdsplit.order.split import World
 
-__all__ = ["refuse_counting_trainer", "refuse_second_split"]
+__all__ = ["refuse_counting_trainer", "refuse_second_split", "refuse_splitters"]
 
 _WITH_TRAINER = "use wdsplit.integrations.transformers.WdsplitTrainer instead of Trainer"
 _WITH_ACCELERATE = (
@@ -24,8 +26,8 @@ _WITH_ACCELERATE = (
 def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
     """Refuse to go on if one of the objects whose methods are being called would split the samples again.
 
-    Such an object has a dataset, and says among how many processes it divides it. All ranks find the same, so none of
-    them waits for another.
+    Such an object can be iterated, has a dataset, and says among how many processes it divides it. All ranks find the
+    same, so none of them waits for another. Or it is a pipeline with one of webdataset's stages that split.
 
     Args:
         url: The dataset, for the message.
@@ -35,6 +37,9 @@ def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
         InputError: The samples would be split a second time.
     """
     owners = list(_owners_of_frames())
+    for owner in owners:
+        stages = getattr(owner, "__dict__", {}).get("pipeline")
+        refuse_splitters(stages if isinstance(stages, list) else (), url)
     splitting = [owner for owner in owners if _processes_that_share(owner) > 1]
     if not splitting:
         return
@@ -51,6 +56,25 @@ def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
         remedy=_WITH_TRAINER if "transformers" in libraries else _WITH_ACCELERATE,
         url=url,
     )
+
+
+def refuse_splitters(stages: Iterable[Any], url: str) -> None:
+    """Refuse webdataset's stages that split, in a pipeline whose samples are a rank's and worker's share already.
+
+    Raises:
+        InputError: There is one.
+    """
+    splitters = (shardlists.split_by_node, shardlists.split_by_worker)
+    names = [stage.__name__ for stage in stages if any(stage is each for each in splitters)]
+    if names:
+        raise InputError(
+            "the samples would be split a second time",
+            place=url,
+            expected="a rank and worker that read their own share, and all of it",
+            found=f"webdataset's {' and '.join(names)} after a Dataset, which splits by itself",
+            remedy=f"leave out {' and '.join(names)}; after a wdsplit.EpochShardList they belong",
+            url=url,
+        )
 
 
 def refuse_counting_trainer(dataset: Any, url: str) -> None:
@@ -96,7 +120,7 @@ def _owners_of_frames(method: str = "") -> Iterator[Any]:
 def _processes_that_share(owner: Any) -> int:
     """Return among how many processes an object divides its dataset; 1 if it does not."""
     attributes = getattr(owner, "__dict__", {})
-    if "dataset" not in attributes and "base_dataloader" not in attributes:
+    if not hasattr(type(owner), "__iter__") or not {"dataset", "base_dataloader"} & attributes.keys():
         return 1
     counts = [attributes.get("num_processes"), getattr(attributes.get("state"), "num_processes", None)]
     return max((count for count in counts if isinstance(count, int)), default=1)

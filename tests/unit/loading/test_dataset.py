@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch.utils.data
+import webdataset
 from webdataset.compat import FluidInterface
 
 from made_datasets import (
@@ -293,6 +294,49 @@ def test_what_counts_its_steps_by_the_length_is_refused_when_it_is_made(numbers)
     with pytest.raises(InputError, match="WdsplitTrainer"):
         Counting(dataset, -1)
     assert Counting(dataset, 6).length is None
+
+
+class Training:
+    """A user's own, which knows that there are other ranks."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.num_processes = 2
+        self.pipeline = object()
+
+    def rows(self):
+        self.dataset.set_epoch(1)
+        return [row for _, row, _ in self.dataset]
+
+
+class Share(Training):
+    """What gives every second sample of what its dataset gives."""
+
+    def __iter__(self):
+        return iter(self.rows()[::2])
+
+
+def test_what_iterates_a_dataset_and_splits_it_again_is_refused_and_what_knows_of_other_ranks_is_not(numbers):
+    dataset = delivering(Dataset(numbers, rank=0, world_size=2))
+    with pytest.raises(InputError, match=r"second time(.|\n)*Share splits it among 2 processes"):
+        list(Share(dataset))
+    assert len(Training(dataset).rows()) == 51
+    assert len(list(Share(delivering(Dataset(numbers, rank=0, world_size=1))))) == 51
+
+
+@pytest.mark.parametrize("splitter", [webdataset.split_by_node, webdataset.split_by_worker])
+@pytest.mark.parametrize(
+    "iterated",
+    [
+        lambda dataset, splitter: dataset.compose(splitter),
+        lambda dataset, splitter: webdataset.DataPipeline(dataset, splitter),
+        lambda dataset, splitter: Loader(dataset.compose(splitter), 8),
+    ],
+    ids=["a stage", "a pipeline", "a loader"],
+)
+def test_the_splitters_of_webdataset_after_a_dataset_are_refused(numbers, splitter, iterated):
+    with pytest.raises(InputError, match=f"second time(.|\n)*leave out {splitter.__name__}"):
+        list(iterated(delivering(Dataset(numbers)), splitter))
 
 
 def test_a_dataset_in_a_with_statement_is_the_dataset(numbers):
