@@ -82,7 +82,7 @@ class JaxLoader(PrefetchingLoader):
             `multiprocessing_context`.
 
     Raises:
-        InputError: An argument cannot be.
+        InputError: An argument is invalid.
         TopologyError: This process has no device in the mesh, or the dataset was opened for other ranks.
     """
 
