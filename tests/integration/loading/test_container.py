@@ -15,14 +15,14 @@ import json, os, resource, sys, time
 import wdsplit
 
 def main():
-    path, workers, batch, method = sys.argv[1:]
-    dataset = wdsplit.Dataset(path)
+    path, workers, batch, ahead, method = sys.argv[1:]
     loader = wdsplit.Loader(
-        dataset, int(batch), num_workers=int(workers), prefetch_factor=4, multiprocessing_context=method or None
+        wdsplit.Dataset(path), int(batch), num_workers=int(workers), prefetch_factor=4,
+        multiprocessing_context=method or None,
     )
     batches = iter(loader)
-    deadline = time.monotonic() + 200
-    while loader.statistics().samples_made < dataset.manifest.num_samples:
+    deadline = time.monotonic() + 60
+    while loader.statistics().samples_made < int(ahead):
         if time.monotonic() > deadline:
             raise SystemExit("the workers do not get ahead")
         time.sleep(0.01)
@@ -59,6 +59,19 @@ def run(*arguments):
 
 @pytest.mark.parametrize(("workers", "method"), [(2, ""), (4, ""), (2, "spawn")])
 def test_100_mb_of_batches_are_under_way_and_each_sample_arrives_once(payloads, workers, method):
-    found = run(payloads, workers, BATCH, method)
+    found = run(payloads, workers, BATCH, NUM_SAMPLES, method)
     assert len(found) == len(dict(found)) == NUM_SAMPLES
     assert {size for _, size in found} == {PAYLOAD_BYTES}
+
+
+@pytest.fixture(scope="module")
+def many_lanes(tmp_path_factory):
+    """Return a dataset of 768 samples in 300 lanes: more than files may be open."""
+    table = pa.table({"bin": pa.array([bytes([row % 256]) * 20_000 for row in range(768)], pa.binary())})
+    return converted(tmp_path_factory.mktemp("many"), table, shards=600, lanes=300, window=2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_more_lanes_are_read_than_files_may_be_open(many_lanes, workers):
+    found = run(many_lanes, workers, 32, 0, "")
+    assert len(dict(found)) == 768
