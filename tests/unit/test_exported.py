@@ -11,6 +11,7 @@ import pytest
 import wdsplit
 
 PUBLIC = [
+    "AuditOptions",
     "ConvertError",
     "ConvertOptions",
     "CorruptDataError",
@@ -31,6 +32,9 @@ PUBLIC = [
     "TopologyError",
     "UnansweredError",
     "WdsplitError",
+    "assign",
+    "audit",
+    "bench",
     "commit_shares",
     "convert",
     "convert_share",
@@ -39,10 +43,13 @@ PUBLIC = [
     "decode_sample_stage",
     "detect_rank",
     "index_tars",
+    "inspect",
     "mix",
+    "plan",
     "plan_shares",
     "resized",
     "unescape_key",
+    "verify",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
 
