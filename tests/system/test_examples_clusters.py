@@ -5,8 +5,10 @@ processes. The manifests are read as YAML; there is no schema of Kubernetes or K
 training depends are checked one by one, torchrun's options by torchrun's own parser, and the program's by its own.
 """
 
+import contextlib
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from example_runs import EXAMPLES, PATH, SMALL, STOPPED_AFTER, parse_output, write_programs
+from example_runs import EXAMPLES, PATH, SMALL, STEPS, STOPPED_AFTER, parse_output, write_programs
 from s3server import free_port
 from tables import DEADLINE_S, start_process, wait_until
 from wdsplit.sizes import parse_size
@@ -89,25 +91,58 @@ def test_a_slurm_job_that_ended_early_goes_on_as_tasks_without_torchrun(cluster,
     assert rest.parameters == by_ddp.parameters
 
 
-def test_a_slurm_job_goes_back_into_the_queue_before_its_time_is_up(cluster, monkeypatch):
-    monkeypatch.setenv("SLEEPS", str(cluster / "asleep"))
-    monkeypatch.setenv("SLEEPS_S", "1000")
-    job = start_process([EXAMPLES / "slurm" / "torchrun.sh", "train", "val", "run.pt"])
+def started(script, *arguments):
+    return start_process([EXAMPLES / "slurm" / script, *map(str, arguments)])
+
+
+def ended_by_usr1(job):
+    """Signal a job, and return what it has printed when it has ended."""
     try:
-        wait_until(lambda: (cluster / "asleep").exists() or job.poll() is not None, "the tasks run")
         job.send_signal(signal.SIGUSR1)
         job.wait(DEADLINE_S)
     finally:
-        os.killpg(job.pid, signal.SIGKILL)
-    assert job.communicate()[0] == "the time is up: back into the queue\n"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.communicate()[0]
+
+
+@pytest.mark.parametrize("script", ["torchrun.sh", "tasks.sh"])
+def test_a_slurm_job_whose_training_does_not_stop_goes_back_into_the_queue_before_its_time_is_up(
+    cluster, monkeypatch, script
+):
+    monkeypatch.setenv("SLEEPS", str(cluster / "asleep"))
+    monkeypatch.setenv("SLEEPS_S", "1000")
+    monkeypatch.setenv("SAVE_SECONDS", "1")
+    job = started(script, "train", "val", cluster / "run.pt")
+    wait_until(lambda: (cluster / "asleep").exists() or job.poll() is not None, "the tasks run")
+    assert ended_by_usr1(job) == "the time is up: back into the queue\n"
     assert (cluster / "scontrol.log").read_text() == f"requeue {os.environ['SLURM_JOB_ID']}\n"
+    assert not (cluster / "run.pt.stop").exists()
+
+
+@pytest.mark.parametrize(("script", "variable"), [("torchrun.sh", "PROCESSES_PER_NODE"), ("tasks.sh", "TASKS")])
+def test_a_slurm_job_saves_before_it_goes_back_into_the_queue(cluster, digits, monkeypatch, script, variable):
+    """It is signalled in its second epoch or later, and loses no step."""
+    monkeypatch.setenv("TASKS", "1")
+    monkeypatch.setenv(variable, "2")
+    small = [option for option in SMALL if not option.startswith("--epochs")]
+    arguments = (*digits, cluster / "run.pt", *small, "--epochs=100000")
+    job = started(script, *arguments)
+    wait_until(lambda: (cluster / "run.pt").exists() or job.poll() is not None, "an epoch has ended")
+    printed = ended_by_usr1(job)
+    epoch, steps = re.search(r"stopped in epoch (\d+) after (\d+) steps\nthe time is up", printed).groups()
+    assert (cluster / "scontrol.log").read_text() == f"requeue {os.environ['SLURM_JOB_ID']}\n"
+    assert int(epoch) >= 1 and not (cluster / "run.pt.stop").exists()
+    rest = submit(script, *arguments, "--stop-after=1")
+    at = (int(epoch) + 1, 0) if int(steps) == STEPS else (int(epoch), int(steps))
+    assert f"resumed in epoch {at[0]} at step {at[1]}, on 2 ranks" in rest.output
 
 
 NEEDS = {
     "convert_array.sh": {"--ntasks=1"},
-    "convert_ray.sh": {"--ntasks-per-node=1", "--no-kill"},
-    "tasks.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=8"},
-    "torchrun.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1"},
+    "convert_ray.sh": {"--ntasks-per-node=1", "--no-kill", "--signal=B:USR1@120"},
+    "tasks.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=8", "--signal=B:USR1@300"},
+    "torchrun.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1", "--signal=B:USR1@300"},
 }
 
 
@@ -117,6 +152,7 @@ def test_a_slurm_script_says_what_it_needs_before_its_first_command(script):
     first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     options = [line.removeprefix("#SBATCH ") for line in lines[:first_command] if line.startswith("#SBATCH ")]
     assert {"--requeue", "--open-mode=append", *NEEDS[script.name]} <= set(options)
+    assert any(option.startswith("--mem=") for option in options), "else a job has the memory of one processor"
     assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "SLURM does not read those"
 
 
