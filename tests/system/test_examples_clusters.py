@@ -21,11 +21,13 @@ from torch.distributed.run import get_args_parser
 from example_runs import EXAMPLES, PATH, SMALL, STEPS, STOPPED_AFTER, parse_output, write_programs
 from s3server import free_port
 from tables import DEADLINE_S, start_process, wait_until
+from wdsplit.cli.terminal import UNUSABLE
 from wdsplit.sizes import parse_size
 
 pytestmark = pytest.mark.xdist_group("digits")
 
 SCRIPTS = sorted((EXAMPLES / "slurm").glob("*.sh"))
+WAIT_FOR = EXAMPLES / "kubernetes" / "wait_for.sh"
 SHELLCHECK = shutil.which("shellcheck", path=PATH)
 
 SCONTROL = """#!/bin/bash
@@ -164,8 +166,8 @@ def shellcheck(text):
     assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_shellcheck_finds_nothing_in_a_slurm_script(script):
+@pytest.mark.parametrize("script", [*SCRIPTS, WAIT_FOR], ids=lambda script: script.name)
+def test_shellcheck_finds_nothing_in_a_script(script):
     shellcheck(script.read_text())
 
 
@@ -199,6 +201,110 @@ def check_container(container, volumes, cache_bytes):
     assert cache_bytes < 0.9 * int(limit.removesuffix("Gi")) * 2**30, "a pod is evicted beyond the limit"
     assert kinds[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     assert all(isinstance(variable["value"], str) for variable in container["env"]), "Kubernetes refuses numbers"
+
+
+JOB = {
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    "backoffLimitPerIndex",
+    "completionMode",
+    "completions",
+    "manualSelector",
+    "maxFailedIndexes",
+    "parallelism",
+    "podFailurePolicy",
+    "podReplacementPolicy",
+    "selector",
+    "successPolicy",
+    "suspend",
+    "template",
+    "ttlSecondsAfterFinished",
+}
+"""The fields of a Job's spec: Kubernetes drops others without a word."""
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "convert-indexed-job.yaml"])
+def test_a_pod_that_fails_counts_for_its_own_index_and_one_that_loses_its_node_for_none(name):
+    job = objects_of(name)[-1]
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert set(spec) <= JOB and spec["completionMode"] == "Indexed" and spec["backoffLimitPerIndex"] > 0
+    assert pod["restartPolicy"] == "Never", "Kubernetes refuses a policy for failures with another"
+    first, *others = spec["podFailurePolicy"]["rules"]
+    assert first == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    (container,) = pod["containers"]
+    for rule in others:
+        assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [UNUSABLE]
+        assert rule["onExitCodes"]["containerName"] == container["name"]
+
+
+def containers_of(value):
+    """Give all containers of an object, and the volumes of their pods."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from containers_of(inner)
+    if isinstance(value, dict) and "containers" in value:
+        yield from ((container, value.get("volumes", [])) for container in value["containers"])
+
+
+def gibibytes(text):
+    return int(text.removesuffix("Gi"))
+
+
+def test_the_manifests_ask_for_the_disk_that_they_use_and_name_what_storage_yaml_makes():
+    secret, claim = objects_of("storage.yaml")
+    assert (secret["kind"], claim["kind"], claim["spec"]["accessModes"]) == (
+        "Secret",
+        "PersistentVolumeClaim",
+        ["ReadWriteMany"],
+    )
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"} == set(secret["stringData"])
+    found = [
+        (container, volumes)
+        for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
+        for each in objects_of(path.name)
+        for container, volumes in containers_of(each)
+    ]
+    assert len(found) == 5
+    for container, volumes in found:
+        (source,) = container["envFrom"]
+        assert source["secretRef"]["name"] == secret["metadata"]["name"]
+        disk = [each["emptyDir"] for each in volumes if "emptyDir" in each and "medium" not in each["emptyDir"]]
+        asked = gibibytes(container["resources"]["requests"]["ephemeral-storage"])
+        assert asked > sum(gibibytes(each["sizeLimit"]) for each in disk)
+        claims = {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
+        assert claims <= {claim["metadata"]["name"]}
+
+
+KUBECTL = """#!/bin/bash
+echo "$*" >> "$KUBECTL_LOG"
+[ -z "$KUBECTL_FAILS" ] || exit 1
+(($(wc -l < "$KUBECTL_LOG") < 3)) && echo "Suspended  Running" && exit
+echo "$ENDED"
+"""
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        ("SuccessCriteriaMet Complete ", 0),
+        ("FailureTarget Failed ", 1),
+        (" Complete", 0),
+        (" Failed", 1),
+    ],
+)
+def test_waiting_for_a_job_ends_when_it_has_failed_too(tmp_path, ended, code):
+    environ = {"PATH": write_programs(tmp_path / "programs", kubectl=KUBECTL), "KUBECTL_LOG": str(tmp_path / "log")}
+    environ |= {"ENDED": ended, "SECONDS_BETWEEN": "0"}
+    waited = subprocess.run([WAIT_FOR, "job/a"], env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert waited.returncode == code
+    assert ("job/a has failed" in waited.stderr, waited.stdout) == (bool(code), "" if code else "job/a has ended\n")
+    assert (tmp_path / "log").read_text().splitlines()[0].startswith("get job/a -o jsonpath=")
+    assert len((tmp_path / "log").read_text().splitlines()) == 3
+
+
+def test_waiting_for_a_job_that_is_not_there_fails(tmp_path):
+    environ = {"PATH": write_programs(tmp_path / "programs", kubectl=KUBECTL), "KUBECTL_LOG": str(tmp_path / "log")}
+    environ |= {"KUBECTL_FAILS": "1"}
+    assert subprocess.run([WAIT_FOR, "job/a"], env=environ, capture_output=True, timeout=DEADLINE_S).returncode == 1
 
 
 def test_the_pytorchjob_tells_torchrun_what_it_needs(monkeypatch):
