@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import wdsplit
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
+STEPS_BETWEEN_LOOKS = 10
+"""How often a run looks whether it shall stop: ranks agree on it, which costs a message."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,17 +60,25 @@ class Pace:
     `--checkpoint-steps` counts those of an epoch, `--stop-after` those of this run. In the middle of an accumulation
     there are gradients that no checkpoint holds, so what falls there is put off to its end.
 
+    Args:
+        args: The arguments.
+        stops_by_file: Save and stop soon after there is a file CHECKPOINT.stop, as batch scripts make it before their
+            time is up. All ranks follow rank 0, in the group that `join_group` has made.
+
     Attributes:
         checkpoint: Where to save, if at all.
         saves: Whether to save now.
         stops: Whether to stop now.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, *, stops_by_file: bool = False) -> None:
         self.checkpoint: Path | None = args.checkpoint
         self.saves = self.stops = False
         self._every, self._stop_after = args.checkpoint_steps, args.stop_after
         self._taken, self._is_due = 0, False
+        self._stop_file, self._is_asked_to_stop = None, False
+        if stops_by_file and self.checkpoint is not None:
+            self._stop_file = self.checkpoint.with_name(self.checkpoint.name + ".stop")
 
     def count(self, step: int, is_update: bool = True) -> None:
         """Count a step.
@@ -79,9 +89,19 @@ class Pace:
         """
         self._taken += 1
         self._is_due |= step % self._every == 0
-        self.stops = is_update and bool(self._stop_after) and self._taken >= self._stop_after
+        if self._stop_file is not None and self._taken % STEPS_BETWEEN_LOOKS == 0:
+            self._is_asked_to_stop |= rank_0_sees(self._stop_file)
+        is_enough = bool(self._stop_after) and self._taken >= self._stop_after
+        self.stops = is_update and (is_enough or self._is_asked_to_stop)
         self.saves = is_update and self.checkpoint is not None and (self._is_due or self.stops)
         self._is_due &= not is_update
+
+
+def rank_0_sees(path: Path) -> bool:
+    """Tell on all ranks whether rank 0 sees a file: others may see it sooner or later."""
+    seen = torch.tensor([dist.get_rank() == 0 and path.exists()])
+    dist.broadcast(seen, 0)
+    return bool(seen)
 
 
 def group_of(step: int, begin: int, num_steps: int, accumulate: int) -> range:

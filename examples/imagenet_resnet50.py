@@ -79,7 +79,9 @@ def main() -> None:
     val_loader = open_validation(args)
     network = build_resnet(recipe, args.classes).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(parameter_groups(network, args.weight_decay), lr=0.0, momentum=0.9, nesterov=True)
-    training = Training(DistributedDataParallel(network), optimizer, loader, args, device, Pace(args))
+    training = Training(
+        DistributedDataParallel(network), optimizer, loader, args, device, Pace(args, stops_by_file=True)
+    )
     global_batch = args.batch_size * dist.get_world_size() * args.accumulate
     say(f"global batch {global_batch}, highest learning rate {args.lr * global_batch / REFERENCE_BATCH:g}")
 

@@ -33,7 +33,7 @@ def main() -> None:
     test_loader = open_loader(args.test, args, shuffle=False)
     model = DistributedDataParallel(build_network(args.classes).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    pace = Pace(args)
+    pace = Pace(args, stops_by_file=True)
 
     if args.resume and args.checkpoint.exists():
         load(args.checkpoint, model, optimizer, loader)

@@ -24,7 +24,8 @@ LAYERS = [
     ["conversion.record"],
     ["conversion.shuffle"],
     ["conversion"],
-    ["", "checks"],
+    ["checks"],
+    [""],
     ["cli"],
 ]
 """Packages and modules at the root, lowest layer first: a module imports only what is in its own package or below."""

@@ -28,9 +28,14 @@ from wdsplit.errors import (
 )
 
 if TYPE_CHECKING:
+    from wdsplit.checks.audit import AuditOptions, audit
+    from wdsplit.checks.bench import bench
+    from wdsplit.checks.inspect import assign, inspect
+    from wdsplit.checks.verify import verify
     from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
     from wdsplit.conversion.convert import convert, convert_splits
     from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+    from wdsplit.conversion.planning import plan
     from wdsplit.conversion.shares import commit_shares, convert_share, plan_shares
     from wdsplit.engines.ray import RayEngine
     from wdsplit.fields.decode import decode_field
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from wdsplit.tar.names import unescape_key
 
 __all__ = [
+    "AuditOptions",
     "ConvertError",
     "ConvertOptions",
     "CorruptDataError",
@@ -65,6 +71,9 @@ __all__ = [
     "UnansweredError",
     "UnsizedError",
     "WdsplitError",
+    "assign",
+    "audit",
+    "bench",
     "commit_shares",
     "convert",
     "convert_share",
@@ -73,10 +82,13 @@ __all__ = [
     "decode_sample_stage",
     "detect_rank",
     "index_tars",
+    "inspect",
     "mix",
+    "plan",
     "plan_shares",
     "resized",
     "unescape_key",
+    "verify",
 ]
 
 __version__ = version("wdsplit")
@@ -84,6 +96,7 @@ __version__ = version("wdsplit")
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
+    "AuditOptions": "wdsplit.checks.audit",
     "ConvertOptions": "wdsplit.conversion.plan.options",
     "Dataset": "wdsplit.loading.dataset",
     "EpochShardList": "wdsplit.loading.epoch_shard_list",
@@ -91,6 +104,9 @@ _LAZY = {
     "Loader": "wdsplit.loading.loader",
     "PlanOptions": "wdsplit.conversion.plan.options",
     "RayEngine": "wdsplit.engines.ray",
+    "assign": "wdsplit.checks.inspect",
+    "audit": "wdsplit.checks.audit",
+    "bench": "wdsplit.checks.bench",
     "commit_shares": "wdsplit.conversion.shares",
     "convert": "wdsplit.conversion.convert",
     "convert_share": "wdsplit.conversion.shares",
@@ -99,10 +115,13 @@ _LAZY = {
     "decode_sample_stage": "wdsplit.loading.stages.decoders",
     "detect_rank": "wdsplit.loading.world",
     "index_tars": "wdsplit.conversion.adopt_tars",
+    "inspect": "wdsplit.checks.inspect",
     "mix": "wdsplit.loading.mix",
+    "plan": "wdsplit.conversion.planning",
     "plan_shares": "wdsplit.conversion.shares",
     "resized": "wdsplit.loading.stages.images",
     "unescape_key": "wdsplit.tar.names",
+    "verify": "wdsplit.checks.verify",
 }
 
 

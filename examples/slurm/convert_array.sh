@@ -5,7 +5,8 @@
 #     examples/slurm/convert_array.sh /shared/train.plan 16 /shared/raw --into /shared/train --world-size 8 --workers 4
 #
 # The arguments are the file of the plan, the number of shares, and those of `wdsplit plan`. Where the plan is there already,
-# nothing is planned: what shares that failed have not written is written, and committed.
+# nothing is planned: what shares that failed have not written is written, and committed. Then the arguments of the plan may be
+# left out; others are refused.
 #SBATCH --job-name=wdsplit-convert
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=16
@@ -24,10 +25,20 @@ if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     exec wdsplit convert --plan "$plan" --share "$SLURM_ARRAY_TASK_ID/$shares" --jobs "${SLURM_CPUS_PER_TASK:-1}" "$@"
 fi
 
-if [[ -e $plan ]]; then
+arguments=$(printf '%q ' "$@")
+if [[ ! -e $plan ]]; then
+    wdsplit plan -o "$plan" "$@"
+    echo "$arguments" >"$plan.arguments"
+elif (($# == 0)) || [[ -e $plan.arguments && $(<"$plan.arguments") == "$arguments" ]]; then
     echo "goes on with $plan"
 else
-    wdsplit plan -o "$plan" "$@"
+    {
+        echo "error: $plan was made with other arguments"
+        echo "  expected: $(cat "$plan.arguments" 2>/dev/null || echo 'no arguments: it was not made by this script')"
+        echo "  found: $arguments"
+        echo "  remedy: give those, or none, to go on; or another file for another plan"
+    } >&2
+    exit 2
 fi
 
 # A pass begins when all tasks of the one before have ended well. For a table that keeps its order the first two do nothing;

@@ -28,16 +28,22 @@ nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes%%$'\n'*}
 port=$((20000 + SLURM_JOB_ID % 5000 * 2))
 address=$head:$port
-export RAY_TMPDIR=${RAY_TMPDIR:-/tmp/ray-$SLURM_JOB_ID}
+own_folder=
+[[ -n ${RAY_TMPDIR:-} ]] || own_folder=/tmp/ray-$SLURM_JOB_ID
+export RAY_TMPDIR=${RAY_TMPDIR:-$own_folder}
 
 stop() {
     # shellcheck disable=SC2046 # one number a job
     kill $(jobs -p) 2>/dev/null || true
     wait
+    if [[ -n $own_folder ]]; then
+        srun --no-kill --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" rm -rf "$own_folder" || true
+        own_folder=
+    fi
 }
 trap stop EXIT
 trap 'exit 143' TERM
-trap 'echo "the time is up: back into the queue"; scontrol requeue "$SLURM_JOB_ID"; exit 1' USR1
+trap 'echo "the time is up: back into the queue"; stop; scontrol requeue "$SLURM_JOB_ID"; exit 1' USR1
 
 # Ray's object store holds nothing but the plan: rows go from input to output where a task runs.
 start_ray() { # the first node, how many, what they are

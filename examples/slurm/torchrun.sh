@@ -3,13 +3,14 @@
 #
 #     sbatch --nodes 4 examples/slurm/torchrun.sh /shared/train /shared/val /shared/run.pt [more arguments]
 #
-# A job that was preempted, lost a node, or is about to reach its time limit is put back into the queue. It goes on from
-# its last checkpoint, on as many nodes as it is given then.
+# A job that was preempted, lost a node, or is about to reach its time limit is put back into the queue; in time, it saves
+# a checkpoint first. It goes on from its last checkpoint, on as many nodes as it is given then.
 #SBATCH --job-name=wdsplit-train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
+#SBATCH --mem=0
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -29,8 +30,11 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-# The signal comes while srun runs in the background: bash would otherwise wait for it before it runs the trap.
-trap 'echo "the time is up: back into the queue"; scontrol requeue "$SLURM_JOB_ID"' USR1
+# SLURM sends the signal before the time is up, or the job is preempted. The training sees the file, saves, and stops;
+# then, or if it has not stopped in time, the job goes back into the queue.
+rm -f "$checkpoint.stop"
+is_over=
+trap 'is_over=1; touch "$checkpoint.stop"' USR1
 
 srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" torchrun \
     --nnodes="$SLURM_NNODES" \
@@ -39,4 +43,17 @@ srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" torchrun \
     --rdzv-backend=c10d \
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
     "$program" "$train" "$val" --checkpoint "$checkpoint" --resume "$@" &
-wait $!
+training=$!
+status=0
+wait $training || status=$?
+if [[ -n $is_over ]]; then
+    for ((left = ${SAVE_SECONDS:-240}; left > 0; left--)); do
+        kill -0 $training 2>/dev/null || break
+        sleep 1
+    done
+    rm -f "$checkpoint.stop"
+    echo "the time is up: back into the queue"
+    scontrol requeue "$SLURM_JOB_ID"
+    exit
+fi
+exit $status

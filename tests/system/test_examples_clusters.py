@@ -5,8 +5,10 @@ processes. The manifests are read as YAML; there is no schema of Kubernetes or K
 training depends are checked one by one, torchrun's options by torchrun's own parser, and the program's by its own.
 """
 
+import contextlib
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,14 +18,16 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from example_runs import EXAMPLES, PATH, SMALL, STOPPED_AFTER, parse_output, write_programs
+from example_runs import EXAMPLES, PATH, SMALL, STEPS, STOPPED_AFTER, parse_output, write_programs
 from s3server import free_port
 from tables import DEADLINE_S, start_process, wait_until
+from wdsplit.cli.terminal import UNUSABLE
 from wdsplit.sizes import parse_size
 
 pytestmark = pytest.mark.xdist_group("digits")
 
 SCRIPTS = sorted((EXAMPLES / "slurm").glob("*.sh"))
+WAIT_FOR = EXAMPLES / "kubernetes" / "wait_for.sh"
 SHELLCHECK = shutil.which("shellcheck", path=PATH)
 
 SCONTROL = """#!/bin/bash
@@ -89,25 +93,58 @@ def test_a_slurm_job_that_ended_early_goes_on_as_tasks_without_torchrun(cluster,
     assert rest.parameters == by_ddp.parameters
 
 
-def test_a_slurm_job_goes_back_into_the_queue_before_its_time_is_up(cluster, monkeypatch):
-    monkeypatch.setenv("SLEEPS", str(cluster / "asleep"))
-    monkeypatch.setenv("SLEEPS_S", "1000")
-    job = start_process([EXAMPLES / "slurm" / "torchrun.sh", "train", "val", "run.pt"])
+def started(script, *arguments):
+    return start_process([EXAMPLES / "slurm" / script, *map(str, arguments)])
+
+
+def ended_by_usr1(job):
+    """Signal a job, and return what it has printed when it has ended."""
     try:
-        wait_until(lambda: (cluster / "asleep").exists() or job.poll() is not None, "the tasks run")
         job.send_signal(signal.SIGUSR1)
         job.wait(DEADLINE_S)
     finally:
-        os.killpg(job.pid, signal.SIGKILL)
-    assert job.communicate()[0] == "the time is up: back into the queue\n"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.communicate()[0]
+
+
+@pytest.mark.parametrize("script", ["torchrun.sh", "tasks.sh"])
+def test_a_slurm_job_whose_training_does_not_stop_goes_back_into_the_queue_before_its_time_is_up(
+    cluster, monkeypatch, script
+):
+    monkeypatch.setenv("SLEEPS", str(cluster / "asleep"))
+    monkeypatch.setenv("SLEEPS_S", "1000")
+    monkeypatch.setenv("SAVE_SECONDS", "1")
+    job = started(script, "train", "val", cluster / "run.pt")
+    wait_until(lambda: (cluster / "asleep").exists() or job.poll() is not None, "the tasks run")
+    assert ended_by_usr1(job) == "the time is up: back into the queue\n"
     assert (cluster / "scontrol.log").read_text() == f"requeue {os.environ['SLURM_JOB_ID']}\n"
+    assert not (cluster / "run.pt.stop").exists()
+
+
+@pytest.mark.parametrize(("script", "variable"), [("torchrun.sh", "PROCESSES_PER_NODE"), ("tasks.sh", "TASKS")])
+def test_a_slurm_job_saves_before_it_goes_back_into_the_queue(cluster, digits, monkeypatch, script, variable):
+    """It is signalled in its second epoch or later, and loses no step."""
+    monkeypatch.setenv("TASKS", "1")
+    monkeypatch.setenv(variable, "2")
+    small = [option for option in SMALL if not option.startswith("--epochs")]
+    arguments = (*digits, cluster / "run.pt", *small, "--epochs=100000")
+    job = started(script, *arguments)
+    wait_until(lambda: (cluster / "run.pt").exists() or job.poll() is not None, "an epoch has ended")
+    printed = ended_by_usr1(job)
+    epoch, steps = re.search(r"stopped in epoch (\d+) after (\d+) steps\nthe time is up", printed).groups()
+    assert (cluster / "scontrol.log").read_text() == f"requeue {os.environ['SLURM_JOB_ID']}\n"
+    assert int(epoch) >= 1 and not (cluster / "run.pt.stop").exists()
+    rest = submit(script, *arguments, "--stop-after=1")
+    at = (int(epoch) + 1, 0) if int(steps) == STEPS else (int(epoch), int(steps))
+    assert f"resumed in epoch {at[0]} at step {at[1]}, on 2 ranks" in rest.output
 
 
 NEEDS = {
     "convert_array.sh": {"--ntasks=1"},
-    "convert_ray.sh": {"--ntasks-per-node=1", "--no-kill"},
-    "tasks.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=8"},
-    "torchrun.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1"},
+    "convert_ray.sh": {"--ntasks-per-node=1", "--no-kill", "--signal=B:USR1@120"},
+    "tasks.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=8", "--signal=B:USR1@300"},
+    "torchrun.sh": {"--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1", "--signal=B:USR1@300"},
 }
 
 
@@ -117,6 +154,7 @@ def test_a_slurm_script_says_what_it_needs_before_its_first_command(script):
     first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     options = [line.removeprefix("#SBATCH ") for line in lines[:first_command] if line.startswith("#SBATCH ")]
     assert {"--requeue", "--open-mode=append", *NEEDS[script.name]} <= set(options)
+    assert any(option.startswith("--mem=") for option in options), "else a job has the memory of one processor"
     assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "SLURM does not read those"
 
 
@@ -128,8 +166,8 @@ def shellcheck(text):
     assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_shellcheck_finds_nothing_in_a_slurm_script(script):
+@pytest.mark.parametrize("script", [*SCRIPTS, WAIT_FOR], ids=lambda script: script.name)
+def test_shellcheck_finds_nothing_in_a_script(script):
     shellcheck(script.read_text())
 
 
@@ -163,6 +201,110 @@ def check_container(container, volumes, cache_bytes):
     assert cache_bytes < 0.9 * int(limit.removesuffix("Gi")) * 2**30, "a pod is evicted beyond the limit"
     assert kinds[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     assert all(isinstance(variable["value"], str) for variable in container["env"]), "Kubernetes refuses numbers"
+
+
+JOB = {
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    "backoffLimitPerIndex",
+    "completionMode",
+    "completions",
+    "manualSelector",
+    "maxFailedIndexes",
+    "parallelism",
+    "podFailurePolicy",
+    "podReplacementPolicy",
+    "selector",
+    "successPolicy",
+    "suspend",
+    "template",
+    "ttlSecondsAfterFinished",
+}
+"""The fields of a Job's spec: Kubernetes drops others without a word."""
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "convert-indexed-job.yaml"])
+def test_a_pod_that_fails_counts_for_its_own_index_and_one_that_loses_its_node_for_none(name):
+    job = objects_of(name)[-1]
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert set(spec) <= JOB and spec["completionMode"] == "Indexed" and spec["backoffLimitPerIndex"] > 0
+    assert pod["restartPolicy"] == "Never", "Kubernetes refuses a policy for failures with another"
+    first, *others = spec["podFailurePolicy"]["rules"]
+    assert first == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    (container,) = pod["containers"]
+    for rule in others:
+        assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [UNUSABLE]
+        assert rule["onExitCodes"]["containerName"] == container["name"]
+
+
+def containers_of(value):
+    """Give all containers of an object, and the volumes of their pods."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from containers_of(inner)
+    if isinstance(value, dict) and "containers" in value:
+        yield from ((container, value.get("volumes", [])) for container in value["containers"])
+
+
+def gibibytes(text):
+    return int(text.removesuffix("Gi"))
+
+
+def test_the_manifests_ask_for_the_disk_that_they_use_and_name_what_storage_yaml_makes():
+    secret, claim = objects_of("storage.yaml")
+    assert (secret["kind"], claim["kind"], claim["spec"]["accessModes"]) == (
+        "Secret",
+        "PersistentVolumeClaim",
+        ["ReadWriteMany"],
+    )
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"} == set(secret["stringData"])
+    found = [
+        (container, volumes)
+        for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
+        for each in objects_of(path.name)
+        for container, volumes in containers_of(each)
+    ]
+    assert len(found) == 5
+    for container, volumes in found:
+        (source,) = container["envFrom"]
+        assert source["secretRef"]["name"] == secret["metadata"]["name"]
+        disk = [each["emptyDir"] for each in volumes if "emptyDir" in each and "medium" not in each["emptyDir"]]
+        asked = gibibytes(container["resources"]["requests"]["ephemeral-storage"])
+        assert asked > sum(gibibytes(each["sizeLimit"]) for each in disk)
+        claims = {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
+        assert claims <= {claim["metadata"]["name"]}
+
+
+KUBECTL = """#!/bin/bash
+echo "$*" >> "$KUBECTL_LOG"
+[ -z "$KUBECTL_FAILS" ] || exit 1
+(($(wc -l < "$KUBECTL_LOG") < 3)) && echo "Suspended  Running" && exit
+echo "$ENDED"
+"""
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        ("SuccessCriteriaMet Complete ", 0),
+        ("FailureTarget Failed ", 1),
+        (" Complete", 0),
+        (" Failed", 1),
+    ],
+)
+def test_waiting_for_a_job_ends_when_it_has_failed_too(tmp_path, ended, code):
+    environ = {"PATH": write_programs(tmp_path / "programs", kubectl=KUBECTL), "KUBECTL_LOG": str(tmp_path / "log")}
+    environ |= {"ENDED": ended, "SECONDS_BETWEEN": "0"}
+    waited = subprocess.run([WAIT_FOR, "job/a"], env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert waited.returncode == code
+    assert ("job/a has failed" in waited.stderr, waited.stdout) == (bool(code), "" if code else "job/a has ended\n")
+    assert (tmp_path / "log").read_text().splitlines()[0].startswith("get job/a -o jsonpath=")
+    assert len((tmp_path / "log").read_text().splitlines()) == 3
+
+
+def test_waiting_for_a_job_that_is_not_there_fails(tmp_path):
+    environ = {"PATH": write_programs(tmp_path / "programs", kubectl=KUBECTL), "KUBECTL_LOG": str(tmp_path / "log")}
+    environ |= {"KUBECTL_FAILS": "1"}
+    assert subprocess.run([WAIT_FOR, "job/a"], env=environ, capture_output=True, timeout=DEADLINE_S).returncode == 1
 
 
 def test_the_pytorchjob_tells_torchrun_what_it_needs(monkeypatch):

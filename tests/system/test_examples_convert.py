@@ -88,6 +88,21 @@ def test_shares_that_failed_keep_slurm_from_committing_and_are_made_up_for(submi
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
+def test_new_arguments_for_a_plan_that_is_there_are_refused_and_none_go_on_with_it(submit, raw, tmp_path):
+    options = ("--into", tmp_path / "out", "--shards", 4)
+    submit(tmp_path / "plan", 2, raw, *options)
+    jobs = (tmp_path / "log").read_text()
+    command = [SCRIPT, tmp_path / "plan", 2, raw, *options, "--shuffle"]
+    refused = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"{tmp_path}/plan was made with other arguments" in refused.stderr
+    assert f"expected: {raw} --into {tmp_path}/out --shards 4" in refused.stderr
+    assert f"found: {raw} --into {tmp_path}/out --shards 4 --shuffle" in refused.stderr
+    assert (tmp_path / "log").read_text() == jobs, "nothing was submitted"
+    told, _ = submit(tmp_path / "plan", 2)
+    assert told.startswith(f"goes on with {tmp_path}/plan\n")
+
+
 def test_a_pass_of_slurm_that_failed_is_followed_by_no_other(submit, raw, tmp_path, monkeypatch):
     monkeypatch.setenv("ARRAY", "5")
     _, said = submit(tmp_path / "plan", 2, raw, "--into", tmp_path / "out", "--shards", 4)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from pathlib import Path
 
 import click
 import pytest
@@ -114,6 +115,24 @@ def test_a_slurm_job_whose_time_is_up_goes_back_into_the_queue_and_ends_ray(job,
     running.send_signal(signal.SIGUSR1)
     assert running.wait(TIMEOUT_S) == 1
     assert (tmp_path / "log").read_text().splitlines()[-1] == f"requeue {os.environ['SLURM_JOB_ID']}"
+
+
+def test_a_slurm_job_removes_the_folder_that_it_made_for_ray_on_all_nodes_and_no_other(tmp_path):
+    """Ray is a program that makes the folder and ends: the script ends with it."""
+    number, log = str(os.getpid()), tmp_path / "log"
+    own, given = Path(f"/tmp/ray-{number}"), tmp_path / "given"
+    path = write_programs(
+        tmp_path / "programs", scontrol=SCONTROL, srun=SRUN, ray='#!/bin/bash\nmkdir -p "$RAY_TMPDIR/session"\nexit 1\n'
+    )
+    environ = {"PATH": path, "LOG": str(log), "SLURM_JOB_ID": number}
+    environ |= {"SLURM_JOB_NODELIST": "localhost,another-node", "SLURM_NNODES": "2"}
+    command = [str(SCRIPT), "raw", "out"]
+    assert subprocess.run(command, env=environ, capture_output=True).returncode == 1
+    assert not own.exists()
+    assert log.read_text().splitlines()[-1].endswith(f"--nodes=2 --ntasks=2 rm -rf {own}")
+    log.unlink()
+    assert subprocess.run(command, env=environ | {"RAY_TMPDIR": str(given)}, capture_output=True).returncode == 1
+    assert (given / "session").is_dir() and "rm -rf" not in log.read_text()
 
 
 # Kubernetes

@@ -131,6 +131,18 @@ def test_links_of_a_page_lead_to_files_and_headings(page):
     assert wrong == []
 
 
+def test_every_test_that_the_page_of_promises_names_is_one_that_pytest_runs():
+    """That a named test is there is checked below; a function of tests/support is collected by no file of tests."""
+    page = text_of("docs/acceptance.md")
+    assert [path for path, _ in NAMED_TEST.findall(page) if not Path(path).name.startswith("test_")] == []
+    chosen = re.findall(r"`(tests/[\w/]+\.py) -k (\w+)`", page)
+    assert chosen
+    for path, check in chosen:
+        files = set(re.findall(r'names_in\("(\w+\.py)"\)', text_of(path)))
+        checks = "".join(text_of(f"tests/support/{file}") for file in files)
+        assert re.search(rf"^def {check}\(", checks, re.M), f"pytest {path} -k {check} runs nothing"
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and page != WITH_OLD_NAMES])
 def test_tests_and_files_that_a_page_names_are_there(page):
     text = text_of(page)
@@ -149,7 +161,7 @@ ROWS = {"A": 10, "B": 6, "C": 4, "D": 10, "E": 8}
 def test_each_row_of_the_acceptance_table_is_shown_or_marked():
     rows = re.findall(r"^\| ([A-E]\d+) \|(.*)\|$", text_of("docs/acceptance.md"), re.M)
     assert [name for name, _ in rows] == [f"{letter}{n + 1}" for letter, count in ROWS.items() for n in range(count)]
-    shown = re.compile(f"{NAMED_TEST.pattern}|{NAMED_FILE.pattern}|not yet")
+    shown = re.compile(f"{NAMED_TEST.pattern}|{NAMED_FILE.pattern}|`tests/[\\w/]+\\.py -k |not yet")
     assert [name for name, row in rows if not shown.search(row)] == []
 
 

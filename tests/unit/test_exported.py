@@ -11,6 +11,7 @@ import pytest
 import wdsplit
 
 PUBLIC = [
+    "AuditOptions",
     "ConvertError",
     "ConvertOptions",
     "CorruptDataError",
@@ -32,6 +33,9 @@ PUBLIC = [
     "UnansweredError",
     "UnsizedError",
     "WdsplitError",
+    "assign",
+    "audit",
+    "bench",
     "commit_shares",
     "convert",
     "convert_share",
@@ -40,10 +44,13 @@ PUBLIC = [
     "decode_sample_stage",
     "detect_rank",
     "index_tars",
+    "inspect",
     "mix",
+    "plan",
     "plan_shares",
     "resized",
     "unescape_key",
+    "verify",
 ]
 """What users build on: a name that is changed or removed here breaks their programs, and goes into the CHANGELOG."""
 

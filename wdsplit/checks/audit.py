@@ -20,7 +20,7 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.opening import open_readable_storage
 
-__all__ = ["AuditOptions", "Finding", "audit"]
+__all__ = ["AuditOptions", "AuditReport", "Finding", "audit"]
 
 _POSITIONS_AT_ONCE = 1 << 20
 
@@ -82,16 +82,44 @@ class Finding:
     evidence: str
 
 
-def audit(url: str, options: AuditOptions) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found.
+
+    Attributes:
+        findings: Each promise in each epoch.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether all promises held."""
+        return all(finding.held for finding in self.findings)
+
+
+def audit(
+    url: str, options: AuditOptions | None = None, progress: Callable[[Finding], None] | None = None
+) -> AuditReport:
     """Check each promise in each epoch.
 
     Args:
         url: The dataset's folder.
-        options: Topology and order.
+        options: Topology and order; None for one rank without workers.
+        progress: Called with each finding as soon as there is one.
 
     Raises:
         WdsplitError: The dataset, or one of its shards, cannot be read.
     """
+    findings = []
+    for finding in _findings(url, options or AuditOptions()):
+        findings.append(finding)
+        if progress is not None:
+            progress(finding)
+    return AuditReport(tuple(findings))
+
+
+def _findings(url: str, options: AuditOptions) -> Iterator[Finding]:
     manifest = read_manifest(open_readable_storage(url))
     order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
     for epoch in range(options.epochs):

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 import wdsplit
+from wdsplit.checks.bench import BenchResult, bench
 from wdsplit.cli.options import batch_size_option, json_option, order_options
 from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
 from wdsplit.urls import shown_url
 
 __all__ = ["bench_command"]
-
-_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """What was delivered, and how long that took.
-
-    Attributes:
-        batches: Batches that were delivered.
-        samples: Their samples.
-        first_batch_s: From making the first iterator to its first batch, workers started; None without a batch.
-        seconds: From the same moment to the last batch.
-    """
-
-    batches: int
-    samples: int
-    first_batch_s: float | None
-    seconds: float
 
 
 @click.command(
@@ -88,10 +67,17 @@ def bench_command(
     a simulated training step; the time spent waiting for batches then says whether the loader keeps up.
     """
     loader = _loader(dataset, [*decode, *([] if resize is None else [wdsplit.resized(resize)])], **arguments)
-    measured = _run(loader, epochs, seconds, step_ms / 1000)
-    found = _figures(loader, measured)
+    with progress_bar("loading") as bar:
+        found = bench(
+            loader,
+            epochs=epochs,
+            seconds=seconds,
+            step_s=step_ms / 1000,
+            progress=lambda batches, total, samples: bar.update(batches, total, samples=samples),
+        )
     if as_json:
-        echo_json({"dataset": shown_url(dataset), **found})
+        rates = {"samples_per_s": found.samples_per_s, "bytes_per_s": found.bytes_per_s}
+        echo_json({"dataset": shown_url(dataset), **asdict(found), **rates})
     else:
         click.echo(_summary(shown_url(dataset), found))
 
@@ -118,72 +104,24 @@ def _loader(
     return wdsplit.Loader(dataset, batch_size, num_workers=workers, workers=worker_kind)
 
 
-def _run(loader: wdsplit.Loader, epochs: int, seconds: float | None, step_s: float) -> _Measured:
-    """Take batches until the epochs or the time are over; wait `step_s` after each, as a training step would take."""
-    batches = samples = 0
-    first_batch_s: float | None = None
-    started = last = time.perf_counter()
-    total = epochs * len(loader)
-    with progress_bar("loading") as bar:
-        for _ in range(epochs):
-            for batch in loader:
-                last = time.perf_counter()
-                batches += 1
-                samples += _num_samples(batch)
-                if first_batch_s is None:
-                    first_batch_s = last - started
-                bar.update(batches, total, samples=samples)
-                if seconds is not None and last - started >= seconds:
-                    return _Measured(batches, samples, first_batch_s, last - started)
-                time.sleep(step_s)
-    return _Measured(batches, samples, first_batch_s, last - started)
-
-
-def _num_samples(batch: Any) -> int:
-    columns = batch.values() if isinstance(batch, dict) else batch
-    return len(next(iter(columns)))
-
-
-def _figures(loader: wdsplit.Loader, measured: _Measured) -> dict[str, Any]:
-    """Return all that is shown, as JSON has it.
-
-    Workers are ahead of what was delivered, so windows are counted for the samples that the workers made.
-    """
-    made = loader.statistics()
-    num_bytes = made.delivered_bytes
-    manifest = loader.dataset.manifest
-    num_windows = int((-(-manifest.shards.num_real // loader.dataset.options.window)).sum())
-    needed = num_windows * made.samples_made / max(1, manifest.num_samples)
-    return {
-        **asdict(measured),
-        "num_bytes": num_bytes,
-        "samples_per_s": _ratio(measured.samples, measured.seconds),
-        "bytes_per_s": _ratio(num_bytes, measured.seconds),
-        "windows_read": made.windows_read,
-        "windows_reused": made.windows_reused,
-        "read_amplification": _ratio(made.windows_read, needed),
-        "wait_share": made.wait_share,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
-        "worker_peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
-    }
-
-
-def _ratio(amount: float, total: float) -> float:
-    return amount / total if total else 0.0
-
-
-def _summary(url: str, found: dict[str, Any]) -> str:
-    if not found["batches"]:
+def _summary(url: str, found: BenchResult) -> str:
+    if not found.batches:
         return f"{url}: no batches: there are fewer samples than a global batch has"
     lines = [
-        f"{url}: {found['batches']:,} batches, {found['samples']:,} samples, {human_bytes(found['num_bytes'])} in "
-        f"{found['seconds']:.2f} s",
-        f"{found['samples_per_s']:,.0f} samples/s, {human_bytes(found['bytes_per_s'])}/s; first batch after "
-        f"{found['first_batch_s']:.2f} s",
-        f"windows: {found['windows_read']:,} read, {found['windows_reused']:,} requests served from memory; "
-        f"each was read {found['read_amplification']:.2f} times on average",
-        f"waited for batches {found['wait_share']:.0%} of the time",
-        f"memory at most: {human_bytes(found['peak_bytes'])}"
-        + (f", and {human_bytes(found['worker_peak_bytes'])} a worker" if found["worker_peak_bytes"] else ""),
+        f"{url}: {found.batches:,} batches, {found.samples:,} samples, {human_bytes(found.num_bytes)} in "
+        f"{found.seconds:.2f} s",
+        f"{found.samples_per_s:,.0f} samples/s, {human_bytes(found.bytes_per_s)}/s; first batch after "
+        f"{found.first_batch_s:.2f} s",
+        f"windows: {found.windows_read:,} read, {found.windows_reused:,} requests served from memory; "
+        + _readings(found.read_amplification),
+        f"waited for batches {found.wait_share:.0%} of the time",
+        f"memory at most: {human_bytes(found.peak_bytes)}"
+        + (f", and {human_bytes(found.worker_peak_bytes)} a worker" if found.worker_peak_bytes else ""),
     ]
     return "\n".join(lines)
+
+
+def _readings(amplification: float | None) -> str:
+    if amplification is None:
+        return "stopped within an epoch, so some were not used to their end"
+    return f"each window is read {amplification:.2f} times on average"

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 import click
 
-from wdsplit.checks.audit import AuditOptions, audit
+from wdsplit.checks.audit import AuditOptions, Finding, audit
 from wdsplit.checks.verify import verify
 from wdsplit.cli.options import batch_size_option, engine_options, json_option, open_engine, order_options
 from wdsplit.cli.terminal import FAILED, echo_json, progress_bar, stderr, totals_text
@@ -63,13 +63,14 @@ def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -
     Same batches on any topology, equal steps, each sample exactly once, resume anywhere: checked over all positions
     of each epoch. Nothing is read but the manifest, unless --read is given.
     """
-    findings = []
-    for finding in audit(dataset, AuditOptions(num_workers=workers, **arguments)):
-        findings.append(finding)
-        if not as_json:
-            mark = "held" if finding.held else "BROKEN"
-            click.echo(f"epoch {finding.epoch}  {finding.promise:<20} {mark:<6}  {finding.evidence}")
+    options = AuditOptions(num_workers=workers, **arguments)
+    report = audit(dataset, options, progress=None if as_json else _echo)
     if as_json:
-        echo_json([vars(finding) for finding in findings])
-    if not all(finding.held for finding in findings):
+        echo_json([vars(finding) for finding in report.findings])
+    if not report.held:
         sys.exit(FAILED)
+
+
+def _echo(finding: Finding) -> None:
+    mark = "held" if finding.held else "BROKEN"
+    click.echo(f"epoch {finding.epoch}  {finding.promise:<20} {mark:<6}  {finding.evidence}")

@@ -27,7 +27,7 @@ from wdsplit.tables.select import check_group_type, cut_splits
 from wdsplit.tables.table import Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 
-__all__ = ["PathLike", "input_paths", "plan_files", "plan_splits"]
+__all__ = ["PathLike", "input_paths", "plan", "plan_files", "plan_splits"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,35 @@ def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
     """Return one or several paths as a list of texts."""
     several = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     return [os.fspath(path) for path in several]
+
+
+def plan(
+    inputs: PathLike | Sequence[PathLike],
+    options: ConvertOptions | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Return what `wdsplit.convert` would do with the same arguments; nothing is written.
+
+    The inputs' footers are read; inputs without footers are read once.
+
+    Args:
+        inputs: One or several of: a file, a folder of them, a glob, a brace expression.
+        options: The options; without splits.
+        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
+
+    Returns:
+        The plan: files, fields, shards and the rows of each.
+
+    Raises:
+        InputError: The inputs cannot be read, or cannot be converted so.
+    """
+    options = options or ConvertOptions()
+    if options.splits:
+        raise InputError(
+            "plan plans one dataset, but options.splits is set",
+            remedy="leave the splits out; `wdsplit plan --split` shows a plan for each",
+        )
+    return plan_splits(inputs, options, storage_options)[""]
 
 
 def plan_splits(

@@ -5,7 +5,7 @@ The only module of the loader that needs torch for more than tensors.
 
 from __future__ import annotations
 
-import multiprocessing.util
+import multiprocessing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -36,7 +36,6 @@ def worker_processes(
         multiprocessing_context: How they are started; None for Python's default.
     """
     context = multiprocessing.get_context(multiprocessing_context)
-    multiprocessing.util.get_temp_dir()  # workers put sockets there, and those that are killed do not tidy up
     sub_batches.bound = Bound(context, num_workers, prefetch_factor + 1, prefetch_bytes // num_workers)
     return DataLoader(
         _Stream(sub_batches),

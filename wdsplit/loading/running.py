@@ -42,7 +42,7 @@ class Running:
         self._parcels: Iterator[Any] | None = parcels
         self._source = source
         self._persistent = persistent
-        self._segments: Segments | None = Segments()
+        self._segments: Segments | None = Segments([] if source.bound is None else source.bound.memories)
         self._opened: list[deque[Any]] = [deque() for _ in range(num_workers)]
         self._placed = [0] * num_workers
         self._turn = self._parcel_turn = 0
@@ -106,5 +106,7 @@ class Running:
             end = getattr(parcels, "_shutdown_workers", None) or getattr(parcels, "close", None)
             if end is not None:
                 end()
+            if self._source.bound is not None:
+                self._source.bound.close()
         if failed:
             self._on_failure()

@@ -26,6 +26,7 @@ from wdsplit.loading.stages.columns import requested_fields
 from wdsplit.loading.transport.collate import collate, collate_columns
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
+from wdsplit.loading.transport.shared_memory import SharedMemory
 from wdsplit.loading.transport.shared_segments import Ring, travelling
 from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.loading.world import with_worker
@@ -142,7 +143,7 @@ class SubBatches:
 
     def _sent(self, parcels: Iterator[Any], worker: int, bound: Bound, is_needed: Callable[[], bool]) -> Iterator[Any]:
         """Give parcels as they travel from a worker process, and no more ahead than there is room for."""
-        ring = self._ring = self._ring or Ring(worker, bound.num_slots)
+        ring = self._ring = self._ring or Ring(worker, bound.memories[worker], bound.num_slots)
         ring.restart()
         bound.restart(worker)
         try:
@@ -222,7 +223,11 @@ class SubBatches:
 
 
 class Bound:
-    """How many bytes of sub-batches the worker processes may have placed that were not delivered yet.
+    """Where worker processes place sub-batches, and how many bytes of them may be there that were not delivered yet.
+
+    Attributes:
+        num_slots: The most sub-batches of a worker.
+        memories: The memory of each worker, in which it places them.
 
     Args:
         context: What makes the workers.
@@ -235,6 +240,7 @@ class Bound:
         self.num_slots = num_slots
         self._max_bytes = max_bytes
         self._delivered = [context.Semaphore(0) for _ in range(num_workers)]
+        self.memories = [SharedMemory() for _ in range(num_workers)]
 
     def restart(self, worker: int) -> None:
         """Forget what was delivered of an earlier iteration."""
@@ -249,6 +255,11 @@ class Bound:
         """Let all workers that wait look whether they are needed; called by the loader's side when they are not."""
         for delivered in self._delivered:
             delivered.release()
+
+    def close(self) -> None:
+        """Let go of the memory; called by the loader's side when its workers have nothing more to give."""
+        for memory in self.memories:
+            memory.close()
 
     def wait(self, worker: int, ring: Ring, num_bytes: int, is_needed: Callable[[], bool]) -> bool:
         """Wait until there is room for a sub-batch; return False if none is needed any more."""

@@ -20,7 +20,7 @@ from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError
 from wdsplit.storage.interface import PendingFile, refuse_too_large
-from wdsplit.storage.local_file import LocalFile, translate_errors
+from wdsplit.storage.local_file import LocalFile, ReopenedFile, translate_errors
 from wdsplit.storage.locks import open_locked
 from wdsplit.storage.mounts import is_network_mount
 from wdsplit.storage.network import NetworkFile
@@ -81,16 +81,20 @@ class LocalStorage:
 
     def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of a file."""
-        file = self.open(path)
+        file = self._opened(path)
         refuse_too_large(file.size, max_bytes, str(self.root / path))
         return file.read(0, file.size)
 
     def map(self, path: str) -> mmap.mmap | bytes:
         """Map a file into memory, read-only; an empty file cannot be mapped and comes as b''."""
-        return self.open(path).map()
+        return self._opened(path).map()
 
-    def open(self, path: str, size: int | None = None) -> LocalFile:
+    def open(self, path: str, size: int | None = None) -> LocalFile | ReopenedFile:
         """Open a file for reading."""
+        file = self._opened(path)
+        return ReopenedFile(file) if file.is_one_of_the_last else file
+
+    def _opened(self, path: str) -> LocalFile:
         return (NetworkFile if self.has_latency else LocalFile)(self.root / path)
 
     def size(self, path: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,13 +16,16 @@ import numpy as np
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, StorageError, UnansweredError
 
-__all__ = ["TRANSIENT_ERRNOS", "FileVersion", "LocalFile", "translate_errors"]
+__all__ = ["TRANSIENT_ERRNOS", "FileVersion", "LocalFile", "ReopenedFile", "replaced", "translate_errors"]
 
 TRANSIENT_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
     | {errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED}
 )
 """Errors of a network file system that may be gone a moment later."""
+
+_OTHER_FILES = 64
+"""Files that a process must be able to open besides those that it reads for long."""
 
 
 class LocalFile:
@@ -108,6 +112,46 @@ class LocalFile:
         with translate_errors(self._path):
             return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
 
+    @property
+    def is_one_of_the_last(self) -> bool:
+        """Whether this process can have few more files open; the system gives the lowest number that is free."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return limit != resource.RLIM_INFINITY and self._fd >= limit - _OTHER_FILES
+
+
+class ReopenedFile:
+    """A file that is opened for each reading, for a process that can have few more files open.
+
+    Args:
+        file: The file, open.
+
+    Attributes:
+        size: Its bytes.
+        is_remote: Whether it is on a network file system.
+    """
+
+    def __init__(self, file: LocalFile) -> None:
+        self._path, self._kind, self._version = file._path, type(file), file._version
+        self.size, self.is_remote = file.size, file.is_remote
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from an offset on."""
+        return self._reopened().read(offset, num_bytes)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes from an offset on."""
+        self._reopened().read_into(buffer, offset)
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Let the system read ahead, where it takes such advice."""
+        self._reopened().expect(offset, num_bytes)
+
+    def _reopened(self) -> LocalFile:
+        file = self._kind(self._path)
+        if file._version != self._version:
+            raise replaced(self._path, self._version, file._version)
+        return file
+
 
 class FileVersion(NamedTuple):
     """What tells a file from another that has taken its place; the number of its inode may change with the mount."""
@@ -122,6 +166,18 @@ class FileVersion(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.num_bytes} bytes, written {np.datetime64(self.modified_ns, 'ns')} UTC"
+
+
+def replaced(path: Path, expected: FileVersion, found: FileVersion) -> CorruptDataError:
+    """Return the error of a file that is not the one that was opened first."""
+    return CorruptDataError(
+        "a file was replaced while it was read",
+        place=str(path),
+        expected=str(expected),
+        found=str(found),
+        remedy="write new data to another place, and start again",
+        url=str(path),
+    )
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from wdsplit.errors import CorruptDataError, StorageError
-from wdsplit.storage.local_file import TRANSIENT_ERRNOS, FileVersion, LocalFile
+from wdsplit.errors import StorageError
+from wdsplit.storage.local_file import TRANSIENT_ERRNOS, FileVersion, LocalFile, replaced
 from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt
 
 __all__ = ["NetworkFile"]
@@ -58,14 +58,7 @@ class NetworkFile(LocalFile):
             finally:
                 os.close(fd)
             if found != self._version:
-                raise CorruptDataError(
-                    "a file was replaced while it was read",
-                    place=str(self._path),
-                    expected=str(self._version),
-                    found=str(found),
-                    remedy="write new data to another place, and start again",
-                    url=str(self._path),
-                )
+                raise replaced(self._path, self._version, found)
 
 
 def _classify(error: Exception, place: str, url: str) -> Failure | None:

@@ -30,7 +30,7 @@ TOPOLOGIES = [(1, 0, 1), (1, 1, 101), (1, 3, 7), (2, 0, 6), (2, 2, 5), (3, 2, 4)
 
 
 def findings(path, options=TWO_RANKS):
-    return list(audit(path, options))
+    return list(audit(path, options).findings)
 
 
 def promises(found):

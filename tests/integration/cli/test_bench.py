@@ -89,6 +89,34 @@ def test_reading_can_be_stopped_after_some_time(bench, whole_lanes):
     assert found["samples"] == 48 * found["batches"]
 
 
+def test_where_reading_stops_within_an_epoch_nothing_is_said_of_the_readings_of_a_window(bench, whole_lanes):
+    """All lanes have a window open, of which few samples were taken: 12 windows for 12 of 96 samples."""
+    options = ("--batch-size", 12, "--seconds", 1e-9)
+    found = bench(whole_lanes, *options, "--json")
+    assert (found["batches"], found["windows_read"], found["read_amplification"]) == (1, 12, None)
+    lines = bench(whole_lanes, *options).splitlines()
+    assert lines[2] == (
+        "windows: 12 read, 0 requests served from memory; stopped within an epoch, so some were not used to their end"
+    )
+
+
+@pytest.mark.parametrize("batch_size", [96, 5000])
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_pads_do_not_count_as_samples_whose_windows_must_be_read(bench, whole_lanes, batch_size, world_size):
+    """Each rank repeats samples of its own lanes, to fill up a batch larger than its part."""
+    found = bench(whole_lanes, "--world-size", world_size, "--batch-size", batch_size, "--json")
+    assert (found["batches"], found["samples"]) == (1, batch_size)
+    assert found["read_amplification"] >= 1
+    assert found["read_amplification"] == found["windows_read"] / (48 / world_size)
+
+
+def test_an_epoch_whose_rest_is_dropped_needs_the_windows_of_what_is_left(bench, whole_lanes):
+    found = bench(whole_lanes, "--tail", "drop", "--batch-size", 48, "--json")
+    assert (found["batches"], found["read_amplification"]) == (2, 1.0)
+    found = bench(whole_lanes, "--tail", "drop", "--batch-size", 72, "--json")
+    assert (found["batches"], found["read_amplification"]) == (1, 1.0)
+
+
 def test_only_the_fields_that_are_named_are_read(bench, refused, whole_lanes):
     assert bench(whole_lanes, "--batch-size", 32, "--fields", "txt", "--json")["num_bytes"] == TXT_BYTES
     assert (
@@ -115,7 +143,7 @@ def test_the_result_can_be_read_by_people(bench, whole_lanes):
     assert re.fullmatch(rf"{whole_lanes}: 3 batches, 96 samples, \d+ B in \d+\.\d\d s", lines[0])
     assert re.fullmatch(r"[\d,]+ samples/s, [\d.]+ [kM]?B/s; first batch after \d+\.\d\d s", lines[1])
     assert re.fullmatch(
-        r"windows: \d+ read, \d+ requests served from memory; each was read 1\.\d\d times on average", lines[2]
+        r"windows: \d+ read, \d+ requests served from memory; each window is read 1\.\d\d times on average", lines[2]
     )
     assert re.fullmatch(r"waited for batches \d+% of the time", lines[3])
     assert re.match(r"memory at most: \d+\.\d [MG]B", lines[4])

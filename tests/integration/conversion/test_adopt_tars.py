@@ -224,7 +224,7 @@ def test_lanes_are_such_as_suit_the_readers_and_the_tars(tmp_path, num_tars, rea
 def test_the_promises_hold_for_uneven_tars(folder, world_size):
     index_tars(folder, IndexOptions(world_size=world_size, workers=2))
     options = AuditOptions(world_size=world_size, num_workers=2, batch_size=2, read=True)
-    findings = list(audit(str(folder), options))
+    findings = audit(str(folder), options).findings
     assert findings
     assert [finding for finding in findings if not finding.held] == []
 

@@ -775,9 +775,10 @@ def with_the_worker(sample):
     return Path(sample["__url__"]).stem, int(sample["cls"]), torch.utils.data.get_worker_info().id
 
 
-def test_worker_0_of_4_on_rank_0_of_8_reads_every_32nd_of_100_shards(tmp_path):
-    path = numbers_dataset(tmp_path, 200, shards=100, lanes=32)
-    dataset = Dataset(path, shuffle=False, tail="uneven", rank=0, world_size=8).map(with_the_worker)
+@pytest.mark.parametrize(("lanes", "chosen"), [(32, None), (4, 32)], ids=["of the dataset", "of the reader"])
+def test_worker_0_of_4_on_rank_0_of_8_reads_every_32nd_of_100_shards(tmp_path, lanes, chosen):
+    path = numbers_dataset(tmp_path, 200, shards=100, lanes=lanes)
+    dataset = Dataset(path, shuffle=False, tail="uneven", rank=0, world_size=8, lanes=chosen).map(with_the_worker)
     batches = list(Loader(dataset, 3, num_workers=4))
     samples = [
         sample for shards, *columns in batches for sample in zip(shards, *(c.tolist() for c in columns), strict=True)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from wdsplit.errors import PipelineError
 from wdsplit.loading.transport.collate import Column, collate
+from wdsplit.loading.transport.shared_memory import SharedMemory
 from wdsplit.loading.transport.shared_segments import Ring, Segments, travelling
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
@@ -18,17 +19,29 @@ def tensor_of(dtype, shape):
     return (torch.arange(int(np.prod(shape))) % 2).reshape(shape).to(dtype)
 
 
-def sent(part, ring=None, segments=None):
-    """Send a part as one that is large: it is laid out column by column."""
-    return parcel_sent([part], ring, segments)[0]
+class Pipe:
+    """A ring and the other side of it, in one process."""
+
+    def __init__(self, num_slots=1):
+        self.memory = SharedMemory()
+        self.ring = Ring(0, self.memory, num_slots)
+        self.segments = Segments([self.memory])
+
+    def parcel_sent(self, parcel):
+        """Place a parcel, send where it lies as a pipe does, and take it."""
+        return self.segments.parcel(pickle.loads(pickle.dumps(self.ring.place(parcel, 8))))
+
+    def sent(self, part):
+        """Send a part as one that is large: it is laid out column by column."""
+        return self.parcel_sent([part])[0]
 
 
-def parcel_sent(parcel, ring=None, segments=None):
-    """Place a parcel, send where it lies as a pipe does, and take it."""
-    placed = (ring or Ring(0, 1)).place(parcel, 8)
-    segment = placed.segment
-    layout = pickle.loads(pickle.dumps(placed.layout))
-    return (segments or Segments()).parcel(type(placed)(placed.worker, placed.slot, segment, layout))
+def sent(part):
+    return Pipe().sent(part)
+
+
+def parcel_sent(parcel):
+    return Pipe().parcel_sent(parcel)
 
 
 def same(found, part):
@@ -100,10 +113,10 @@ parts = columns | st.lists(columns, max_size=4).map(tuple) | st.dictionaries(st.
 @settings(max_examples=25)
 @given(st.lists(parts, min_size=1, max_size=6), st.integers(1, 3))
 def test_parts_of_any_sizes_come_back_through_segments_that_are_used_again(sequence, num_slots):
-    ring, segments = Ring(0, num_slots), Segments()
+    pipe = Pipe(num_slots)
     for part in sequence:
-        assert same(sent(part, ring, segments), part)
-        ring.release()
+        assert same(pipe.sent(part), part)
+        pipe.ring.release()
 
 
 @settings(max_examples=25)
@@ -138,19 +151,19 @@ def test_an_object_that_holds_itself_is_sent_though_it_is_small():
 
 
 def test_a_segment_is_used_again_when_its_part_was_copied_and_not_before():
-    ring, segments = Ring(0, 3), Segments()
+    pipe = Pipe(3)
     parts = [Column("number", torch.full((4,), number)) for number in range(3)]
-    taken = [sent(part, ring, segments) for part in parts]
+    taken = [pipe.sent(part) for part in parts]
     assert all(map(same, taken, parts))
-    assert not ring.has_room(0, HUGE)
-    ring.release()
-    assert ring.has_room(0, HUGE)
-    sent(Column("number", torch.full((4,), 9)), ring, segments)
+    assert not pipe.ring.has_room(0, HUGE)
+    pipe.ring.release()
+    assert pipe.ring.has_room(0, HUGE)
+    pipe.sent(Column("number", torch.full((4,), 9)))
     assert [column.data[0].item() for column in taken] == [9, 1, 2]
 
 
 def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():
-    ring = Ring(0, 9)
+    ring = Pipe(9).ring
     assert ring.has_room(1000, 1)
     ring.place([b"x"], 60)
     assert ring.has_room(40, 100)
@@ -161,38 +174,38 @@ def test_the_bytes_under_way_are_bounded_but_one_part_always_has_room():
 
 
 def test_as_few_segments_are_used_as_parts_are_under_way():
-    ring = Ring(0, 8)
-    slots = set()
+    ring = Pipe(8).ring
+    begins = set()
     for _ in range(20):
-        slots.add(ring.place([Column("number", torch.ones(9))], 72).slot)
+        begins.add(ring.place([Column("number", torch.ones(9))], 72).begin)
         ring.release()
-    assert len(slots) == 1
+    assert len(begins) == 1
 
 
-def test_a_segment_is_sent_once_an_iteration_and_when_it_has_grown():
-    ring = Ring(0, 1)
+def test_a_segment_that_must_grow_is_given_back_for_a_larger_one():
+    pipe = Pipe()
 
-    def is_sent(size):
-        placed = ring.place([Column("number", torch.ones(size))], size)
-        ring.release()
-        return placed.segment is not None
+    def begin_of(size):
+        placed = pipe.ring.place([Column("number", torch.ones(size))], size)
+        pipe.ring.release()
+        return placed.begin
 
-    assert [is_sent(size) for size in (10, 10, 5, 1000, 1000, 10)] == [True, False, False, True, False, False]
-    ring.restart()
-    assert [is_sent(10), is_sent(10)] == [True, False]
+    begins = [begin_of(size) for size in (2000, 10, 2100, 400_000, 400_000, 10)]
+    assert begins[0] == begins[1] == begins[2] < begins[3] == begins[4] == begins[5]
+    assert not any(pipe.memory.view(0, begins[3]))
 
 
 def test_a_restart_takes_all_parts_for_gone():
-    ring = Ring(0, 1)
-    ring.place([b"x"], 1)
-    assert not ring.has_room(1, HUGE)
-    ring.restart()
-    assert ring.has_room(1, HUGE)
-    assert same(sent([b"y"], ring), [b"y"])
+    pipe = Pipe()
+    pipe.ring.place([b"x"], 1)
+    assert not pipe.ring.has_room(1, HUGE)
+    pipe.ring.restart()
+    assert pipe.ring.has_room(1, HUGE)
+    assert same(pipe.sent([b"y"]), [b"y"])
 
 
 def test_a_value_that_cannot_be_pickled_is_an_error_with_a_remedy():
     with pytest.raises(PipelineError, match="cannot be sent") as caught:
-        Ring(0, 1).place([lambda: None], 8)
+        Pipe().ring.place([lambda: None], 8)
     assert "lambda" in caught.value.found
     assert "thread" in caught.value.remedy

@@ -334,6 +334,44 @@ def test_a_file_that_is_gone_when_it_is_opened_anew_is_read_as_before(path):
     assert file.read(0, 10) == b"0123456789"
 
 
+@pytest.fixture(params=[False, True], ids=["disk", "network"])
+def reopened(path, monkeypatch, request):
+    """Return a file that was opened by a process which may have no more files open."""
+    os.utime(path, ns=(0, 1))
+    monkeypatch.setattr("wdsplit.storage.local_file._OTHER_FILES", 2**30)
+    monkeypatch.setattr("wdsplit.storage.local.is_network_mount", lambda root: request.param)
+    file = LocalStorage(str(path.parent)).open(path.name)
+    assert file.is_remote == request.param
+    return file
+
+
+def test_where_few_files_may_be_open_they_are_closed_between_readings(path, reopened):
+    assert open_files(path) == []
+    buffer = bytearray(4)
+    reopened.expect(0, 10)
+    reopened.read_into(memoryview(buffer), 5)
+    assert (reopened.size, reopened.read(2, 3), bytes(buffer)) == (10, b"234", b"5678")
+    assert open_files(path) == []
+
+
+def test_a_file_that_was_replaced_between_readings_is_refused(path, reopened):
+    path.with_name("b").write_bytes(b"abcdefghij")
+    os.replace(path.with_name("b"), path)
+    with pytest.raises(CorruptDataError, match="replaced while it was read") as caught:
+        reopened.read(0, 10)
+    assert caught.value.url == str(path)
+    assert caught.value.expected == "10 bytes, written 1970-01-01T00:00:00.000000001 UTC"
+    path.unlink()
+    with pytest.raises(DatasetNotFoundError, match="there is no such file"):
+        reopened.read(0, 10)
+
+
+def test_a_file_stays_open_where_many_may_be_open(path):
+    file = LocalStorage(str(path.parent)).open(path.name)
+    assert open_files(path) == [str(path)]
+    assert file.read(0, 1) == b"0"
+
+
 def test_a_file_of_which_nothing_is_known_is_closed(path, monkeypatch):
     real, failures = os.fstat, [OSError(errno.EIO, "failed")]
 

@@ -1,7 +1,7 @@
 """Sub-batches on their way from a worker process, in memory that both processes share.
 
-A worker lays a parcel of sub-batches out in one of a few segments of its own; the pipe carries only where things lie.
-The other side copies them out and says so, and only then is the segment used again.
+A worker lays a parcel of sub-batches out in one of a few segments of its memory; the pipe carries only where things
+lie. The other side copies them out and says so, and only then is the segment used again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pickle
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from wdsplit.errors import PipelineError
 from wdsplit.loading.reading.process_limits import keep_freed_memory
 from wdsplit.loading.reading.window import pieces
 from wdsplit.loading.transport.collate import Column, as_array, is_plain, num_bytes
+from wdsplit.loading.transport.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     import torch
@@ -59,15 +60,20 @@ class Placed:
 
     Attributes:
         worker: Whose segment.
-        slot: Which of its segments.
-        segment: The segment itself, the first time that it is used in an iteration.
+        begin: Where the segment begins in the worker's memory.
+        num_bytes: Its size.
         layout: Where in it all of the parcel lies, or for each of its sub-batches where the columns lie.
     """
 
     worker: int
-    slot: int
-    segment: torch.Tensor | None
+    begin: int
+    num_bytes: int
     layout: Any
+
+
+class _Segment(NamedTuple):
+    begin: int
+    num_bytes: int
 
 
 class Ring:
@@ -75,17 +81,18 @@ class Ring:
 
     Args:
         worker: Its number.
+        memory: What the segments are allocated in.
         num_slots: The most segments, and so the most parcels that may be under way.
     """
 
-    def __init__(self, worker: int, num_slots: int) -> None:
+    def __init__(self, worker: int, memory: SharedMemory, num_slots: int) -> None:
         self._worker = worker
-        self._slots: list[torch.Tensor | None] = [None] * num_slots
+        self._memory = memory
+        self._slots = [_Segment(0, 0)] * num_slots
         self.restart()
 
     def restart(self) -> None:
-        """Begin another iteration: parcels of the one before may never have been taken, and segments with them."""
-        self._announced: set[int] = set()
+        """Begin another iteration: parcels of the one before may never have been taken."""
         self._in_flight: deque[tuple[int, int]] = deque()
         self._free = list(reversed(range(len(self._slots))))
 
@@ -106,15 +113,13 @@ class Ring:
         slot = self._free.pop()
         self._in_flight.append((slot, num_bytes))
         segment = self._slots[slot]
-        if segment is None or len(segment) < pieces.num_bytes:
+        if segment.num_bytes < pieces.num_bytes or not segment.num_bytes:
+            if segment.num_bytes:
+                self._memory.free(*segment)
             size = int(_GROWTH * pieces.num_bytes) + _ALIGNMENT
-            segment = _shared_memory(size)
-            self._slots[slot] = segment
-            self._announced.discard(slot)
-        pieces.copy_to(segment)
-        is_new = slot not in self._announced
-        self._announced.add(slot)
-        return Placed(self._worker, slot, segment if is_new else None, layout)
+            segment = self._slots[slot] = _Segment(self._memory.allocate(size), size)
+        pieces.copy_to(self._memory.view(*segment))
+        return Placed(self._worker, *segment, layout)
 
 
 class _Pieces:
@@ -158,17 +163,10 @@ class _Pieces:
         """Lay out what was pickled."""
         return _Pickled(self._add([data], len(data)), len(data))
 
-    def copy_to(self, segment: torch.Tensor) -> None:
+    def copy_to(self, segment: memoryview) -> None:
         """Copy everything to its place."""
-        view = _view(segment)
         for place, piece in self._pieces:
-            view[place : place + len(piece)] = memoryview(piece)
-
-
-def _shared_memory(num_bytes: int) -> torch.Tensor:
-    import torch
-
-    return torch.empty(num_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call,no-any-return]
+            segment[place : place + len(piece)] = memoryview(piece)
 
 
 def _flat_bytes(data: Any) -> Any:
@@ -213,24 +211,26 @@ def _pickled(value: Any) -> bytes:
 
 
 class Segments:
-    """The segments of all workers, as the other side sees them."""
+    """The segments of all workers, as the other side sees them.
 
-    def __init__(self) -> None:
+    Args:
+        memories: The memory of each worker; none for workers that are no processes.
+    """
+
+    def __init__(self, memories: Sequence[SharedMemory]) -> None:
         keep_freed_memory()
-        self._segments: dict[tuple[int, int], torch.Tensor] = {}
+        self._memories = memories
 
     def parcel(self, placed: Placed) -> list[Any]:
         """Return a parcel; its tensors lie in the segment, so they must be copied before it is used again."""
-        if placed.segment is not None:
-            self._segments[placed.worker, placed.slot] = placed.segment
-        segment = self._segments[placed.worker, placed.slot]
+        segment = self._memories[placed.worker].view(placed.begin, placed.num_bytes)
         if isinstance(placed.layout, list):
             return [_sub_batch(segment, layout) for layout in placed.layout]
         parcel: list[Any] = _taken(segment, placed.layout)
         return parcel
 
 
-def _sub_batch(segment: torch.Tensor, layout: Any) -> Any:
+def _sub_batch(segment: memoryview, layout: Any) -> Any:
     if isinstance(layout, dict):
         return {name: _taken(segment, column) for name, column in layout.items()}
     if isinstance(layout, tuple):
@@ -238,22 +238,24 @@ def _sub_batch(segment: torch.Tensor, layout: Any) -> Any:
     return _taken(segment, layout)
 
 
-def _view(segment: torch.Tensor) -> memoryview:
-    array: Any = segment.numpy()
-    return memoryview(array)
-
-
-def _taken(segment: torch.Tensor, entry: Any) -> Any:
+def _taken(segment: memoryview, entry: Any) -> Any:
     """Return the column, or any value, that an entry of a layout describes."""
     if isinstance(entry, _Array):
-        num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
-        data: Any = segment[entry.offset : entry.offset + num_bytes]
-        data = data.numpy().view(entry.dtype) if isinstance(entry.dtype, np.dtype) else data.view(entry.dtype)
-        return Column(entry.kind, data.reshape(entry.shape))
-    view = _view(segment)
+        return Column(entry.kind, _taken_array(segment, entry))
     if isinstance(entry, _Pickled):
-        return pickle.loads(view[entry.offset : entry.offset + entry.num_bytes])
-    lengths = _taken(segment, entry.lengths).data
+        return pickle.loads(segment[entry.offset : entry.offset + entry.num_bytes])
+    lengths = _taken_array(segment, entry.lengths)
     ends = np.cumsum(lengths)
-    view = view[entry.offset : entry.offset + int(ends[-1])]
+    view = segment[entry.offset : entry.offset + int(ends[-1])]
     return Column("other", pieces(view, ends - lengths, lengths, np.ones(len(ends), np.bool_)).tolist(), is_plain=True)
+
+
+def _taken_array(segment: memoryview, entry: _Array) -> Any:
+    """Return an array, or a tensor of a dtype that numpy has not."""
+    if isinstance(entry.dtype, np.dtype):
+        return np.ndarray(entry.shape, entry.dtype, segment, entry.offset)
+    import torch
+
+    num_bytes = entry.dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
+    data = torch.from_numpy(np.ndarray(num_bytes, np.uint8, segment, entry.offset))
+    return data.view(entry.dtype).reshape(entry.shape)

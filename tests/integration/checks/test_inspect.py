@@ -1,0 +1,82 @@
+"""`wdsplit.inspect`, `assign`, `plan`, `audit` and `verify` as programs call them; the commands print the same."""
+
+import json
+
+import pytest
+
+import wdsplit
+from made_datasets import numbers_table
+from tables import write_table
+from wdsplit.cli.main import main
+from wdsplit.errors import InputError
+
+
+@pytest.fixture
+def printed(capsys):
+    """Return a function that runs a command in this process and returns its JSON."""
+
+    def printed(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, arguments), "--json"])
+        assert not end.value.code
+        return json.loads(capsys.readouterr().out)
+
+    return printed
+
+
+def test_inspect_returns_what_the_command_prints(printed, numbers):
+    found, shown = wdsplit.inspect(numbers, samples=2), printed("inspect", numbers, "--samples", 2)
+    assert (found.num_samples, found.num_pads, found.num_shards) == (101, 4, 7)
+    assert shown | {"samples": 101, "pads": 4, "shards": 7, "bytes": found.num_bytes} == shown
+    assert (found.lanes, found.window, found.fingerprint) == (shown["lanes"], shown["window"], shown["fingerprint"])
+    assert [field.name for field in found.fields] == ["cls", "txt"] == [field["name"] for field in shown["fields"]]
+    assert [sample["txt"] for sample in found.first_samples] == [b"row 0", b"row 1"]
+    assert found.provenance == shown["provenance"]
+
+
+def test_inspect_reads_no_shard_where_no_sample_is_asked_for(numbers):
+    assert wdsplit.inspect(numbers, samples=0).first_samples == ()
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_assign_returns_what_the_command_prints(printed, numbers, lanes):
+    found = wdsplit.assign(numbers, 3, 2, batch_size=8, epoch=1, seed=7, tail="drop", lanes=lanes)
+    options = ("--world-size", 3, "--workers", 2, "--batch-size", 8, "--epoch", 1, "--seed", 7, "--tail", "drop")
+    shown = printed("assign", numbers, *options, *([] if lanes is None else ["--lanes", lanes]))
+    shares = [vars(share) for share in found.readers]
+    assert {**vars(found), "readers": shares} == shown
+    assert [(share.rank, share.worker) for share in found.readers] == [(r, w) for r in range(3) for w in range(2)]
+
+
+def test_assign_refuses_numbers_that_are_too_small(numbers):
+    with pytest.raises(InputError, match="invalid assign arguments") as caught:
+        wdsplit.assign(numbers, 0, -1)
+    assert caught.value.found == "world_size = 0: expected at least 1; num_workers = -1: expected at least 0"
+
+
+def test_audit_returns_its_findings_and_reports_each_as_it_comes(numbers):
+    seen = []
+    report = wdsplit.audit(numbers, wdsplit.AuditOptions(world_size=3, batch_size=4, epochs=2), seen.append)
+    assert report.held and report.findings == tuple(seen)
+    assert {finding.epoch for finding in seen} == {0, 1}
+    assert wdsplit.audit(numbers).held
+
+
+def test_verify_returns_the_manifest_and_no_problem(numbers):
+    report = wdsplit.verify(numbers)
+    assert (report.manifest.num_samples, report.problems) == (101, ())
+
+
+def test_plan_returns_what_convert_would_do_and_writes_nothing(printed, tmp_path):
+    path = write_table(tmp_path / "table.parquet", numbers_table(30))
+    plan = wdsplit.plan(path, wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=4)))
+    assert json.loads(json.dumps(plan.summary())) == printed("plan", path, "--shards", 4)
+    assert [file.name for file in tmp_path.iterdir()] == ["table.parquet"]
+    manifest = wdsplit.convert(path, tmp_path / "out", wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=4)))
+    assert (len(manifest.shards), manifest.num_pads) == (plan.num_shards, plan.num_pads)
+
+
+def test_plan_refuses_splits(tmp_path):
+    path = write_table(tmp_path / "table.parquet", numbers_table(30))
+    with pytest.raises(InputError, match=r"options\.splits is set"):
+        wdsplit.plan(path, wdsplit.ConvertOptions(splits={"train": 0.5, "val": 0.5}))

@@ -1,0 +1,159 @@
+"""Measuring a loader: how fast it reads on this machine, and how much memory that takes."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from wdsplit.errors import InputError
+from wdsplit.loading.loader import Loader
+from wdsplit.order.distribution import Readers
+
+__all__ = ["BenchResult", "bench"]
+
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What a loader has delivered, and how long that took.
+
+    Attributes:
+        batches: Batches that were delivered.
+        samples: Their samples.
+        num_bytes: About how many bytes of payloads these have.
+        seconds: From making the first iterator to the last batch.
+        first_batch_s: From the same moment to the first batch, workers started; None without a batch.
+        windows_read: Windows that were read and parsed, those of batches made ahead too.
+        windows_reused: Times that a window was in memory already.
+        read_amplification: How often each window was read, by all ranks together; 1 is the least. None if the last
+            epoch was not read to its end: then some windows were read of which not all samples were delivered.
+        wait_share: The part of the time in which the consumer waited for batches, from 0 to 1.
+        peak_bytes: The most memory that this process has had since it began.
+        worker_peak_bytes: The most that one of its processes has had, of those that have ended; 0 without any.
+    """
+
+    batches: int
+    samples: int
+    num_bytes: int
+    seconds: float
+    first_batch_s: float | None
+    windows_read: int
+    windows_reused: int
+    read_amplification: float | None
+    wait_share: float
+    peak_bytes: int
+    worker_peak_bytes: int
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of payloads a second."""
+        return self.num_bytes / self.seconds if self.seconds else 0.0
+
+
+def bench(
+    loader: Loader,
+    *,
+    epochs: int = 1,
+    seconds: float | None = None,
+    step_s: float = 0.0,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> BenchResult:
+    """Measure how fast a loader reads on this machine, as training would; the batches are thrown away.
+
+        result = wdsplit.bench(wdsplit.Loader(wdsplit.Dataset("data/train"), 256, num_workers=4), seconds=30)
+        print(f"{result.samples_per_s:,.0f} samples/s, waited {result.wait_share:.0%} of the time")
+
+    Args:
+        loader: The loader; it goes on from where it is.
+        epochs: Epochs to read.
+        seconds: Stop after so many seconds; None to read the epochs to their end.
+        step_s: Seconds to wait after each batch, as a training step would take.
+        progress: Called after each batch with the batches so far, those of all epochs, and the samples so far.
+
+    Raises:
+        InputError: An argument is out of range.
+        WdsplitError: The dataset cannot be read.
+    """
+    if epochs < 1 or step_s < 0 or (seconds is not None and seconds <= 0):
+        raise InputError(
+            "invalid bench arguments",
+            expected="epochs >= 1, seconds > 0, step_s >= 0",
+            found=f"epochs = {epochs}, seconds = {seconds}, step_s = {step_s}",
+        )
+    before, is_whole, first = loader.statistics(), loader.step == 0, loader.epoch
+    taken = _take(loader, epochs, seconds, step_s, progress or (lambda *_: None))
+    done = loader.statistics()
+    wait_s, compute_s = done.wait_s - before.wait_s, done.compute_s - before.compute_s
+    windows_read = done.windows_read - before.windows_read
+    is_whole = is_whole and loader.step == 0
+    needed = _windows_needed(loader, range(first, first + taken.epochs)) if is_whole else 0.0
+    return BenchResult(
+        batches=taken.batches,
+        samples=done.samples - before.samples,
+        num_bytes=done.delivered_bytes - before.delivered_bytes,
+        seconds=taken.seconds,
+        first_batch_s=taken.first_batch_s,
+        windows_read=windows_read,
+        windows_reused=done.windows_reused - before.windows_reused,
+        read_amplification=windows_read / needed if needed else None,
+        wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
+        worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
+    )
+
+
+class _Taken(NamedTuple):
+    """What was taken: batches, epochs begun, seconds to the last and to the first batch."""
+
+    batches: int
+    epochs: int
+    seconds: float
+    first_batch_s: float | None
+
+
+def _take(
+    loader: Loader, epochs: int, seconds: float | None, step_s: float, progress: Callable[[int, int, int], None]
+) -> _Taken:
+    """Take batches until the epochs or the time are over; wait `step_s` after each."""
+    batches, first_batch_s, samples_before = 0, None, loader.statistics().samples
+    started = last = time.perf_counter()
+    for epoch in range(epochs):
+        for _ in loader:
+            last = time.perf_counter()
+            batches += 1
+            if first_batch_s is None:
+                first_batch_s = last - started
+            progress(batches, epochs * len(loader), loader.statistics().samples - samples_before)
+            if seconds is not None and last - started >= seconds:
+                return _Taken(batches, epoch + 1, last - started, first_batch_s)
+            time.sleep(step_s)
+    return _Taken(batches, epochs, last - started, first_batch_s)
+
+
+def _windows_needed(loader: Loader, epochs: range) -> float:
+    """Return how many windows this rank reads in some epochs, if each is read by one reader only; 0 for a mixture.
+
+    Pads are repeated samples of windows that are read anyway; `tail="drop"` may leave windows out.
+    """
+    dataset = loader.dataset
+    manifest = getattr(dataset.source, "manifest", None)
+    if manifest is None:
+        return 0.0
+    world_size = dataset.world().world_size
+    num_windows = int((-(-manifest.shards.num_real // dataset.options.window)).sum())
+    if dataset.options.tail != "drop":
+        return num_windows * len(epochs) / world_size
+    batch = loader.batch_size * world_size
+    orders: Iterable[Any] = map(dataset.order, epochs)
+    shares = [Readers(order, 1, 1, batch).read_amplification for order in orders]
+    return num_windows * float(sum(min(1.0, share) for share in shares)) / world_size

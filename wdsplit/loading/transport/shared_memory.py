@@ -1,0 +1,79 @@
+"""Memory that grows, and that this process shares with the worker processes it starts, by whatever method.
+
+It is a file without a name, of `memfd_create`: so it is not bound by the size of /dev/shm, which is 64 MB in a
+container, and is gone with the last process that has it, however that ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+__all__ = ["SharedMemory"]
+
+
+class SharedMemory:
+    """Memory that one process allocates and fills, and another reads; each takes one or two file descriptors.
+
+    Goes to a process that is being started as the memory itself, and nowhere else.
+    """
+
+    def __init__(self) -> None:
+        self._keep(_unnamed_file())
+
+    def _keep(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self._size = 0
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False
+
+    def allocate(self, num_bytes: int) -> int:
+        """Return where some more bytes begin: at a page."""
+        begin = self._size
+        self._size += -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(self._descriptor, self._size)
+        return begin
+
+    def free(self, begin: int, num_bytes: int) -> None:
+        """Give allocated bytes back to the system, where it can take them; they are not allocated again."""
+        advice = getattr(mmap, "MADV_REMOVE", None)
+        if advice is not None:
+            self._mapped(begin + num_bytes).madvise(advice, begin, num_bytes)
+
+    def view(self, begin: int, num_bytes: int) -> memoryview:
+        """Return allocated bytes, whichever process has allocated them."""
+        return memoryview(self._mapped(begin + num_bytes))[begin : begin + num_bytes]
+
+    def _mapped(self, end: int) -> mmap.mmap:
+        """Return all the memory: one map, because each takes a file descriptor."""
+        if self._map is None or len(self._map) < end:
+            self._map = mmap.mmap(self._descriptor, 0)
+        return self._map
+
+    def close(self) -> None:
+        """Let go of the memory; views of it stay valid."""
+        self._map = None
+        self._close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (DupFd(self._descriptor),)
+
+
+def _received(duplicate: Any) -> SharedMemory:
+    memory = SharedMemory.__new__(SharedMemory)
+    memory._keep(duplicate.detach())
+    return memory
+
+
+def _unnamed_file() -> int:
+    """Return the descriptor of an empty file in memory; where the system has none, of one on the disk."""
+    try:
+        return os.memfd_create("wdsplit")
+    except (AttributeError, OSError):
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
