@@ -65,13 +65,13 @@ def is_remote(url: str) -> bool:
     return bool(separator) and scheme.lower() != "file"
 
 
-def open_object(url: str, options: Mapping[str, Any] | None = None) -> S3File | FsspecFile:
+def open_object(url: str, options: Mapping[str, Any] | None = None, size: int | None = None) -> S3File | FsspecFile:
     """Return an object of a remote store, open for reading; raises as `open_readable_storage` does.
 
-    Nothing is requested yet.
+    Nothing is requested yet. An object of another size than `size` is refused when it is read.
     """
     scheme, _, rest = url.partition("://")
     if scheme.lower() == "s3":
         folder, _, name = rest.rpartition("/")
-        return S3Storage(f"s3://{folder}", S3Options.of(options or {})).open(name)
-    return FsspecStorage(url, options).open("")
+        return S3Storage(f"s3://{folder}", S3Options.of(options or {})).open(name, size)
+    return FsspecStorage(url, options).open("", size)
