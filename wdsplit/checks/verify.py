@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.reading.window import Window

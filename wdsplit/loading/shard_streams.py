@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from webdataset.gopen import gopen_schemes
 
-from wdsplit.engines.local import in_order
 from wdsplit.storage.interface import ReadableFile
 from wdsplit.storage.opening import open_object
+from wdsplit.storage.pieces import in_pieces
 
 __all__ = ["ShardStream", "ShardUrl", "is_ours"]
 
-_PIECE_BYTES = 4 * 1024**2
-_CONNECTIONS = 4
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _REPLACED = {"http": "gopen_curl", "https": "gopen_curl", "gs": "gopen_gsutil", "hf": "gopen_hf"}
 """Openers of webdataset that take a stream for whole when their command was cut off. Others are the user's choice."""
@@ -94,7 +92,7 @@ class ShardStream(io.RawIOBase):
     """
 
     def __init__(self, file: ReadableFile) -> None:
-        self._pieces = _pieces(file)
+        self._pieces = in_pieces(file)
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
@@ -113,12 +111,3 @@ class ShardStream(io.RawIOBase):
         """Fetch nothing more."""
         self._pieces.close()
         super().close()
-
-
-def _pieces(file: ReadableFile) -> Generator[bytes, None, None]:
-    size = file.size
-
-    def read(first: int) -> bytes:
-        return file.read(first, min(_PIECE_BYTES, size - first))
-
-    yield from in_order(read, range(0, size, _PIECE_BYTES), _CONNECTIONS)

@@ -60,6 +60,11 @@ class LocalFile:
             with suppress(OSError):  # of a file system that is gone
                 os.close(self._fd)
 
+    @property
+    def version(self) -> str:
+        """What tells it from what it was before, and from a file that has taken its place."""
+        return str(self._version)
+
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on, however few the system gives at a time."""
         try:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tables import input_file, table_of
 from wdsplit.conversion.plan.options import PADS, PlanOptions
-from wdsplit.conversion.plan.plan import MIN_LANES, Span, default_window, make_plan, task_spans
+from wdsplit.conversion.plan.plan import Span, make_plan, task_spans
 from wdsplit.errors import InputError
+from wdsplit.order.defaults import MIN_LANES, default_window
 from wdsplit.shards.manifest import Field
 
 FIELDS = (Field("cls", "label", "integer", "int64"),)

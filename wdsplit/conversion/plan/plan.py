@@ -21,6 +21,7 @@ import xxhash
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
+from wdsplit.order.defaults import least_lanes, round_up, whole_lanes
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import FORMAT_VERSION, Field
 from wdsplit.tables.table import Table
@@ -29,18 +30,11 @@ __all__ = [
     "Plan",
     "Span",
     "Spans",
-    "default_window",
-    "least_lanes",
     "make_plan",
     "task_spans",
-    "whole_lanes",
 ]
 
 DEFAULT_SHARD_BYTES = 256_000_000
-MIN_LANES = 16
-_MAX_LANES = 64
-_WINDOW_BYTES = 8 * 1024**2
-_MIN_WINDOW, _MAX_WINDOW = 16, 1024
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
@@ -216,7 +210,7 @@ def make_plan(
         num_shards = _given_shards(options.shards, readers)
     else:
         num_shards = min(
-            _derived_shards(table, len(fields), options, lanes), _round_up(num_rows, math.lcm(lanes, readers))
+            _derived_shards(table, len(fields), options, lanes), round_up(num_rows, math.lcm(lanes, readers))
         )
     max_shards = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
@@ -275,34 +269,12 @@ def _given_shards(shards: int, readers: int) -> int:
     return shards
 
 
-def least_lanes(readers: int) -> int:
-    """Return the fewest lanes to choose: a multiple of the readers, at least 16."""
-    return _round_up(MIN_LANES, readers)
-
-
-def whole_lanes(num_shards: int, readers: int) -> int | None:
-    """Return lanes that divide the shards, so that lanes are whole shards, if there are such up to 64."""
-    least = least_lanes(readers)
-    candidates = range(least, max(least, _MAX_LANES) + 1, readers)
-    return next((lanes for lanes in candidates if num_shards % lanes == 0), None)
-
-
 def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:
     if options.samples_per_shard is not None:
-        return _round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
+        return round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
     data_bytes = table.data_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
     shards = -(-data_bytes // (options.shard_size or DEFAULT_SHARD_BYTES))
-    return _round_up(shards, math.lcm(lanes, options.readers) if options.shard_size is None else options.readers)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def default_window(num_bytes: int, num_samples: int) -> int:
-    """Return the samples of a window (Q) that make about 8 MiB, one ranged read: 16 to 1,024 of them."""
-    sample_bytes = max(1, num_bytes // max(1, num_samples))
-    return min(_MAX_WINDOW, max(_MIN_WINDOW, _WINDOW_BYTES // sample_bytes))
+    return round_up(shards, math.lcm(lanes, options.readers) if options.shard_size is None else options.readers)
 
 
 class Spans(Sequence[Span]):
