@@ -8,7 +8,6 @@ as it is. Before one is replaced, the header goes, so that no header belongs to 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -19,17 +18,21 @@ from typing import Any
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, invalid_values, raise_if_any, same_as
 from wdsplit.conversion.run import Run
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError
-from wdsplit.indexing.tars import TarContent, manifest_of, read_tar, refuse_duplicate_keys, warn_of_oddities
+from wdsplit.errors import DatasetNotFoundError, OutputExistsError
+from wdsplit.indexing.tars import (
+    TarContent,
+    check_paths,
+    manifest_of,
+    read_tar,
+    refuse_duplicate_keys,
+    warn_of_oddities,
+)
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
 
 __all__ = ["IndexOptions", "IndexProgress", "index_tars"]
-
-_ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:")
-"""What the manifest takes for no path of a shard."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +144,7 @@ def _tars(storage: Storage) -> list[str]:
             remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
             url=storage.url,
         )
-    for odd in filter(_ODD_PATH.search, paths):
-        raise InputError(
-            "invalid name of a tar",
-            place=f"{storage.url}/{odd!r}",
-            expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
-            remedy="rename it",
-        )
+    check_paths(storage.url, paths)
     return paths
 
 

@@ -6,7 +6,8 @@ Composition of the scan and the samples. Nothing is written here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -27,11 +28,13 @@ from wdsplit.tar.index import dump_index
 from wdsplit.tar.samples import FieldUse, TarSamples, group_samples
 from wdsplit.tar.scan import scan_tar
 
-__all__ = ["TarContent", "manifest_of", "read_tar", "refuse_duplicate_keys", "warn_of_oddities"]
+__all__ = ["TarContent", "check_paths", "manifest_of", "read_tar", "refuse_duplicate_keys", "warn_of_oddities"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_FIELDS_SHOWN = 5
+_ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:|(^|/)(\.\.?)?(/|$)")
+"""What the manifest takes for no path of a shard."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,21 @@ class TarContent:
     num_left_out: int
     left_out: tuple[str, ...]
     hashes: Hashes
+
+
+def check_paths(folder: str, paths: Iterable[str]) -> None:
+    """Refuse paths of tars that a manifest cannot have.
+
+    Raises:
+        InputError: There is one.
+    """
+    for odd in filter(_ODD_PATH.search, paths):
+        raise InputError(
+            "invalid name of a tar",
+            place=f"{folder}/{odd!r}",
+            expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
+            remedy="rename it",
+        )
 
 
 def read_tar(storage: ReadableStorage, path: str) -> tuple[TarContent, bytes]:

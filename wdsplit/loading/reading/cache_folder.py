@@ -316,7 +316,7 @@ class CacheFolder:
         if marker.exists():
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        known = {_MARKER, _LOCK, "lost+found"}
+        known = {_MARKER, _LOCK, "indexes", "lost+found"}
         others = [name for name in sorted(os.listdir(self.path)) if not (name in known or _SUBFOLDER.fullmatch(name))]
         if others:
             raise InputError(

@@ -20,6 +20,7 @@ from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.shards.manifest import Manifest, Shard
+from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.urls import shown_url
@@ -42,15 +43,19 @@ class Access:
         read_ahead_bytes: Bytes that all workers of a rank fetch before they are needed, together; of a remote dataset.
         connections: Requests that they have under way at the same time, together.
         cache: Keeps the shards on the node's own disk.
+        tars: The shards, if they are tars without a manifest beside them; their indexes are their companions.
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     read_ahead_bytes: int = 128 * 1024**2
     connections: int = 16
     cache: ShardCache | None = None
+    tars: GatheredFiles | None = None
 
     def storage(self, url: str) -> ReadableStorage:
         """Return where a dataset is."""
+        if self.tars is not None:
+            return GatheredStorage(self.tars, self.storage_options)
         return open_readable_storage(url, self.storage_options)
 
     def ahead(self, num_workers: int, window_bytes: int, shard_bytes: int) -> Ahead:
