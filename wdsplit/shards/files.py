@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import (
     HEADER_NAME,
@@ -33,6 +33,11 @@ from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
 
 __all__ = ["read_manifest", "write_manifest", "write_shard"]
+
+_TARS_REMEDY = (
+    "give the folder of the tars, once `wdsplit index FOLDER` has made a dataset of them; "
+    "wdsplit.Dataset takes tars without that"
+)
 
 
 def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> Shard:
@@ -94,7 +99,11 @@ def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:
 def _read_header(storage: ReadableStorage) -> bytes:
     try:
         return storage.read(HEADER_NAME, MAX_HEADER_BYTES)
-    except DatasetNotFoundError:
+    except (DatasetNotFoundError, StorageError) as error:
+        if storage.size("") is not None:
+            raise _no_folder(storage.url) from None
+        if isinstance(error, StorageError):
+            raise
         raise DatasetNotFoundError(
             "there is no dataset",
             place=storage.url,
@@ -105,14 +114,30 @@ def _read_header(storage: ReadableStorage) -> bytes:
         ) from None
 
 
+def _no_folder(url: str) -> DatasetNotFoundError:
+    """Return the error for a file in the place of a dataset."""
+    name = url.rpartition("/")[2]
+    if name.lower().endswith(".tar"):
+        remedy = _TARS_REMEDY
+    elif name in (HEADER_NAME, SHARDS_NAME):
+        remedy = "give the folder that it is in"
+    else:
+        remedy = f"make a dataset of it with `wdsplit convert {name} OUTPUT`, and give that folder"
+    return DatasetNotFoundError(
+        "a file is not a dataset", place=url, expected="the folder of a dataset", found="a file", remedy=remedy, url=url
+    )
+
+
 def _where_else(storage: ReadableStorage) -> str:
     """Say what may be meant by a folder that is no dataset."""
     names = storage.list()
     inner = [name for name in names if storage.size(f"{name}/{HEADER_NAME}") is not None]
     if inner:
         return f"give one of the datasets in it: {', '.join(inner[:5])}"
+    if storage.url.endswith((".tar", ".tar}")):
+        return _TARS_REMEDY
     if any(name.endswith(".tar") for name in names) and RUN_FOLDER not in names:
-        return "make a dataset of its tars with `wdsplit index`"
+        return "make a dataset of its tars with `wdsplit index`, or open them with wdsplit.Dataset('FOLDER/*.tar')"
     return (
         "check the path, and give the folder, not its files; a conversion that was stopped is continued with --resume"
     )
