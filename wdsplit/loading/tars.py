@@ -73,6 +73,9 @@ def open_dataset(path: Any, access: Access, cache_dir: str | os.PathLike[str] | 
     texts = _texts(path)
     if isinstance(path, (str, os.PathLike)) and not _names_tars(texts[0]):
         return texts[0], read_manifest(access.storage(texts[0])), access
+    folders = [text for text in texts if not _names_tars(text) and not _is_file(text, access.storage_options)]
+    if folders:
+        raise _invalid(", ".join(map(shown_url, folders[:5])))
     urls = _find_tars(texts, access.storage_options)
     files = GatheredFiles(tuple(urls), "")
     check_paths(files.root, list(files.places))
@@ -89,13 +92,23 @@ def _texts(path: Any) -> list[str]:
     texts = [str(each) for each in given] if isinstance(given, Sequence) else []
     wrong = [type(each).__name__ for each in given if not isinstance(each, (str, os.PathLike))] if texts else []
     if wrong or not texts:
-        raise InputError(
-            "invalid path of a dataset",
-            expected="the folder of a dataset; or a tar, a glob, a brace expression, or a list of tars",
-            found=", ".join(wrong[:5]) or ("an empty list" if isinstance(given, Sequence) else type(path).__name__),
-            remedy="for several datasets use wdsplit.mix",
-        )
+        empty = "an empty list" if isinstance(given, Sequence) else type(path).__name__
+        raise _invalid(", ".join(wrong[:5]) or empty)
     return texts
+
+
+def _invalid(found: str) -> InputError:
+    return InputError(
+        "invalid path of a dataset",
+        expected="the folder of a dataset; or a tar, a glob, a brace expression, or a list of tars",
+        found=found,
+        remedy="for several datasets use wdsplit.mix",
+    )
+
+
+def _is_file(text: str, options: Mapping[str, Any] | None) -> bool:
+    place = place_of(text, options)
+    return place.is_file(place.pattern)
 
 
 def _names_tars(text: str) -> bool:

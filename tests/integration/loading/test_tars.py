@@ -263,6 +263,12 @@ def test_what_is_no_path_is_refused(path):
         wdsplit.Dataset(path)
 
 
+def test_a_list_of_datasets_is_refused(numbers):
+    with pytest.raises(InputError, match=r"wdsplit\.mix") as caught:
+        wdsplit.Dataset([numbers, numbers])
+    assert str(numbers) in caught.value.found
+
+
 def test_tars_that_are_not_there_or_named_twice_or_everywhere_are_refused(folder):
     with pytest.raises(DatasetNotFoundError, match="there are no tars"):
         wdsplit.Dataset(f"{folder}/x*.tar")
