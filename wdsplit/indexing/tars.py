@@ -71,8 +71,13 @@ def check_paths(folder: str, paths: Iterable[str]) -> None:
         )
 
 
-def read_tar(storage: ReadableStorage, path: str) -> tuple[TarContent, bytes]:
+def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) -> tuple[TarContent, bytes]:
     """Read a tar whole, and return what is in it, and its index.
+
+    Args:
+        storage: Where it is.
+        path: Its path there.
+        scratch: The local folder that a remote tar is copied to; None for the system's temporary folder.
 
     Raises:
         InputError: It holds an invalid sample or none at all, or was changed meanwhile.
@@ -80,7 +85,7 @@ def read_tar(storage: ReadableStorage, path: str) -> tuple[TarContent, bytes]:
     """
     file = storage.open(path)
     version_before = file.version
-    data = mapped(file)
+    data = mapped(file, scratch)
     checksum = checksum_of(xxhash.xxh3_128(data))  # first, as it reads the file from front to back
     samples = _samples(storage, path, memoryview(data))
     if storage.open(path).version != version_before:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 from wdsplit.engines.local import in_order, raise_if_cancelled
 from wdsplit.storage.interface import ReadableFile
-from wdsplit.storage.local_file import LocalFile
+from wdsplit.storage.local_file import LocalFile, translate_errors
 
 __all__ = ["in_pieces", "mapped"]
 
@@ -26,11 +27,20 @@ def in_pieces(file: ReadableFile) -> Generator[bytes, None, None]:
     yield from in_order(read, range(0, size, _PIECE_BYTES), _CONNECTIONS)
 
 
-def mapped(file: ReadableFile) -> mmap.mmap | bytes:
-    """Map a file into memory, read-only; of a remote one a copy in a temporary file. An empty one comes as b''."""
+def mapped(file: ReadableFile, folder: str | None = None) -> mmap.mmap | bytes:
+    """Map a file into memory, read-only. An empty one comes as b''.
+
+    Args:
+        file: The file.
+        folder: Where a remote file is copied to, under no name; None for the system's temporary folder.
+
+    Raises:
+        StorageError: The system refused, such as for a full disk.
+    """
     if isinstance(file, LocalFile):
         return file.map()
-    with tempfile.TemporaryFile() as copy:
+    place = Path(folder or tempfile.gettempdir())
+    with translate_errors(place, writing=True), tempfile.TemporaryFile(dir=place) as copy:
         for piece in in_pieces(file):
             raise_if_cancelled()
             copy.write(piece)

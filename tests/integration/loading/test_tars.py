@@ -8,6 +8,7 @@ import pickle
 import re
 import shutil
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from wdsplit.indexing import tars as indexing
 from wdsplit.loading import tars as loading_tars
 
 COUNTS = (5, 1, 12, 7)
+TABLES = ["shards.parquet", "wdsplit.json"]
 
 
 def tars_into(folder, counts=COUNTS):
@@ -65,7 +67,12 @@ def scanned(monkeypatch):
     """Return the paths of the tars that were read whole, as they are read."""
     paths = []
     read_tar = indexing.read_tar
-    monkeypatch.setattr(loading_tars, "read_tar", lambda storage, path: paths.append(path) or read_tar(storage, path))
+
+    def counted(storage, path, scratch):
+        paths.append(path)
+        return read_tar(storage, path, scratch)
+
+    monkeypatch.setattr(loading_tars, "read_tar", counted)
     return paths
 
 
@@ -190,10 +197,10 @@ def test_a_scan_that_was_killed_is_done_again(folder, scanned, cache, monkeypatc
 def opened_in_a_process(pattern, log, results):
     read_tar = indexing.read_tar
 
-    def counted(storage, path):
+    def counted(storage, path, scratch):
         with open(log, "a") as file:
             file.write(f"{path}\n")
-        return read_tar(storage, path)
+        return read_tar(storage, path, scratch)
 
     loading_tars.read_tar = counted
     results.put(wdsplit.Dataset(pattern).source.fingerprint)
@@ -236,6 +243,13 @@ def test_pads_that_wdsplit_wrote_are_left_out(numbers):
     assert wdsplit.Dataset(f"{numbers}/*.tar").manifest.num_samples == 101
 
 
+def test_remote_tars_need_no_temporary_folder(remote, cache, monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: (_ for _ in ()).throw(FileNotFoundError))
+    wdsplit.Dataset(f"{remote}/*.tar")
+    (folder,) = cache.iterdir()
+    assert sorted(files_below(folder)) == ["0.tar.idx", "1.tar.idx", "2.tar.idx", "3.tar.idx", "lock", *TABLES]
+
+
 # What is refused
 
 
@@ -249,7 +263,7 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_option(folder, tmp_
     assert str(tmp_path / "file") in caught.value.place
 
 
-def test_a_user_without_a_home_is_told_to_choose_a_folder(folder, tmp_path, monkeypatch):
+def test_a_user_without_a_home_gets_an_error_that_names_the_option(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "expanduser", lambda _: (_ for _ in ()).throw(RuntimeError))
     with pytest.raises(StorageError, match="cache_dir="):
