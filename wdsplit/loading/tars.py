@@ -48,7 +48,7 @@ _TAR = re.compile(r"\.(tar|tgz|tar\.\w+)$", re.IGNORECASE)
 _FORMAT = 1
 """Another number, if the same tars would give another manifest: what was written before is then not used."""
 _FOLDER = "indexes"
-_STATS_AT_ONCE = 16
+_STATS_AT_ONCE = 64
 _TARS_AT_ONCE = 4
 _SILENT_S = 10.0
 
