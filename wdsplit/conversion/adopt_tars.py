@@ -18,7 +18,7 @@ from functools import partial
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.keys import hash_keys
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, Shard, Shards, checksum_of, index_path
+from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.storage.opening import open_storage
@@ -43,6 +44,9 @@ from wdsplit.tables.table import Remote
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.samples import TarSamples, group_samples
 from wdsplit.tar.scan import scan_tar
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["IndexOptions", "IndexProgress", "index_tars"]
 
@@ -104,6 +108,7 @@ def index_tars(
     progress: Callable[[IndexProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> Manifest:
     """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
 
@@ -117,6 +122,7 @@ def index_tars(
         progress: Called after each tar.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
         engine: What carries the tasks out; None for `options.jobs` processes of this machine.
+        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
 
     Returns:
         The manifest. A field's type is bytes, as nothing else is known of it.
@@ -129,7 +135,8 @@ def index_tars(
         StorageError: The folder cannot be written to.
     """
     options = options or IndexOptions()
-    storage = open_storage(os.fspath(url), storage_options)
+    url, storage_options = located_one(url, storage_options, fs)
+    storage = open_storage(url, storage_options)
     _refuse_output(storage, options.overwrite)
     paths = _tars(storage)
     with Run(storage).locked():

@@ -35,6 +35,7 @@ from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, Steps, World, whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.storage.given import located_one
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -107,6 +108,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             dataset. None, or more than there are, for all.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
+        fs: The file system that `path` is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; each process makes
+            its own copy. None for what the path says itself.
         read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are needed,
             together.
         connections: The requests that they have under way at the same time, together.
@@ -138,8 +141,9 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             )
         window = whole(window)
         chosen = checked_options(options, window)
+        url, chosen["storage_options"] = located_one(path, chosen["storage_options"], chosen["fs"])
         access = access_of(chosen)
-        manifest = read_manifest(access.storage(str(path)))
+        manifest = read_manifest(access.storage(url))
         if limit is not None:
             manifest = first_samples(manifest, whole(limit))
         order = OrderOptions(
@@ -149,7 +153,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             window or manifest.window,
             chosen["tail"],
         )
-        self._begin_with(Source(str(path), manifest, order, chosen["fields"], access), chosen)
+        self._begin_with(Source(url, manifest, order, chosen["fields"], access), chosen)
 
     def _begin_with(self, source: AnySource, options: DatasetOptions) -> None:
         super().__init__(source)

@@ -22,6 +22,7 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.mixture import MixedOrder, Quota, epoch_counts, source_seed
 from wdsplit.order.split import World, assigned_lanes
 from wdsplit.shards.files import read_manifest
+from wdsplit.storage.given import located
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -185,13 +186,14 @@ def mix(
     """
     urls = _listed(weights, repeat, choose)
     chosen = checked_options(options)
+    places, chosen["storage_options"] = located(urls, chosen["storage_options"], chosen["fs"])
     access = access_of(chosen)
-    manifests = {url: read_manifest(access.storage(url)) for url in urls}
-    lanes = chosen["lanes"] or max(manifest.lanes for manifest in manifests.values())
+    manifests = [read_manifest(access.storage(place)) for place in places]
+    lanes = chosen["lanes"] or max(manifest.lanes for manifest in manifests)
     order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     sources = [
-        Source(url, manifest, replace(order, window=manifest.window), chosen["fields"], access)
-        for url, manifest in manifests.items()
+        Source(place, manifest, replace(order, window=manifest.window), chosen["fields"], access)
+        for place, manifest in zip(places, manifests, strict=True)
     ]
     sizes = [source.num_samples for source in sources]
     by_weight, repeats, taken = (_in_order(asked, urls) for asked in (weights, repeat, choose))
