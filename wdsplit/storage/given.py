@@ -23,7 +23,7 @@ __all__ = ["FS_OPTION", "GivenFileSystem", "divided_options", "located", "locate
 FS_OPTION = "fs"
 """The key in storage options under which a file system object travels to where files are opened."""
 
-_SPAWNED = "memory"
+_OF_ONE_PROCESS = "memory"
 
 
 class GivenFileSystem:
@@ -55,7 +55,7 @@ class GivenFileSystem:
         pid = os.getpid()
         if self._pid != pid:
             self._inherited.append(self._fs)  # to end its connections would take them away from the parent
-            if self.schemes[0] != _SPAWNED:
+            if self.schemes[0] != _OF_ONE_PROCESS:
                 self._fs = pickle.loads(self._dumped())
             self._pid = pid
         return self._fs
@@ -72,7 +72,7 @@ class GivenFileSystem:
         return _restored, (self._dumped(),)
 
     def _dumped(self) -> bytes:
-        if self.schemes[0] == _SPAWNED:
+        if self.schemes[0] == _OF_ONE_PROCESS:
             raise InputError(
                 "memory:// cannot be reached from another process",
                 expected="work in this process, or in forked workers that only read",
@@ -122,6 +122,10 @@ def located(
         InputError: A path is of another store, or `fs` is no file system that can be used.
     """
     texts = [os.fspath(path) for path in paths]
+    if fs is None and any(text.startswith(f"{_OF_ONE_PROCESS}://") for text in texts):
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        return texts, {**(storage_options or {}), FS_OPTION: GivenFileSystem(MemoryFileSystem())}
     if fs is None:
         return texts, storage_options
     _check(fs, storage_options)

@@ -260,9 +260,10 @@ def test_memory_is_converted_to_and_read_in_one_process(memory, source, expected
 
 
 def test_memory_is_not_written_to_by_other_processes(memory, source):
-    with pytest.raises(InputError, match="another process") as caught:
-        wdsplit.convert(source, "/out", options(shards=8, jobs=8), fs=memory)
-    assert "jobs=1" in caught.value.remedy
+    for given in ({"output": "/out", "fs": memory}, {"output": "memory://out"}):
+        with pytest.raises(InputError, match="another process") as caught:
+            wdsplit.convert(source, options=options(shards=8, jobs=8), **given)
+        assert "jobs=1" in caught.value.remedy
     with pytest.raises(InputError, match="another process"):
         pickle.dumps(located(["/out"], None, memory))
 
@@ -322,7 +323,11 @@ def test_a_file_system_that_cannot_be_copied_is_named(expected):
     assert "Unpicklable" in caught.value.place
 
 
-def test_urls_of_chains_are_refused_with_the_line_to_write():
+def test_chains_are_opened_by_fsspec_and_refused_as_urls(on_s3, expected, tmp_path):
+    url = f"simplecache::s3://{on_s3}"
+    fs, path = fsspec.core.url_to_fs(url, simplecache={"cache_storage": str(tmp_path / "cache")})
+    assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
+    assert any((tmp_path / "cache").iterdir())
     with pytest.raises(InputError) as caught:
-        wdsplit.Dataset("simplecache::s3://bucket/data")
+        wdsplit.Dataset(url)
     assert "url_to_fs" in caught.value.remedy
