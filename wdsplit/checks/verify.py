@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,13 @@ from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.reading.window import Window
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
+from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.tar.names import is_pad_key
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Report", "verify"]
 
@@ -62,6 +66,7 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> Report:
     """Check a whole dataset; holds eight bytes a sample, to find duplicate keys.
 
@@ -71,10 +76,12 @@ def verify(
         progress: Called with the number of shards that were checked and the number of all.
         storage_options: How to reach a remote store, as of `Dataset`.
         engine: What carries the tasks out; None for `jobs` processes of this machine.
+        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
 
     Raises:
         WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
     """
+    url, storage_options = located_one(url, storage_options, fs)
     storage = open_readable_storage(url, storage_options)
     manifest = read_manifest(storage)
     num_shards = len(manifest.shards)

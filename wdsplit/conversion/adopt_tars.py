@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, invalid_values, raise_if_any, same_as
 from wdsplit.conversion.run import Run
@@ -29,8 +29,12 @@ from wdsplit.indexing.tars import (
 )
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
+from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.opening import open_storage
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["IndexOptions", "IndexProgress", "index_tars"]
 
@@ -75,6 +79,7 @@ def index_tars(
     progress: Callable[[IndexProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> Manifest:
     """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
 
@@ -88,6 +93,7 @@ def index_tars(
         progress: Called after each tar.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
         engine: What carries the tasks out; None for `options.jobs` processes of this machine.
+        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
 
     Returns:
         The manifest. A field's type is bytes, as nothing else is known of it.
@@ -100,7 +106,8 @@ def index_tars(
         StorageError: The folder cannot be written to.
     """
     options = options or IndexOptions()
-    storage = open_storage(os.fspath(url), storage_options)
+    url, storage_options = located_one(url, storage_options, fs)
+    storage = open_storage(url, storage_options)
     _refuse_output(storage, options.overwrite)
     paths = _tars(storage)
     with Run(storage).locked():

@@ -109,6 +109,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             dataset. None, or more than there are, for all.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
+        fs: The file system that `path` is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; each process makes
+            its own copy. None for what the path says itself.
         read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are needed,
             together.
         connections: The requests that they have under way at the same time, together.
@@ -134,7 +136,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
     ) -> None:
         window = whole(window)
         chosen = checked_options(options, window)
-        url, manifest, access = open_dataset(path, access_of(chosen), chosen["cache_dir"])
+        url, manifest, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"])
         if limit is not None:
             manifest = first_samples(manifest, whole(limit))
         order = OrderOptions(

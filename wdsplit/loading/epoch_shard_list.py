@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 from webdataset.shardlists import expand_urls
@@ -23,9 +23,13 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.order.epoch import OrderOptions, Tail, permutation
 from wdsplit.order.split import World, whole
 from wdsplit.shards.files import read_manifest
+from wdsplit.storage.given import located
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.storage.patterns import has_magic, place_of
 from wdsplit.urls import joined_url, shown_url
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["EpochShardList", "shard_urls"]
 
@@ -76,6 +80,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
             is and warns once; `pad` repeats shards from the start of the epoch's order; `drop` leaves out the last
             of the epoch's order.
         storage_options: How to reach remote stores, as for `wdsplit.Dataset`.
+        fs: The file system that the shards are on, an object of fsspec; None for what the URLs say themselves.
 
     Raises:
         InputError: There are no shards, or an option is invalid.
@@ -91,8 +96,12 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         shuffle: bool = True,
         tail: Tail = "uneven",
         storage_options: Mapping[str, Any] | None = None,
+        fs: AbstractFileSystem | None = None,
     ) -> None:
         options = OrderOptions(whole(seed), bool(shuffle), lanes=1, window=1, tail=tail)
+        if fs is not None:
+            given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
+            urls, storage_options = located(given, storage_options, fs)
         found = shard_urls(urls, storage_options)
         self.urls = [url for url, _ in found]
         self._sizes = dict(found)

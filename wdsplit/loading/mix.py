@@ -22,6 +22,7 @@ from wdsplit.loading.tars import open_dataset
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.mixture import MixedOrder, Quota, epoch_counts, source_seed
 from wdsplit.order.split import World, assigned_lanes
+from wdsplit.storage.given import located
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -185,13 +186,14 @@ def mix(
     """
     urls = _listed(weights, repeat, choose)
     chosen = checked_options(options)
+    places, chosen["storage_options"] = located(urls, chosen["storage_options"], chosen["fs"])
     access = access_of(chosen)
-    opened = [open_dataset(url, access, chosen["cache_dir"]) for url in urls]
+    opened = [open_dataset(place, access, chosen["cache_dir"]) for place in places]
     lanes = chosen["lanes"] or max(manifest.lanes for _, manifest, _ in opened)
     order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     sources = [
-        Source(url, manifest, replace(order, window=manifest.window), chosen["fields"], own)
-        for url, manifest, own in opened
+        Source(place, manifest, replace(order, window=manifest.window), chosen["fields"], own)
+        for place, manifest, own in opened
     ]
     sizes = [source.num_samples for source in sources]
     by_weight, repeats, taken = (_in_order(asked, urls) for asked in (weights, repeat, choose))

@@ -32,6 +32,7 @@ class DatasetOptions(TypedDict, total=False):
     group: Annotated[Any, None]
     fields: Annotated[Sequence[str] | None, None]
     storage_options: Annotated[Mapping[str, Any] | None, None]
+    fs: Annotated[Any, None]
     read_ahead_bytes: Annotated[int, Access.read_ahead_bytes]
     connections: Annotated[int, Access.connections]
     cache_dir: Annotated[str | os.PathLike[str] | None, None]

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import xxhash
@@ -34,11 +34,15 @@ from wdsplit.loading.reading.source import Access
 from wdsplit.shards.files import read_manifest, write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
+from wdsplit.storage.given import located
 from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.storage.locks import open_locked
 from wdsplit.storage.opening import is_remote
 from wdsplit.storage.patterns import has_magic, patterns, place_of
 from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["open_dataset"]
 
@@ -53,13 +57,16 @@ _TARS_AT_ONCE = 4
 _SILENT_S = 10.0
 
 
-def open_dataset(path: Any, access: Access, cache_dir: str | os.PathLike[str] | None) -> tuple[str, Manifest, Access]:
+def open_dataset(
+    path: Any, access: Access, cache_dir: str | os.PathLike[str] | None, fs: AbstractFileSystem | None = None
+) -> tuple[str, Manifest, Access]:
     """Open a dataset.
 
     Args:
         path: The folder of a dataset; or a tar, a glob, a brace expression, or a list of these.
         access: How it is reached.
         cache_dir: Where indexes of tars are kept; None for the user's cache folder.
+        fs: The file system that it is on; None for what the path says itself.
 
     Returns:
         What to call it, its manifest, and how its shards are reached.
@@ -70,18 +77,19 @@ def open_dataset(path: Any, access: Access, cache_dir: str | os.PathLike[str] | 
         InputError: The path is invalid, or a tar holds an invalid sample.
         StorageError: The system refused, or indexes cannot be written.
     """
-    texts = _texts(path)
+    texts, options = located(_texts(path), access.storage_options, fs)
+    access = dataclasses.replace(access, storage_options=options)
     if isinstance(path, (str, os.PathLike)) and not _names_tars(texts[0]):
         return texts[0], read_manifest(access.storage(texts[0])), access
-    folders = [text for text in texts if not _names_tars(text) and not _is_file(text, access.storage_options)]
+    folders = [text for text in texts if not _names_tars(text) and not _is_file(text, options)]
     if folders:
         raise _invalid(", ".join(map(shown_url, folders[:5])))
-    urls = _find_tars(texts, access.storage_options)
+    urls = _find_tars(texts, options)
     files = GatheredFiles(tuple(urls), "")
     check_paths(files.root, list(files.places))
-    folder = _index_folder(cache_dir) / _identity(files, access.storage_options)
+    folder = _index_folder(cache_dir) / _identity(files, options)
     files = dataclasses.replace(files, companions=str(folder))
-    manifest = _indexed(files, access.storage_options)
+    manifest = _indexed(files, options)
     name = texts[0] if isinstance(path, (str, os.PathLike)) else f"{files.root} ({len(urls)} tars)"
     return name, manifest, dataclasses.replace(access, tars=files)
 

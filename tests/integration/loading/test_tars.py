@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import webdataset as wds
 
 import wdsplit
 from s3server import S3Server
@@ -122,6 +123,18 @@ def test_tars_of_a_bucket_do_too(folder, remote, bucket, tmp_path, kind):
     assert samples_of(dataset) == samples_of(expected_of(folder, tmp_path))
     assert {sample["__url__"] for sample in dataset} == {f"{remote}/{number}.tar" for number in range(4)}
     assert files_below(bucket.folder / "data") == files_below(folder)
+
+
+@pytest.mark.parametrize("kind", ["glob", "braces", "list"])
+def test_tars_on_a_file_system_of_fsspec_do_too(folder, remote, bucket, s3_server, tmp_path, kind):
+    s3fs = pytest.importorskip("s3fs")
+    fs = s3fs.S3FileSystem(endpoint_url=s3_server.endpoint)
+    named = given(kind, f"{bucket.name}/data")
+    dataset = wdsplit.Dataset(named, seed=5, fs=fs)
+    assert samples_of(dataset) == samples_of(expected_of(folder, tmp_path))
+    shards = wdsplit.EpochShardList(named, fs=fs)
+    pipeline = wds.DataPipeline(shards, wds.tarfile_to_samples())
+    assert sorted(sample["__key__"] for sample in pipeline) == sorted(sample["__key__"] for sample in dataset)
 
 
 def test_a_remote_cache_folder_holds_shards_and_indexes(remote, tmp_path, cache):
