@@ -26,7 +26,7 @@ from wdsplit.tar.headers import BLOCK_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
 from wdsplit.tar.members import Members, parse_members, parse_plain_members
 
-__all__ = ["OpenShard", "Scratch", "WindowPlace", "check_tail", "open_shard", "read_windows"]
+__all__ = ["OpenShard", "Scratch", "WindowPlace", "check_end", "check_tail", "open_shard", "read_windows"]
 
 _SMALL_SAMPLE_BYTES = 16_384
 """Up to this mean size, reading windows at once costs less than finding and reading their payloads."""
@@ -65,6 +65,15 @@ class OpenShard:
         """Forget the bytes that were kept."""
         vars(self).pop("data", None)
 
+    def end(self, stop: int) -> int:
+        """Return the byte up to which samples that end before `stop` are read.
+
+        With the last samples of a remote shard comes the block behind them, which tells whether its index is right.
+        """
+        end = int(self.offsets[stop])
+        is_last = stop == len(self.offsets) - 1
+        return min(end + BLOCK_BYTES, self.file.size) if is_last and self.file.is_remote else end
+
     def expect(self, first: int, stop: int) -> None:
         """Let the system begin to read the samples first, ..., stop - 1, which will be needed soon."""
         begin = int(self.offsets[first])
@@ -98,7 +107,10 @@ class Scratch:
 
 
 class WindowPlace(NamedTuple):
-    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are at hand."""
+    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are at hand.
+
+    The bytes may reach to `shard.end(stop)`.
+    """
 
     shard: OpenShard
     first: int
@@ -114,6 +126,13 @@ class WindowPlace(NamedTuple):
     def num_bytes(self) -> int:
         """Its bytes."""
         return int(self.shard.offsets[self.stop]) - self.begin
+
+    def check_end(self) -> None:
+        """Refuse the last window of a remote shard if samples go on behind it: a local one was checked when opened."""
+        begin, end = self.begin + self.num_bytes, self.shard.end(self.stop)
+        if begin < end:
+            block = self.shard.file.read(begin, end - begin) if self.data is None else self.data[self.num_bytes :]
+            _check_end(block, begin)
 
 
 def read_windows(
@@ -170,6 +189,8 @@ class _Row:
 
     def read(self, fields: Collection[str] | None, scratch: Scratch) -> Window | None:
         """Return the samples as one window; None if the windows must be read one by one."""
+        for place in self._places:
+            place.check_end()
         num_bytes = int(self.offsets[-1] - self.offsets[0])
         is_small = num_bytes <= _SMALL_SAMPLE_BYTES * (len(self.offsets) - 1)
         is_remote = any(place.shard.file.is_remote for place in self._places)
@@ -184,7 +205,7 @@ class _Row:
                 if place.data is None:
                     place.shard.file.read_into(piece, place.begin)
                 else:
-                    piece[:] = place.data
+                    piece[:] = place.data[: place.num_bytes]
             return self._parsed(view, fields)
         heads = _Heads(self)
         members = parse_plain_members(heads.blocks_at, self.offsets)
@@ -266,7 +287,7 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
 
     Raises:
         DatasetNotFoundError: Either is not there.
-        CorruptDataError: The shard's size or its index is not what the manifest says.
+        CorruptDataError: The shard's size or its index is not what the manifest says, or samples go on behind the last.
     """
     file = storage.open(shard.path, shard.num_bytes)
     url = f"{storage.url}/{shard.path}"
@@ -281,15 +302,35 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
         )
     max_index_bytes = 2 * INDEX_ENTRY_BYTES * (shard.num_samples + 1)  # parse_index says what is right
     try:
-        offsets = parse_index(
-            storage.read(index_path(shard.path), max_index_bytes),
-            shard.num_samples,
-            shard.num_bytes,
-        )
+        index = storage.read(index_path(shard.path), max_index_bytes)
+        opened = OpenShard(url, file, parse_index(index, shard.num_samples, shard.num_bytes))
+        if not file.is_remote:
+            check_end(opened)
+        return opened
     except CorruptDataError as error:
         error.url = index_path(url)
         raise error.at(error.url) from error
-    return OpenShard(url, file, offsets)
+
+
+def check_end(shard: OpenShard) -> None:
+    """Refuse a shard whose samples go on behind the last of its index: that would cut off a field without a word.
+
+    Raises:
+        CorruptDataError: They do.
+    """
+    begin = int(shard.offsets[-1])
+    _check_end(shard.file.read(begin, min(BLOCK_BYTES, shard.file.size - begin)), begin)
+
+
+def _check_end(block: memoryview | bytes, offset: int) -> None:
+    if any(block):
+        raise CorruptDataError(
+            "a shard goes on behind the last sample of its index",
+            expected=f"zero bytes from byte {offset} on",
+            found="other bytes",
+            remedy="the index does not belong to this shard, or was changed: copy or convert both again",
+            offset=offset,
+        )
 
 
 def check_tail(shard: OpenShard) -> CorruptDataError | None:
