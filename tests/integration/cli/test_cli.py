@@ -400,6 +400,11 @@ def test_assign_gives_whole_lanes_to_readers_where_they_divide(done, whole_lanes
     ]
 
 
+def test_assign_refuses_more_readers_than_it_can_list(refused, numbers):
+    assert "at most 1,048,576 readers are listed" in refused(2, "assign", numbers, "--world-size", 100_000_000)
+    assert "at most 1,048,576 readers are listed" in refused(2, "assign", numbers, "--world-size", 2**15, "--workers", 64)
+
+
 def test_assign_leaves_no_sample_and_no_shard_out_where_lanes_do_not_divide(done, numbers):
     found = done("assign", numbers, "--world-size", 3, "--workers", 2, "--epoch", 1, "--seed", 7, "--json").json
     assert (found["lanes"], found["readers_per_lane"], found["recut"]) == (4, 3, True)
