@@ -22,7 +22,7 @@ from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import Int64
-from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARDS, Field
+from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field
 from wdsplit.tables.table import Table
 
 __all__ = [
@@ -220,7 +220,7 @@ def make_plan(
         num_shards = min(
             _derived_shards(table, len(fields), options, lanes), _round_up(num_rows, math.lcm(lanes, readers))
         )
-    _refuse_too_many(num_shards, num_rows)
+    _check_shards(num_shards, num_rows)
     max_shards = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
         if options.shards is not None or readers > max_shards:
@@ -234,7 +234,7 @@ def make_plan(
     return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds)
 
 
-def _refuse_too_many(num_shards: int, num_rows: int) -> None:
+def _check_shards(num_shards: int, num_rows: int) -> None:
     limit = min(MAX_SHARDS, max(_FEW_SHARDS, _MAX_SHARDS_PER_ROW * num_rows))
     if num_shards > limit:
         raise InputError(
@@ -242,6 +242,13 @@ def _refuse_too_many(num_shards: int, num_rows: int) -> None:
             expected=f"at most {limit:,} shards for {num_rows:,} rows",
             found=f"{num_shards:,}",
             remedy="use a smaller --world-size or --workers, or fewer --shards",
+        )
+    if -(-num_rows // num_shards) > MAX_SHARD_SAMPLES:
+        raise InputError(
+            "too few shards",
+            expected=f"at most {MAX_SHARD_SAMPLES:,} samples in a shard",
+            found=f"{num_rows:,} rows in {num_shards:,} shards",
+            remedy="use more --shards, or a smaller --shard-size or --samples-per-shard",
         )
 
 

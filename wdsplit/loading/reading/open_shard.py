@@ -300,7 +300,7 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
             remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
             url=url,
         )
-    max_index_bytes = 2 * INDEX_ENTRY_BYTES * (shard.num_samples + 1)  # parse_index says what is right
+    max_index_bytes = INDEX_ENTRY_BYTES * (shard.num_samples + 1) + BLOCK_BYTES  # parse_index says what is right
     try:
         index = storage.read(index_path(shard.path), max_index_bytes)
         opened = OpenShard(url, file, parse_index(index, shard.num_samples, shard.num_bytes))
