@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -112,9 +113,11 @@ def test_a_cached_shard_that_changes_while_it_is_open_is_downloaded_again(remote
     samples = iter(verified)
     found = [next(samples) for _ in range(11)]  # the second shard is open
     for path in (tmp_path / "cache").glob("*/*.tar"):
-        data = path.read_bytes()
-        with open(path, "r+b") as file:
-            file.write(bytes(byte ^ 1 for byte in data))
+        data = bytearray(path.read_bytes())
+        for offset in np.fromfile(f"{path}.idx", "<u8")[: NUM_ROWS // SHARDS].tolist():
+            data[offset + 700] ^= 1  # in the payload
+        with open(path, "r+b") as file:  # the file that is open, not another of its name
+            file.write(data)
     found += samples
     assert {sample["__key__"]: sample["bin"] for sample in found} == expected
 

@@ -32,9 +32,7 @@ def test_a_changed_byte_is_noticed(place):
         parse_checksums(bytes(data), SHARD)
 
 
-@pytest.mark.parametrize(
-    "other", [Shard("000003.tar", 3, 1, 20_480, "xxh3_128:01"), Shard("a", 2, 0, 1, "xxh3_128:00")]
-)
-def test_those_of_another_shard_are_refused(other):
+@pytest.mark.parametrize("changes", [{"checksum": "xxh3_128:01"}, {"num_samples": 2}])
+def test_those_of_another_shard_are_refused(changes):
     with pytest.raises(CorruptDataError, match="do not belong"):
         parse_checksums(dump_checksums(sample_checksums(SAMPLES), SHARD), replace(SHARD, **changes))
