@@ -23,6 +23,7 @@ from wdsplit.tar.names import RESERVED_FIELDS
 
 __all__ = ["assign_command", "inspect_command"]
 
+_MAX_READERS = 2**20
 _PREVIEW_CHARACTERS = 60
 
 
@@ -128,10 +129,12 @@ def assign_command(
     as_json: bool,
 ) -> None:
     """Say which shards of DATASET each rank and worker reads, in the order of its visits."""
+    num_workers = max(1, workers)
+    if world_size * num_workers > _MAX_READERS:
+        raise click.UsageError(f"--world-size x --workers is too large: at most {_MAX_READERS:,} readers are listed.")
     manifest = read_manifest(open_readable_storage(dataset))
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)
     order = EpochOrder(manifest.shards.num_real, options, epoch)
-    num_workers = max(1, workers)
     readers = Readers(order, world_size, num_workers, batch_size)
     figures = {
         "lanes": options.lanes,

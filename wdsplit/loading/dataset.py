@@ -117,6 +117,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         cache_dir: A folder of the node's own disk, which keeps the shards of a remote dataset for all processes of the
             node and for later epochs and runs.
         cache_size: How much it may take: bytes, or a text like `200GB`; None for all that leaves a tenth of the disk.
+        verify: Compare the bytes of each sample that is read with its checksum; a remote one that differs is fetched
+            again, once. `wdsplit verify DATASET --emit checksums` makes the checksums.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`, or no such tar.
@@ -379,7 +381,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             SampleNotFoundError: There is no such sample.
         """
         source = self._single("numbers")
-        return find_sample(source.storage(), source.manifest, key_or_index)
+        return find_sample(source.storage(), source.manifest, key_or_index, source.access.open_directly)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise InputError: there are no items, only samples that come through the stages, and `sample`."""

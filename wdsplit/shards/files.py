@@ -38,6 +38,8 @@ _TARS_REMEDY = (
     "give the folder of the tars, once `wdsplit index FOLDER` has made a dataset of them; "
     "wdsplit.Dataset takes tars without that"
 )
+_USUAL_SHARD_SAMPLES, _USUAL_SAMPLES = 2**20, 2**32
+"""What a manifest says of more samples than these is compared with a file."""
 
 
 def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> Shard:
@@ -80,10 +82,28 @@ def read_manifest(storage: ReadableStorage) -> Manifest:
     """
     try:
         manifest = parse_manifest(*_read_files(storage))
+        _check_claims(storage, manifest)
         pa.default_memory_pool().release_unused()  # what parsing took is several times what stays
         return manifest
     except (CorruptDataError, InputError) as error:
         raise error.at(storage.url) from error
+
+
+def _check_claims(storage: ReadableStorage, manifest: Manifest) -> None:
+    """Compare an unusual claim with the size of a file, before orders of so many samples are computed."""
+    counts = manifest.shards.column("num_samples")
+    if manifest.num_samples <= _USUAL_SAMPLES and not (counts > _USUAL_SHARD_SAMPLES).any():
+        return
+    largest = manifest.shards[int(counts.argmax())]
+    size = storage.size(largest.path)
+    if size != largest.num_bytes:
+        raise CorruptDataError(
+            "a shard has another size than the manifest says",
+            place=largest.path,
+            expected=f"{largest.num_bytes:,} bytes, which hold {largest.num_samples:,} samples",
+            found="no such file" if size is None else f"{size:,} bytes",
+            remedy="copy the dataset again; if it comes from others, it may have been tampered with",
+        )
 
 
 def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import braceexpand
@@ -21,6 +24,12 @@ from wdsplit.storage.opening import is_remote, open_object, open_readable_storag
 from wdsplit.urls import is_web, joined_url, shown_url
 
 __all__ = ["Disk", "Store", "has_magic", "patterns", "place_of"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_PATHS = 1_000_000
+"""Paths that a brace expression may name."""
+_INTEGERS = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 
 
 def has_magic(path: str) -> bool:
@@ -44,12 +53,43 @@ class Disk:
 
     def matched(self, pattern: str) -> list[tuple[str, bool]]:
         """Return what a glob matches, and whether each is a folder."""
-        return [(path, os.path.isdir(path)) for path in glob.glob(pattern, recursive=True)]
+        return [(path, os.path.isdir(path)) for path in dict.fromkeys(self._globbed(pattern))]
+
+    def _globbed(self, pattern: str) -> Iterator[str]:
+        parts = pattern.split(os.sep)
+        if "**" not in parts:
+            yield from glob.glob(pattern)
+            return
+        place = parts.index("**")
+        rest = parts[place + 1 :] or ["*"]
+        for root in glob.glob(os.sep.join([*parts[:place], ""])) if place else [""]:
+            for folder, _ in _walked(root):
+                escaped = "" if folder == os.curdir else glob.escape(folder)
+                yield from self._globbed(os.path.join(escaped, *rest))
 
     def below(self, folder: str) -> list[str]:
         """Return the files in a folder and below it; hidden ones are left out."""
-        found = glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)
+        found = (os.path.join(place, name) for place, names in _walked(folder) for name in names)
         return [path for path in found if os.path.isfile(path)]
+
+
+def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
+    """Give a folder and those below it, and the names of their files; hidden ones are left out.
+
+    Links are followed, but each folder is given once: links that lead back into themselves would never end.
+    """
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root or os.curdir, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            logger.warning("%s: a link to a folder that is read already is left out", folder)
+            folders.clear()
+            continue
+        seen.add(real)
+        visible = {name for name in folders if not name.startswith(".")}
+        links = {name for name in visible if os.path.islink(os.path.join(folder, name))}
+        folders[:] = [*sorted(visible - links), *sorted(links)]
+        yield os.path.relpath(folder) if not root else folder, [name for name in files if not name.startswith(".")]
 
 
 class Store:
@@ -140,7 +180,11 @@ def patterns(place: Disk | Store) -> list[str]:
     if "{" not in path or place.is_file(path) or place.is_folder(path):
         return [path]
     try:
-        return list(braceexpand.braceexpand(path))
+        ranges = ((int(first), int(last), abs(int(step or 1)) or 1) for first, last, step in _INTEGERS.findall(path))
+        if sum(abs(last - first) // step for first, last, step in ranges) < _MAX_PATHS:  # it makes lists of them
+            paths = list(islice(braceexpand.braceexpand(path), _MAX_PATHS + 1))
+            if len(paths) <= _MAX_PATHS:
+                return paths
     except ValueError as error:
         raise InputError(
             "braces do not close",
@@ -149,3 +193,10 @@ def patterns(place: Disk | Store) -> list[str]:
             remedy="check the path",
             url=shown_url(path),
         ) from error
+    raise InputError(
+        "a brace expression names too many files",
+        place=shown_url(path),
+        expected=f"at most {_MAX_PATHS:,}",
+        remedy="check its numbers, or name the folder, or use a glob such as *.parquet",
+        url=shown_url(path),
+    )

@@ -1,6 +1,8 @@
 import os
 import tarfile
 from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -159,6 +161,16 @@ def test_a_damaged_index_is_refused_by_name(written, data):
     with pytest.raises(CorruptDataError) as caught:
         written.open()
     assert str(written.idx) in str(caught.value)
+
+
+def test_a_large_index_is_refused_by_its_size_before_it_is_read(written):
+    index = Path(written.storage.url, f"{PATH}.idx")
+    os.truncate(index, 8 * 1024**3)
+    unread = patch.object(os, "pread", side_effect=AssertionError("it was read"))
+    with unread, pytest.raises(CorruptDataError, match="too large") as caught:
+        open_shard(written.storage, written.shard)
+    assert f"{8 * 1024**3} bytes" in caught.value.found
+    assert int(caught.value.expected.split()[2]) < 1024
 
 
 @pytest.mark.parametrize("shift", [-1024, -512, 512, 1024])

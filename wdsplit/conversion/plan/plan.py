@@ -23,7 +23,7 @@ from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
 from wdsplit.order.defaults import least_lanes, round_up, whole_lanes
 from wdsplit.order.epoch import Int64
-from wdsplit.shards.manifest import FORMAT_VERSION, Field
+from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field
 from wdsplit.tables.table import Table
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 DEFAULT_SHARD_BYTES = 256_000_000
+_FEW_SHARDS, _MAX_SHARDS_PER_ROW = 1024, 64
+"""So many shards are made of any table, so many for each row, and no more: a number was mistyped."""
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
@@ -212,6 +214,7 @@ def make_plan(
         num_shards = min(
             _derived_shards(table, len(fields), options, lanes), round_up(num_rows, math.lcm(lanes, readers))
         )
+    _check_shards(num_shards, num_rows)
     max_shards = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
         if options.shards is not None or readers > max_shards:
@@ -223,6 +226,24 @@ def make_plan(
         return Plan(table, tuple(fields), key, options, num_shards, lanes)
     places, bounds = place_groups(groups, num_shards, options.seed if options.shuffle else None)
     return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds)
+
+
+def _check_shards(num_shards: int, num_rows: int) -> None:
+    limit = min(MAX_SHARDS, max(_FEW_SHARDS, _MAX_SHARDS_PER_ROW * num_rows))
+    if num_shards > limit:
+        raise InputError(
+            "too many shards",
+            expected=f"at most {limit:,} shards for {num_rows:,} rows",
+            found=f"{num_shards:,}",
+            remedy="use a smaller --world-size or --workers, or fewer --shards",
+        )
+    if -(-num_rows // num_shards) > MAX_SHARD_SAMPLES:
+        raise InputError(
+            "too few shards",
+            expected=f"at most {MAX_SHARD_SAMPLES:,} samples in a shard",
+            found=f"{num_rows:,} rows in {num_shards:,} shards",
+            remedy="use more --shards, or a smaller --shard-size or --samples-per-shard",
+        )
 
 
 def _no_rows(table: Table) -> InputError:
