@@ -23,6 +23,7 @@ from wdsplit.errors import (
     StorageError,
     TopologyError,
     UnansweredError,
+    UnsizedError,
     WdsplitError,
 )
 
@@ -62,6 +63,7 @@ __all__ = [
     "StorageError",
     "TopologyError",
     "UnansweredError",
+    "UnsizedError",
     "WdsplitError",
     "commit_shares",
     "convert",

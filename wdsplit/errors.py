@@ -21,6 +21,7 @@ __all__ = [
     "StorageError",
     "TopologyError",
     "UnansweredError",
+    "UnsizedError",
     "WdsplitError",
 ]
 
@@ -124,6 +125,10 @@ class TopologyError(WdsplitError, ValueError):
 
 class StateError(WdsplitError, ValueError):
     """A state dict does not belong to this dataset or these options."""
+
+
+class UnsizedError(WdsplitError, TypeError):
+    """What has no length was asked for one; libraries take this TypeError for just that."""
 
 
 class PipelineError(WdsplitError, RuntimeError):

@@ -83,12 +83,12 @@ def optimizers(rank):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    result = {"same": outcome_of(debug.check_same_parameters, optimizer)}
+    result = {"same": outcome_of(debug.check_same_optimizer, optimizer)}
     optimizer.param_groups[0]["lr"] = 0.1 + rank
-    result["option"] = outcome_of(debug.check_same_parameters, optimizer)
+    result["option"] = outcome_of(debug.check_same_optimizer, optimizer)
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.state[model[2].bias]["exp_avg"][0] += rank
-    result["state"] = outcome_of(debug.check_same_parameters, optimizer)
+    result["state"] = outcome_of(debug.check_same_optimizer, optimizer)
     return result
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import wdsplit
 from checks import readme_block
@@ -82,6 +82,24 @@ def check_along_a_model_axis_rows_are_repeated(path):
         assert sorted(held) == [0, 5, 10, 15]
         assert all(len(copies) == 2 and copies[0] == copies[1] for copies in held.values())
     assert content(loader) == plain(path, 20, epoch=1)
+
+
+def check_a_field_may_be_split_over_more_axes(path):
+    dataset = wdsplit.Dataset(path).decode().map(lambda sample: {"a": sample["cls"], "b": np.full(6, sample["cls"])})
+    loader = JaxLoader(dataset, 5, mesh=mesh_of(4, 2), specs={"b": PartitionSpec("data", "model")})
+    for batch, expected in zip(loader, wdsplit.Loader(dataset, 20), strict=True):
+        assert {shard.data.shape for shard in batch.data["a"].addressable_shards} == {(5,)}
+        assert {shard.data.shape for shard in batch.data["b"].addressable_shards} == {(5, 3)}
+        assert (np.asarray(batch.data["b"])[: len(expected["b"])] == expected["b"]).all()
+
+
+def check_specs_that_do_not_split_the_batch_or_name_no_field_are_refused(path):
+    mesh = mesh_of(4, 2)
+    for spec in (PartitionSpec("model"), PartitionSpec(), "data"):
+        with pytest.raises(wdsplit.InputError, match=r"field 1(.|\n)*begins with the data axis, 'data'"):
+            JaxLoader(opened(path), 5, mesh=mesh, specs={1: spec})
+    with pytest.raises(wdsplit.InputError, match="no such array"):
+        next(iter(JaxLoader(opened(path), 5, mesh=mesh, specs={"jpg": PartitionSpec("data")})))
 
 
 def check_batches_may_be_split_over_several_axes(path):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 import wdsplit
 from wdsplit.integrations.jax import JaxLoader
@@ -42,10 +42,23 @@ def main():
             found["steps"][name] = error.cause
             continue
         found["steps"][name] = [described(batch) for batch in loader]
+    found["split"] = split_over_both_axes(Mesh(devices.reshape(2, 4).T, ("data", "model")))
     resumable = JaxLoader(opened(), 2)
     list(itertools.islice(resumable, 2))
     found["state"] = resumable.state_dict()
     print(json.dumps(found))
+
+
+def split_over_both_axes(mesh):
+    """Return the sums of a field's columns in each batch; each process has half of the columns."""
+    dataset = wdsplit.Dataset(sys.argv[1]).decode().map(lambda sample: {"b": np.arange(2) * 100 + sample["cls"]})
+    loader = JaxLoader(dataset, 4, mesh=mesh, specs={"b": PartitionSpec("data", "model")})
+    add = jax.jit(lambda rows, valid: jnp.sum(jnp.where(valid, rows, 0), 0))
+    sums = []
+    for batch in loader:
+        assert [shard.data.shape for shard in batch.data["b"].addressable_shards] == [(4, 1)] * 4
+        sums.append(add(batch.data["b"], batch.masks["b"]))
+    return [multihost_utils.process_allgather(each, tiled=True).tolist() for each in sums]
 
 
 def described(batch):

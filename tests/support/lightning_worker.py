@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from logs import logged
@@ -128,6 +129,16 @@ def callback(path, out):
     return model.seen + more.seen
 
 
+def callback_of_dataset(path, out):
+    """Train with a DataLoader of torch, on two batches an epoch; then go on in epoch 2."""
+    model, trainer = Model(), trainer_of(2, [EpochCallback()], limit_train_batches=2)
+    trainer.fit(model, DataLoader(delivering(Dataset(path)), GLOBAL_BATCH // 2))
+    trainer.save_checkpoint(out / "callback.ckpt")
+    more, loader = Model(), DataLoader(delivering(Dataset(path)), GLOBAL_BATCH // 2)
+    trainer_of(3, [EpochCallback()], limit_train_batches=2).fit(more, loader, ckpt_path=out / "callback.ckpt")
+    return model.seen + more.seen
+
+
 class SaveEach(Callback):
     """Notes after which batches a checkpoint comes with a warning."""
 
@@ -184,7 +195,10 @@ def fsdp(path, out):
 
 TASKS = {
     task.__name__: task
-    for task in (accumulate, callback, fit, fsdp, overfit, resume, resume_small, sharded, tensor_parallel)
+    for task in (
+        *(accumulate, callback, callback_of_dataset, fit, fsdp, overfit, resume, resume_small, sharded),
+        tensor_parallel,
+    )
 }
 
 

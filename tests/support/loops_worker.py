@@ -1,108 +1,251 @@
-"""One rank of a job that iterates a dataset in the ways users do; it notes what each gave in OUT/<loop>-<rank>.json.
+"""One rank of a job that iterates a dataset in the ways users do, and notes in OUT what each gave.
 
-    torchrun ... loops_worker.py LOOPS WORKERS DATASET OUT
+    torchrun ... loops_worker.py LOOPS DATASET OUT
+    python loops_worker.py LOOPS DATASET OUT        (loops of Ray Train, which starts its ranks itself)
 
-LOOPS are names of functions here, joined by commas. A loop that is refused notes its error.
+LOOPS are names of functions here, joined by commas; each takes the dataset's path, the number of workers, and a list
+that it extends by the deliveries as they come. A loop that is refused notes its error, and what had come by then.
 """
 
 import json
 import os
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as distributed
-from torch.utils.data import DataLoader
+from torch.utils.data import ChainDataset, DataLoader, DistributedSampler
 
-from made_datasets import all_deliveries, delivering
+from made_datasets import deliveries, delivering
 from torchruns import leave_group
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
 BATCH = 8
+WORKERS = (0, 2)
 
 
-def dataset(path, **options):
-    return delivering(Dataset(path, **options))
+def dataset(path):
+    return delivering(Dataset(path))
 
 
 def workers_of(workers, **more):
     return {"num_workers": workers, **(more if workers else {})}
 
 
+def plain(path, workers, kind=DataLoader, **options):
+    return kind(dataset(path), batch_size=BATCH, **workers_of(workers), **options)
+
+
+def own(path, workers):
+    return Loader(dataset(path), BATCH, num_workers=workers)
+
+
+def take(batches, taken):
+    for batch in batches:
+        taken.extend(deliveries(batch))
+
+
+def take_singles(samples, taken):
+    taken.extend((int(position), int(row), bool(pad)) for position, row, pad in samples)
+
+
+# torch and webdataset
+
+
+def wdsplit_loader(path, workers, taken):
+    take(own(path, workers), taken)
+
+
+def torch_batched(path, workers, taken):
+    take(plain(path, workers), taken)
+
+
+def torch_unbatched(path, workers, taken):
+    take_singles(DataLoader(dataset(path), batch_size=None, **workers_of(workers)), taken)
+
+
+def torch_persistent(path, workers, taken):
+    loader = DataLoader(dataset(path), batch_size=BATCH, **workers_of(workers, persistent_workers=True))
+    take(loader, [])
+    loader.dataset.set_epoch(1)
+    take(loader, taken)
+
+
+def torch_length(path, workers, taken):
+    """Ask the loader how many batches it has, as schedules of the learning rate do."""
+    loader = plain(path, workers)
+    len(loader)
+    take(loader, taken)
+
+
+def torch_distributed_sampler(path, workers, taken):
+    data = dataset(path)
+    take(DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data), num_workers=workers), taken)
+
+
+def torch_chain(path, workers, taken):
+    take(DataLoader(ChainDataset([dataset(path)]), batch_size=BATCH, **workers_of(workers)), taken)
+
+
+def torchdata_stateful(path, workers, taken):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    take(plain(path, workers, StatefulDataLoader), taken)
+
+
+def webdataset_loader(path, workers, taken):
+    import webdataset
+
+    batches = webdataset.WebLoader(dataset(path).batched(BATCH), batch_size=None, **workers_of(workers))
+    take(batches.unbatched().shuffle(20).batched(BATCH), taken)
+
+
+def webdataset_split(path, workers, taken):
+    import webdataset
+
+    pipeline = webdataset.DataPipeline(dataset(path), webdataset.split_by_node, webdataset.split_by_worker)
+    take_singles(webdataset.WebLoader(pipeline, batch_size=None, **workers_of(workers)), taken)
+
+
+# Lightning
+
+
+def lightning_fit(data, taken, **options):
+    import lightning.pytorch as lightning
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, step):
+            taken.extend(deliveries(batch))
+            return self.layer(batch[1][:, None] / 100.0).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    devices = os.environ.get("WORLD_SIZE", 1)
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=devices, enable_checkpointing=False, **quiet, **options
+    )
+    if isinstance(data, lightning.LightningDataModule):
+        trainer.fit(Model(), datamodule=data)
+    else:
+        trainer.fit(Model(), data)
+
+
+WITHOUT_SAMPLER = {"use_distributed_sampler": False}
+
+
+def lightning_dataloader(path, workers, taken, **options):
+    lightning_fit(plain(path, workers), taken, **options)
+
+
+def lightning_dataloader_without_sampler(path, workers, taken):
+    lightning_dataloader(path, workers, taken, **WITHOUT_SAMPLER)
+
+
+def lightning_datamodule(path, workers, taken, **options):
+    import lightning.pytorch as lightning
+
+    class Data(lightning.LightningDataModule):
+        def train_dataloader(self):
+            return plain(path, workers)
+
+    lightning_fit(Data(), taken, **options)
+
+
+def lightning_datamodule_without_sampler(path, workers, taken):
+    lightning_datamodule(path, workers, taken, **WITHOUT_SAMPLER)
+
+
+def lightning_loader(path, workers, taken, **options):
+    lightning_fit(own(path, workers), taken, **options)
+
+
+def lightning_loader_without_sampler(path, workers, taken):
+    lightning_loader(path, workers, taken, **WITHOUT_SAMPLER)
+
+
+def lightning_wdsplit_datamodule(path, workers, taken, **options):
+    from wdsplit.integrations.lightning import WdsplitDataModule
+
+    lightning_fit(WdsplitDataModule(dataset(path), batch_size=BATCH, num_workers=workers), taken, **options)
+
+
+def lightning_wdsplit_datamodule_without_sampler(path, workers, taken):
+    lightning_wdsplit_datamodule(path, workers, taken, **WITHOUT_SAMPLER)
+
+
 # Accelerate
 
 
-def accelerated(make, path, workers, **options):
+def accelerator(**options):
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
-    return all_deliveries(accelerator.prepare(make(path, workers)))
+    return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
 
 
-def plain(path, workers):
-    return DataLoader(dataset(path), batch_size=BATCH, **workers_of(workers))
+def accelerate_dataloader(path, workers, taken, **options):
+    take(accelerator(**options).prepare(plain(path, workers)), taken)
 
 
-def accelerate_dataloader(path, workers):
-    return accelerated(plain, path, workers)
+def accelerate_dispatched(path, workers, taken):
+    accelerate_dataloader(path, workers, taken, dispatch_batches=True)
 
 
-def accelerate_dispatched(path, workers):
-    return accelerated(plain, path, workers, dispatch_batches=True)
+def accelerate_not_dispatched(path, workers, taken):
+    accelerate_dataloader(path, workers, taken, dispatch_batches=False)
 
 
-def accelerate_not_dispatched(path, workers):
-    return accelerated(plain, path, workers, dispatch_batches=False)
+def accelerate_split(path, workers, taken):
+    accelerate_dataloader(path, workers, taken, split_batches=True, dispatch_batches=True)
 
 
-def accelerate_split_batches(path, workers):
-    return accelerated(plain, path, workers, split_batches=True, dispatch_batches=True)
+def accelerate_split_not_dispatched(path, workers, taken):
+    accelerate_dataloader(path, workers, taken, split_batches=True, dispatch_batches=False)
 
 
-def accelerate_split_not_dispatched(path, workers):
-    return accelerated(plain, path, workers, split_batches=True, dispatch_batches=False)
-
-
-def accelerate_web_loader(path, workers):
+def accelerate_web_loader(path, workers, taken):
     import webdataset
 
-    def make(path, workers):
-        return webdataset.WebLoader(dataset(path), batch_size=BATCH, **workers_of(workers))
-
-    return accelerated(make, path, workers)
+    take(accelerator().prepare(plain(path, workers, webdataset.WebLoader)), taken)
 
 
-def accelerate_loader(path, workers):
-    return accelerated(lambda path, workers: Loader(dataset(path), BATCH, num_workers=workers), path, workers)
+def accelerate_loader(path, workers, taken):
+    take(accelerator().prepare(own(path, workers)), taken)
 
 
-def accelerate_dataset(path, workers):
+def accelerate_prepared_loader(path, workers, taken):
+    from wdsplit.integrations.accelerate import PreparedLoader
+
+    take(PreparedLoader(own(path, workers), accelerator()), taken)
+
+
+def accelerate_dataset(path, workers, taken):
     """Prepare the dataset itself, which Accelerate leaves as it is."""
-    from accelerate import Accelerator
-
-    prepared = Accelerator(cpu=True).prepare(dataset(path))
-    return all_deliveries(DataLoader(prepared, batch_size=BATCH, **workers_of(workers)))
+    take(DataLoader(accelerator().prepare(dataset(path)), batch_size=BATCH, **workers_of(workers)), taken)
 
 
 # Transformers
 
 
-def trainer_of(path, workers, **options):
-    import tempfile
-
-    from transformers import Trainer, TrainingArguments
+def trainer_of(kind, path, workers, taken, **options):
+    from transformers import TrainingArguments
 
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
-            self.seen = []
 
-        def forward(self, labels, position, pad, return_loss=True):
-            self.seen += list(zip(position.tolist(), labels.tolist(), pad.tolist(), strict=True))
+        def forward(self, labels, position, pad, return_loss=True, **flags):
+            taken.extend(zip(position.tolist(), labels.tolist(), pad.tolist(), strict=True))
             return {"loss": self.layer(labels[:, None] / 100.0).square().mean(), "logits": labels * 2}
 
     def features(sample):
@@ -114,50 +257,159 @@ def trainer_of(path, workers, **options):
     settings |= {"dataloader_num_workers": workers, "logging_strategy": "no", "remove_unused_columns": False, **options}
     data = Dataset(path).decode().map(features)
     arguments = TrainingArguments(tempfile.mkdtemp(), **settings)
-    return Trainer(Model(), arguments, train_dataset=data, eval_dataset=data)
+    return kind(model=Model(), args=arguments, train_dataset=data, eval_dataset=data)
 
 
-def trained(trainer):
-    trainer.train()
-    return trainer.model.seen
+def stock_trainer(path, workers, taken):
+    from transformers import Trainer
+
+    return trainer_of(Trainer, path, workers, taken, max_steps=6)
 
 
-def evaluated(trainer):
-    trainer.evaluate()
-    return trainer.model.seen
+def own_trainer(path, workers, taken):
+    from wdsplit.integrations.transformers import WdsplitTrainer
+
+    return trainer_of(WdsplitTrainer, path, workers, taken)
 
 
-def predicted(trainer):
+def trainer_train(path, workers, taken):
+    from transformers import Trainer
+
+    trainer_of(Trainer, path, workers, taken).train()
+
+
+def trainer_train_by_steps(path, workers, taken):
+    stock_trainer(path, workers, taken).train()
+
+
+def trainer_evaluate(path, workers, taken):
+    stock_trainer(path, workers, taken).evaluate()
+
+
+def trainer_predict(path, workers, taken):
+    trainer = stock_trainer(path, workers, taken)
     trainer.predict(trainer.eval_dataset)
-    return trainer.model.seen
 
 
-def trainer_train_by_steps(path, workers):
-    return trained(trainer_of(path, workers, max_steps=6))
+def wdsplit_trainer_train(path, workers, taken):
+    own_trainer(path, workers, taken).train()
 
 
-def trainer_evaluate(path, workers):
-    return evaluated(trainer_of(path, workers))
+def wdsplit_trainer_evaluate(path, workers, taken):
+    own_trainer(path, workers, taken).evaluate()
 
 
-def trainer_predict(path, workers):
-    return predicted(trainer_of(path, workers))
+def wdsplit_trainer_predict(path, workers, taken):
+    trainer = own_trainer(path, workers, taken)
+    trainer.predict(trainer.eval_dataset)
 
 
-def note(loop, workers, path, out):
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = {"deliveries": globals()[loop](path, workers)}
-    except Exception as error:
-        result = {"refused": str(error)}
-    (out / f"{loop}-{os.environ['RANK']}.json").write_text(json.dumps(result))
+def trainer_mixin_train(path, workers, taken):
+    """Train with a Trainer whose signature says nothing of datasets."""
+    from transformers import Trainer
+
+    from wdsplit.integrations.transformers import TrainerMixin
+
+    class Tuned(Trainer):
+        def __init__(self, **options):
+            super().__init__(**options)
+
+    class Mixed(TrainerMixin, Tuned):
+        pass
+
+    trainer_of(Mixed, path, workers, taken).train()
 
 
-def main(loops, workers, path, folder):
+# DeepSpeed
+
+
+def deepspeed_training_data(path, workers, taken):
+    take(deepspeed_initialized(training_data=dataset(path))[2], taken)
+
+
+def deepspeed_loader(path, workers, taken):
+    engine, *_ = deepspeed_initialized()
+    take(Loader(dataset(path), engine.train_micro_batch_size_per_gpu(), num_workers=workers), taken)
+
+
+def deepspeed_initialized(**options):
+    import importlib
+
+    import deepspeed
+
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # it would compile an operator
+    model = torch.nn.Linear(1, 1)
+    return deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        config={"train_micro_batch_size_per_gpu": BATCH},
+        **options,
+    )
+
+
+# Ray Train
+
+
+def ray_dataloader(path, workers, taken):
+    take(plain(path, workers), taken)
+
+
+def ray_prepared_dataloader(path, workers, taken):
+    from ray.train.torch import prepare_data_loader
+
+    take(prepare_data_loader(plain(path, workers)), taken)
+
+
+def ray_loader(path, workers, taken):
+    take(own(path, workers), taken)
+
+
+def ray_prepared_loader(path, workers, taken):
+    from ray.train.torch import prepare_data_loader
+
+    take(prepare_data_loader(own(path, workers)), taken)
+
+
+def note(loop, path, out):
+    for workers in WORKERS:
+        taken = []
+        result = {"deliveries": taken}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                globals()[loop](path, workers, taken)
+        except Exception as error:
+            result["refused"] = f"{type(error).__name__}: {error}"
+        name = f"{loop}-{workers}-{distributed.get_rank()}.json"
+        Path(out, name).write_text(json.dumps(result))
+
+
+def ray_rank(settings):
+    from loops_worker import note  # Ray sends this function without what it finds by name
+
+    for loop in settings["loops"].split(","):
+        note(loop, settings["path"], settings["out"])
+
+
+def with_ray(loops, path, out):
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
+    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1})
+    settings, run = {"loops": loops, "path": path, "out": out}, RunConfig(storage_path=str(Path(out, "ray")))
+    TorchTrainer(ray_rank, train_loop_config=settings, scaling_config=scaling, run_config=run).fit()
+    ray.shutdown()
+
+
+def main(loops, path, out):
+    if "RANK" not in os.environ:
+        with_ray(loops, path, out)
+        return
     distributed.init_process_group("gloo")
     for loop in loops.split(","):
-        note(loop, int(workers), path, Path(folder))
+        note(loop, path, out)
     leave_group()
 
 

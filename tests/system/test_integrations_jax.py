@@ -58,6 +58,12 @@ def test_two_processes_have_the_batches_of_one(two_processes, numbers, mesh):
         assert (ours["own"] == theirs["own"]) == (mesh == "data, model across processes")
 
 
+def test_a_field_may_be_split_over_an_axis_across_processes(two_processes, numbers):
+    real = [real_rows(batch) for batch in expected_batches(numbers, 7, global_batch=16)]
+    expected = [[sum(batch), sum(batch) + 100 * len(batch)] for batch in real]
+    assert [found["split"] for found in two_processes] == [expected, expected]
+
+
 def test_processes_that_share_some_of_their_rows_are_refused(two_processes):
     for found in two_processes:
         assert found["steps"]["in part the same rows"].startswith("the mesh gives processes some rows in common")

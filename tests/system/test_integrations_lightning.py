@@ -38,7 +38,7 @@ def epochs(*numbers, begin=0, steps=9):
 def fitted(numbers, tmp_path_factory):
     """Run the jobs that only some tests look at: on two ranks, with checkpoints, and then on one."""
     out = tmp_path_factory.mktemp("lightning")
-    tasks = "fit,resume,accumulate,callback,overfit,sharded,tensor_parallel,fsdp"
+    tasks = "fit,resume,accumulate,callback,callback_of_dataset,overfit,sharded,tensor_parallel,fsdp"
     run_tasks(2, SCRIPT, tasks, numbers, out)
     run_tasks(1, SCRIPT, "resume_small", numbers, out)
     return out
@@ -83,9 +83,10 @@ def test_a_checkpoint_in_the_middle_of_an_accumulation_is_warned_of(fitted):
     assert ranks == [[1, 2, 3, 5, 6, 7], []]
 
 
-def test_the_callback_sets_the_epoch_of_a_loader_of_ones_own(numbers, fitted):
+@pytest.mark.parametrize("task", ["callback", "callback_of_dataset"])
+def test_the_callback_sets_the_epoch_of_a_loader_of_ones_own(numbers, fitted, task):
     """Two batches an epoch; the third epoch is that of a second Trainer, which has resumed at the end of the second."""
-    ranks, _ = results_of(fitted, "callback")
+    ranks, _ = results_of(fitted, task)
     assert global_batches(ranks) == expected(numbers, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
 
 

@@ -29,6 +29,7 @@ BUILTINS = {
     "StorageError": OSError,
     "TopologyError": ValueError,
     "UnansweredError": OSError,
+    "UnsizedError": TypeError,
     "WdsplitError": Exception,
 }
 

@@ -30,6 +30,7 @@ PUBLIC = [
     "StorageError",
     "TopologyError",
     "UnansweredError",
+    "UnsizedError",
     "WdsplitError",
     "commit_shares",
     "convert",
@@ -83,7 +84,7 @@ def test_an_unknown_name_is_an_attribute_error_that_names_it():
 
 def test_every_public_error_can_be_caught_by_the_one_root():
     errors = [getattr(wdsplit, name) for name in PUBLIC if name.endswith("Error")]
-    assert len(errors) == 13
+    assert len(errors) == 14
     assert all(issubclass(error, wdsplit.WdsplitError) for error in errors)
 
 

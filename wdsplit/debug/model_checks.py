@@ -20,7 +20,7 @@ from wdsplit.order.split import whole
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "check_same_gradients", "check_same_parameters", "difference", "param_hash"]
+__all__ = ["Entry", "check_same_gradients", "check_same_optimizer", "check_same_parameters", "difference", "param_hash"]
 
 Part = tuple[tuple[str, int, int], ...]
 """Which part of a tensor a rank has: for each mesh dimension that shards it the name, the size and the place there."""
@@ -83,6 +83,32 @@ def check_same_parameters(
         "parameter",
         "make the model from one seed on all ranks (wdsplit.debug.set_seed(seed, rank=0)), or load the checkpoint on "
         "all of them; later on: each parameter must be in what DDP wraps, and no rank may skip a step",
+    )
+
+
+def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None, timeout_s: float = 300.0) -> int:
+    """Check that state and options of an optimizer are the same, bit by bit, on all ranks; all ranks must call it.
+
+    Args:
+        optimizer: The optimizer; not one that shards its state in tensors that are no DTensors (ZeRO).
+        group: As of `check_same_parameters`.
+        timeout_s: As of `check_same_parameters`.
+
+    Returns:
+        How many values at least one other rank has too.
+
+    Raises:
+        CheckError: They differ: it names the first that does, `state.<parameter>.<name>` or `group.<number>.<name>`,
+            and the ranks. Or ranks did not come.
+        InputError: A tensor of its state cannot be compared (see `param_hash`), on any rank.
+        TopologyError: This process is not in the group.
+    """
+    return _check_same(
+        Rendezvous(Ranks.in_group(group), "check_same_optimizer", timeout_s),
+        lambda: _entries(optimizer),
+        "optimizer value",
+        "load the optimizer's checkpoint on all ranks, give all the same options and schedule, and let no rank skip a "
+        "step",
     )
 
 

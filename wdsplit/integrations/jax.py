@@ -72,6 +72,8 @@ class JaxLoader(PrefetchingLoader):
         batch_size: Samples a place of the data axis: a device, unless several hold the same rows.
         mesh: The devices; None for all that JAX has, as one data axis.
         data_axis: The axis, or axes, of the mesh over which batches are split; they are repeated along all others.
+        specs: How some fields are split otherwise, by name (or place in the tuple): a PartitionSpec that splits the
+            batch over `data_axis` and further dimensions over other axes, {"image": PartitionSpec("data", "model")}.
         prefetch: Batches that are put on the devices ahead of the requested one.
         num_workers: Workers of this process; 0 reads in this thread.
         workers: What they are: `thread`, or `process` (needs torch; JAX asks not to be forked, so pass
@@ -80,7 +82,7 @@ class JaxLoader(PrefetchingLoader):
             `multiprocessing_context`.
 
     Raises:
-        InputError: An argument cannot be.
+        InputError: An argument is invalid.
         TopologyError: This process has no device in the mesh, or the dataset was opened for other ranks.
     """
 
@@ -91,6 +93,7 @@ class JaxLoader(PrefetchingLoader):
         *,
         mesh: Mesh | None = None,
         data_axis: str | Sequence[str] = "data",
+        specs: Mapping[Any, PartitionSpec] | None = None,
         prefetch: int = 2,
         num_workers: int = 0,
         workers: Literal["process", "thread"] = "thread",
@@ -104,6 +107,7 @@ class JaxLoader(PrefetchingLoader):
         num_shards = math.prod(mesh.shape[axis] for axis in axes)
         self.mesh = mesh
         self.sharding = NamedSharding(mesh, PartitionSpec(axes if len(axes) > 1 else axes[0]))
+        self._shardings = _shardings(specs or {}, self.sharding)
         self.global_batch = batch_size * num_shards
         self._world = world_of(self.sharding, num_shards)
         if dataset.options.tail == "uneven" and self._world.world_size > 1:
@@ -144,6 +148,9 @@ class JaxLoader(PrefetchingLoader):
         missing = self.loader.batch_size - len(is_real)
         valid = np.concatenate([is_real, np.zeros(missing, np.bool_)])
         data, host = _split_columns(batch)
+        unknown = self._shardings.keys() - data.keys()
+        if unknown:
+            raise InputError("invalid specs of a JaxLoader", found=f"no such array: {sorted(map(repr, unknown))}")
         arrays = {name: self._array(name, _padded(values, missing)) for name, values in data.items()}
         texts = {name: values + [None] * missing for name, values in host.items()}
         return Batch(_like_batch(batch, arrays), self._global(valid), _like_batch(batch, texts))
@@ -156,7 +163,7 @@ class JaxLoader(PrefetchingLoader):
         """
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(values.dtype))
         if dtype == values.dtype:
-            return self._global(values)
+            return self._global(values, name)
         if dtype.kind in "iu":
             limits = np.iinfo(dtype)
             if values.size and not (limits.min <= values.min() and values.max() <= limits.max):
@@ -169,14 +176,15 @@ class JaxLoader(PrefetchingLoader):
         elif name not in self._logged:
             self._logged.add(name)
             logger.info("%r: %s becomes %s, because jax_enable_x64 is off", name, values.dtype, dtype)
-        return self._global(values.astype(dtype))
+        return self._global(values.astype(dtype), name)
 
-    def _global(self, values: npt.NDArray[Any]) -> jax.Array:
-        """Return this process's rows as a part of an array over all devices of the mesh."""
-        if self.sharding.is_fully_addressable:
-            return jax.device_put(values, self.sharding)
+    def _global(self, values: npt.NDArray[Any], name: Any = None) -> jax.Array:
+        """Return this process's rows of a field as a part of an array over all devices of the mesh."""
+        sharding = self._shardings.get(name, self.sharding)
+        if sharding.is_fully_addressable:
+            return jax.device_put(values, sharding)
         shape = (self.global_batch, *values.shape[1:])
-        return jax.make_array_from_process_local_data(self.sharding, values, shape)
+        return jax.make_array_from_process_local_data(sharding, values, shape)
 
 
 class _Prefetched(Iterator[Batch]):
@@ -245,6 +253,20 @@ def world_of(sharding: NamedSharding, num_shards: int) -> World:
             remedy="order the devices so that those of one process lie side by side (jax.make_mesh does)",
         )
     return World(ranks.index(tuple(sorted(own))), len(ranks))
+
+
+def _shardings(specs: Mapping[Any, PartitionSpec], sharding: NamedSharding) -> dict[Any, NamedSharding]:
+    """Return the shardings of fields.
+
+    Raises:
+        InputError: One does not split the batch as `sharding` does.
+    """
+    rows = sharding.spec[0]
+    for name, spec in specs.items():
+        if not isinstance(spec, PartitionSpec) or not spec or spec[0] != rows:
+            expected = f"a PartitionSpec that begins with the data axis, {rows!r}"
+            raise InputError("invalid specs of a JaxLoader", f"field {name!r}", expected, repr(spec))
+    return {name: NamedSharding(sharding.mesh, spec) for name, spec in specs.items()}
 
 
 def _check(

@@ -153,7 +153,10 @@ class _TrainingLoader(OpaqueLoader):
 
 
 class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
-    """Sets the epoch of each `wdsplit.Loader` that Lightning trains on; `WdsplitDataModule` needs none."""
+    """Sets the epoch of each `wdsplit.Loader`, and of each `Dataset` in torch's DataLoader, that Lightning trains on.
+
+    `WdsplitDataModule` needs none.
+    """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the first iteration anew if Lightning has begun it in another epoch."""
@@ -165,12 +168,16 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
         self._set_epoch(trainer)
 
     def _set_epoch(self, trainer: Any) -> bool:
-        """Tell whether some loader was in another epoch."""
+        """Tell whether some loader or dataset was in another epoch."""
         epoch = _epoch(trainer)
-        loaders = [loader for loader in _leaves(trainer.train_dataloader) if isinstance(loader, (OpaqueLoader, Loader))]
-        others = [loader for loader in loaders if loader.epoch != epoch]
-        for loader in others:
-            loader.set_epoch(epoch)
+        leaves = [
+            leaf if isinstance(leaf, (OpaqueLoader, Loader)) else getattr(leaf, "dataset", None)
+            for leaf in _leaves(trainer.train_dataloader)
+        ]
+        ours = [leaf for leaf in leaves if isinstance(leaf, (OpaqueLoader, Loader, Dataset))]
+        others = [each for each in ours if each.epoch != epoch]
+        for each in others:
+            each.set_epoch(epoch)
         return bool(others)
 
 

@@ -46,6 +46,22 @@ class TrainerMixin:
     _pads: list[Any] | None = None
     """Which samples of each batch of all ranks are pads, while an evaluation is under way."""
 
+    _is_made = False
+    _train_dataset: Any = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._is_made = True
+
+    @property
+    def train_dataset(self) -> Any:
+        """What is trained on; not while the Trainer is made, which asks for a length to count its steps by."""
+        return self._train_dataset if self._is_made or not isinstance(self._train_dataset, Dataset) else None
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Any) -> None:
+        self._train_dataset = dataset
+
     def get_train_dataloader(self) -> Any:
         """Return what is trained on."""
         trainer: Any = self

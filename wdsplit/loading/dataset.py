@@ -16,15 +16,13 @@ import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from webdataset.compat import FluidInterface
-from webdataset.pipeline import DataPipeline
-
-from wdsplit.errors import InputError, TopologyError
+from wdsplit.errors import InputError, TopologyError, UnsizedError
+from wdsplit.loading.fluid import FluidPipeline
 from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.source import AnySource, Source
-from wdsplit.loading.second_split import refuse_second_split
+from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
@@ -33,11 +31,11 @@ from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import detect_rank, knows_rank, with_worker
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.order.epoch import OrderOptions
-from wdsplit.order.split import AnyOrder, Steps, World, whole
+from wdsplit.order.split import AnyOrder, World, whole
 from wdsplit.shards.manifest import Manifest, first_samples
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 __all__ = ["Dataset", "announce", "checked_epoch"]
 
@@ -49,6 +47,14 @@ def checked_epoch(epoch: int) -> int:
     if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or not 0 <= operator.index(epoch) < 2**62:
         raise InputError("invalid epoch", expected="an integer of at least 0", found=repr(epoch))
     return operator.index(epoch)
+
+
+_INTERNALS = {
+    *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
+    *("length", "nsamples", "pipeline", "repetitions", "size"),
+    *("apply_stages", "check_one_to_one", "column_stages", "epochs_set"),
+}
+"""What webdataset's pipelines and our loaders need of a dataset, and no user calls."""
 
 
 class SharedEpoch:
@@ -79,7 +85,7 @@ class SharedEpoch:
         return int(self._cells.array[1])
 
 
-class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
+class Dataset(FluidPipeline):
     """An IterableDataset with webdataset's fluid stages: samples of a dataset of `wdsplit convert`, or of any tars.
 
     Iterating gives this rank's (and this worker's) part of the epoch as dicts of `__key__` (str), `__url__` (str),
@@ -237,11 +243,35 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         return self.source.order(self.epoch if epoch is None else epoch)
 
     def __len__(self) -> int:
-        """Return how many samples this rank gets in an epoch, over all its workers, pads included.
+        """Raise UnsizedError: a loop that divides a length by the batch size would end before its workers do.
 
-        Stages that change the number (select, batched) are not known here.
+        Each worker of torch's DataLoader has a last batch of its own, so no length is right for all loops.
         """
-        return len(Steps(self.order(), self.world(), batch_size=1))
+        refuse_counting_trainer(self, self.source.url)
+        raise UnsizedError(
+            "a Dataset has no length",
+            place=self.source.url,
+            found="the number of batches depends on ranks, workers and batch size",
+            remedy="loop over wdsplit.Loader(dataset, batch_size), whose len() is the steps of this rank; the dataset "
+            f"has {self.source.num_samples} samples: dataset.source.num_samples",
+            url=self.source.url,
+        )
+
+    def __bool__(self) -> bool:
+        """Return True, as objects without a length are."""
+        return True
+
+    def __enter__(self) -> Self:
+        """Return the dataset itself: what iterations open, they close."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing."""
+
+    def __dir__(self) -> list[str]:
+        """List what a user calls, not what pipelines and loaders need."""
+        names = set(super().__dir__()) - _INTERNALS
+        return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
     def __iter__(self) -> Iteration:
         """Give this rank's and worker's part of the epoch, through all stages; the iterator has a `state_dict`.
@@ -281,6 +311,7 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
             InputError: There are such stages; all are named.
         """
         self._refuse_repetitions()
+        refuse_splitters(self.pipeline, self.source.url)
         reasons = [reason for reason in map(why_not_one_to_one, self.pipeline[1:]) if reason]
         if reasons:
             raise InputError(
@@ -361,6 +392,15 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         dataset: Dataset = super().rename(**names) if has_options else self._with(Rename(names))
         return dataset
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names by their numbers, of the first field that has some; empty if none has.
+
+        Raises:
+            InputError: The dataset is a mixture.
+        """
+        return next((field.names for field in self._single("class names").manifest.fields if field.names), ())
+
     def shard_distribution(self, num_workers: int = 0, batch_size: int = 1) -> ShardDistribution:
         """Return which shards this rank and its workers read in the next epoch, and what that costs.
 
@@ -373,6 +413,8 @@ class Dataset(DataPipeline, FluidInterface):  # type: ignore[misc]
         if num_workers and world.num_workers == 1:
             world = World(world.rank, world.world_size, 0, num_workers)
         return shard_distribution(source.order(self.epoch), world, batch_size)
+
+    get_shard_distribution_info = shard_distribution
 
     def sample(self, key_or_index: str | int) -> dict[str, Any]:
         """Return one sample, with its fields as bytes: by its key, or by its number in the dataset.

@@ -7,7 +7,9 @@ step; this process weaves them into the batch. Only what cannot do without torch
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib.util
+import inspect
 import logging
 import multiprocessing
 import pickle
@@ -15,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
 from wdsplit.loading.batches import Batches, EpochProgress, SubBatch
@@ -31,6 +33,19 @@ from wdsplit.order.state import State, dump_state, parse_state
 __all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
+
+ARGUMENTS_OF_TORCH = {
+    "batch_sampler": "leave it out: batch_size and the order of the dataset decide",
+    "drop_last": 'open the dataset with wdsplit.Dataset(..., tail="drop"), or tail="pad" to fill up the last step',
+    "generator": "open the dataset with wdsplit.Dataset(..., seed=...), and draw random numbers in dataset.map_random",
+    "in_order": "leave it out: batches always come in order",
+    "pin_memory_device": "use pin_memory=True",
+    "sampler": "leave it out: each rank reads its share of the dataset's own order",
+    "shuffle": "open the dataset with wdsplit.Dataset(..., shuffle=True), its default, or shuffle=False",
+    "timeout": "leave it out: a worker that dies is an error, and one that is slow is waited for",
+    "worker_init_fn": "leave it out: workers are seeded; draw random numbers in dataset.map_random",
+}
+"""Arguments of torch's DataLoader that a Loader lacks, and what to write instead."""
 
 
 class Loader:
@@ -80,7 +95,10 @@ class Loader:
         persistent_workers: bool = False,
         multiprocessing_context: str | BaseContext | None = None,
         output: Output | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            raise _unknown_argument(next(iter(unknown)))
         counts = {
             "batch_size": whole(batch_size),
             "num_workers": whole(num_workers),
@@ -185,6 +203,14 @@ class Loader:
         progress = copy.copy(self._progress)
         return {**self.__dict__, "_progress": progress, "_sub_batches": None, "_workers": None, "_running": None}
 
+    if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = ""
+            if name in ("batch_sampler", "sampler"):
+                hint = ": each rank reads its share by itself, so iterate the wdsplit.Loader as it is, not prepared"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
     def __repr__(self) -> str:
         return f"Loader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
@@ -279,6 +305,13 @@ class Loader:
         worlds = [World(rank, world_size, worker, num_workers) for worker in range(num_workers)]
         parcels = [sub_batches.of_worker(world) for world in worlds]
         return Threads(parcels, self.prefetch_factor, self.prefetch_bytes // num_workers)
+
+
+def _unknown_argument(name: str) -> InputError:
+    known = [each for each in inspect.signature(Loader).parameters if each != "unknown"]
+    near = difflib.get_close_matches(name, [*known, *ARGUMENTS_OF_TORCH], 1)
+    remedy = ARGUMENTS_OF_TORCH.get(name) or (f"did you mean {near[0]!r}?" if near else "leave it out")
+    return InputError(f"a Loader has no argument {name!r}", expected=f"some of {', '.join(known)}", remedy=remedy)
 
 
 def _wrong_choices(dataset: Any, workers: str, output: str | None, method: str | None) -> list[str]:

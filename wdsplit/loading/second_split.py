@@ -1,4 +1,4 @@
-"""Refuse loops that would split a rank's samples among the ranks a second time.
+"""Refuse loops that would split a rank's samples among the ranks a second time, or count them wrongly.
 
 A `Dataset` gives each rank its share. Libraries that take it for the whole (Accelerate's `prepare`, and the Trainer of
 Transformers) split that share again, and most samples of the epoch reach nobody.
@@ -7,13 +7,15 @@ Transformers) split that share again, and most samples of the epoch reach nobody
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from webdataset import shardlists
 
 from wdsplit.errors import InputError
 from wdsplit.order.split import World
 
-__all__ = ["refuse_second_split"]
+__all__ = ["refuse_counting_trainer", "refuse_second_split", "refuse_splitters"]
 
 _WITH_TRAINER = "use wdsplit.integrations.transformers.WdsplitTrainer instead of Trainer"
 _WITH_ACCELERATE = (
@@ -24,8 +26,8 @@ _WITH_ACCELERATE = (
 def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
     """Refuse to go on if one of the objects whose methods are being called would split the samples again.
 
-    Such an object has a dataset, and says among how many processes it divides it. All ranks find the same, so none of
-    them waits for another.
+    Such an object can be iterated, has a dataset, and says among how many processes it divides it. All ranks find the
+    same, so none of them waits for another. Or it is a pipeline with one of webdataset's stages that split.
 
     Args:
         url: The dataset, for the message.
@@ -35,6 +37,9 @@ def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
         InputError: The samples would be split a second time.
     """
     owners = list(_owners_of_frames())
+    for owner in owners:
+        stages = getattr(owner, "__dict__", {}).get("pipeline")
+        refuse_splitters(stages if isinstance(stages, list) else (), url)
     splitting = [owner for owner in owners if _processes_that_share(owner) > 1]
     if not splitting:
         return
@@ -53,11 +58,61 @@ def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
     )
 
 
-def _owners_of_frames() -> Iterator[Any]:
-    """Give `self` of each method that is being called, innermost first; of a forked worker also its parent's."""
+def refuse_splitters(stages: Iterable[Any], url: str) -> None:
+    """Refuse webdataset's stages that split, in a pipeline whose samples are a rank's and worker's share already.
+
+    Raises:
+        InputError: There is one.
+    """
+    splitters = (shardlists.split_by_node, shardlists.split_by_worker)
+    names = [stage.__name__ for stage in stages if any(stage is each for each in splitters)]
+    if names:
+        raise InputError(
+            "the samples would be split a second time",
+            place=url,
+            expected="a rank and worker that read their own share, and all of it",
+            found=f"webdataset's {' and '.join(names)} after a Dataset, which splits by itself",
+            remedy=f"leave out {' and '.join(names)}; after a wdsplit.EpochShardList they belong",
+            url=url,
+        )
+
+
+def refuse_counting_trainer(dataset: Any, url: str) -> None:
+    """Refuse to go on if an object is being made that counts its steps by the length of its `train_dataset`.
+
+    The Trainer of Transformers does so. Its own error, that there is no length, does not say what to write.
+
+    Args:
+        dataset: The dataset that is asked for its length.
+        url: What it is called.
+
+    Raises:
+        InputError: There is such an object.
+    """
+    for owner in _owners_of_frames("__init__"):
+        attributes = getattr(owner, "__dict__", {})
+        max_steps = getattr(attributes.get("args"), "max_steps", None)
+        if attributes.get("train_dataset") is dataset and isinstance(max_steps, int) and max_steps <= 0:
+            raise InputError(
+                "the Trainer would count its steps by the length of the dataset",
+                place=url,
+                expected="a Trainer that counts the steps of wdsplit's loader",
+                found=f"{type(owner).__module__}.{type(owner).__qualname__} with max_steps = {max_steps}",
+                remedy=_WITH_TRAINER,
+                url=url,
+            )
+
+
+def _owners_of_frames(method: str = "") -> Iterator[Any]:
+    """Give `self` of each method that is being called, innermost first; of a forked worker also its parent's.
+
+    Args:
+        method: Only of methods of this name; empty for all.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        if "self" in frame.f_code.co_varnames[: frame.f_code.co_argcount]:
+        code = frame.f_code
+        if method in ("", code.co_name) and "self" in code.co_varnames[: code.co_argcount]:
             yield frame.f_locals.get("self")
         frame = frame.f_back  # type: ignore[assignment]
 
@@ -65,7 +120,7 @@ def _owners_of_frames() -> Iterator[Any]:
 def _processes_that_share(owner: Any) -> int:
     """Return among how many processes an object divides its dataset; 1 if it does not."""
     attributes = getattr(owner, "__dict__", {})
-    if "dataset" not in attributes and "base_dataloader" not in attributes:
+    if not hasattr(type(owner), "__iter__") or not {"dataset", "base_dataloader"} & attributes.keys():
         return 1
     counts = [attributes.get("num_processes"), getattr(attributes.get("state"), "num_processes", None)]
     return max((count for count in counts if isinstance(count, int)), default=1)

@@ -205,16 +205,19 @@ class SubBatches:
         stream = self.dataset.apply_stages(counter.count(blocks), steps.order.epoch)
         expected = 0
         for step in steps:
-            size = len(_own(step, world))
+            size, before = len(_own(step, world)), expected
             expected += size
+            del counter.taken[:-1]
             try:
-                sub_batch = list(islice(stream, size))
+                traced = [(item, counter.given) for item in islice(stream, size)]
             except Exception as error:
                 raise counter.placed(error) from error.__cause__
             if not is_needed():
                 return
+            sub_batch = [item for item, _ in traced]
             if len(sub_batch) != size or counter.given != expected:
-                raise _not_one_to_one(expected - size + len(sub_batch), counter.given, counter.last)
+                taken_by = [taken - before for _, taken in traced]
+                raise _not_one_to_one(before + len(sub_batch), counter.given, counter.taken, taken_by)
             yield (collate(sub_batch) if self.collated else sub_batch) if size else None
 
 
@@ -262,11 +265,11 @@ class Bound:
 
 
 class _Counter:
-    """Counts the samples that the stages have taken, and knows key and URL of the last."""
+    """Counts the samples that the stages have taken, and keeps key and URL of the last ones in `taken`."""
 
     def __init__(self, is_needed: Callable[[], bool] = lambda: True) -> None:
         self.given = 0
-        self.last: tuple[str, str] | None = None
+        self.taken = [("", "")]
         self._is_needed = is_needed
 
     def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
@@ -275,14 +278,14 @@ class _Counter:
                 if not self._is_needed():
                     return
                 self.given += 1
-                self.last = sample["__key__"], sample["__url__"]
+                self.taken.append((sample["__key__"], sample["__url__"]))
                 yield sample
 
     def placed(self, error: Exception) -> Exception:
         """Return an error with the sample that was under way, unless it tells so itself."""
-        if self.last is None or (isinstance(error, WdsplitError) and error.key):
+        key, url = self.taken[-1]
+        if not key or (isinstance(error, WdsplitError) and error.key):
             return error
-        key, url = self.last
         if isinstance(error, WdsplitError):
             located = error.at(f"sample {key!r} of {url}")
             located.key, located.url = key, url
@@ -312,14 +315,31 @@ def _together(steps: Steps, world: World, max_samples: int) -> Iterator[list[Int
         yield pending
 
 
-def _not_one_to_one(given: int, taken: int, last: tuple[str, str] | None) -> PipelineError:
+def _not_one_to_one(given: int, taken: int, keys: list[tuple[str, str]], taken_by: list[int]) -> PipelineError:
+    """Return the error that names the first sample for which not one came out.
+
+    Args:
+        given: Items that came out in the epoch.
+        taken: Samples that went in.
+        keys: Key and URL of the last sample before the step, and of those of the step.
+        taken_by: For each item of the step how many of its samples had gone in.
+    """
+    number = next((number for number, count in enumerate(taken_by, 1) if count != number), len(taken_by) + 1)
+    what = "gave nothing for sample {!r} of {} before it took the next"
+    if number <= len(taken_by) and taken_by[number - 1] < number:
+        number, what = number - 1, "gave more than one item for sample {!r} of {}"
+    elif number >= len(keys):
+        number, what = len(keys) - 1, "gave nothing more after sample {!r} of {}"
+    key, url = keys[number]
     return PipelineError(
         "a stage did not give one sample for each sample it took",
-        place="" if last is None else f"at or before sample {last[0]!r} of {last[1]}",
+        place=f"a stage {what.format(key, url)}" if key else "",
         expected="as many samples out as in, so that every rank has the same steps",
         found=f"{taken} samples in, {given} out" + (", and then no more" if taken == given else ""),
         remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage "
         "(select, a map that returns None, a handler that skips): filter the table before it is converted",
+        key=key,
+        url=url,
     )
 
 

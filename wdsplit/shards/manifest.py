@@ -102,6 +102,11 @@ class Manifest:
     pad: str
     provenance: dict[str, Any]
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
+        counts = f"{self.num_samples:,} samples and {self.num_pads:,} pads in {len(self.shards):,} shards"
+        return f"<Manifest: {counts}; {fields}; lanes {self.lanes}, window {self.window}>"
+
     @property
     def num_samples(self) -> int:
         """Samples that are not pads."""

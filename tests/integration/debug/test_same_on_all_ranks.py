@@ -64,10 +64,10 @@ def test_optimizers_that_differ_are_named_with_the_state_or_the_option(job):
     for rank in job.ranks:
         assert rank["optimizers"]["same"]["returned"] > 3 * 4
     for text in job.texts("optimizers", "option"):
-        assert "parameter 'group.0.lr'" in text
+        assert "optimizer value 'group.0.lr'" in text
         assert "values 0.1 on rank 0, values 1.1 on rank 1; in all, 1 of " in text
     for text in job.texts("optimizers", "state"):
-        assert "parameter 'state.3.exp_avg'" in text
+        assert "optimizer value 'state.3.exp_avg'" in text
 
 
 def test_gradients_that_ddp_has_reduced_pass_and_those_of_a_plain_model_do_not(job):

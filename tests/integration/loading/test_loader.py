@@ -1,4 +1,5 @@
 import copy
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import traceback
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -40,7 +42,7 @@ from wdsplit.errors import (
     WdsplitError,
 )
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.loader import Loader
+from wdsplit.loading.loader import ARGUMENTS_OF_TORCH, Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -474,6 +476,37 @@ def test_a_stage_that_is_not_one_to_one_is_an_error(numbers, stage, num_workers)
     assert "samples in" in caught.value.found
 
 
+def place_of(sample):
+    return sample["__position__"]
+
+
+def repeated(samples, at):
+    for sample in samples:
+        yield from [sample] * (2 if place_of(sample) == at else 1)
+
+
+UNEQUAL_STAGES = {
+    "a selection": ("nothing for", lambda data, at: data.select(lambda sample: place_of(sample) != at)),
+    "a selection of the first": ("nothing for", lambda data, at: data.select(lambda sample: place_of(sample) < at)),
+    "a map": ("nothing for", lambda data, at: data.map(lambda sample: sample if place_of(sample) != at else None)),
+    "repeats": ("more than one item for", lambda data, at: data.compose(partial(repeated, at=at))),
+    "stops": ("nothing more after", lambda data, at: data.compose(lambda samples: itertools.islice(samples, at + 1))),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("stage", UNEQUAL_STAGES)
+def test_the_sample_for_which_a_stage_gives_nothing_or_more_than_one_is_named(tmp_path, stage, num_workers):
+    """In the middle of a step, at its beginning and at its end."""
+    dataset = Dataset(numbers_dataset(tmp_path, 60, shards=1, lanes=1), shuffle=False, rank=0, world_size=1)
+    samples, (gave, apply) = list(dataset), UNEQUAL_STAGES[stage]
+    for at in (0, 3, 11, 12, 50):
+        with raises(PipelineError, match="one sample for each") as caught:
+            list(Loader(apply(dataset, at), 12, num_workers=num_workers))
+        assert f"gave {gave} sample {samples[at]['__key__']!r} of {samples[at]['__url__']}" in caught.value.place
+        assert (caught.value.key, caught.value.url) == (samples[at]["__key__"], samples[at]["__url__"])
+
+
 @pytest.mark.parametrize("stage", KNOWN_STAGES)
 def test_a_stage_that_is_known_not_to_be_one_to_one_is_refused_by_name_with_the_loader(numbers, stage):
     with pytest.raises(InputError, match="batched" if stage == "listed" else stage):
@@ -656,6 +689,43 @@ def test_all_wrong_arguments_are_named_at_once(numbers):
         Loader([1, 2], 0, num_workers=-1, prefetch_factor=True)
     for name in ("dataset", "batch_size", "num_workers", "prefetch_factor"):
         assert name in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ({"shuffle": True}, "wdsplit.Dataset(..., shuffle=True)"),
+        ({"drop_last": True}, 'wdsplit.Dataset(..., tail="drop")'),
+        ({"sampler": None}, "dataset's own order"),
+        ({"batch_sampler": None}, "batch_size"),
+        ({"worker_init_fn": None}, "map_random"),
+        ({"generator": None}, "seed="),
+        ({"timeout": 30}, "leave it out"),
+        ({"num_worker": 4}, "did you mean 'num_workers'?"),
+        ({"xyz": 4}, "leave it out"),
+    ],
+)
+def test_an_argument_of_torchs_dataloader_is_refused_with_what_to_write_instead(numbers, argument, instead):
+    (name,) = argument
+    with pytest.raises(InputError, match=f"no argument '{name}'") as caught:
+        Loader(Dataset(numbers), 12, **argument)
+    assert instead in caught.value.remedy
+
+
+def test_every_argument_of_torchs_dataloader_is_one_of_a_loader_or_is_explained(numbers):
+    """And those that are told are no arguments of it."""
+    own = set(inspect.signature(Loader).parameters)
+    torchs = set(inspect.signature(torch.utils.data.DataLoader).parameters)
+    assert torchs - own == set(ARGUMENTS_OF_TORCH)
+
+
+def test_what_takes_a_loader_for_torchs_learns_that_it_needs_no_sampler(numbers):
+    loader = Loader(Dataset(numbers), 12)
+    assert not hasattr(loader, "sampler")
+    with pytest.raises(AttributeError, match=r"iterate the wdsplit\.Loader as it is"):
+        _ = loader.sampler
+    with pytest.raises(AttributeError, match=r"no attribute 'x'$"):
+        _ = loader.x
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 5])

@@ -1,11 +1,17 @@
 import copy
 import itertools
+import json
 import logging
 import pickle
+import types
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch.utils.data
+import webdataset
+from webdataset.compat import FluidInterface
 
 from made_datasets import (
     all_deliveries,
@@ -18,7 +24,8 @@ from made_datasets import (
     numbers_table,
     real_rows,
 )
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError
+from wdsplit import ConvertOptions, PlanOptions, convert
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, TopologyError, UnsizedError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.mix import mix
@@ -73,10 +80,9 @@ def test_one_lane_unshuffled_is_the_table_itself(numbers):
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_ranks_are_disjoint_cover_the_dataset_and_know_their_length(numbers, world_size, tail):
+def test_ranks_are_disjoint_and_cover_the_dataset(numbers, world_size, tail):
     ranks = [Dataset(numbers, rank=rank, world_size=world_size, tail=tail) for rank in range(world_size)]
     delivered = [list(delivering(dataset)) for dataset in ranks]
-    assert [len(part) for part in delivered] == [len(dataset) for dataset in ranks]
     positions = sorted(position for part in delivered for position, _, _ in part)
     assert len(set(positions)) == len(positions)
     rows = real_rows(itertools.chain(*delivered))
@@ -256,6 +262,112 @@ def test_a_table_of_one_row_can_be_read_by_many(tmp_path):
     for rank in range(4):
         delivered = list(delivering(Dataset(path, rank=rank, world_size=4)))
         assert delivered == [(rank, 0, rank != 0)]
+
+
+# What users and libraries ask of any dataset
+
+
+def test_a_dataset_has_no_length_and_says_what_to_write_instead(numbers):
+    dataset = Dataset(numbers)
+    with pytest.raises(UnsizedError, match=r"wdsplit.Loader\(dataset, batch_size\)(.|\n)*101 samples"):
+        len(dataset)
+    with pytest.raises(TypeError, match="has no length"):
+        len(torch.utils.data.DataLoader(mix({numbers: 1}), batch_size=8))
+    assert bool(dataset)
+    assert len(list(dataset)) == 101
+
+
+class Counting:
+    """Counts its steps by a length, as Transformers' Trainer does when it is made."""
+
+    def __init__(self, dataset, max_steps):
+        self.train_dataset = dataset
+        self.args = types.SimpleNamespace(max_steps=max_steps)
+        try:
+            self.length = len(dataset)
+        except TypeError:
+            self.length = None
+
+
+def test_what_counts_its_steps_by_the_length_is_refused_when_it_is_made(numbers):
+    dataset = Dataset(numbers)
+    with pytest.raises(InputError, match="WdsplitTrainer"):
+        Counting(dataset, -1)
+    assert Counting(dataset, 6).length is None
+
+
+class Training:
+    """A user's own, which knows that there are other ranks."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.num_processes = 2
+        self.pipeline = object()
+
+    def rows(self):
+        self.dataset.set_epoch(1)
+        return [row for _, row, _ in self.dataset]
+
+
+class Share(Training):
+    """What gives every second sample of what its dataset gives."""
+
+    def __iter__(self):
+        return iter(self.rows()[::2])
+
+
+def test_what_iterates_a_dataset_and_splits_it_again_is_refused_and_what_knows_of_other_ranks_is_not(numbers):
+    dataset = delivering(Dataset(numbers, rank=0, world_size=2))
+    with pytest.raises(InputError, match=r"second time(.|\n)*Share splits it among 2 processes"):
+        list(Share(dataset))
+    assert len(Training(dataset).rows()) == 51
+    assert len(list(Share(delivering(Dataset(numbers, rank=0, world_size=1))))) == 51
+
+
+@pytest.mark.parametrize("splitter", [webdataset.split_by_node, webdataset.split_by_worker])
+@pytest.mark.parametrize(
+    "iterated",
+    [
+        lambda dataset, splitter: dataset.compose(splitter),
+        lambda dataset, splitter: webdataset.DataPipeline(dataset, splitter),
+        lambda dataset, splitter: Loader(dataset.compose(splitter), 8),
+    ],
+    ids=["a stage", "a pipeline", "a loader"],
+)
+def test_the_splitters_of_webdataset_after_a_dataset_are_refused(numbers, splitter, iterated):
+    with pytest.raises(InputError, match=f"second time(.|\n)*leave out {splitter.__name__}"):
+        list(iterated(delivering(Dataset(numbers)), splitter))
+
+
+def test_a_dataset_in_a_with_statement_is_the_dataset(numbers):
+    with Dataset(numbers) as dataset:
+        first = list(delivering(dataset))
+    assert first == list(delivering(dataset))
+
+
+def test_the_shard_distribution_has_the_name_that_users_search_for(numbers):
+    dataset = Dataset(numbers)
+    assert dataset.get_shard_distribution_info(num_workers=2) == dataset.shard_distribution(num_workers=2)
+
+
+def test_classes_are_the_names_that_the_manifest_has(tmp_path, numbers):
+    names = json.dumps({"info": {"features": {"cls": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}})
+    table = pa.table({"cls": [0, 1, 1]}).replace_schema_metadata({"huggingface": names})
+    pq.write_table(table, tmp_path / "table.parquet")
+    options = ConvertOptions(PlanOptions(shards=1), class_names=True)
+    convert([str(tmp_path / "table.parquet")], str(tmp_path / "out"), options)
+    assert Dataset(tmp_path / "out").decode().classes == ("cat", "dog")
+    assert Dataset(numbers).classes == ()
+    with pytest.raises(InputError, match="a mixture"):
+        _ = mix({numbers: 1}).classes
+
+
+def test_dir_lists_stages_and_what_users_call_and_nothing_of_the_machinery(numbers):
+    listed = [name for name in dir(Dataset(numbers).decode()) if not name.startswith("__")]
+    assert {"decode", "map", "map_random", "to_tuple", "set_epoch", "manifest", "classes", "compose"} <= set(listed)
+    stages = [name for name in vars(FluidInterface) if not name.startswith("_")]
+    assert set(stages) <= set(listed)
+    assert not {"pipeline", "iterator1", "invoke", "apply_stages", "repetitions", "_epoch"} & set(listed)
 
 
 # What cannot be meant

@@ -64,6 +64,11 @@ def manifest(*rows, **changes):
     return dataclasses.replace(whole, **changes)
 
 
+def test_a_manifest_is_shown_by_its_counts_and_not_by_its_shards():
+    shown = repr(manifest())
+    assert shown == "<Manifest: 18 samples and 2 pads in 2 shards; jpg: binary, cls: int64; lanes 8, window 64>"
+
+
 def with_header(changes):
     """Return a manifest's two files, the header's values replaced (or left out where the change is `...`)."""
     header, table = dump_manifest(manifest())
