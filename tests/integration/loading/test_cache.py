@@ -325,7 +325,9 @@ def flip(path, offset=2000):
 def checks(monkeypatch):
     """Return the sizes of all shards whose checksums are computed."""
     sizes, checksum = [], cache_module._checksum
-    monkeypatch.setattr(cache_module, "_checksum", lambda file, *rest: sizes.append(file.size) or checksum(file, *rest))
+    monkeypatch.setattr(
+        cache_module, "_checksum", lambda file, *rest, **more: sizes.append(file.size) or checksum(file, *rest, **more)
+    )
     return sizes
 
 

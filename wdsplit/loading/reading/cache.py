@@ -31,7 +31,8 @@ __all__ = ["Damage", "ShardCache"]
 logger = logging.getLogger(__name__)
 
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
-_READ_BYTES = 8 * 1024**2
+_READ_BYTES, _CHECKED_BYTES = 8 * 1024**2, 1024**2
+"""What a request asks for; what is read and hashed at once, so that it is still in the processor's cache."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
 _SAMPLES_AT_ONCE = 4096
 
@@ -259,7 +260,7 @@ def _is_checked(file: CachedFile, checksum: str, is_needed: Callable[[], bool]) 
 
 def _check(file: CachedFile, checksum: str, is_needed: Callable[[], bool] = lambda: True) -> bool:
     """Compare the checksum of a cached shard, and take note of it; False if it is not needed any more."""
-    proof, found = file.proof(), _checksum(file, is_needed)
+    proof, found = file.proof(), _checksum(file, is_needed, num_bytes=_CHECKED_BYTES)
     if found is None:
         return False
     if found != checksum:
@@ -287,6 +288,7 @@ def _checksum(
     file: ReadableFile,
     is_needed: Callable[[], bool] = lambda: True,
     write: Callable[[memoryview, int], object] = lambda data, offset: None,
+    num_bytes: int | None = None,
 ) -> str | None:
     """Read all bytes of a shard and return their checksum, or None if they are not needed any more.
 
@@ -294,10 +296,12 @@ def _checksum(
         file: The shard.
         is_needed: Asked now and then.
         write: Called with some bytes, and their offset.
+        num_bytes: So many at once; None for as many as a request asks for.
     """
-    buffer = memoryview(bytearray(min(_READ_BYTES, file.size)))
+    num_bytes = num_bytes or _READ_BYTES
+    buffer = memoryview(bytearray(min(num_bytes, file.size)))
     digest = xxhash.xxh3_128()
-    for offset in range(0, file.size, _READ_BYTES):
+    for offset in range(0, file.size, num_bytes):
         if not is_needed():
             return None
         piece = buffer[: file.size - offset]

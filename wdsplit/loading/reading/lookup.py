@@ -29,7 +29,7 @@ def find_sample(
     storage: ReadableStorage,
     manifest: Manifest,
     key_or_index: str | int,
-    opener: Callable[[ReadableStorage, Shard], OpenShard] = open_shard,
+    opener: Callable[[ReadableStorage, Shard], OpenShard] | None = None,
 ) -> dict[str, Any]:
     """Return one sample.
 
@@ -43,7 +43,7 @@ def find_sample(
         key_or_index: A text is a key, escaped as in the tar or as it was before; if these are two samples, either is
             found. An integer is the number of a sample, counted through the shards in their order, pads left out; a
             negative one counts from the end.
-        opener: Opens a shard.
+        opener: Opens a shard; None for `open_shard`.
 
     Returns:
         `__key__`, `__url__`, `__position__`, `__pad__` (False) and the fields as bytes. The sample belongs to no epoch:
@@ -54,7 +54,7 @@ def find_sample(
         InputError: The argument is neither text nor integer, or an empty text.
         WdsplitError: A shard is missing or damaged.
     """
-    samples = _Samples(storage, manifest, opener)
+    samples = _Samples(storage, manifest, opener or open_shard)
     if isinstance(key_or_index, str):
         return samples.take(samples.number_of(key_or_index))
     index = None if isinstance(key_or_index, np.bool_) else whole(key_or_index)
