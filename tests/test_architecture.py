@@ -18,7 +18,7 @@ LAYERS = [
     ["storage"],
     ["shards"],
     ["fields", "loading.reading"],
-    ["conditions", "loading.stages", "loading.transport"],
+    ["conditions", "indexing", "loading.stages", "loading.transport"],
     ["tables", "loading"],
     ["conversion.plan", "debug", "integrations"],
     ["conversion.record"],

@@ -215,14 +215,25 @@ class Flip(Fault):
     at: int
 
     async def answer(self, request: Request, answer: Message) -> Message:
-        return replace(answer, pieces=self._flipped(answer.pieces))
+        return replace(answer, pieces=_flipped(answer.pieces, self.at))
 
-    async def _flipped(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        start = 0
-        async for piece in pieces:
-            at = self.at - start
-            start += len(piece)
-            yield piece[:at] + bytes([piece[at] ^ 0xFF]) + piece[at + 1 :] if 0 <= at < len(piece) else piece
+
+@dataclass(frozen=True)
+class FlipUpload(Fault):
+    """All bits of one byte of the request's body are the other way round."""
+
+    at: int
+
+    def upload(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        return _flipped(pieces, self.at)
+
+
+async def _flipped(pieces: AsyncIterator[bytes], place: int) -> AsyncIterator[bytes]:
+    start = 0
+    async for piece in pieces:
+        at = place - start
+        start += len(piece)
+        yield piece[:at] + bytes([piece[at] ^ 0xFF]) + piece[at + 1 :] if 0 <= at < len(piece) else piece
 
 
 @dataclass(frozen=True)

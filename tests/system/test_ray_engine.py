@@ -3,8 +3,10 @@ import os
 import re
 import shutil
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -169,6 +171,41 @@ def test_a_cluster_that_cannot_be_reached_is_an_error_with_a_remedy(table, tmp_p
     assert ended.stderr.startswith("error: the Ray cluster cannot be reached\n")
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(params=["silent", "closes", "http"])
+def other(request):
+    """Return the address of what is no Ray, and what it does."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            if request.param == "http":
+                self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            elif request.param == "silent":
+                self.request.settimeout(TIMEOUT_S)
+                while self.request.recv(1024):
+                    pass
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}", request.param
+        server.shutdown()
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_what_answers_but_is_no_cluster_is_an_error_soon(table, tmp_path, other, scheme):
+    address, kind = other
+    environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environ |= {"RAY_TMPDIR": str(tmp_path)}
+    arguments = ["convert", table, str(tmp_path / "out"), "--engine=ray", "--address", f"{scheme}{address}"]
+    started = time.monotonic()
+    ended = subprocess.run([WDSPLIT, *arguments], env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert time.monotonic() - started < 60
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: the Ray cluster cannot be reached\n")
+    assert address in ended.stderr
+    assert ("has not answered" if kind == "silent" else "is not Ray") in ended.stderr
 
 
 def test_an_address_without_the_engine_is_refused(table, tmp_path):

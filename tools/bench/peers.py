@@ -315,6 +315,14 @@ def wdsplit_from_bucket(kind: Kind) -> Callable[[Path, int], Iterable[bytes]]:
     return read
 
 
+def wdsplit_by_s3fs(folder: Path, workers: int) -> Iterable[bytes]:
+    import s3fs
+
+    import wdsplit
+
+    return wdsplit_payloads(wdsplit.Dataset(URL, seed=0, fs=s3fs.S3FileSystem()), workers)
+
+
 def urls_of(folder: Path) -> list[str]:
     return [f"{URL}/{Path(path).name}" for path in tars(folder / SHARDS)]
 
@@ -355,6 +363,7 @@ def litdata_from_bucket(folder: Path, workers: int) -> Iterable[bytes]:
 REMOTE = (
     Reader("wdsplit", "botocore", wdsplit_from_bucket("process")),
     Reader("wdsplit, threads", "botocore", wdsplit_from_bucket("thread")),
+    Reader("wdsplit, fs=s3fs", "s3fs", wdsplit_by_s3fs),
     Reader("webdataset by aws s3 cp", "webdataset", webdataset_aws),
     Reader("webdataset by s3fs", "s3fs", webdataset_s3fs),
     Reader("MosaicML streaming", "streaming", mds_from_bucket, write_mds, "mds"),

@@ -6,10 +6,10 @@ real loaders read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,11 @@ from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
+from wdsplit.storage.given import located_one
 from wdsplit.storage.opening import open_readable_storage
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["AuditOptions", "AuditReport", "Finding", "audit"]
 
@@ -99,7 +103,11 @@ class AuditReport:
 
 
 def audit(
-    url: str, options: AuditOptions | None = None, progress: Callable[[Finding], None] | None = None
+    url: str,
+    options: AuditOptions | None = None,
+    progress: Callable[[Finding], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> AuditReport:
     """Check each promise in each epoch.
 
@@ -107,26 +115,28 @@ def audit(
         url: The dataset's folder.
         options: Topology and order; None for one rank without workers.
         progress: Called with each finding as soon as there is one.
+        storage_options: How to reach a remote store, as of `Dataset`.
+        fs: The file system that the folder is on, as of `Dataset`.
 
     Raises:
         WdsplitError: The dataset, or one of its shards, cannot be read.
     """
     findings = []
-    for finding in _findings(url, options or AuditOptions()):
+    for finding in _findings(*located_one(url, storage_options, fs), options or AuditOptions()):
         findings.append(finding)
         if progress is not None:
             progress(finding)
     return AuditReport(tuple(findings))
 
 
-def _findings(url: str, options: AuditOptions) -> Iterator[Finding]:
-    manifest = read_manifest(open_readable_storage(url))
+def _findings(url: str, storage_options: Mapping[str, Any] | None, options: AuditOptions) -> Iterator[Finding]:
+    manifest = read_manifest(open_readable_storage(url, storage_options))
     order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
     for epoch in range(options.epochs):
         order = EpochOrder(manifest.shards.num_real, order_options, epoch)
         yield from _audit_order(order, options)
         if options.read:
-            yield from _audit_read(url, manifest, order, options)
+            yield from _audit_read(_loaders(url, storage_options, epoch, options), manifest, order, options)
 
 
 def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Steps]:
@@ -255,9 +265,12 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
     return Finding(order.epoch, "resume", held, evidence)
 
 
-def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+_Open = Callable[[int, int, int, int], Any]
+"""Opens a loader for a rank, world size, number of workers and batch size."""
+
+
+def _audit_read(open_loader: _Open, manifest: Manifest, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
-    open_loader = _loaders(url, order.epoch, options)
     alone, _ = _read_keys(open_loader(0, 1, 0, options.global_batch))
     merged: dict[int, tuple[str, bool]] = {}
     delivered = 0
@@ -281,8 +294,8 @@ def _audit_read(url: str, manifest: Manifest, order: EpochOrder, options: AuditO
         yield _audit_read_resume(open_loader, order, alone, options)
 
 
-def _loaders(url: str, epoch: int, options: AuditOptions) -> Callable[[int, int, int, int], Any]:
-    """Return what opens a loader for a rank, world size, number of workers and batch size."""
+def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, options: AuditOptions) -> _Open:
+    """Return what opens loaders of an epoch."""
     try:
         from wdsplit.loading.dataset import Dataset
         from wdsplit.loading.loader import Loader
@@ -291,7 +304,13 @@ def _loaders(url: str, epoch: int, options: AuditOptions) -> Callable[[int, int,
 
     def open_loader(rank: int, world_size: int, num_workers: int, batch_size: int) -> Any:
         dataset = Dataset(
-            url, seed=options.seed, shuffle=options.shuffle, tail=options.tail, rank=rank, world_size=world_size
+            url,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            tail=options.tail,
+            rank=rank,
+            world_size=world_size,
+            storage_options=storage_options,
         )
         loader = Loader(dataset.to_tuple("__position__", "__pad__", "__key__"), batch_size, num_workers=num_workers)
         loader.set_epoch(epoch)
@@ -313,7 +332,7 @@ def _read_keys(batches: Any) -> tuple[dict[int, tuple[str, bool]], int]:
 
 
 def _audit_read_resume(
-    open_loader: Callable[[int, int, int, int], Any],
+    open_loader: _Open,
     order: EpochOrder,
     alone: dict[int, tuple[str, bool]],
     options: AuditOptions,

@@ -6,29 +6,38 @@ structure, end marker, fields and pads; then the keys of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from wdsplit.conversion.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
 from wdsplit.loading.reading.window import Window
+from wdsplit.shards.checksums import checksums_path, dump_checksums, sample_checksums
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
-from wdsplit.storage.interface import ReadableStorage
-from wdsplit.storage.opening import open_readable_storage
+from wdsplit.storage.given import located_one
+from wdsplit.storage.interface import ReadableStorage, Storage
+from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.tar.names import is_pad_key
 
-__all__ = ["Report", "verify"]
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["EMITTED", "Report", "verify"]
+
+EMITTED = ("checksums",)
+"""What `verify --emit` takes."""
 
 _SAMPLES_AT_ONCE = 4096
 _READ_BYTES = 8 * 1024**2
@@ -62,6 +71,8 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
+    emit: Sequence[str] = (),
 ) -> Report:
     """Check a whole dataset; holds eight bytes a sample, to find duplicate keys.
 
@@ -71,15 +82,23 @@ def verify(
         progress: Called with the number of shards that were checked and the number of all.
         storage_options: How to reach a remote store, as of `Dataset`.
         engine: What carries the tasks out; None for `jobs` processes of this machine.
+        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+        emit: `checksums` to write, beside each shard that is right, the checksums of its samples, which
+            `Dataset(verify=True)` compares.
 
     Raises:
+        InputError: `emit` is invalid.
         WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
     """
-    storage = open_readable_storage(url, storage_options)
+    if not set(emit) <= set(EMITTED):
+        raise InputError("invalid emit", expected=f"some of {', '.join(EMITTED)}", found=", ".join(emit))
+    url, storage_options = located_one(url, storage_options, fs)
+    output = open_storage(url, storage_options) if emit else None
+    storage: ReadableStorage = output or open_readable_storage(url, storage_options)
     manifest = read_manifest(storage)
     num_shards = len(manifest.shards)
     findings: dict[int, _Finding] = {}
-    check, describe = partial(_check_shard, storage, manifest), partial(_describe, manifest)
+    check, describe = partial(_check_shard, storage, manifest, output), partial(_describe, manifest)
     with closing((engine or LocalEngine(jobs)).map(check, range(num_shards), describe=describe)) as results:
         for finding in results:
             findings[finding.shard] = finding
@@ -98,7 +117,7 @@ def _describe(manifest: Manifest, number: int) -> str:
     return manifest.shards[number].path
 
 
-def _check_shard(storage: ReadableStorage, manifest: Manifest, number: int) -> _Finding:
+def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage | None, number: int) -> _Finding:
     none = np.zeros(0, np.uint64)
     listed = manifest.shards[number]
     try:
@@ -123,9 +142,18 @@ def _check_shard(storage: ReadableStorage, manifest: Manifest, number: int) -> _
         if tail is not None:
             problems.append(tail)
         hashes = [hash_keys(keys) for keys in _checked_keys(manifest, listed, shard)]
+        if output is not None and not problems:
+            _write_checksums(output, listed, shard)
     except WdsplitError as error:
         return _Finding(number, (*problems, error), none)
     return _Finding(number, tuple(problems), np.concatenate([none, *hashes]))
+
+
+def _write_checksums(output: Storage, listed: Shard, shard: OpenShard) -> None:
+    """Write the checksums of the samples of a shard that is right."""
+    checksums = sample_checksums(shard.read(begin, end) for begin, end in pairwise(shard.offsets.tolist()))
+    with output.publish(checksums_path(listed.path)) as file:
+        file.write([dump_checksums(checksums, listed)])
 
 
 def _checksum(shard: OpenShard, listed: Shard) -> str:

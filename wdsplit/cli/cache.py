@@ -1,14 +1,15 @@
-"""`wdsplit cache`: what is in a cache of shards, and how to be rid of it."""
+"""`wdsplit cache`: what is in a cache of shards, whether it is undamaged, and how to be rid of it."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from datetime import datetime, timezone
 
 import click
 
 from wdsplit.cli.options import json_option
-from wdsplit.cli.terminal import echo_json, human_bytes
+from wdsplit.cli.terminal import FAILED, echo_json, human_bytes, progress_bar, stderr
 from wdsplit.loading.reading.cache import ShardCache
 from wdsplit.loading.reading.cache_folder import CacheFolder
 
@@ -17,26 +18,38 @@ __all__ = ["cache_command"]
 
 @click.command(
     "cache",
-    short_help="Show what a cache of shards holds, and clear it.",
+    short_help="Show what a cache of shards holds, check it, and clear it.",
     epilog="""Examples:
 
 \b
   wdsplit cache /local/cache
+  wdsplit cache /local/cache --verify
   wdsplit cache /local/cache --clear""",
 )
 @click.argument("folder", metavar="DIR")
 @click.option("--clear", is_flag=True, help="Remove all shards that no process has open, and what was left unfinished.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare all shards with the checksums of their datasets, and remove those that are damaged. Exit with 1 if "
+    "there were any.",
+)
 @json_option
-def cache_command(folder: str, clear: bool, as_json: bool) -> None:
-    """Show what is in the cache DIR, which is the cache_dir of some datasets on this machine; or clear it.
+def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None:
+    """Show what is in the cache DIR, which is the cache_dir of some datasets on this machine; or check or clear it.
 
-    Jobs may go on meanwhile. Only files of the cache are ever removed, and never what is in use.
+    Jobs may go on meanwhile. Only files of the cache are ever removed. Jobs keep what they have open, and download
+    what they need again.
     """
-    cache = ShardCache(folder).folder
+    if clear and verify:
+        raise click.UsageError("--clear and --verify exclude each other.")
+    cache = ShardCache(folder)
     if clear:
-        _clear(cache, folder, as_json)
+        _clear(cache.folder, folder, as_json)
+    elif verify:
+        _verify(cache, folder, as_json)
     else:
-        _show(cache, folder, as_json)
+        _show(cache.folder, folder, as_json)
 
 
 def _show(cache: CacheFolder, folder: str, as_json: bool) -> None:
@@ -74,6 +87,28 @@ def _clear(cache: CacheFolder, folder: str, as_json: bool) -> None:
         f"{folder}: removed {cleared.num_removed:,} shards, {human_bytes(cleared.removed_bytes)}; "
         f"kept {cleared.num_kept:,} that are in use, {human_bytes(cleared.kept_bytes)}"
     )
+
+
+def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
+    num_checked = num_bytes = 0
+    with progress_bar("verifying") as bar:
+
+        def report(checked: int, num_shards: int, checked_bytes: int) -> None:
+            nonlocal num_checked, num_bytes
+            num_checked, num_bytes = checked, checked_bytes
+            bar.update(checked, num_shards, bytes=checked_bytes)
+
+        damages = cache.verify(report)
+    if as_json:
+        damaged = [dataclasses.asdict(damage) for damage in damages]
+        echo_json({"cache": folder, "checked": num_checked, "bytes": num_bytes, "damaged": damaged})
+    else:
+        for damage in damages:
+            stderr(f"damaged: {damage.path}: {damage.cause}")
+        verdict = f"{len(damages):,} damaged, removed: they are downloaded again" if damages else "all is well"
+        click.echo(f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}")
+    if damages:
+        sys.exit(FAILED)
 
 
 def _moment(time_ns: int | None) -> str | None:

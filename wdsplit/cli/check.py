@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import click
 
 from wdsplit.checks.audit import AuditOptions, Finding, audit
-from wdsplit.checks.verify import verify
+from wdsplit.checks.verify import EMITTED, verify
 from wdsplit.cli.options import batch_size_option, engine_options, json_option, open_engine, order_options
 from wdsplit.cli.terminal import FAILED, echo_json, progress_bar, stderr, totals_text
 from wdsplit.urls import shown_url
@@ -16,19 +16,39 @@ from wdsplit.urls import shown_url
 __all__ = ["audit_command", "verify_command"]
 
 
-@click.command("verify", epilog="Example: wdsplit verify data/train --jobs 8")
+@click.command(
+    "verify",
+    epilog="""Examples:
+
+\b
+  wdsplit verify data/train --jobs 8
+  wdsplit verify s3://bucket/train --emit checksums""",
+)
 @click.argument("dataset")
+@click.option(
+    "--emit",
+    type=click.Choice(EMITTED),
+    multiple=True,
+    help="Write a file beside each shard that is right: with checksums, NAME.tar.sums with the checksums of its "
+    "samples, for Dataset(verify=True).",
+)
 @engine_options
 @json_option
 def verify_command(
-    dataset: str, jobs: int | None, engine: str, address: str | None, log: TextIO | None, as_json: bool
+    dataset: str,
+    emit: tuple[str, ...],
+    jobs: int | None,
+    engine: str,
+    address: str | None,
+    log: TextIO | None,
+    as_json: bool,
 ) -> None:
     """Check that every byte of DATASET is what its manifest says.
 
     Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys.
     """
     with progress_bar("verifying", log) as bar:
-        report = verify(dataset, progress=bar.update, engine=open_engine(engine, address, jobs))
+        report = verify(dataset, progress=bar.update, engine=open_engine(engine, address, jobs), emit=emit)
     manifest = report.manifest
     if as_json:
         names = ("cause", "place", "expected", "found", "remedy")

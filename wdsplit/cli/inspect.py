@@ -18,6 +18,7 @@ from wdsplit.urls import shown_url
 
 __all__ = ["assign_command", "inspect_command"]
 
+_MAX_READERS = 2**20
 _PREVIEW_CHARACTERS = 60
 
 
@@ -113,6 +114,8 @@ def _preview(value: Any) -> str:
 @json_option
 def assign_command(dataset: str, world_size: int, workers: int, as_json: bool, **arguments: Any) -> None:
     """Say which shards of DATASET each rank and worker reads, in the order of its visits."""
+    if world_size * max(1, workers) > _MAX_READERS:
+        raise click.UsageError(f"--world-size x --workers is too large: at most {_MAX_READERS:,} readers are listed.")
     found = assign(dataset, world_size, workers, **arguments)
     if as_json:
         echo_json(dataclasses.asdict(found))

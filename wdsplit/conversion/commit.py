@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from wdsplit.conversion.plan.plan import Plan, default_window
+from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.published import Published
 from wdsplit.conversion.run import Run
+from wdsplit.order.defaults import default_window
 from wdsplit.shards.files import write_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.shards.sidecar_files import write_sidecars

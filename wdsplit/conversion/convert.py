@@ -6,19 +6,22 @@ Tasks write shards and note what they wrote; only this driver's process commits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import Driver, Progress, no_progress
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.planning import PathLike
-from wdsplit.conversion.prepare import Prepared, prepare
+from wdsplit.conversion.prepare import Places, Prepared, prepare
 from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.record.published import Published
 from wdsplit.conversion.shuffle.scatter import task_bytes
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import InputError
 from wdsplit.shards.manifest import Manifest, Shard
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Progress", "convert", "convert_splits"]
 
@@ -30,6 +33,8 @@ def convert(
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
+    input_fs: AbstractFileSystem | None = None,
 ) -> Manifest:
     """Convert tables into a dataset of shards.
 
@@ -41,8 +46,12 @@ def convert(
         output: The dataset's folder: a path, or `s3://bucket/folder`.
         options: The options; without splits.
         progress: Called with the progress so far, at the beginning of each pass and after each task.
-        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
+        storage_options: How to reach remote stores, as for `wdsplit.Dataset`: that of the inputs and of the output,
+            but for one that `fs` or `input_fs` reaches.
         engine: What carries the tasks out, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
+        fs: The file system that the output is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; None for what
+            the path says itself. Files are gathered in TMPDIR and then sent.
+        input_fs: The file system that the inputs are on.
 
     Returns:
         The manifest.
@@ -53,7 +62,8 @@ def convert(
     options = options or ConvertOptions()
     if options.splits:
         raise InputError("convert writes one dataset, but options.splits is set", remedy="use wdsplit.convert_splits")
-    return _convert(inputs, output, options, progress, storage_options, engine)[""]
+    places = Places.of(inputs, output, storage_options, fs, input_fs)
+    return _convert(places, options, progress, engine)[""]
 
 
 def convert_splits(
@@ -63,6 +73,8 @@ def convert_splits(
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
+    input_fs: AbstractFileSystem | None = None,
 ) -> dict[str, Manifest]:
     """Convert tables into a dataset for each split, in folders below the output that are called after the splits.
 
@@ -73,21 +85,16 @@ def convert_splits(
     """
     if not options.splits:
         raise InputError("options.splits is empty", remedy="use wdsplit.convert")
-    return _convert(inputs, output, options, progress, storage_options, engine)
+    return _convert(Places.of(inputs, output, storage_options, fs, input_fs), options, progress, engine)
 
 
 def _convert(
-    inputs: PathLike | Sequence[PathLike],
-    output: PathLike,
-    options: ConvertOptions,
-    progress: Callable[[Progress], None] | None,
-    storage_options: Mapping[str, Any] | None,
-    engine: Engine | None,
+    places: Places, options: ConvertOptions, progress: Callable[[Progress], None] | None, engine: Engine | None
 ) -> dict[str, Manifest]:
     """Convert; nothing is written, of no split, before everything that can be refused is checked."""
     engine, report = engine or LocalEngine(options.jobs), progress or no_progress
     buffer_bytes = task_bytes(options.memory, engine.jobs_of_a_node)
-    prepared = prepare(inputs, output, options, storage_options)
+    prepared = prepare(places, options)
     with prepared.locked():
         finished, published = _begin(prepared)
         manifests = {}
@@ -98,7 +105,7 @@ def _convert(
                     report(_all_skipped(finished[name], name))
                     continue
                 folder, plan = prepared.folders[name], prepared.plans[name]
-                job = Job(folder, plan, buffer_bytes, options.emit, storage_options, shared=not engine.is_local)
+                job = Job(folder, plan, buffer_bytes, options.emit, places.output_options, shared=not engine.is_local)
                 shards = Driver(job, engine, report, split=name).carry_out(Published(plan, published[name]))
                 manifests[name] = commit(run, plan, options.emit, shards)
         except BaseException:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.duplicate_keys import check_unique_keys
 from wdsplit.conversion.plan.options import ConvertOptions
@@ -17,6 +17,7 @@ from wdsplit.conversion.planning import PathLike, input_paths, plan_files
 from wdsplit.conversion.run import Run, is_below
 from wdsplit.errors import InputError
 from wdsplit.shards.manifest import HEADER_NAME
+from wdsplit.storage.given import divided_options, located, located_one
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_storage
@@ -24,9 +25,48 @@ from wdsplit.tables.find import find_inputs
 from wdsplit.tables.table import joined
 from wdsplit.urls import shown_url
 
-__all__ = ["Prepared", "prepare"]
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["Places", "Prepared", "prepare"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a conversion reads and writes.
+
+    Attributes:
+        inputs: Paths and URLs of the inputs.
+        output: Path or URL of the output.
+        input_options: How to reach the stores of the inputs.
+        output_options: How to reach that of the output.
+    """
+
+    inputs: Sequence[str]
+    output: str
+    input_options: Mapping[str, Any] | None
+    output_options: Mapping[str, Any] | None
+
+    @classmethod
+    def of(
+        cls,
+        inputs: PathLike | Sequence[PathLike],
+        output: PathLike,
+        storage_options: Mapping[str, Any] | None,
+        fs: AbstractFileSystem | None,
+        input_fs: AbstractFileSystem | None,
+    ) -> Places:
+        """Return the places that the arguments of `convert` name.
+
+        Raises:
+            InputError: A path is not on its file system.
+        """
+        of_inputs, of_output = divided_options(storage_options, input_fs, fs)
+        urls, input_options = located(input_paths(inputs), of_inputs, input_fs)
+        url, output_options = located_one(output, of_output, fs)
+        return cls(urls, url, input_options, output_options)
 
 
 @dataclass(frozen=True)
@@ -57,31 +97,26 @@ class Prepared:
             yield
 
 
-def prepare(
-    inputs: PathLike | Sequence[PathLike],
-    output: PathLike,
-    options: ConvertOptions,
-    storage_options: Mapping[str, Any] | None,
-) -> Prepared:
-    """Plan a conversion, and refuse all that can be refused before anything is written. The arguments are `convert`'s.
+def prepare(places: Places, options: ConvertOptions) -> Prepared:
+    """Plan a conversion, and refuse all that can be refused before anything is written.
 
     Raises:
         WdsplitError: As for `convert`.
     """
-    folders = {name: os.path.join(output, name) for name in options.splits} or {"": os.fspath(output)}
-    runs = {name: Run(open_storage(folder, storage_options), options.emit) for name, folder in folders.items()}
-    paths = find_inputs(input_paths(inputs), storage_options)
+    folders = {name: os.path.join(places.output, name) for name in options.splits} or {"": places.output}
+    runs = {name: Run(open_storage(folder, places.output_options), options.emit) for name, folder in folders.items()}
+    paths = find_inputs(places.inputs, places.input_options)
     if options.splits:
-        _check_parent(open_storage(os.fspath(output), storage_options), options)
+        _check_parent(open_storage(places.output, places.output_options), options)
     resumed = {name for name, run in runs.items() if options.resume and (len(runs) == 1 or run.exists)}
     if options.resume and not resumed:
         resumed = set(runs)
     for name, run in runs.items():
-        _refuse_inside_input(run.storage, input_paths(inputs))
+        _refuse_inside_input(run.storage, places.inputs)
         for path in paths:
             run.refuse_file_inside(path, "an input")
         run.refuse_output(options.overwrite, name in resumed)
-    plans = plan_files(paths, options, storage_options)
+    plans = plan_files(paths, options, places.input_options)
     _check_keys(plans, resumed)
     return Prepared(folders, runs, plans, resumed, options.overwrite)
 

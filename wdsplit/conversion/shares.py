@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
 from wdsplit.conversion.driver import PASSES, Driver, Pass, Progress, no_progress
@@ -19,7 +19,7 @@ from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.plan_file import SavedPlan
 from wdsplit.conversion.planning import PathLike
-from wdsplit.conversion.prepare import prepare
+from wdsplit.conversion.prepare import Places, prepare
 from wdsplit.conversion.record.job import Job, refuse_taken_over
 from wdsplit.conversion.record.notes import describe_unfinished_shares, first_few, note_share, read_published
 from wdsplit.conversion.record.published import Published
@@ -38,9 +38,13 @@ from wdsplit.conversion.shuffle.steps import Cuts, read_cuts, write_cuts
 from wdsplit.engines.local import Engine, LocalEngine
 from wdsplit.errors import ConvertError, InputError
 from wdsplit.shards.manifest import Manifest, shard_path
+from wdsplit.storage.given import divided_options, located
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["PASSES", "Pass", "Progress", "commit_shares", "convert_share", "needed_passes", "plan_shares"]
 
@@ -56,6 +60,8 @@ def plan_shares(
     plan_path: PathLike,
     options: ConvertOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+    input_fs: AbstractFileSystem | None = None,
 ) -> dict[str, Plan]:
     """Begin a conversion in shares: plan it, as `wdsplit.convert` would, and save the plan.
 
@@ -66,6 +72,9 @@ def plan_shares(
             in a file with the split's name after a dot.
         options: The options; `jobs` has no meaning here, and `resume` is refused.
         storage_options: As for `wdsplit.convert`. They are not saved: each share takes its own.
+        fs: The file system that the output is on, as for `wdsplit.convert`, and the plan file if it is given as a URL
+            of the same scheme. Not saved either.
+        input_fs: The file system that the inputs are on.
 
     Returns:
         The plan in each plan file.
@@ -78,9 +87,10 @@ def plan_shares(
         raise InputError("a plan begins a run, so it cannot resume one", remedy="run the missing shares again")
     path = normalized(plan_path)
     files = {name: f"{path}.{name}" for name in options.splits} or {"": path}
+    places = Places.of(inputs, output, storage_options, fs, input_fs)
     for file in files.values():
-        check_plan_file(file, options.overwrite, storage_options)
-    prepared = prepare(inputs, output, options, storage_options)
+        check_plan_file(file, options.overwrite, places.output_options)
+    prepared = prepare(places, options)
     for run in prepared.runs.values():
         for file in files.values():
             run.refuse_file_inside(file, "the plan file")
@@ -89,13 +99,13 @@ def plan_shares(
             folder, target, run = os.getcwd(), prepared.folders[name], prepared.runs[name]
             target = target if is_remote(target) else os.path.join(folder, local_path(target))
             saved = SavedPlan(plan, target, folder, options.memory, tuple(options.emit), version("wdsplit"))
-            save_plan(files[name], saved, storage_options)  # before the run replaces anything
+            save_plan(files[name], saved, places.output_options)  # before the run replaces anything
             try:
                 run.start(plan)
                 if plan.scatters:
                     write_cuts(run.storage, plan, task_bytes(options.memory, _JOBS_OF_A_SHARE))
             except BaseException:
-                remove_plan(files[name], storage_options)
+                remove_plan(files[name], places.output_options)
                 run.leave_resumable(plan)
                 raise
     return {files[name]: plan for name, plan in prepared.plans.items()}
@@ -109,6 +119,8 @@ def convert_share(
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
+    input_fs: AbstractFileSystem | None = None,
 ) -> Progress:
     """Write a share of the shards of a plan; what the share has written before is kept.
 
@@ -121,6 +133,8 @@ def convert_share(
         progress: Called with the progress so far, at the beginning and after each task.
         storage_options: How to reach remote inputs and the output, as for `wdsplit.convert`.
         engine: What carries the tasks out; None for one job.
+        fs: The file system that the output is on, as for `plan_shares`.
+        input_fs: The file system that the inputs are on.
 
     Returns:
         What is done.
@@ -135,9 +149,11 @@ def convert_share(
             expected="a share I/N with 0 <= I < N: shares are counted from 0",
             remedy="use the index that SLURM (--array=0-15) and Kubernetes count from 0",
         )
-    saved, run = open_run(plan_path, storage_options)
+    of_inputs, of_output = divided_options(storage_options, input_fs, fs)
+    output_options = located([], of_output, fs)[1]
+    saved, run = open_run(plan_path, output_options)
     run.require(saved.plan)
-    plan, engine = locate_inputs(saved, storage_options), engine or LocalEngine()
+    plan, engine = locate_inputs(saved, located([], of_inputs, input_fs)[1]), engine or LocalEngine()
     if plan.scatters and only is None:
         raise InputError(
             "the plan puts rows into another order, which takes several passes",
@@ -146,7 +162,7 @@ def convert_share(
             remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after the other",
         )
     buffer_bytes = task_bytes(saved.memory, engine.jobs_of_a_node)
-    job = Job(saved.output, plan, buffer_bytes, saved.emit, storage_options, shared=True)
+    job = Job(saved.output, plan, buffer_bytes, saved.emit, output_options, shared=True)
     return _carry_out(run, Driver(job, engine, progress or no_progress, share, num_shares), only or "write")
 
 
@@ -203,13 +219,17 @@ def _require_complete(storage: Storage, cuts: Cuts, name: Pass) -> None:
         )
 
 
-def needed_passes(plan_path: PathLike, storage_options: Mapping[str, Any] | None = None) -> tuple[Pass, ...]:
-    """Return the passes that the shares of a plan take.
+def needed_passes(
+    plan_path: PathLike,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> tuple[Pass, ...]:
+    """Return the passes that the shares of a plan take; the arguments are those of `commit_shares`.
 
     Raises:
         WdsplitError: There is no such plan, or its run is not there.
     """
-    saved, run = open_run(plan_path, storage_options)
+    saved, run = open_run(plan_path, located([], storage_options, fs)[1])
     run.require(saved.plan)
     return _passes(run.storage, saved.plan)
 
@@ -224,12 +244,17 @@ def _pass_options(storage: Storage, plan: Plan) -> str:
     return ", ".join(f"--pass {name}" for name in _passes(storage, plan))
 
 
-def commit_shares(plan_path: PathLike, storage_options: Mapping[str, Any] | None = None) -> Manifest:
+def commit_shares(
+    plan_path: PathLike,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> Manifest:
     """End a conversion in shares: from then on the dataset exists. One that has ended already is left as it is.
 
     Args:
         plan_path: The plan file.
         storage_options: How to reach a remote output, as for `wdsplit.convert`.
+        fs: The file system that the output is on, as for `plan_shares`.
 
     Returns:
         The manifest.
@@ -239,7 +264,7 @@ def commit_shares(plan_path: PathLike, storage_options: Mapping[str, Any] | None
         CorruptDataError: What was noted of them was changed.
         WdsplitError: The output does not hold the plan's run, or cannot be written.
     """
-    saved, run = open_run(plan_path, storage_options)
+    saved, run = open_run(plan_path, located([], storage_options, fs)[1])
     plan = saved.plan
     if not run.exists:
         run.require(plan)

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
 """How long a cluster may take to answer at all."""
+_SETTINGS = b"\x04"
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0\0\0\0\0"
+"""How a client of HTTP/2 begins: with a frame of no settings."""
 
 
 def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
@@ -75,15 +78,27 @@ def disconnect(ray: Any) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Open a connection to the cluster and close it, if the address says where it is: Ray would try for minutes.
+    """Greet the cluster, if the address says where it is: Ray would try for minutes, and forever if all is silent.
+
+    Ray speaks gRPC, that is HTTP/2: whoever does, answers the greeting by a frame of settings (RFC 9113, 3.4).
 
     Raises:
-        OSError: Nobody answers.
+        OSError: Nobody answers, or not as Ray does.
     """
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     host, separator, port = named.removeprefix("ray://").partition("/")[0].rpartition(":")
-    if separator and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    if not (separator and port.isdigit()):
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return
+        connection.sendall(_GREETING)
+        try:
+            answer = connection.recv(9)
+        except TimeoutError:
+            raise TimeoutError(f"something listens there, but has not answered for {_ANSWER_S:.0f} s") from None
+    if answer[3:4] != _SETTINGS:
+        raise ConnectionError(f"what listens there is not Ray: it answered {answer!r}")
 
 
 @contextmanager

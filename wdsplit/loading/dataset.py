@@ -26,12 +26,12 @@ from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_
 from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
 from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
 from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
+from wdsplit.loading.tars import open_dataset
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.loading.world import detect_rank, knows_rank, with_worker
 from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, World, whole
-from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, first_samples
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class SharedEpoch:
 
 
 class Dataset(FluidPipeline):
-    """The samples of a dataset that `wdsplit convert` wrote: an IterableDataset with webdataset's fluid stages.
+    """An IterableDataset with webdataset's fluid stages: samples of a dataset of `wdsplit convert`, or of any tars.
 
     Iterating gives this rank's (and this worker's) part of the epoch as dicts of `__key__` (str), `__url__` (str),
     `__position__` (int, the sample's place in the epoch's global order), `__pad__` (bool, True if the sample is
@@ -97,7 +97,9 @@ class Dataset(FluidPipeline):
     `torch.utils.data.DataLoader`.
 
     Args:
-        path: The dataset's folder.
+        path: The dataset's folder; or WebDataset tars without a manifest: a tar, a glob, a brace expression, or a list
+            of these, local or remote. Such tars are read once to index them; the indexes are kept in `cache_dir`, or
+            below `$XDG_CACHE_HOME/wdsplit` or `~/.cache/wdsplit`, and nothing is written beside the tars.
         seed: What the shuffle depends on, besides the epoch.
         shuffle: Permute shards, windows and samples each epoch.
         tail: `pad` fills lanes and the last step with repeated samples, flagged; `drop` leaves out what is over;
@@ -113,39 +115,36 @@ class Dataset(FluidPipeline):
             dataset. None, or more than there are, for all.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
+        fs: The file system that `path` is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; each process makes
+            its own copy. None for what the path says itself.
         read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are needed,
             together.
         connections: The requests that they have under way at the same time, together.
         cache_dir: A folder of the node's own disk, which keeps the shards of a remote dataset for all processes of the
             node and for later epochs and runs.
         cache_size: How much it may take: bytes, or a text like `200GB`; None for all that leaves a tenth of the disk.
+        verify: Compare the bytes of each sample that is read with its checksum; a remote one that differs is fetched
+            again, once. `wdsplit verify DATASET --emit checksums` makes the checksums.
 
     Raises:
-        DatasetNotFoundError: There is no finished dataset at `path`.
-        CorruptDataError: Its manifest is damaged.
-        InputError: An option is invalid.
+        DatasetNotFoundError: There is no finished dataset at `path`, or no such tar.
+        CorruptDataError: Its manifest, or a tar, is damaged.
+        InputError: An option is invalid, or tars hold invalid samples or a key twice.
+        StorageError: The indexes of tars cannot be written.
     """
 
     @with_flat_signature
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         window: int | None = None,
         limit: int | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise InputError(
-                "invalid path of a dataset",
-                expected="a folder that wdsplit convert or wdsplit index has written",
-                found=type(path).__name__,
-                remedy="for several datasets use wdsplit.mix, for existing tars wdsplit index",
-            )
         window = whole(window)
         chosen = checked_options(options, window)
-        access = access_of(chosen)
-        manifest = read_manifest(access.storage(str(path)))
+        url, manifest, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"])
         if limit is not None:
             manifest = first_samples(manifest, whole(limit))
         order = OrderOptions(
@@ -155,7 +154,7 @@ class Dataset(FluidPipeline):
             window or manifest.window,
             chosen["tail"],
         )
-        self._begin_with(Source(str(path), manifest, order, chosen["fields"], access), chosen)
+        self._begin_with(Source(url, manifest, order, chosen["fields"], access), chosen)
 
     def _begin_with(self, source: AnySource, options: DatasetOptions) -> None:
         super().__init__(source)
@@ -424,7 +423,7 @@ class Dataset(FluidPipeline):
             SampleNotFoundError: There is no such sample.
         """
         source = self._single("numbers")
-        return find_sample(source.storage(), source.manifest, key_or_index)
+        return find_sample(source.storage(), source.manifest, key_or_index, source.access.open_directly)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise InputError: there are no items, only samples that come through the stages, and `sample`."""

@@ -6,11 +6,11 @@ same list, in an order that changes with the epoch. Nothing here reads samples.
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 from webdataset.shardlists import expand_urls
@@ -18,20 +18,29 @@ from webdataset.utils import pytorch_worker_info
 
 from wdsplit.errors import InputError
 from wdsplit.loading.dataset import checked_epoch
+from wdsplit.loading.shard_streams import ShardUrl, is_ours
 from wdsplit.loading.transport.shared_integers import SharedIntegers
 from wdsplit.order.epoch import OrderOptions, Tail, permutation
 from wdsplit.order.split import World, whole
 from wdsplit.shards.files import read_manifest
+from wdsplit.storage.given import located
 from wdsplit.storage.opening import open_readable_storage
-from wdsplit.urls import shown_url
+from wdsplit.storage.patterns import has_magic, place_of
+from wdsplit.urls import joined_url, shown_url
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["EpochShardList", "shard_urls"]
 
 _SHARD_LIST = 11
 """The domain of the hash: numbers that other modules use never serve this purpose."""
 
-_EPOCH, _FINISHED, _WARNED_TAIL, _WARNED_AGAIN = range(4)
-"""Integers that copies and workers share: the epoch, the one last read to its end, and which warnings were given."""
+_EPOCH, _FIRST, _FINISHED, _WARNED_TAIL, _WARNED_AGAIN = range(5)
+"""Integers that copies and workers share: the epoch and its first shard, the epoch last read to its end, and which
+warnings were given."""
+
+_TAR = re.compile(r"\.(tar|tgz|tar\.\w+)$", re.IGNORECASE)
 
 
 class EpochShardList(IterableDataset[dict[str, str]]):
@@ -39,7 +48,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
 
     The first stage of a pipeline that is written by hand (`wds.WebDataset` takes URLs only):
 
-        shards = wdsplit.EpochShardList("data/{000..127}.tar", seed=0)
+        shards = wdsplit.EpochShardList("s3://bucket/data/{000..127}.tar", seed=0)
         pipeline = wds.DataPipeline(shards, wds.split_by_node, wds.split_by_worker, wds.tarfile_to_samples(), ...)
         for epoch in range(start, epochs):
             shards.set_epoch(epoch)
@@ -50,19 +59,28 @@ class EpochShardList(IterableDataset[dict[str, str]]):
     `set_epoch` reaches all copies and all worker processes, persistent or not. The epoch, at first 0, stays until the
     next call, so call it before each epoch: an epoch that is read again in the same order brings a warning.
 
+    Shards of remote stores (`s3://`, `gs://`, `https://` and others that `wdsplit.Dataset` reads) are opened by
+    wdsplit: requests are retried, and a shard that ends early is an error. For that, an opener is added to
+    `webdataset.gopen.gopen_schemes`, which reads the URLs of such lists alone; other URLs, and schemes for which you
+    have registered an opener of your own, are opened as before. A `pipe:` URL is run as it is.
+
     Whole shards are dealt out. If their number is no multiple of ranks x workers, some readers get a shard more than
     others, and ranks do not end together: with DDP that hangs. `tail` can even out the shards, but a repeated shard
     is not flagged, and shards of unequal size still give ranks unequal numbers of samples. `wdsplit.Loader` promises
     equal steps and flags what it repeats; this list cannot.
 
     Args:
-        urls: A pattern as webdataset has them (braces; `::` between several), a sequence of URLs, or the folder of a
-            wdsplit dataset. Pads in the tars of a dataset come as any other sample; their keys begin with `_pad_/`.
+        urls: Shards: a URL or a path; a glob; braces, as webdataset has them (`::` between several patterns); the
+            folder of a wdsplit dataset; each local or remote, or a sequence of them. A remote URL that does not end
+            in `.tar`, `.tgz` or `.tar.*` is a dataset's folder. Pads in the tars of a dataset come as any other
+            sample; their keys begin with `_pad_/`.
         seed: What the shuffle depends on, besides the epoch.
         shuffle: Permute the shards each epoch; whatever order they were listed in does not matter then.
         tail: Where ranks x workers, as webdataset finds them, do not divide the shards: `uneven` leaves the list as it
             is and warns once; `pad` repeats shards from the start of the epoch's order; `drop` leaves out the last
             of the epoch's order.
+        storage_options: How to reach remote stores, as for `wdsplit.Dataset`.
+        fs: The file system that the shards are on, an object of fsspec; None for what the URLs say themselves.
 
     Raises:
         InputError: There are no shards, or an option is invalid.
@@ -77,13 +95,21 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         seed: int = 0,
         shuffle: bool = True,
         tail: Tail = "uneven",
+        storage_options: Mapping[str, Any] | None = None,
+        fs: AbstractFileSystem | None = None,
     ) -> None:
         options = OrderOptions(whole(seed), bool(shuffle), lanes=1, window=1, tail=tail)
-        self.urls = shard_urls(urls)
+        if fs is not None:
+            given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
+            urls, storage_options = located(given, storage_options, fs)
+        found = shard_urls(urls, storage_options)
+        self.urls = [url for url, _ in found]
+        self._sizes = dict(found)
+        self._storage_options = storage_options
         self.seed = options.seed
         self.shuffle = options.shuffle
         self.tail = options.tail
-        self._shared = SharedIntegers(4)
+        self._shared = SharedIntegers(5)
         self._shared.array[_FINISHED] = -1
 
     @property
@@ -91,14 +117,24 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         """The epoch of the next iteration."""
         return int(self._shared.array[_EPOCH])
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, first_shard: int = 0) -> None:
         """Choose the epoch of the next iterations, here and in all workers, persistent or not.
 
+        Args:
+            epoch: The epoch.
+            first_shard: Leave out so many shards from the start of the epoch's order, to resume an epoch: those that
+                all readers had used up, n x ranks x workers if each had used up n. The rest is dealt to the readers of
+                this run, of whatever number.
+
         Raises:
-            InputError: The epoch is negative or no integer.
+            InputError: The epoch is negative or no integer, or there are not so many shards.
         """
+        first = whole(first_shard)
+        if type(first) is not int or not 0 <= first <= len(self.urls):
+            expected = f"an integer from 0 to {len(self.urls)}, the number of shards"
+            raise InputError("invalid first_shard", expected=expected, found=repr(first_shard))
         cells = self._shared.array
-        cells[_EPOCH], cells[_FINISHED] = checked_epoch(epoch), -1
+        cells[_EPOCH], cells[_FIRST], cells[_FINISHED] = checked_epoch(epoch), first, -1
 
     def order(self, epoch: int) -> list[str]:
         """Return the URLs of all shards in the order of an epoch, before anything is repeated or left out."""
@@ -119,17 +155,17 @@ class EpochShardList(IterableDataset[dict[str, str]]):
             TopologyError: Rank and world size contradict each other.
         """
         # The split that follows is webdataset's, so ranks and workers are counted as it counts them.
-        epoch, world = self.epoch, World(*pytorch_worker_info())
+        epoch, first, world = self.epoch, int(self._shared.array[_FIRST]), World(*pytorch_worker_info())
         leads = world.rank == 0 and world.worker == 0
         if leads and self.shuffle and epoch == self._shared.array[_FINISHED]:
             again = f"epoch {epoch} is read again in the same order, because set_epoch was not called since it ended"
             self._warn_once(_WARNED_AGAIN, again)
         urls = self.order(epoch)
         readers = world.world_size * world.num_workers
-        if leads and self.tail == "uneven" and len(urls) % readers:
-            self._warn_once(_WARNED_TAIL, _uneven(len(urls), world))
-        for url in _evened(urls, readers, self.tail):
-            yield {"url": url}
+        if leads and self.tail == "uneven" and (len(urls) - first) % readers:
+            self._warn_once(_WARNED_TAIL, _uneven(len(urls) - first, world))
+        for url in _evened(urls, first, readers, self.tail):
+            yield {"url": ShardUrl.of(url, self._sizes[url], self._storage_options) if is_ours(url) else url}
         if leads and epoch == self.epoch:
             self._shared.array[_FINISHED] = epoch
 
@@ -151,37 +187,39 @@ def _uneven(num_shards: int, world: World) -> str:
     )
 
 
-def _evened(urls: list[str], readers: int, tail: Tail) -> list[str]:
-    """Return the URLs, some repeated or left out so that all readers get equally many, unless the tail is uneven."""
-    over = len(urls) % readers
+def _evened(urls: list[str], first: int, readers: int, tail: Tail) -> list[str]:
+    """Return the URLs from the first on, some repeated or left out so that all readers get equally many, or as is."""
+    left = urls[first:]
+    over = len(left) % readers
     if tail == "uneven" or not over:
-        return urls
+        return left
     if tail == "pad":
-        return [urls[place % len(urls)] for place in range(len(urls) + readers - over)]
-    if len(urls) < readers:
+        return left + [urls[place % len(urls)] for place in range(readers - over)]
+    if len(left) < readers:
         raise InputError(
             'with tail="drop" no shard is left',
             expected=f"at least {readers} shards, one for each reader",
-            found=str(len(urls)),
+            found=str(len(left)),
             remedy='use fewer workers, write more shards, or choose tail="pad"',
         )
-    return urls[: len(urls) - over]
+    return left[: len(left) - over]
 
 
-def shard_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the URLs that a pattern, a sequence or the folder of a dataset means, in their order.
+def shard_urls(
+    urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
+) -> list[tuple[str, int | None]]:
+    """Return the URLs of shards that `EpochShardList` takes, in their order, each with its bytes if they are known.
 
     Raises:
         InputError: There are none, or they are no URLs.
         DatasetNotFoundError: The folder holds no dataset.
         CorruptDataError: Its manifest is damaged.
     """
-    if isinstance(urls, str | os.PathLike):
-        pattern = os.fspath(urls)
-        found: list[Any] = _of_dataset(pattern) if os.path.isdir(pattern) else _of_pattern(pattern)
-    else:
-        found = [os.fspath(url) if isinstance(url, os.PathLike) else url for url in urls]
-    wrong = [type(url).__name__ if url else "nothing" for url in found if not isinstance(url, str) or not url]
+    is_listed = not isinstance(urls, str | os.PathLike)
+    given: Any = urls if is_listed else [urls]
+    texts = [os.fspath(url) if isinstance(url, os.PathLike) else url for url in given]
+    wrong = [type(text).__name__ if text else "nothing" for text in texts if not isinstance(text, str) or not text]
+    found = [] if wrong else [named for text in texts for named in _named(text, options, is_listed)]
     if wrong or not found:
         raise InputError(
             "invalid URLs of shards" if wrong else "there are no shards",
@@ -193,20 +231,39 @@ def shard_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     return found
 
 
-def _of_dataset(folder: str) -> list[str]:
-    storage = open_readable_storage(folder)
-    paths = read_manifest(storage).shards.table.column("path").to_pylist()
-    return [f"{storage.url}/{path}" for path in paths]
+def _named(text: str, options: Mapping[str, Any] | None, is_listed: bool) -> Iterator[tuple[str, int | None]]:
+    """Give the shards that a text means; one of a list may be a command, or a file whose name looks like a pattern."""
+    literal = is_listed and (text.startswith("pipe:") or os.path.isfile(text))
+    for url in [text] if literal else _expanded(text):
+        if literal or url.startswith("pipe:") or not has_magic(url) or os.path.isdir(url):
+            is_remote_folder = is_ours(url) and not _TAR.search(shown_url(url))
+            yield from _of_dataset(url, options) if is_remote_folder or os.path.isdir(url) else [(url, None)]
+            continue
+        place = place_of(url, options)
+        matched = sorted(place.matched(place.pattern))
+        if not matched:
+            raise InputError(
+                "there are no shards",
+                place=shown_url(url),
+                expected="a pattern that matches files",
+                found="no match",
+                remedy="check the path",
+            )
+        for path, is_folder in matched:
+            yield from _of_dataset(path, options) if is_folder else [(path, None)]
 
 
-def _is_glob(url: str) -> bool:
-    return "://" not in url and not url.startswith("pipe:") and glob.has_magic(url)
+def _of_dataset(folder: str, options: Mapping[str, Any] | None) -> Iterator[tuple[str, int]]:
+    storage = open_readable_storage(folder, options)
+    table = read_manifest(storage).shards.table
+    root = folder if storage.is_remote else storage.url
+    for path, num_bytes in zip(table.column("path").to_pylist(), table.column("num_bytes").to_pylist(), strict=True):
+        yield joined_url(root, path), num_bytes
 
 
-def _of_pattern(pattern: str) -> list[str]:
+def _expanded(pattern: str) -> list[str]:
     try:
-        urls = [str(url) for url in expand_urls(pattern)]
-        return [path for url in urls for path in (sorted(glob.glob(url)) if _is_glob(url) else [url])]
+        return [str(url) for url in expand_urls(pattern)]
     except (AssertionError, ValueError):
         raise InputError(
             "invalid pattern",

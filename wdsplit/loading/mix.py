@@ -18,10 +18,11 @@ from wdsplit.loading.reading.block import Block, Gathered, Objects
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.loading.reading.source import Source
+from wdsplit.loading.tars import open_dataset
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.mixture import MixedOrder, Quota, epoch_counts, source_seed
 from wdsplit.order.split import World, assigned_lanes
-from wdsplit.shards.files import read_manifest
+from wdsplit.storage.given import located
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -185,13 +186,14 @@ def mix(
     """
     urls = _listed(weights, repeat, choose)
     chosen = checked_options(options)
+    places, chosen["storage_options"] = located(urls, chosen["storage_options"], chosen["fs"])
     access = access_of(chosen)
-    manifests = {url: read_manifest(access.storage(url)) for url in urls}
-    lanes = chosen["lanes"] or max(manifest.lanes for manifest in manifests.values())
+    opened = [open_dataset(place, access, chosen["cache_dir"]) for place in places]
+    lanes = chosen["lanes"] or max(manifest.lanes for _, manifest, _ in opened)
     order = OrderOptions(chosen["seed"], chosen["shuffle"], lanes, 1, chosen["tail"])
     sources = [
-        Source(url, manifest, replace(order, window=manifest.window), chosen["fields"], access)
-        for url, manifest in manifests.items()
+        Source(place, manifest, replace(order, window=manifest.window), chosen["fields"], own)
+        for place, manifest, own in opened
     ]
     sizes = [source.num_samples for source in sources]
     by_weight, repeats, taken = (_in_order(asked, urls) for asked in (weights, repeat, choose))

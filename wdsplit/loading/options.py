@@ -32,10 +32,12 @@ class DatasetOptions(TypedDict, total=False):
     group: Annotated[Any, None]
     fields: Annotated[Sequence[str] | None, None]
     storage_options: Annotated[Mapping[str, Any] | None, None]
+    fs: Annotated[Any, None]
     read_ahead_bytes: Annotated[int, Access.read_ahead_bytes]
     connections: Annotated[int, Access.connections]
     cache_dir: Annotated[str | os.PathLike[str] | None, None]
     cache_size: Annotated[int | str | None, None]
+    verify: Annotated[bool, False]
 
 
 _HINTS = get_type_hints(DatasetOptions, include_extras=True)
@@ -73,7 +75,7 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
     given: dict[str, Any] = {**_DEFAULTS, **options}
     for name in ("seed", "lanes", "read_ahead_bytes", "connections"):
         given[name] = whole(given[name])
-    given["shuffle"] = bool(given["shuffle"])
+    given["shuffle"], given["verify"] = bool(given["shuffle"]), bool(given["verify"])
     lanes = 1 if given["lanes"] is None else given["lanes"]
     problems = order_problems(given["seed"], lanes, 1 if window is None else window, given["tail"])
     problems += [
@@ -110,4 +112,6 @@ def access_of(options: DatasetOptions) -> Access:
     cache_dir, cache_size = options["cache_dir"], options["cache_size"]
     max_bytes = None if cache_size is None else parse_size(cache_size)
     cache = None if cache_dir is None else ShardCache(cache_dir, max_bytes)
-    return Access(options["storage_options"], options["read_ahead_bytes"], options["connections"], cache)
+    return Access(
+        options["storage_options"], options["read_ahead_bytes"], options["connections"], cache, options["verify"]
+    )

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import (
     HEADER_NAME,
@@ -33,6 +33,13 @@ from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
 
 __all__ = ["read_manifest", "write_manifest", "write_shard"]
+
+_TARS_REMEDY = (
+    "give the folder of the tars, once `wdsplit index FOLDER` has made a dataset of them; "
+    "wdsplit.Dataset takes tars without that"
+)
+_USUAL_SHARD_SAMPLES, _USUAL_SAMPLES = 2**20, 2**32
+"""What a manifest says of more samples than these is compared with a file."""
 
 
 def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> Shard:
@@ -75,10 +82,28 @@ def read_manifest(storage: ReadableStorage) -> Manifest:
     """
     try:
         manifest = parse_manifest(*_read_files(storage))
+        _check_claims(storage, manifest)
         pa.default_memory_pool().release_unused()  # what parsing took is several times what stays
         return manifest
     except (CorruptDataError, InputError) as error:
         raise error.at(storage.url) from error
+
+
+def _check_claims(storage: ReadableStorage, manifest: Manifest) -> None:
+    """Compare an unusual claim with the size of a file, before orders of so many samples are computed."""
+    counts = manifest.shards.column("num_samples")
+    if manifest.num_samples <= _USUAL_SAMPLES and not (counts > _USUAL_SHARD_SAMPLES).any():
+        return
+    largest = manifest.shards[int(counts.argmax())]
+    size = storage.size(largest.path)
+    if size != largest.num_bytes:
+        raise CorruptDataError(
+            "a shard has another size than the manifest says",
+            place=largest.path,
+            expected=f"{largest.num_bytes:,} bytes, which hold {largest.num_samples:,} samples",
+            found="no such file" if size is None else f"{size:,} bytes",
+            remedy="copy the dataset again; if it comes from others, it may have been tampered with",
+        )
 
 
 def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:
@@ -94,7 +119,11 @@ def _read_files(storage: ReadableStorage) -> tuple[bytes, bytes]:
 def _read_header(storage: ReadableStorage) -> bytes:
     try:
         return storage.read(HEADER_NAME, MAX_HEADER_BYTES)
-    except DatasetNotFoundError:
+    except (DatasetNotFoundError, StorageError) as error:
+        if storage.size("") is not None:
+            raise _no_folder(storage.url) from None
+        if isinstance(error, StorageError):
+            raise
         raise DatasetNotFoundError(
             "there is no dataset",
             place=storage.url,
@@ -105,14 +134,30 @@ def _read_header(storage: ReadableStorage) -> bytes:
         ) from None
 
 
+def _no_folder(url: str) -> DatasetNotFoundError:
+    """Return the error for a file in the place of a dataset."""
+    name = url.rpartition("/")[2]
+    if name.lower().endswith(".tar"):
+        remedy = _TARS_REMEDY
+    elif name in (HEADER_NAME, SHARDS_NAME):
+        remedy = "give the folder that it is in"
+    else:
+        remedy = f"make a dataset of it with `wdsplit convert {name} OUTPUT`, and give that folder"
+    return DatasetNotFoundError(
+        "a file is not a dataset", place=url, expected="the folder of a dataset", found="a file", remedy=remedy, url=url
+    )
+
+
 def _where_else(storage: ReadableStorage) -> str:
     """Say what may be meant by a folder that is no dataset."""
     names = storage.list()
     inner = [name for name in names if storage.size(f"{name}/{HEADER_NAME}") is not None]
     if inner:
         return f"give one of the datasets in it: {', '.join(inner[:5])}"
+    if storage.url.endswith((".tar", ".tar}")):
+        return _TARS_REMEDY
     if any(name.endswith(".tar") for name in names) and RUN_FOLDER not in names:
-        return "make a dataset of its tars with `wdsplit index`"
+        return "make a dataset of its tars with `wdsplit index`, or open them with wdsplit.Dataset('FOLDER/*.tar')"
     return (
         "check the path, and give the folder, not its files; a conversion that was stopped is continued with --resume"
     )

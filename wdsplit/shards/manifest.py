@@ -19,13 +19,23 @@ import xxhash
 
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
-from wdsplit.shards.table import MAX_SHARDS, MAX_TABLE_BYTES, SHARDS_NAME, Shard, Shards, dump_shards, parse_shards
+from wdsplit.shards.table import (
+    MAX_SHARD_SAMPLES,
+    MAX_SHARDS,
+    MAX_TABLE_BYTES,
+    SHARDS_NAME,
+    Shard,
+    Shards,
+    dump_shards,
+    parse_shards,
+)
 
 __all__ = [
     "FORMAT_VERSION",
     "HEADER_NAME",
     "MAX_HEADER_BYTES",
     "MAX_SHARDS",
+    "MAX_SHARD_SAMPLES",
     "MAX_TABLE_BYTES",
     "RUN_FOLDER",
     "SHARDS_NAME",

@@ -20,10 +20,22 @@ import pyarrow.parquet as pq
 from wdsplit.errors import CorruptDataError
 from wdsplit.tar.headers import BLOCK_BYTES
 
-__all__ = ["MAX_SHARDS", "MAX_TABLE_BYTES", "SHARDS_NAME", "Shard", "Shards", "dump_shards", "parse_shards"]
+__all__ = [
+    "MAX_SHARDS",
+    "MAX_SHARD_SAMPLES",
+    "MAX_TABLE_BYTES",
+    "SHARDS_NAME",
+    "Shard",
+    "Shards",
+    "dump_shards",
+    "parse_shards",
+]
 
 SHARDS_NAME = "shards.parquet"
 MAX_SHARDS = 2**24
+MAX_SHARD_SAMPLES = 2**26
+"""Its index has 512 MiB then, and an order of its samples takes as much."""
+_MAX_SAMPLES = 2**40
 MAX_TABLE_BYTES = 2 * 1024**3
 
 _SCHEMA = pa.schema(
@@ -244,6 +256,14 @@ def _check_counts(shards: Shards) -> None:
             expected=f"0 <= num_pads <= num_samples <= num_bytes / {BLOCK_BYTES} for each shard, and no more bytes in "
             "all than 64 bits can count",
             remedy=_REMEDY,
+        )
+    total = sum(counts.tolist())
+    if (counts > MAX_SHARD_SAMPLES).any() or total > _MAX_SAMPLES:
+        raise CorruptDataError(
+            f"{SHARDS_NAME} claims more samples than a dataset can have",
+            expected=f"at most {MAX_SHARD_SAMPLES:,} in a shard, and {_MAX_SAMPLES:,} in all",
+            found=f"{int(counts.max()):,} in a shard, and {total:,} in all",
+            remedy="do not use this dataset: it may have been tampered with",
         )
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError, WdsplitError
+from wdsplit.storage.given import GivenFileSystem
 from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt, transient_kind
+from wdsplit.storage.s3_errors import classify_s3, is_of_botocore
 from wdsplit.urls import is_web, shown_url
 
 __all__ = [
@@ -64,21 +67,34 @@ class Connection:
         url: A URL of it.
         options: Its own options.
         retries: How long to try.
+        given: The file system, if the caller has made it.
 
     Attributes:
         protocol: The URL's scheme.
         is_web: Whether paths are whole URLs, quoted, which may have a query.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], retries: RetryOptions) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, Any], retries: RetryOptions, given: GivenFileSystem | None = None
+    ) -> None:
         self.protocol = url.partition("://")[0].lower()
         self.is_web = is_web(url)
         self._url = url
         self._options = options
         self._retries = retries
+        self._given = given
+        if given is None:
+            file_system_class(self.protocol, shown_url(url))
+
+    def with_deadline(self, deadline_s: float) -> Connection:
+        """Return one that gives up after so many seconds, or sooner."""
+        retries = replace(self._retries, deadline_s=min(deadline_s, self._retries.deadline_s))
+        return Connection(self._url, self._options, retries, self._given)
 
     def file_system(self) -> Any:
         """Return what sends requests: each process has its own, because connections cannot be shared."""
+        if self._given is not None:
+            return self._given.get()
         kind = file_system_class(self.protocol, shown_url(self._url))
         options = {**kind._get_kwargs_from_urls(self._url), **self._options}
         if self.is_web:
@@ -89,6 +105,8 @@ class Connection:
 
     def path_of(self, place: str) -> str:
         """Return what the file system calls a URL."""
+        if self._given is not None:
+            return place if self.is_web else place.partition("://")[2]
         path: str = file_system_class(self.protocol, "")._strip_protocol(place)
         return path
 
@@ -99,7 +117,9 @@ class Connection:
 
     def cat(self, fs: Any, place: str, start: int, stop: int) -> bytes:
         """Return the bytes of a range, or fewer, or more."""
-        more = {"cache_type": "none"} if self.protocol == "hf" else {}
+        more: dict[str, Any] = {"cache_type": "none"} if self.protocol == "hf" else {}
+        if type(fs).__module__ == "fsspec.implementations.arrow":
+            more["seekable"] = True
         data = fs.cat_file(self.path_of(place), start=start, end=stop, **more, **self.limits(fs))
         return bytes(data)
 
@@ -123,6 +143,13 @@ def file_system_class(protocol: str, place: str) -> Any:
     """
     extra = _EXTRAS.get(protocol)
     remedy = f"pip install 'wdsplit[{extra}]'"
+    if "::" in protocol:
+        raise InputError(
+            "a chain of file systems cannot be opened by its URL",
+            place=place,
+            expected="one URL, or a path with fs=",
+            remedy="fs, path = fsspec.core.url_to_fs(URL), then pass path and fs=fs",
+        )
     try:
         import fsspec
     except ImportError as error:
@@ -182,6 +209,9 @@ def _classify(error: Exception, place: str, url: str) -> Failure | None:
     if isinstance(error, WdsplitError):
         return None
     error = _cause(error)
+    for each in (error, error.__cause__):
+        if is_of_botocore(each):
+            return classify_s3(each, place, url)
     status = status_of(error)
     name = f"status {status}" if status else type(error).__name__.lstrip("_")
     if not _is_transient(error):
@@ -206,6 +236,10 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
     """Return our error for one that will not pass."""
     status = status_of(error)
     found = f"status {status}" if status else type(error).__name__
+    if isinstance(error, NotImplementedError):
+        return StorageError(
+            "the file system can only be read", place, remedy="write to a local folder or another store", url=url
+        )
     if status == _BEYOND_END_STATUS:
         return BeyondEndError("the store has no such bytes", place, found=found, url=url)
     if status in GONE_STATUS or (not status and isinstance(error, FileNotFoundError)):

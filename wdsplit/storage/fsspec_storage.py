@@ -1,14 +1,16 @@
-"""File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others; for reading only.
+"""File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others, or any object passed as `fs=`.
 
 fsspec sends the requests, and `fsspec_connection` repeats them. A short answer is never taken for a whole one.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import html
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from typing import Any
 from urllib.parse import unquote
@@ -21,11 +23,15 @@ from wdsplit.storage.fsspec_connection import (
     BeyondEndError,
     Connection,
     ShortAnswerError,
-    file_system_class,
     status_of,
 )
+from wdsplit.storage.fsspec_writing import GatheredFile, gathered
+from wdsplit.storage.given import FS_OPTION
 from wdsplit.storage.interface import refuse_too_large
-from wdsplit.storage.retry import RetryOptions
+from wdsplit.storage.local import is_temporary
+from wdsplit.storage.remote_file import RemoteFile
+from wdsplit.storage.remote_lock import remote_lock
+from wdsplit.storage.retry import SHORT_DEADLINE_S, RetryOptions
 from wdsplit.urls import joined_url, shown_url
 
 __all__ = ["FsspecFile", "FsspecStorage", "IsFolderError"]
@@ -48,7 +54,7 @@ class FsspecStorage:
 
     Args:
         url: Its URL. The query of an http(s) URL, such as a signature, goes with all requests.
-        options: Those of the file system, and those of `RetryOptions`.
+        options: Those of the file system, and those of `RetryOptions`; or the file system itself, as `located` puts it.
 
     Raises:
         InputError: There is no such file system.
@@ -64,8 +70,7 @@ class FsspecStorage:
         options = dict(options or {})
         names = {each.name for each in fields(RetryOptions)}
         retries = RetryOptions(**{name: options.pop(name) for name in names & options.keys()})
-        self._connection = Connection(url, options, retries)
-        file_system_class(self._connection.protocol, shown_url(url))
+        self._connection = Connection(url, options, retries, options.pop(FS_OPTION, None))
         self._folder = url
 
     @property
@@ -92,28 +97,68 @@ class FsspecStorage:
 
     def list(self, path: str = "") -> list[str]:
         """Return the names in a folder, sorted; of an http(s) server those that its page for the folder links to."""
+        return sorted(self._entries(path))
+
+    def _entries(self, path: str) -> dict[str, int | None]:
+        """Return the names in a folder and the sizes of the files, as far as the list of names says so."""
         place = joined_url(self._folder, path)
         try:
             found = self._connection.attempt(functools.partial(_listed, self._connection, place), f"{self.url}/{path}")
         except DatasetNotFoundError:
-            return []
-        own = self._connection.path_of(place).rstrip("/")
-        names = {_name_below(entry, own, self._connection.is_web) for entry in found}
-        return sorted(names - {""})
+            return {}
+        own, is_web = self._connection.path_of(place).rstrip("/"), self._connection.is_web
+        entries = {
+            _name_below(entry["name"], own, is_web): entry["size"] if entry["type"] == "file" else None
+            for entry in found
+        }
+        return {name: entries[name] for name in entries if name}
 
     def sizes(self, path: str = "") -> dict[str, int]:
         """Return the names of the files in a folder, and their sizes in bytes."""
-        below = f"{path}/" if path else ""
-        names = self.list(path)
-        found = zip(names, in_order(lambda name: self.size(f"{below}{name}"), names, _THREADS), strict=True)
-        return {name: size for name, size in found if size is not None}
+        entries = self._entries(path)
+        if self._connection.is_web:  # a page of links does not say sizes
+            below, names = f"{path}/" if path else "", list(entries)
+            found = in_order(lambda name: self.size(f"{below}{name}"), names, _THREADS)
+            entries = dict(zip(names, found, strict=True))
+        return {name: size for name, size in sorted(entries.items()) if size is not None}
 
     def describe_contents(self) -> str:
         """Return the first names in the folder, or say that none are listed."""
         return ", ".join(self.list()[:_MAX_NAMES_SHOWN]) or "no list of files"
 
+    @contextmanager
+    def publish(self, path: str, durable: bool = False) -> Iterator[GatheredFile]:
+        """Gather a file on the local disk, and send it when the block ends; what a store has taken is durable."""
+        with gathered() as file:
+            yield file
+            file.send(self._connection, joined_url(self._folder, path), f"{self.url}/{path}")
 
-class FsspecFile:
+    def remove(self, *paths: str) -> None:
+        """Remove files, and folders with all that is in them."""
+        for _ in in_order(self._remove, paths, _THREADS):
+            pass
+
+    def _remove(self, path: str) -> None:
+        place = joined_url(self._folder, path)
+        self._connection.attempt(functools.partial(_removed, self._connection.path_of(place)), f"{self.url}/{path}")
+
+    def remove_temporary(self, path: str = "") -> None:
+        """Remove what attempts that were killed have left under temporary names."""
+        below = f"{path}/" if path else ""
+        self.remove(*(f"{below}{name}" for name in self.list(path) if is_temporary(name)))
+
+    def lock(self, path: str) -> AbstractContextManager[None]:
+        """Hold a lock against other processes of this user and machine."""
+        return remote_lock(self.url, path)
+
+    def with_short_deadline(self) -> FsspecStorage:
+        """Return the same folder; what is asked about it is given up soon."""
+        storage = copy.copy(self)
+        storage._connection = self._connection.with_deadline(SHORT_DEADLINE_S)
+        return storage
+
+
+class FsspecFile(RemoteFile):
     """A file that is open for reading. Threads may read it at the same time.
 
     Args:
@@ -123,28 +168,10 @@ class FsspecFile:
         size: Its bytes, if they are known.
     """
 
-    is_remote = True
-
     def __init__(self, connection: Connection, place: str, url: str, size: int | None = None) -> None:
-        self.url = url
+        super().__init__(url, size)
         self._connection = connection
         self._place = place
-        self._size = size
-        self._version: str | None = None
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        if self._size is None:
-            self._ask()
-        return self._size or 0
-
-    @property
-    def version(self) -> str:
-        """Its version: its ETag, or when it was written."""
-        if self._version is None:
-            self._ask()
-        return self._version or ""
 
     def _ask(self) -> None:
         info = self._connection.attempt(self._info, self.url)
@@ -168,9 +195,6 @@ class FsspecFile:
         fs.invalidate_cache()
         found: dict[str, Any] = fs.info(self._connection.path_of(self._place), **self._connection.limits(fs))
         return found
-
-    def expect(self, offset: int, num_bytes: int) -> None:
-        """Do nothing: what is expected is fetched by `loading.reading.read_ahead`."""
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
@@ -227,27 +251,26 @@ class FsspecFile:
             return self.read(0, self.size)
 
     def _shorter(self, expected: int, found: int | None = None) -> CorruptDataError:
-        return CorruptDataError(
-            "a file is shorter than expected",
-            place=self.url,
-            expected=f"at least {expected} bytes",
-            found="fewer" if found is None else f"{found} bytes",
-            remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
-            url=self.url,
-        )
+        return self._unlike("a file is shorter than expected", f"at least {expected} bytes", found)
 
 
 class IsFolderError(StorageError):
     """There is a folder instead of a file."""
 
 
-def _listed(connection: Connection, place: str, fs: Any) -> list[str]:
+def _removed(path: str, fs: Any) -> None:
+    fs.invalidate_cache()
+    with suppress(FileNotFoundError):
+        fs.rm(path, recursive=True)
+
+
+def _listed(connection: Connection, place: str, fs: Any) -> list[dict[str, Any]]:
     """Return what a folder holds, as the file system calls it; nothing if an http(s) server does not list it."""
     fs.invalidate_cache()
     base, mark, query = connection.path_of(place).partition("?") if connection.is_web else (place, "", "")
     folder = f"{base.rstrip('/')}/{mark}{query}" if connection.is_web else connection.path_of(place)
     try:
-        found: list[str] = fs.ls(folder, detail=False, **connection.limits(fs))
+        found: list[dict[str, Any]] = fs.ls(folder, detail=True, **connection.limits(fs))
         return found
     except Exception as error:
         if connection.is_web and status_of(error) in _UNLISTED_STATUS:

@@ -29,6 +29,10 @@ class ReadableFile(Protocol):
         """Its bytes."""
 
     @property
+    def version(self) -> str:
+        """What differs when it was written anew or replaced: its ETag, or its size and when it was written."""
+
+    @property
     def is_remote(self) -> bool:
         """Whether each read is a request, so that few large ones are better than many small ones."""
 

@@ -26,7 +26,7 @@ from wdsplit.storage.mounts import is_network_mount
 from wdsplit.storage.network import NetworkFile
 from wdsplit.urls import shown_url
 
-__all__ = ["LocalStorage", "is_temporary", "local_path"]
+__all__ = ["LocalStorage", "is_temporary", "local_path", "temporary_name"]
 
 _IOV_MAX = 1024
 _MAX_REMOVALS = 20
@@ -40,6 +40,11 @@ _process = os.urandom(8).hex()
 def is_temporary(name: str) -> bool:
     """Tell whether a name is that of a file which was never published."""
     return _TEMPORARY.match(name) is not None
+
+
+def temporary_name(name: str) -> str:
+    """Return a name for a file that is to be called otherwise when it is complete; no other attempt has it."""
+    return f".{name}.{os.getpid()}-{next(_attempts)}-{_process}.tmp"
 
 
 def local_path(url: str) -> str:
@@ -130,7 +135,7 @@ class LocalStorage:
     def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
         """Write to a temporary name beside `path`; rename it if all went well, else remove it."""
         final = self.root / path
-        temporary = final.with_name(f".{final.name}.{os.getpid()}-{next(_attempts)}-{_process}.tmp")
+        temporary = final.with_name(temporary_name(final.name))
         with translate_errors(final, writing=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             with _NewFile(temporary) as file:

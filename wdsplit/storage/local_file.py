@@ -64,6 +64,11 @@ class LocalFile:
             with suppress(OSError):  # of a file system that is gone
                 os.close(self._fd)
 
+    @property
+    def version(self) -> str:
+        """What tells it from what it was before, and from a file that has taken its place."""
+        return str(self._version)
+
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on, however few the system gives at a time."""
         try:
@@ -133,6 +138,11 @@ class ReopenedFile:
     def __init__(self, file: LocalFile) -> None:
         self._path, self._kind, self._version = file._path, type(file), file._version
         self.size, self.is_remote = file.size, file.is_remote
+
+    @property
+    def version(self) -> str:
+        """What tells it from what it was before, and from a file that has taken its place."""
+        return str(self._version)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""

@@ -7,12 +7,13 @@ from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.storage.fsspec_storage import FsspecFile, FsspecStorage
+from wdsplit.storage.given import FS_OPTION
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.local import LocalStorage
 from wdsplit.storage.s3 import S3Storage
-from wdsplit.storage.s3_client import S3Options
 from wdsplit.storage.s3_file import S3File
-from wdsplit.urls import shown_url
+from wdsplit.storage.s3_options import S3Options
+from wdsplit.urls import is_web, shown_url
 
 __all__ = ["is_remote", "open_object", "open_readable_storage", "open_storage"]
 
@@ -21,42 +22,43 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     """Return the storage that a URL or a path names, for reading and writing. Nothing is touched yet.
 
     Args:
-        url: A path, or `s3://bucket/folder`.
-        options: How to reach a remote store: the attributes of `RetryOptions` and of `S3Options`.
+        url: A path, `s3://bucket/folder`, or a URL of another file system of fsspec.
+        options: As `located` returns them: the attributes of `RetryOptions` and, of `s3://`, of `S3Options`, or the
+            options of another file system.
 
     Raises:
         InputError: The store can only be read, or has no such option.
+        MissingDependencyError: The file system's library is not installed.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return LocalStorage(url)
-    if scheme.lower() == "file":
-        return LocalStorage(rest)
-    if scheme.lower() == "s3":
-        return S3Storage(f"s3://{rest}", S3Options.of(options or {}))
-    raise InputError(
-        f"{scheme}:// can only be read",
-        place=shown_url(url),
-        expected="a local folder, or s3://bucket/folder, to write to",
-        remedy="write to a local folder, and copy it with the tools of your store",
-    )
+    given = options.get(FS_OPTION) if isinstance(options, Mapping) else None
+    if is_web(url) or (given is not None and given.is_archive):
+        raise InputError(
+            f"{url.partition('://')[0]}:// can only be read",
+            place=shown_url(url),
+            expected="a local folder, s3://bucket/folder, or a URL of another file system of fsspec to write to",
+            remedy="write to a local folder, and copy it with the tools of your store",
+        )
+    return _storage(url, options)
 
 
 def open_readable_storage(url: str, options: Mapping[str, Any] | None = None) -> ReadableStorage:
-    """Return the storage that a URL or a path names, for reading. Nothing is touched yet.
+    """Return the storage that a URL or a path names, for reading; arguments and errors as of `open_storage`."""
+    return _storage(url, options)
 
-    Args:
-        url: A path, `s3://bucket/folder`, or a URL of a file system that fsspec knows.
-        options: As for `open_storage`; of other stores, those of fsspec's file system.
 
-    Raises:
-        InputError: There is no such store, or no such option.
-        MissingDependencyError: The file system's library is not installed.
-    """
-    scheme, separator, _ = url.partition("://")
-    if separator and scheme.lower() not in ("file", "s3"):
+def _storage(url: str, options: Mapping[str, Any] | None) -> LocalStorage | S3Storage | FsspecStorage:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return LocalStorage(url)
+    given = options.get(FS_OPTION) if isinstance(options, Mapping) else None
+    if given is not None and scheme in given.schemes:
         return FsspecStorage(url, options)
-    return open_storage(url, options)
+    own = options if given is None or options is None else {k: v for k, v in options.items() if k != FS_OPTION}
+    if scheme.lower() == "file":
+        return LocalStorage(rest)
+    if scheme.lower() == "s3":
+        return S3Storage(f"s3://{rest}", S3Options.of(own or {}))
+    return FsspecStorage(url, own)
 
 
 def is_remote(url: str) -> bool:
@@ -65,13 +67,12 @@ def is_remote(url: str) -> bool:
     return bool(separator) and scheme.lower() != "file"
 
 
-def open_object(url: str, options: Mapping[str, Any] | None = None) -> S3File | FsspecFile:
+def open_object(url: str, options: Mapping[str, Any] | None = None, size: int | None = None) -> S3File | FsspecFile:
     """Return an object of a remote store, open for reading; raises as `open_readable_storage` does.
 
-    Nothing is requested yet.
+    Nothing is requested yet. An object of another size than `size` is refused when it is read.
     """
-    scheme, _, rest = url.partition("://")
-    if scheme.lower() == "s3":
-        folder, _, name = rest.rpartition("/")
-        return S3Storage(f"s3://{folder}", S3Options.of(options or {})).open(name)
-    return FsspecStorage(url, options).open("")
+    folder, _, name = url.rpartition("/") if url.lower().startswith("s3://") else (url, "", "")
+    storage = _storage(folder, options)
+    assert not isinstance(storage, LocalStorage)
+    return storage.open(name, size)

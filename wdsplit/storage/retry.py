@@ -20,12 +20,14 @@ from typing import TypeVar
 
 from wdsplit.errors import InputError, UnansweredError
 
-__all__ = ["Failure", "FailureKind", "Retries", "RetryOptions", "attempt", "transient_kind"]
+__all__ = ["SHORT_DEADLINE_S", "Failure", "FailureKind", "Retries", "RetryOptions", "attempt", "transient_kind"]
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+SHORT_DEADLINE_S = 10.0
+"""Seconds after which requests that clear up after an error are given up."""
 _UNKNOWN_HOST_S = 30.0
 """A host name that does not exist is given up after this many seconds, even if the deadline is later."""
 _MAX_RENEWALS = 3

@@ -6,20 +6,18 @@ Such a store has no lock that goes with a process, so a lock only keeps out othe
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import os
-import stat
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage.local import LocalStorage
-from wdsplit.storage.s3_client import S3Client, S3Options
+from wdsplit.storage.remote_lock import remote_lock
+from wdsplit.storage.s3_client import S3Client
 from wdsplit.storage.s3_file import S3File
+from wdsplit.storage.s3_options import S3Options
 from wdsplit.storage.s3_upload import S3Upload, abort_upload
 
 __all__ = ["S3Storage"]
@@ -169,18 +167,9 @@ class S3Storage:
                 return
             more |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    @contextmanager
-    def lock(self, path: str) -> Iterator[None]:
+    def lock(self, path: str) -> AbstractContextManager[None]:
         """Hold a lock against other processes of this user and machine."""
-        folder = LocalStorage(_lock_folder())
-        name = hashlib.sha256(f"{self._client.endpoint} {self.url}/{path}".encode()).hexdigest()
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(folder.lock(name))
-            except StorageError as error:
-                raise error.at(self.url) from error
-            stack.callback(folder.remove, name)
-            yield
+        return remote_lock(self.url, path, self._client.endpoint)
 
     def with_short_deadline(self) -> S3Storage:
         """Return the same objects; what is asked about them is given up soon."""
@@ -200,21 +189,3 @@ def _lineage(key: str) -> Iterator[str]:
     while key:
         key = key.rpartition("/")[0]
         yield key
-
-
-def _lock_folder() -> str:
-    """Return the folder of this user's locks."""
-    folder = os.path.join(tempfile.gettempdir(), f"wdsplit-{os.getuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise StorageError(
-            "the folder of locks is not this user's",
-            place=folder,
-            expected=f"a folder of user {os.getuid()}",
-            found=f"{stat.filemode(found.st_mode)} of user {found.st_uid}",
-            remedy="remove it, or set TMPDIR to a folder of your own",
-            url=folder,
-        )
-    return folder

@@ -8,8 +8,10 @@ from typing import Any
 
 from wdsplit.errors import CorruptDataError
 from wdsplit.storage.interface import refuse_too_large
+from wdsplit.storage.remote_file import RemoteFile
 from wdsplit.storage.retry import Retries
-from wdsplit.storage.s3_client import NothingCameError, S3Client, error_code
+from wdsplit.storage.s3_client import S3Client
+from wdsplit.storage.s3_errors import NothingCameError, error_code
 
 __all__ = ["S3File"]
 
@@ -19,7 +21,7 @@ _CHANGED = frozenset({"412", "PreconditionFailed"})
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
-class S3File:
+class S3File(RemoteFile):
     """An object that is open for reading. All that is read of it is of one version: that of the first answer.
 
     Nothing is requested before something is read. Threads may read it at the same time.
@@ -31,37 +33,16 @@ class S3File:
         size: Its bytes, if they are known; an object of another size is refused.
     """
 
-    is_remote = True
-
     def __init__(self, client: S3Client, key: str, url: str, size: int | None = None) -> None:
-        self.url = url
+        super().__init__(url, size)
         self._client = client
         self._key = key
-        self._size = size
         self._etag: str | None = None
 
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        if self._size is None:
-            self._ask()
-        return self._size or 0
-
-    @property
-    def version(self) -> str:
-        """Its version: its ETag, or when it was written if the store has none."""
-        if self._etag is None:
-            answer = self._ask()
-            return self._etag or str(answer.get("LastModified", ""))
-        return self._etag
-
-    def _ask(self) -> Any:
+    def _ask(self) -> None:
         answer = self._client.head(self._key, self.url)
         self._notice(answer, int(answer["ContentLength"]))
-        return answer
-
-    def expect(self, offset: int, num_bytes: int) -> None:
-        """Do nothing: what is expected is fetched by `loading.reading.read_ahead`."""
+        self._version = self._etag or str(answer.get("LastModified", ""))
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
@@ -127,6 +108,7 @@ class S3File:
         if self._size is not None and size != self._size:
             raise self._unlike("an object has another size than it should have", f"{self._size} bytes", size)
         self._etag, self._size = etag, size
+        self._version = etag or self._version
 
     def _replaced(self, found: str) -> CorruptDataError:
         return CorruptDataError(
@@ -135,16 +117,6 @@ class S3File:
             expected=f"version {self._etag}",
             found=found,
             remedy="write new data to another place, and start again",
-            url=self.url,
-        )
-
-    def _unlike(self, cause: str, expected: str, size: int | None = None) -> CorruptDataError:
-        return CorruptDataError(
-            cause,
-            place=self.url,
-            expected=expected,
-            found="fewer" if size is None else f"{size} bytes",
-            remedy="the object was truncated or changed: copy it again, or convert again with --overwrite",
             url=self.url,
         )
 

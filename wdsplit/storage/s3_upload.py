@@ -6,7 +6,9 @@ parts while the next one is gathered, and the object appears with the request th
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
-from wdsplit.storage.s3_client import S3Client, error_code
+from wdsplit.storage.retry import Retries
+from wdsplit.storage.s3_client import S3Client
+from wdsplit.storage.s3_errors import ChangedOnTheWayError, error_code
 
 __all__ = ["S3Upload", "abort_upload"]
 
@@ -26,6 +30,8 @@ _PARTS_PER_SIZE = 1000
 """After so many upload parts they are twice as large: no object, of 5 TiB at most, needs more than 10,000."""
 _CONCURRENT_PARTS = 3
 _NO_SUCH_UPLOAD = "NoSuchUpload"
+_MD5 = re.compile("[0-9a-f]{32}")
+_MAX_ATTEMPTS_TO_MATCH = 3
 
 
 class S3Upload:
@@ -71,13 +77,41 @@ class S3Upload:
             StorageError: The store refuses, or does not answer in time.
         """
         if self._id is None:
-            self._client.ask("put_object", self._url, Key=self._key, Body=self._part)
+            self._client.attempt(self._put, self._url)
             return
         self._send()
         while self._in_flight:
             self._etags.append(self._in_flight.popleft().result())
         self._stop_threads()
         self._client.attempt(lambda _: self._complete(), self._url)
+
+    def _put(self, retries: Retries) -> None:
+        answer = self._client.send("put_object", Key=self._key, Body=self._part)
+        if self._client.checks_etag:
+            self._compare(answer, _md5(self._part), retries)
+
+    def _compare(self, answer: Any, digest: str, retries: Retries) -> None:
+        """Compare the ETag of what was sent with its MD5, where the ETag is one; another attempt may succeed.
+
+        An object that is encrypted with a key of KMS, or of the caller, has another ETag; so has one in parts.
+        """
+        etag = str(answer.get("ETag", "")).strip('"')
+        is_encrypted = str(answer.get("ServerSideEncryption", "")).startswith("aws:kms") or (
+            "SSECustomerAlgorithm" in answer
+        )
+        if etag == digest or is_encrypted or not _MD5.fullmatch(etag):
+            return
+        if retries.num_attempts < _MAX_ATTEMPTS_TO_MATCH:
+            raise ChangedOnTheWayError
+        raise StorageError(
+            "what arrived is not what was sent",
+            place=retries.place,
+            expected=f"ETag {digest}, the MD5 of what was sent",
+            found=f"ETag {etag}, in {retries.num_attempts} attempts",
+            remedy="check the network and proxies; for a store whose ETags are not MD5s pass "
+            "storage_options={'check_etag': False}, and run `wdsplit verify` afterwards",
+            url=self._url,
+        )
 
     def abort(self) -> None:
         """Leave nothing behind; what cannot be cleared up is logged, because there is an error already."""
@@ -103,11 +137,14 @@ class S3Upload:
 
     def _send_part(self, number: int, data: bytearray) -> str:
         """Send an upload part; return its ETag. Runs in a thread."""
+        digest = _md5(data) if self._client.checks_etag else ""
 
-        def send(_: object) -> str:
+        def send(retries: Retries) -> str:
             if self._is_aborted.is_set():
                 raise StorageError("an upload was ended", place=self._url, url=self._url)
             answer = self._send_once("upload_part", PartNumber=number, Body=data)
+            if digest:
+                self._compare(answer, digest, retries)
             return str(answer["ETag"])
 
         return self._client.attempt(send, self._url, f"upload part {number}", self._is_aborted.wait)
@@ -148,6 +185,10 @@ class S3Upload:
     def _stop_threads(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
+
+
+def _md5(data: bytearray) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def abort_upload(client: S3Client, key: str, upload_id: str, url: str) -> None:

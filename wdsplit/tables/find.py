@@ -5,24 +5,18 @@ Nothing is opened here; a file counts as a table by its name alone.
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import braceexpand
-
-from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.errors import InputError
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
-from wdsplit.storage.fsspec_storage import IsFolderError
-from wdsplit.storage.interface import ReadableStorage
-from wdsplit.storage.local import local_path
-from wdsplit.storage.opening import is_remote, open_object, open_readable_storage
+from wdsplit.storage.opening import is_remote
+from wdsplit.storage.patterns import Disk, Store, patterns, place_of
 from wdsplit.tables.formats.registry import FOLDER_SUFFIXES, is_compressed
-from wdsplit.urls import joined_url, shown_url
+from wdsplit.urls import shown_url
 
 __all__ = ["find_inputs"]
 
@@ -44,8 +38,8 @@ def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | N
     Raises:
         InputError: An argument names nothing, or a file is named twice.
     """
-    places = [_place(argument, storage_options) for argument in arguments]
-    paths = [path for place in places for pattern in _patterns(place) for path in _matches(place, pattern)]
+    places = [place_of(argument, storage_options) for argument in arguments]
+    paths = [path for place in places for pattern in patterns(place) for path in _matches(place, pattern)]
     if not paths:
         raise InputError("no input is given", expected="at least one file, folder, glob or brace expression")
     seen: set[str] = set()
@@ -62,126 +56,7 @@ def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | N
     return paths
 
 
-class _Disk:
-    """The local disk."""
-
-    def __init__(self, argument: str) -> None:
-        self.pattern = local_path(argument)
-
-    def is_file(self, path: str) -> bool:
-        return os.path.isfile(path)
-
-    def is_folder(self, path: str) -> bool:
-        return os.path.isdir(path)
-
-    def matched(self, pattern: str) -> list[tuple[str, bool]]:
-        """Return what a glob matches, and whether each is a folder."""
-        return [(path, os.path.isdir(path)) for path in glob.glob(pattern, recursive=True)]
-
-    def below(self, folder: str) -> list[str]:
-        """Return the files in a folder and below it; hidden ones are left out."""
-        found = glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)
-        return [path for path in found if os.path.isfile(path)]
-
-
-class _Store:
-    """A remote store: paths are URLs."""
-
-    def __init__(self, argument: str, options: Mapping[str, Any] | None) -> None:
-        self.pattern = argument
-        self._options = options
-
-    def is_file(self, path: str) -> bool:
-        if "/" not in shown_url(path).partition("://")[2] or shown_url(path).endswith("/"):
-            return False
-        try:
-            return open_object(path, self._options).size is not None
-        except (DatasetNotFoundError, IsFolderError):
-            return False
-
-    def is_folder(self, path: str) -> bool:
-        return not self.is_file(path) and bool(open_readable_storage(path, self._options).list())
-
-    def matched(self, pattern: str) -> list[tuple[str, bool]]:
-        """Return what a glob matches, as `glob.glob` does, and whether each is a folder."""
-        fixed, parts = _fixed_folder(pattern)
-        storage = open_readable_storage(fixed, self._options)
-        return [(joined_url(fixed, path), is_folder) for path, is_folder in _globbed(storage, "", parts)]
-
-    def below(self, folder: str) -> list[str]:
-        """Return the files in a folder and below it; hidden ones are left out."""
-        storage = open_readable_storage(folder, self._options)
-        return [joined_url(folder, path) for path in _files_below(storage, "")]
-
-
-def _place(argument: str, storage_options: Mapping[str, Any] | None) -> _Disk | _Store:
-    return _Store(argument, storage_options) if is_remote(argument) else _Disk(argument)
-
-
-def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
-    """Return the URL of the folder below which a pattern varies, and the parts of its path from there on."""
-    scheme, _, rest = pattern.partition("://")
-    is_web = scheme.lower() in ("http", "https")
-    rest, mark, query = rest.partition("?") if is_web else (rest, "", "")
-    parts = rest.split("/")
-    first = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    first = max(1, first)
-    return f"{scheme}://{'/'.join(parts[:first])}{mark}{query}", parts[first:]
-
-
-def _globbed(storage: ReadableStorage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Give the paths that match the parts of a pattern below a folder, and whether each is a folder."""
-    part, rest = parts[0], parts[1:]
-    if part == "**" and rest:
-        yield from _globbed(storage, folder, rest)
-        for name in _names(storage, folder)[1]:
-            if not name.startswith("."):
-                yield from _globbed(storage, f"{folder}{name}/", parts)
-    elif rest and not glob.has_magic(part):
-        yield from _globbed(storage, f"{folder}{part}/", rest)
-    else:
-        files, folders = _names(storage, folder)
-        for is_folder, names in enumerate((files, folders)):
-            names = [name for name in fnmatch.filter(names, part) if part.startswith(".") or not name.startswith(".")]
-            for name in names:
-                if not rest:
-                    yield f"{folder}{name}", bool(is_folder)
-                elif is_folder:
-                    yield from _globbed(storage, f"{folder}{name}/", rest)
-
-
-def _files_below(storage: ReadableStorage, folder: str) -> Iterator[str]:
-    files, folders = _names(storage, folder)
-    yield from (f"{folder}{name}" for name in files if not name.startswith("."))
-    for name in folders:
-        if not name.startswith("."):
-            yield from _files_below(storage, f"{folder}{name}/")
-
-
-def _names(storage: ReadableStorage, folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the files and of the folders in a folder."""
-    files = storage.sizes(folder.rstrip("/"))
-    return sorted(files), [name for name in storage.list(folder.rstrip("/")) if name not in files]
-
-
-def _patterns(place: _Disk | _Store) -> list[str]:
-    """Return the paths of a brace expression; a file whose own name has braces is itself."""
-    path = place.pattern
-    if "{" not in path or place.is_file(path) or place.is_folder(path):
-        return [path]
-    try:
-        return list(braceexpand.braceexpand(path))
-    except ValueError as error:
-        raise InputError(
-            "braces do not close",
-            place=shown_url(path),
-            expected="as in part-{000..127}.parquet",
-            remedy="check the path",
-            url=shown_url(path),
-        ) from error
-
-
-def _matches(place: _Disk | _Store, pattern: str) -> list[str]:
+def _matches(place: Disk | Store, pattern: str) -> list[str]:
     if place.is_file(pattern):
         return [pattern]
     if place.is_folder(pattern):
@@ -204,7 +79,7 @@ def _matches(place: _Disk | _Store, pattern: str) -> list[str]:
     return found
 
 
-def _tables_below(place: _Disk | _Store, folder: str) -> list[str]:
+def _tables_below(place: Disk | Store, folder: str) -> list[str]:
     """Return the tables in a folder and below it, sorted; they must be of one format."""
     found: dict[str, list[str]] = {}
     paths = place.below(folder)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.conditions.parse import parse_where
+from wdsplit.conditions.parse import Where, parse_where
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
@@ -28,6 +28,10 @@ __all__ = ["Picker", "check_group_type", "cut_splits", "hash_groups", "in_split"
 _SPLIT_DOMAIN = 6
 _ROW_NAME = "wdsplit row number"
 _FRACTION_TOLERANCE = 1e-9
+_INTEGERS, _TEXTS = ("cls", "cls2", "index", "inx", "id"), ("txt", "text", "transcript")
+_JSON = ("json", "jsn")
+_TAR_TYPES = {**dict.fromkeys(_INTEGERS, pa.int64()), **dict.fromkeys((*_TEXTS, *_JSON), pa.large_string())}
+"""What fields of tars hold by the last part of their names, as loaders decode them; JSON is compared as text."""
 
 
 def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, Split]:
@@ -124,7 +128,8 @@ class Picker:
         selection = table.selection
         self._table = table
         self._split = selection.split
-        self._where = parse_where(selection.where, table.schema) if selection.where else None
+        self._types = _tar_types(table)
+        self._where = _parsed(selection.where, table.schema, self._types) if selection.where else None
         where_columns = self._where.columns if self._where is not None else ()
         split_columns = (self._split.column,) if self._split is not None and self._split.column is not None else ()
         self.columns: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *split_columns)))
@@ -143,7 +148,7 @@ class Picker:
         """Return the rows that meet the condition: int64, rising."""
         if self._where is None:
             return np.arange(num_rows)
-        arrays = [columns[name] for name in self._where.columns]
+        arrays = [self._typed(name, columns[name]) for name in self._where.columns]
         rows = pa.table([*arrays, pa.array(np.arange(num_rows))], names=[*self._where.columns, _ROW_NAME])
         try:
             kept: Int64 = rows.filter(self._where.expression).column(_ROW_NAME).to_numpy()
@@ -155,6 +160,23 @@ class Picker:
                 remedy="keep numbers within 64 bits, and whole numbers beside floats below 2**53",
             ) from error
         return kept
+
+    def _typed(self, name: str, column: pa.Array) -> pa.Array:
+        """Return a column as the condition compares it: fields of tars come as bytes."""
+        kind = self._types.get(name)
+        if kind is None:
+            return column
+        try:
+            text = column.cast(pa.large_string())
+            return text if kind == text.type else pc.utf8_trim_whitespace(text).cast(kind)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"a field {name!r} of a tar is not what its name says",
+                place=self._table.selection.where,
+                expected="whole numbers" if pa.types.is_integer(kind) else "text in UTF-8",
+                found=str(error),
+                remedy="rename the field, or leave it out of the condition",
+            ) from error
 
     def hashes(self, columns: Mapping[str, pa.Array], numbers: Int64) -> npt.NDArray[np.uint64]:
         """Return what decides which split rows are in: uint64 of shape (n,)."""
@@ -171,6 +193,26 @@ class Picker:
             return rows
         kept = {name: columns[name].take(pa.array(rows)) for name in self.columns}
         return rows[in_split(self.hashes(kept, numbers[rows]), self._split)]
+
+
+def _tar_types(table: Table) -> dict[str, pa.DataType]:
+    """Return the types of the fields of tars that are known by their names; nothing for other tables."""
+    if any(file.format != "tar" for file in table.files):
+        return {}
+    kinds = {name: _TAR_TYPES.get(name.rpartition(".")[2]) for name in table.schema.names}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType]) -> Where:
+    """Parse a condition on a table, of which some columns have other types than it says."""
+    typed = pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in schema])
+    try:
+        return parse_where(condition, typed)
+    except InputError as error:
+        json = [name for name in types if name.rpartition(".")[2] in _JSON and f"{name!r} is no struct" in error.cause]
+        for name in json:
+            error.remedy = f"JSON in tars is compared as text: contains({name}, '\"label\": 3')"
+        raise
 
 
 def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pty
@@ -31,8 +32,10 @@ from tables import (
 from wdsplit.cli.main import cli, main
 from wdsplit.conversion import driver
 from wdsplit.conversion.plan.plan import Span
-from wdsplit.errors import StorageError
-from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
+from wdsplit.errors import CorruptDataError, StorageError
+from wdsplit.shards.files import read_manifest, write_manifest
+from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, Shards
+from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.names import unescape_key
 
 COMMANDS = sorted(cli.commands)
@@ -398,6 +401,32 @@ def test_assign_gives_whole_lanes_to_readers_where_they_divide(done, whole_lanes
         for rank in range(4)
         for worker in range(3)
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "found"),
+    [(2**50, "1,125,899,906,842,624 in a shard"), (2**34, "17,179,869,184 in a shard"), (2**21, " bytes")],
+    ids=["2**50", "2**34", "2**21"],
+)
+@every_reader
+def test_a_manifest_that_claims_absurdly_much_is_refused_before_anything_is_computed(
+    refused, dataset, command, num_samples, found
+):
+    storage = LocalStorage(str(dataset))
+    honest = read_manifest(storage)
+    claimed = dataclasses.replace(honest.shards[0], num_samples=num_samples, num_bytes=512 * num_samples)
+    write_manifest(storage, dataclasses.replace(honest, shards=Shards.of([claimed]), window=2**40))
+    message = refused(1, command, dataset)
+    assert_says(message, str(dataset), found)
+    with pytest.raises(CorruptDataError):
+        wdsplit.Dataset(str(dataset))
+
+
+def test_assign_refuses_more_readers_than_it_can_list(refused, numbers):
+    assert "at most 1,048,576 readers are listed" in refused(2, "assign", numbers, "--world-size", 100_000_000)
+    assert "at most 1,048,576 readers are listed" in refused(
+        2, "assign", numbers, "--world-size", 2**15, "--workers", 64
+    )
 
 
 def test_assign_leaves_no_sample_and_no_shard_out_where_lanes_do_not_divide(done, numbers):

@@ -23,6 +23,7 @@ from wdsplit.cli.main import main
 from wdsplit.conversion import adopt_tars
 from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
+from wdsplit.indexing import tars
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, index_path
 from wdsplit.storage.opening import open_storage
@@ -312,8 +313,8 @@ def test_a_tar_that_is_written_to_while_it_is_read_is_refused(folder, monkeypatc
         os.utime(folder / "part-0.tar", ns=(1, 1))
         return scan_tar(data)
 
-    scan_tar = adopt_tars.scan_tar
-    monkeypatch.setattr(adopt_tars, "scan_tar", scan_and_touch)
+    scan_tar = tars.scan_tar
+    monkeypatch.setattr(tars, "scan_tar", scan_and_touch)
     with pytest.raises(InputError, match="changed while it was read") as caught:
         index_tars(folder)
     assert caught.value.url == str(folder / "part-0.tar")

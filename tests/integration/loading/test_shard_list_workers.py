@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch.utils.data
 import webdataset as wds
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wdsplit.loading.epoch_shard_list import EpochShardList
 
@@ -175,3 +176,22 @@ def test_a_composed_pipeline_sees_the_epoch_of_the_list(tars):
     composed = pipeline_of(shards).compose(wds.select(bool))
     shards.set_epoch(6)
     assert read(composed) == shards.order(6)
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")
+def test_a_stateful_loader_resumes_a_pipeline_in_the_middle_of_an_epoch_by_reading_again(tars):
+    def loader():
+        shards = EpochShardList(tars)
+        shards.set_epoch(2)
+        pipeline = pipeline_of(shards).compose(wds.shuffle(5, rng=random.Random(0)))
+        return StatefulDataLoader(pipeline, batch_size=None, num_workers=2)
+
+    begun = loader()
+    samples = iter(begun)
+    for _ in range(7):
+        next(samples)
+    resumed = loader()
+    resumed.load_state_dict(begun.state_dict())
+    rest = list(samples)
+    assert list(resumed) == rest
+    assert len(rest) == NUM_SHARDS * SHARD_SAMPLES - 7

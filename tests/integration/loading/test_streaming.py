@@ -6,14 +6,15 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import wdsplit
 from faults import Delay, Flip, Hold
-from made_datasets import converted
+from made_datasets import converted, numbers_dataset
 from tables import DEADLINE_S, wait_until
-from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading import cache as cache_module
 from wdsplit.loading.reading import read_ahead, source
 
@@ -83,6 +84,22 @@ def test_windows_that_follow_each_other_are_one_request(remote, fault_proxy):
     samples_of(wdsplit.Dataset(remote, shuffle=False))
     first_windows, rest, next_shards = 4, 4, 4
     assert fetched(fault_proxy, ".tar")[0] == first_windows + rest + next_shards
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_index_that_ends_early_is_noticed_with_the_last_window_of_its_shard(bucket, tmp_path, num_workers):
+    """The last field of the last sample would be missing, without a word."""
+    shutil.copytree(numbers_dataset(tmp_path, 40, shards=4, window=5), bucket.folder / "numbers")
+    index = bucket.folder / "numbers" / "000002.tar.idx"
+    offsets = np.fromfile(index, "<u8")
+    offsets[-1] -= 1024
+    offsets.tofile(index)
+    loader = wdsplit.Loader(wdsplit.Dataset(f"{bucket.url}/numbers"), 8, num_workers=num_workers)
+    with pytest.raises(CorruptDataError, match="goes on behind the last sample") as caught:
+        list(loader)
+    assert caught.value.url == f"{bucket.url}/numbers/000002.tar"
+    with pytest.raises(CorruptDataError, match="goes on behind the last sample"):
+        loader.dataset.sample(29)
 
 
 def test_no_more_is_fetched_than_may_be_ahead(remote, fault_proxy):

@@ -28,7 +28,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, S
 from wdsplit.storage import s3_client
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
-from wdsplit.storage.s3_client import S3Options
+from wdsplit.storage.s3_options import S3Options
 
 FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 """Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""

@@ -10,8 +10,18 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from faults import CutUpload, Delay, ErrorAnswer, LoseAnswer, Stall, expired_token, internal_error, slow_down
-from s3server import KEY_ID, SECRET
+from faults import (
+    CutUpload,
+    Delay,
+    ErrorAnswer,
+    FlipUpload,
+    LoseAnswer,
+    Stall,
+    expired_token,
+    internal_error,
+    slow_down,
+)
+from s3server import KEY_ID, SECRET, S3Server
 from tables import mixed_table, session_processes, start_script, wait_until, write_files, write_table
 from wdsplit.conversion.convert import convert, convert_splits
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
@@ -20,7 +30,8 @@ from wdsplit.errors import ConvertError, DatasetNotFoundError, InputError, Outpu
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
-from wdsplit.storage.s3_client import S3Client, S3Options
+from wdsplit.storage.s3_client import S3Client
+from wdsplit.storage.s3_options import S3Options
 
 FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "timeout_s": 30, "deadline_s": 200}
 """Times that do not keep the tests waiting; there is patience only with what a test does not wait for."""
@@ -150,6 +161,51 @@ def test_a_part_that_cannot_be_sent_ends_the_upload_at_the_deadline(bucket, faul
     assert caught.value.place == f"{bucket.url}/a, upload part 2"
     fault_proxy.plan = lambda request: None
     assert uploads_of(bucket) == []
+
+
+def test_what_is_changed_on_the_way_is_sent_again(bucket, fault_proxy):
+    data = os.urandom(100)
+    fault_proxy.plan = lambda request: FlipUpload(50) if request.number == 0 else None
+    with of(bucket.url).publish("x") as file:
+        file.write([data])
+    assert (bucket.folder / "x").read_bytes() == data
+    assert [exchange.request.method for exchange in fault_proxy.exchanges] == ["PUT", "PUT"]
+
+
+@pytest.mark.parametrize("size", [100, 5 * PART_BYTES + 1], ids=["one request", "in parts"])
+def test_what_is_always_changed_on_the_way_is_refused(bucket, fault_proxy, size):
+    fault_proxy.plan = lambda request: FlipUpload(50) if request.method == "PUT" else None
+    with pytest.raises(StorageError, match="not what was sent") as caught, of(bucket.url).publish("x") as file:
+        file.write([bytes(size)])
+    assert "MD5" in caught.value.expected and "3 attempts" in caught.value.found
+    assert "wdsplit verify" in caught.value.remedy
+    with of(bucket.url, check_etag=False).publish("y") as file:  # for stores whose ETags are no MD5s
+        file.write([bytes(size)])
+    assert uploads_of(bucket) == []
+
+
+def test_an_etag_that_is_no_md5_is_not_compared(bucket, s3_server, tmp_path, monkeypatch):
+    with S3Server(s3_server.folder, "--etag-hash=sha1") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        for size in (100, 5 * PART_BYTES + 1):
+            with of(bucket.url).publish("x") as file:
+                file.write([bytes(size)])
+            assert (bucket.folder / "x").read_bytes() == bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("method", "permission", "size"), [("PUT", "s3:PutObject", 9), ("POST", "s3:PutObject", 3 * PART_BYTES)]
+)
+def test_a_bucket_that_may_only_be_read_names_the_missing_permission(bucket, fault_proxy, method, permission, size):
+    denied = ErrorAnswer("403 Forbidden", "AccessDenied", "Access Denied.")
+    fault_proxy.plan = lambda request: denied if request.method == method else None
+    with pytest.raises(StorageError, match="refuses") as caught, of(bucket.url).publish("x") as file:
+        file.write([bytes(size)])
+    assert permission in caught.value.remedy and "anon" not in caught.value.remedy
+    with pytest.raises(StorageError) as caught:
+        fault_proxy.plan = lambda request: denied
+        of(bucket.url).read("x")
+    assert "s3:GetObject" in caught.value.remedy and "anon" in caught.value.remedy
 
 
 @pytest.mark.parametrize("refused", [True, False])

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tables import input_file, table_of
 from wdsplit.conversion.plan.options import PADS, PlanOptions
-from wdsplit.conversion.plan.plan import MIN_LANES, Span, default_window, make_plan, task_spans
+from wdsplit.conversion.plan.plan import Span, make_plan, task_spans
 from wdsplit.errors import InputError
+from wdsplit.order.defaults import MIN_LANES, default_window
 from wdsplit.shards.manifest import Field
 
 FIELDS = (Field("cls", "label", "integer", "int64"),)
@@ -318,3 +319,20 @@ def test_a_window_has_16_to_1024_samples_and_about_8_mib_in_between(num_bytes, n
 )
 def test_the_default_window_by_the_size_of_samples(num_bytes, num_samples, window):
     assert default_window(num_bytes, num_samples) == window
+
+
+@pytest.mark.parametrize("options", [{"world_size": 1_000_000}, {"world_size": 1000, "workers": 8}, {"shards": 2561}])
+def test_far_more_shards_than_rows_are_refused(options):
+    with pytest.raises(InputError, match="too many shards") as caught:
+        plan_of(40, **options)
+    assert caught.value.expected == "at most 2,560 shards for 40 rows"
+    assert "--world-size" in caught.value.remedy
+
+
+def test_more_shards_than_a_manifest_may_have_are_refused():
+    with pytest.raises(InputError, match="too many shards"):
+        plan_of(10**9, shards=2**24 + 1)
+
+
+def test_more_readers_than_rows_are_not_refused_by_themselves():
+    assert plan_of(10, world_size=64, workers=16).num_shards == 1024

@@ -1,4 +1,5 @@
 import gzip
+import inspect
 import io
 import json
 import pickle
@@ -258,6 +259,20 @@ def test_a_gzip_bomb_is_refused_before_it_takes_memory():
     assert isinstance(error, InputError)
     assert "max_field_bytes" in error.remedy
     assert peak < 2**22
+
+
+def test_a_field_that_inflates_takes_its_size_once():
+    large = gzip.compress(bytes(2**24))
+    tracemalloc.start()
+    try:
+        assert len(decoded("bin.gz", large)) == 2**24
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_by_default_a_bomb_takes_no_more_than_a_few_hundred_megabytes():
+    assert inspect.signature(decode_sample_stage).parameters["max_field_bytes"].default == 2**28
 
 
 def test_a_field_may_inflate_to_just_the_limit():

@@ -186,7 +186,8 @@ def test_urls_come_from_patterns_lists_and_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("WDS_WHERE", "pipe:cat x")
     assert EpochShardList("a{1..2}::b").urls == ["a1", "a2", "b"]
     assert EpochShardList("${WHERE}/0").urls == ["pipe:cat x/0"]
-    assert EpochShardList(["{1..2}", tmp_path / "0.tar"]).urls == ["{1..2}", str(tmp_path / "0.tar")]
+    assert EpochShardList(["{1..2}", tmp_path / "0.tar"]).urls == ["1", "2", str(tmp_path / "0.tar")]
+    assert EpochShardList(["pipe:awk '{1..2}'", "a"]).urls == ["pipe:awk '{1..2}'", "a"]
     assert EpochShardList(url for url in "ab").urls == ["a", "b"]
 
 
@@ -194,6 +195,32 @@ def test_the_folder_of_a_dataset_means_its_shards(numbers):
     for folder in (numbers, Path(numbers)):
         shards = EpochShardList(folder, shuffle=False)
         assert shards.urls == [f"{numbers}/{shard:06d}.tar" for shard in range(7)]
+
+
+def test_a_glob_means_the_files_it_matches_sorted_and_a_file_with_a_name_like_a_pattern_itself(tmp_path):
+    for name in ("b.tar", "a.tar", "[c].tar", "d.txt"):
+        (tmp_path / name).touch()
+    assert EpochShardList(f"{tmp_path}/?.tar").urls == [f"{tmp_path}/{name}" for name in ("a.tar", "b.tar")]
+    assert EpochShardList([tmp_path / "[c].tar"]).urls == [f"{tmp_path}/[c].tar"]
+    with pytest.raises(InputError, match=r"no match"):
+        EpochShardList(f"{tmp_path}/[xy].tar")
+
+
+def test_an_epoch_that_is_resumed_leaves_out_the_shards_that_were_used_up(monkeypatch):
+    shards = EpochShardList("{0..9}", tail="pad")
+    shards.set_epoch(5)
+    whole = shares_of(shards, monkeypatch, 2, 2)
+    shards.set_epoch(5, first_shard=4)
+    assert shares_of(shards, monkeypatch, 2, 2) == [share[1:] for share in whole]
+    assert sorted(itertools.chain(*shares_of(shards, monkeypatch, 3, 1))) == sorted(shards.order(5)[4:])
+    shards.set_epoch(6)
+    assert sorted(itertools.chain(*shares_of(shards, monkeypatch, 1, 1))) == sorted(shards.order(6))
+
+
+@pytest.mark.parametrize("first_shard", [-1, 11, 1.0, True, "1"])
+def test_a_first_shard_that_cannot_be_is_refused(first_shard):
+    with pytest.raises(InputError, match="invalid first_shard"):
+        EpochShardList("{0..9}").set_epoch(0, first_shard)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 import os
 import tarfile
 from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from tables import files_below, sample_offsets, tar_samples
 from tars import archives, binary, by_tarfile, read_by_tarfile
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading.open_shard import check_tail, open_shard
-from wdsplit.shards.files import write_shard
+from wdsplit.shards.files import read_manifest, write_shard
 from wdsplit.shards.manifest import Shard
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.members import build_body
@@ -159,6 +161,16 @@ def test_a_damaged_index_is_refused_by_name(written, data):
     with pytest.raises(CorruptDataError) as caught:
         written.open()
     assert str(written.idx) in str(caught.value)
+
+
+def test_a_large_index_is_refused_by_its_size_before_it_is_read(written):
+    index = Path(written.storage.url, f"{PATH}.idx")
+    os.truncate(index, 8 * 1024**3)
+    unread = patch.object(os, "pread", side_effect=AssertionError("it was read"))
+    with unread, pytest.raises(CorruptDataError, match="too large") as caught:
+        open_shard(written.storage, written.shard)
+    assert f"{8 * 1024**3} bytes" in caught.value.found
+    assert int(caught.value.expected.split()[2]) < 1024
 
 
 @pytest.mark.parametrize("shift", [-1024, -512, 512, 1024])
@@ -319,3 +331,27 @@ def test_an_entry_of_the_index_without_a_sample_is_told(tmp_path):
     assert taken(indexed.window(0, 1)) == taken(shard.window(0, 1))
     with pytest.raises(CorruptDataError, match="no members"):
         indexed.window(0, 3)
+
+
+# What is no dataset
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("000000.tar", "wdsplit index"),
+        ("t.parquet", "wdsplit convert t.parquet OUTPUT"),
+        ("wdsplit.json", "the folder that it is in"),
+    ],
+)
+def test_a_file_in_the_place_of_a_dataset_is_refused_with_the_command_for_it(tmp_path, name, remedy):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DatasetNotFoundError, match="a file is not a dataset") as caught:
+        read_manifest(LocalStorage(str(tmp_path / name)))
+    assert remedy in caught.value.remedy
+
+
+def test_a_pattern_of_tars_in_the_place_of_a_dataset_names_the_command_for_their_folder(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match="no dataset") as caught:
+        read_manifest(LocalStorage(str(tmp_path / "{0..3}.tar")))
+    assert "wdsplit index FOLDER" in caught.value.remedy

@@ -37,7 +37,7 @@ def shard_row(**changes):
 
 @st.composite
 def shard_rows(draw):
-    num_samples = draw(st.integers(0, 2**40))
+    num_samples = draw(st.integers(0, 2**26))
     return shard_row(
         path=draw(paths),
         num_samples=num_samples,
@@ -302,6 +302,21 @@ def test_counts_that_cannot_be_are_refused(changes):
 def test_counts_that_no_shards_can_have_are_refused(rows):
     header, table = with_table(dump_shards(Shards.of(rows)), num_shards=len(rows))
     assert "invalid counts" in refused((header, table)).cause
+
+
+ABSURD = {
+    "in a shard": [shard_row(num_samples=2**50, num_bytes=2**59)],
+    "with one window": [shard_row(num_samples=2**34, num_bytes=2**43)],
+    "in all": [shard_row(path=f"{n}.tar", num_samples=2**26, num_bytes=2**35) for n in range(2**14 + 1)],
+}
+
+
+@pytest.mark.parametrize("rows", ABSURD.values(), ids=ABSURD)
+def test_more_samples_than_a_dataset_can_have_are_refused(rows):
+    header, table = with_table(dump_shards(Shards.of(rows)), num_shards=len(rows))
+    error = refused((header, table))
+    assert "more samples than a dataset can have" in error.cause
+    assert f"{rows[0].num_samples:,} in a shard" in error.found
 
 
 @pytest.mark.parametrize("name", ["lanes", "window"])

@@ -1,3 +1,4 @@
+import glob
 import os
 
 import pyarrow as pa
@@ -5,6 +6,7 @@ import pytest
 
 from tables import converted, write_table
 from wdsplit.errors import InputError
+from wdsplit.storage import patterns
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import open_inputs, read_rows
 
@@ -48,6 +50,52 @@ def test_a_glob_stands_for_what_it_matches_sorted(tree):
 def test_braces_stand_for_each_of_their_parts_in_their_order(tree):
     assert names(tree, find_inputs([f"{tree}/{{b,a}}.parquet"])) == ["b.parquet", "a.parquet"]
     assert names(tree, find_inputs([f"{tree}/{{9..10}}.parquet"])) == ["9.parquet", "10.parquet"]
+
+
+def test_links_that_lead_back_are_followed_once_each(tree, caplog):
+    expected = names(tree, find_inputs([str(tree)]))
+    for folder, name in ((tree, "0"), (tree, "z"), (tree / "sub", "up"), (tree / "sub" / "deep", "top")):
+        (folder / name).symlink_to(tree)
+    assert names(tree, find_inputs([str(tree)])) == expected
+    assert len(caplog.records) == 4
+    assert f"{tree}/sub/up: a link to a folder that is read already is left out" in caplog.text
+    assert names(tree, find_inputs([f"{tree}/**/[cd].parquet"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
+    assert names(tree, find_inputs([f"{tree}/**/deep/*.parquet"])) == ["sub/deep/d.parquet"]
+
+
+def test_links_to_other_folders_are_followed(tree, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    write_table(other / "e.parquet", {"a": [1]})
+    (tree / "linked").symlink_to(other)
+    assert names(tree, find_inputs([f"{tree}/**/e.parquet"])) == ["linked/e.parquet"]
+    assert "linked/e.parquet" in names(tree, find_inputs([str(tree)]))
+
+
+@pytest.mark.parametrize("pattern", ["**/*.parquet", "sub/**/*.parquet", "**/**/*.parquet", "s*/**/d*"])
+def test_two_stars_stand_for_what_they_do_in_pythons_glob(tree, monkeypatch, pattern):
+    monkeypatch.chdir(tree)
+    (tree / ".hidden").mkdir()
+    write_table(tree / ".hidden" / "x.parquet", {"a": [1]})
+    found = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+    place = patterns.Disk(pattern)
+    assert sorted(path for path, is_folder in place.matched(pattern) if not is_folder) == sorted(set(found))
+    absolute = os.path.join(tree, pattern)
+    assert sorted(path for path, is_folder in patterns.Disk(absolute).matched(absolute) if not is_folder) == sorted(
+        os.path.join(tree, path) for path in set(found)
+    )
+
+
+@pytest.mark.parametrize("braces", ["{0..999999999}", "{0..-99999999..2}"])
+def test_braces_that_name_too_many_files_are_refused(tmp_path, braces):
+    with pytest.raises(InputError, match="names too many files") as caught:
+        find_inputs([f"{tmp_path}/{braces}.parquet"])
+    assert "1,000,000" in caught.value.expected
+
+
+def test_braces_that_multiply_are_refused_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(patterns, "_MAX_PATHS", 1000)
+    with pytest.raises(InputError, match="names too many files"):
+        find_inputs([f"{tmp_path}/{'{a,b}' * 10}.parquet"])
 
 
 def test_a_file_url_is_a_path(tree):

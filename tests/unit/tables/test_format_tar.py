@@ -178,3 +178,44 @@ def test_a_folder_with_a_dataset_of_ours_gives_its_shards_and_not_its_manifest(t
     converted(write_table(tmp_path / "in.parquet", {"label": range(20)}), tmp_path / "first", shards=3)
     converted(str(tmp_path / "first"), tmp_path / "again", shards=5)
     assert labels(tmp_path / "again") == list(range(20))
+
+
+# Conditions on the fields of tars
+
+
+def labelled_tar(folder, last=b"7"):
+    samples = [("a", b"3", b"one"), ("b", b"4 ", b"two"), ("c", last, b"three")]
+    return tar_file(
+        folder,
+        [
+            (f"{key}.{field}", data)
+            for key, label, text in samples
+            for field, data in (("cls", label), ("txt", text), ("json", b'{"label": "' + text + b'"}'))
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [
+        ("cls == 3", ["a"]),
+        ("cls > 3 and txt != 'three'", ["b"]),
+        ("contains(json, '\"three\"')", ["c"]),
+        ("cls in [3, 7]", ["a", "c"]),
+    ],
+)
+def test_conditions_compare_fields_as_what_their_names_say(tmp_path, where, keys):
+    converted(labelled_tar(tmp_path), tmp_path / "out", where=where, shards=1, pad="none")
+    assert [key for key, _ in real_samples(tmp_path / "out")] == keys
+
+
+def test_a_member_of_json_in_a_tar_is_refused_with_what_works(tmp_path):
+    with pytest.raises(InputError, match="is no struct") as caught:
+        converted(labelled_tar(tmp_path), tmp_path / "out", where="json.label == 3", shards=1)
+    assert "contains(json, " in caught.value.remedy
+
+
+def test_a_field_that_is_not_what_its_name_says_is_refused_with_its_value(tmp_path):
+    with pytest.raises(InputError, match="not what its name says") as caught:
+        converted(labelled_tar(tmp_path, b"cat"), tmp_path / "out", where="cls == 3", shards=1)
+    assert "cat" in caught.value.found

@@ -127,3 +127,10 @@ def test_a_pad_before_a_sample_is_refused(keys):
     with pytest.raises(InputError, match="pad is not at the end") as caught:
         grouped([f"{key}.jpg" for key in keys])
     assert pad_key(0, 0) in caught.value.place
+
+
+def test_each_field_counts_its_samples_and_names_one_with_it_and_one_without():
+    uses = grouped(["a.jpg", "a.cls", "b.jpg", "c.0001.jpg", "c.jpg", "d.cls"]).uses
+    found = [(use.name, use.count, use.having, use.lacking) for use in uses]
+    assert found == [("jpg", 3, "a", "d"), ("cls", 2, "a", "b"), ("0001.jpg", 1, "c", "a")]
+    assert [use.lacking for use in grouped(["a.jpg", "b.jpg"]).uses] == [""]

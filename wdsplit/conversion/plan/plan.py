@@ -21,26 +21,22 @@ import xxhash
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
+from wdsplit.order.defaults import least_lanes, round_up, whole_lanes
 from wdsplit.order.epoch import Int64
-from wdsplit.shards.manifest import FORMAT_VERSION, Field
+from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field
 from wdsplit.tables.table import Table
 
 __all__ = [
     "Plan",
     "Span",
     "Spans",
-    "default_window",
-    "least_lanes",
     "make_plan",
     "task_spans",
-    "whole_lanes",
 ]
 
 DEFAULT_SHARD_BYTES = 256_000_000
-MIN_LANES = 16
-_MAX_LANES = 64
-_WINDOW_BYTES = 8 * 1024**2
-_MIN_WINDOW, _MAX_WINDOW = 16, 1024
+_FEW_SHARDS, _MAX_SHARDS_PER_ROW = 1024, 64
+"""So many shards are made of any table, so many for each row, and no more: a number was mistyped."""
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
@@ -216,8 +212,9 @@ def make_plan(
         num_shards = _given_shards(options.shards, readers)
     else:
         num_shards = min(
-            _derived_shards(table, len(fields), options, lanes), _round_up(num_rows, math.lcm(lanes, readers))
+            _derived_shards(table, len(fields), options, lanes), round_up(num_rows, math.lcm(lanes, readers))
         )
+    _check_shards(num_shards, num_rows)
     max_shards = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
         if options.shards is not None or readers > max_shards:
@@ -229,6 +226,24 @@ def make_plan(
         return Plan(table, tuple(fields), key, options, num_shards, lanes)
     places, bounds = place_groups(groups, num_shards, options.seed if options.shuffle else None)
     return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds)
+
+
+def _check_shards(num_shards: int, num_rows: int) -> None:
+    limit = min(MAX_SHARDS, max(_FEW_SHARDS, _MAX_SHARDS_PER_ROW * num_rows))
+    if num_shards > limit:
+        raise InputError(
+            "too many shards",
+            expected=f"at most {limit:,} shards for {num_rows:,} rows",
+            found=f"{num_shards:,}",
+            remedy="use a smaller --world-size or --workers, or fewer --shards",
+        )
+    if -(-num_rows // num_shards) > MAX_SHARD_SAMPLES:
+        raise InputError(
+            "too few shards",
+            expected=f"at most {MAX_SHARD_SAMPLES:,} samples in a shard",
+            found=f"{num_rows:,} rows in {num_shards:,} shards",
+            remedy="use more --shards, or a smaller --shard-size or --samples-per-shard",
+        )
 
 
 def _no_rows(table: Table) -> InputError:
@@ -275,34 +290,12 @@ def _given_shards(shards: int, readers: int) -> int:
     return shards
 
 
-def least_lanes(readers: int) -> int:
-    """Return the fewest lanes to choose: a multiple of the readers, at least 16."""
-    return _round_up(MIN_LANES, readers)
-
-
-def whole_lanes(num_shards: int, readers: int) -> int | None:
-    """Return lanes that divide the shards, so that lanes are whole shards, if there are such up to 64."""
-    least = least_lanes(readers)
-    candidates = range(least, max(least, _MAX_LANES) + 1, readers)
-    return next((lanes for lanes in candidates if num_shards % lanes == 0), None)
-
-
 def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:
     if options.samples_per_shard is not None:
-        return _round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
+        return round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
     data_bytes = table.data_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
     shards = -(-data_bytes // (options.shard_size or DEFAULT_SHARD_BYTES))
-    return _round_up(shards, math.lcm(lanes, options.readers) if options.shard_size is None else options.readers)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def default_window(num_bytes: int, num_samples: int) -> int:
-    """Return the samples of a window (Q) that make about 8 MiB, one ranged read: 16 to 1,024 of them."""
-    sample_bytes = max(1, num_bytes // max(1, num_samples))
-    return min(_MAX_WINDOW, max(_MIN_WINDOW, _WINDOW_BYTES // sample_bytes))
+    return round_up(shards, math.lcm(lanes, options.readers) if options.shard_size is None else options.readers)
 
 
 class Spans(Sequence[Span]):

@@ -11,34 +11,48 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
-from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
-from wdsplit.loading.reading.cache_folder import (
-    CachedFile,
-    CacheFolder,
-    NoRoomError,
-    PartialShard,
-    is_downloading,
-)
-from wdsplit.loading.reading.open_shard import OpenShard, open_shard
-from wdsplit.shards.manifest import Shard, checksum_of, index_path
-from wdsplit.storage.interface import ReadableStorage
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
+from wdsplit.loading.reading.cache_folder import CacheFolder, NoRoomError, PartialShard, is_downloading
+from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile, alone_with
+from wdsplit.loading.reading.open_shard import OpenShard, check_end, open_shard
+from wdsplit.shards.manifest import Shard, checksum_of
+from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.storage.local import LocalStorage, local_path
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, dump_index, parse_index
 
-__all__ = ["ShardCache"]
+__all__ = ["Damage", "ShardCache"]
 
 logger = logging.getLogger(__name__)
 
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
-_READ_BYTES = 8 * 1024**2
+_READ_BYTES, _CHECKED_BYTES = 8 * 1024**2, 1024**2
+"""What a request asks for; what is read and hashed at once, so that it is still in the processor's cache."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
+_SAMPLES_AT_ONCE = 4096
 
 _warned: dict[tuple[str, str], object] = {}
 """What this process has warned of: the cache's folder, and the kind of trouble."""
+_shrunk: set[tuple[str, int | None]] = set()
+"""The caches that this process has opened, and what they may take."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A cached shard that was damaged, and is removed.
+
+    Attributes:
+        path: Its tar.
+        cause: What was wrong.
+    """
+
+    path: str
+    cause: str
 
 
 class ShardCache:
@@ -49,7 +63,7 @@ class ShardCache:
     Args:
         folder: Its folder; it is made if it is not there.
         max_bytes: What its shards may take together; None for as much as leaves a tenth of the disk free. If jobs that
-            share a folder differ in this, each keeps to its own when it downloads.
+            share a folder differ in this, each keeps to its own when it opens its first shard, and when it downloads.
 
     Attributes:
         folder: The folder, with what is in it.
@@ -64,9 +78,10 @@ class ShardCache:
     def open(
         self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard | None:
-        """Open a shard of a dataset; it is downloaded if it is not here.
+        """Open a shard of a dataset; it is downloaded if it is not here, or is not what it was when it came.
 
-        Threads and processes may do so at the same time: one downloads, the others wait for it.
+        Its checksum is compared once a boot of the node, and when its file was written to. Threads and processes may
+        open it at the same time: one downloads or checks, the others wait for it.
 
         Args:
             storage: Where the dataset is.
@@ -82,6 +97,7 @@ class ShardCache:
             StorageError: The system or the store refused.
             InputError: The folder holds other files, or is inside the dataset.
         """
+        self._shrink()
         checksum = _CHECKSUM.fullmatch(shard.checksum)
         if checksum is None:
             self._warn("checksum", f"shards without a known checksum are streamed, such as {shard.path}")
@@ -99,6 +115,39 @@ class ShardCache:
             self._warn(error.cause, f"{error.cause}: shards are streamed until there is room for them")
             return None
 
+    def _shrink(self) -> None:
+        """Evict what is more than the cache may take, once in this process."""
+        mine = str(self.folder.path), self.folder.max_bytes
+        if mine not in _shrunk:
+            _shrunk.add(mine)
+            self.folder.shrink()
+
+    def verify(self, progress: Callable[[int, int, int], object] = lambda *_: None) -> list[Damage]:
+        """Check all bytes of all shards that are here, and remove those that are damaged: they are downloaded again.
+
+        Args:
+            progress: Called with the number of shards that were checked, the number of all, and the bytes checked.
+
+        Returns:
+            What was removed, in the order of their paths.
+
+        Raises:
+            InputError: The folder is no cache.
+            StorageError: The system refused.
+        """
+        damages, num_bytes, tars = [], 0, self.folder.tars()
+        for number, path in enumerate(tars, 1):
+            with suppress(DatasetNotFoundError):  # it was evicted meanwhile
+                file = CachedFile(path)
+                try:
+                    _check_all(file)
+                except WdsplitError as error:
+                    damages.append(Damage(str(path), error.cause))
+                    self.folder.discard(file)
+                num_bytes += file.size
+            progress(number, len(tars), num_bytes)
+        return damages
+
     def discard(self, shard: OpenShard) -> None:
         """Remove a shard of this cache that turned out to be damaged: it is downloaded when it is opened again."""
         if isinstance(shard.file, CachedFile):
@@ -110,7 +159,7 @@ class ShardCache:
         """Open a shard that is here, or wait while another downloads it, or download it."""
         delay_s = _FIRST_DELAY_S
         while is_needed():
-            opened = self._cached(path, f"{storage.url}/{shard.path}", shard)
+            opened = self._cached(path, f"{storage.url}/{shard.path}", shard, is_needed)
             if opened is not None:
                 return opened
             if not is_downloading(path):
@@ -123,8 +172,8 @@ class ShardCache:
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
         return None
 
-    def _cached(self, path: Path, url: str, shard: Shard) -> OpenShard | None:
-        """Open a shard that is here; None if it is not, or if it was damaged and therefore removed."""
+    def _cached(self, path: Path, url: str, shard: Shard, is_needed: Callable[[], bool]) -> OpenShard | None:
+        """Open a shard that is here; None if it is not, or not needed any more, or was damaged and removed."""
         try:
             file = CachedFile(path)
         except DatasetNotFoundError:
@@ -134,25 +183,28 @@ class ShardCache:
         try:
             if file.size != shard.num_bytes:
                 raise CorruptDataError(f"it has {file.size} bytes")
-            index = LocalStorage(str(path.parent)).read(index_path(path.name), _index_bytes(shard))
-            offsets = parse_index(index, shard.num_samples, shard.num_bytes)
+            index = LocalStorage(str(path.parent)).read(file.index.name, _index_bytes(shard))
+            opened = OpenShard(url, file, parse_index(index[:-NOTE_BYTES], shard.num_samples, shard.num_bytes))
+            check_end(opened)
+            if not _is_checked(file, shard.checksum, is_needed):
+                return None
         except (CorruptDataError, DatasetNotFoundError) as error:
             logger.warning("%s: a cached shard is damaged, and is downloaded again: %s", path, error.cause)
             self.folder.discard(file)
             return None
         file.touch()
-        return OpenShard(url, file, offsets)
+        return opened
 
     def _downloaded(
         self, part: PartialShard, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
     ) -> OpenShard | None:
         """Download a shard for which there is room, verify and open it; None if it is not needed any more."""
         origin = open_shard(storage, shard)
-        checksum = _copy(origin, part, shard, is_needed)
+        checksum = _checksum(origin.file, is_needed, part.write)
         if checksum not in (shard.checksum, None):
             logger.warning("%s: damaged on its way, and is downloaded again", origin.url)
             origin = open_shard(storage, shard)
-            checksum = _copy(origin, part, shard, is_needed)
+            checksum = _checksum(origin.file, is_needed, part.write)
         if checksum is None:
             return None
         if checksum != shard.checksum:
@@ -186,19 +238,78 @@ class ShardCache:
             logger.warning("cache %s: %s", self.folder.path, text)
 
 
-def _copy(origin: OpenShard, part: PartialShard, shard: Shard, is_needed: Callable[[], bool]) -> str | None:
-    """Copy all bytes of a shard; return their checksum, or None if they are not needed any more."""
-    buffer = memoryview(bytearray(min(_READ_BYTES, shard.num_bytes)))
+def _is_checked(file: CachedFile, checksum: str, is_needed: Callable[[], bool]) -> bool:
+    """Tell whether a cached shard has its checksum, once a process of this node has computed it.
+
+    False if it is not needed any more, or was removed meanwhile.
+
+    Raises:
+        CorruptDataError: It has another checksum.
+    """
+    with suppress(FileNotFoundError):  # its index was removed
+        while not file.is_checked:
+            if not (is_needed() and file.is_current):
+                return False
+            with alone_with(file.index) as is_alone:
+                if is_alone and not file.is_checked:
+                    return _check(file, checksum, is_needed)
+            time.sleep(_FIRST_DELAY_S)
+        return True
+    return False
+
+
+def _check(file: CachedFile, checksum: str, is_needed: Callable[[], bool] = lambda: True) -> bool:
+    """Compare the checksum of a cached shard, and take note of it; False if it is not needed any more."""
+    proof, found = file.proof(), _checksum(file, is_needed, num_bytes=_CHECKED_BYTES)
+    if found is None:
+        return False
+    if found != checksum:
+        raise CorruptDataError("its bytes have changed", expected=checksum, found=found)
+    file.note_checked(proof)
+    return True
+
+
+def _check_all(file: CachedFile) -> None:
+    """Check a cached shard: its bytes, and that its index leads to each of its samples.
+
+    Raises:
+        WdsplitError: It is damaged.
+    """
+    _check(file, f"xxh3_128:{file.path.stem.partition('-')[0]}")
+    index = LocalStorage(str(file.path.parent)).read(file.index.name)[:-NOTE_BYTES]
+    num_samples = len(index) // INDEX_ENTRY_BYTES - 1
+    shard = OpenShard(str(file.path), file, parse_index(index, num_samples, file.size))
+    check_end(shard)
+    for first in range(0, num_samples, _SAMPLES_AT_ONCE):
+        shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
+
+
+def _checksum(
+    file: ReadableFile,
+    is_needed: Callable[[], bool] = lambda: True,
+    write: Callable[[memoryview, int], object] = lambda data, offset: None,
+    num_bytes: int | None = None,
+) -> str | None:
+    """Read all bytes of a shard and return their checksum, or None if they are not needed any more.
+
+    Args:
+        file: The shard.
+        is_needed: Asked now and then.
+        write: Called with some bytes, and their offset.
+        num_bytes: So many at once; None for as many as a request asks for.
+    """
+    num_bytes = num_bytes or _READ_BYTES
+    buffer = memoryview(bytearray(min(num_bytes, file.size)))
     digest = xxhash.xxh3_128()
-    for offset in range(0, shard.num_bytes, _READ_BYTES):
+    for offset in range(0, file.size, num_bytes):
         if not is_needed():
             return None
-        piece = buffer[: shard.num_bytes - offset]
-        origin.file.read_into(piece, offset)
+        piece = buffer[: file.size - offset]
+        file.read_into(piece, offset)
         digest.update(piece)
-        part.write(piece, offset)
+        write(piece, offset)
     return checksum_of(digest)
 
 
 def _index_bytes(shard: Shard) -> int:
-    return INDEX_ENTRY_BYTES * (shard.num_samples + 1)
+    return INDEX_ENTRY_BYTES * (shard.num_samples + 1) + NOTE_BYTES

@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,12 +16,19 @@ from pathlib import Path
 from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError, WdsplitError
+from wdsplit.loading.reading.cached_file import CachedFile, alone_with, unlock
 from wdsplit.shards.manifest import index_path
 from wdsplit.storage.local import LocalStorage
-from wdsplit.storage.local_file import LocalFile
-from wdsplit.storage.locks import leads_to, open_locked
+from wdsplit.storage.locks import open_locked
 
-__all__ = ["CacheFolder", "CacheUsage", "CachedFile", "Cleared", "NoRoomError", "PartialShard", "is_downloading"]
+__all__ = [
+    "CacheFolder",
+    "CacheUsage",
+    "Cleared",
+    "NoRoomError",
+    "PartialShard",
+    "is_downloading",
+]
 
 _MARKER, _LOCK = "wdsplit-cache", "lock"
 _MARKER_TEXT = b"This folder is a cache of wdsplit: `wdsplit cache` shows what is in it, and clears it.\n"
@@ -79,33 +85,13 @@ class NoRoomError(StorageError):
     """There is no room for a shard, and nothing more can be evicted."""
 
 
-class CachedFile(LocalFile):
-    """A shard in a cache, open for reading; it is not evicted before it is closed."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.path = path
-        fcntl.flock(self._fd, fcntl.LOCK_SH)  # an exclusive lock lasts for a moment only
-
-    @property
-    def is_current(self) -> bool:
-        """Whether its name leads to it: it may have been removed before it was locked."""
-        return leads_to(self.path, self._fd)
-
-    def touch(self) -> None:
-        """Take note that it is used now."""
-        now = time.time_ns()
-        with suppress(PermissionError):  # another user's file
-            os.utime(self._fd, ns=(now, now))
-
-
 class PartialShard:
     """A shard that is being downloaded: files of their full size, and a lock; removed when left, unless published.
 
     Args:
         path: The path that its tar will have.
         num_bytes: The size of its tar.
-        index_bytes: The size of its index.
+        index_bytes: The size of its index, the note at its end included.
     """
 
     def __init__(self, path: Path, num_bytes: int, index_bytes: int) -> None:
@@ -132,7 +118,7 @@ class PartialShard:
             if not self._is_published:
                 _remove(self.path, _INDEX_PART, _INDEX, _PART)
         finally:
-            _unlock(self._fd)
+            unlock(self._fd)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write bytes of the tar, however few the system takes at a time."""
@@ -159,10 +145,12 @@ class PartialShard:
 class CacheFolder:
     """The entries of a cache. Nothing is touched before the first call.
 
-    `NAME.tar` is whole and verified, `NAME.tar.idx` is its index; while they are downloaded both have their full
-    size already and are called `.part`. Locks of the system go with their process, however it ends: an exclusive
-    one on the file `lock` while entries are counted, made, named or removed; an exclusive one on a tar's `.part`
-    while it is downloaded; a shared one on a tar while it is open.
+    `NAME.tar` is whole and verified, `NAME.tar.idx` is its index and a note that the tar was checked; while they are
+    downloaded both have their full size already and are called `.part`.
+
+    Locks of the system go with their process, however it ends: an exclusive one on the file `lock` while entries are
+    counted, made, named or removed; an exclusive one on a tar's `.part` while it is downloaded; a shared one on a tar
+    while it is open; an exclusive one on an index while its tar is checked.
 
     Args:
         path: The folder; it is made if it is not there.
@@ -193,8 +181,27 @@ class CacheFolder:
         with self._locked():
             part.publish()
             file = CachedFile(part.path)
+            file.note_checked(file.proof())  # it was verified as it came
             file.touch()  # the time of its last write is the system's, which is some milliseconds behind
             return file
+
+    def shrink(self) -> None:
+        """Evict entries that are not in use until all together take no more than they may."""
+        if self.max_bytes is None or not (self.path / _MARKER).exists():
+            return
+        with self.translated(), self._locked():
+            entries = self._without_leftovers(self._entries())
+            left = sum(entry.num_bytes for entry in entries)
+            for entry in _by_use(entries):
+                if left <= self.max_bytes:
+                    break
+                left -= entry.num_bytes if _evict(entry) else 0
+
+    def tars(self) -> list[Path]:
+        """Return the tars of all shards that are whole, sorted."""
+        self._check_is_cache()
+        with self.translated():
+            return [entry.path for entry in self._entries() if entry.is_whole]
 
     def discard(self, file: CachedFile) -> None:
         """Remove a damaged entry; processes that have it open keep it."""
@@ -262,10 +269,10 @@ class CacheFolder:
         left = sum(entry.num_bytes for entry in entries)
         if self.max_bytes is not None:
             room = min(room, self.max_bytes - left)
-        for entry in sorted(entries, key=lambda entry: (entry.used_ns, entry.name)):
+        for entry in _by_use(entries):
             if room >= num_bytes:
                 return
-            if entry.is_whole and _evict(entry):
+            if _evict(entry):
                 room += entry.num_bytes
                 left -= entry.num_bytes
         if room < num_bytes:
@@ -276,7 +283,7 @@ class CacheFolder:
         kept = []
         for entry in entries:
             if not entry.is_whole:
-                with _alone(_with(entry.path, _PART)) as is_alone:
+                with alone_with(_with(entry.path, _PART)) as is_alone:
                     if is_alone or _PART not in entry.files:
                         _remove(entry.path, _INDEX_PART, _INDEX, _PART)
                         continue
@@ -308,7 +315,7 @@ class CacheFolder:
         try:
             yield
         finally:
-            _unlock(fd)
+            unlock(fd)
 
     def _make(self) -> None:
         """Make the folder, and mark it as a cache."""
@@ -316,7 +323,7 @@ class CacheFolder:
         if marker.exists():
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        known = {_MARKER, _LOCK, "lost+found"}
+        known = {_MARKER, _LOCK, "indexes", "lost+found"}
         others = [name for name in sorted(os.listdir(self.path)) if not (name in known or _SUBFOLDER.fullmatch(name))]
         if others:
             raise InputError(
@@ -372,7 +379,7 @@ class _Entry:
     @property
     def used_ns(self) -> int:
         """When it was used last; 0 while it is downloaded."""
-        return self.files[_TAR].st_mtime_ns if self.is_whole else 0
+        return self.files[_INDEX].st_mtime_ns if self.is_whole and _INDEX in self.files else 0
 
 
 def is_downloading(path: Path) -> bool:
@@ -380,9 +387,14 @@ def is_downloading(path: Path) -> bool:
     return _is_locked(_with(path, _PART))
 
 
+def _by_use(entries: list[_Entry]) -> list[_Entry]:
+    """Return the whole entries, those first that were not used for longest."""
+    return sorted((entry for entry in entries if entry.is_whole), key=lambda entry: (entry.used_ns, entry.name))
+
+
 def _evict(entry: _Entry) -> bool:
     """Remove an entry unless it is in use; the cache is locked meanwhile."""
-    with _alone(entry.path) as is_alone:
+    with alone_with(entry.path) as is_alone:
         if is_alone:
             _remove(entry.path, _TAR, _INDEX)
         return is_alone
@@ -397,32 +409,7 @@ def _with(path: Path, added: str) -> Path:
     return Path(index_path(str(path))) if added == _INDEX else path.with_name(path.name + added)
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Lock a file for the block, if it is there and no process has locked it; give whether that is so."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_alone = leads_to(path, fd)
-        except BlockingIOError:
-            is_alone = False
-        yield is_alone
-    finally:
-        _unlock(fd)
-
-
 def _is_locked(path: Path) -> bool:
     """Tell whether some process has locked a file."""
-    with _alone(path) as is_alone:
+    with alone_with(path) as is_alone:
         return not is_alone and path.exists()
-
-
-def _unlock(fd: int) -> None:
-    """Close a file and let go of its lock, which a process that was forked meanwhile would keep: it has a copy."""
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)

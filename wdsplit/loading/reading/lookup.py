@@ -8,6 +8,7 @@ searched by bisection first, and sample by sample only if that does not find it.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from wdsplit.errors import InputError, SampleNotFoundError
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard
 from wdsplit.order.split import whole
-from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.tar.names import escape_key
 
@@ -24,7 +25,12 @@ __all__ = ["find_sample"]
 _SAMPLES_AT_ONCE = 1024
 
 
-def find_sample(storage: ReadableStorage, manifest: Manifest, key_or_index: str | int) -> dict[str, Any]:
+def find_sample(
+    storage: ReadableStorage,
+    manifest: Manifest,
+    key_or_index: str | int,
+    opener: Callable[[ReadableStorage, Shard], OpenShard] | None = None,
+) -> dict[str, Any]:
     """Return one sample.
 
     By number this opens one shard. By key it opens about log2(shards) of them and parses the headers of about
@@ -37,6 +43,7 @@ def find_sample(storage: ReadableStorage, manifest: Manifest, key_or_index: str 
         key_or_index: A text is a key, escaped as in the tar or as it was before; if these are two samples, either is
             found. An integer is the number of a sample, counted through the shards in their order, pads left out; a
             negative one counts from the end.
+        opener: Opens a shard; None for `open_shard`.
 
     Returns:
         `__key__`, `__url__`, `__position__`, `__pad__` (False) and the fields as bytes. The sample belongs to no epoch:
@@ -47,7 +54,7 @@ def find_sample(storage: ReadableStorage, manifest: Manifest, key_or_index: str 
         InputError: The argument is neither text nor integer, or an empty text.
         WdsplitError: A shard is missing or damaged.
     """
-    samples = _Samples(storage, manifest)
+    samples = _Samples(storage, manifest, opener or open_shard)
     if isinstance(key_or_index, str):
         return samples.take(samples.number_of(key_or_index))
     index = None if isinstance(key_or_index, np.bool_) else whole(key_or_index)
@@ -72,8 +79,11 @@ def find_sample(storage: ReadableStorage, manifest: Manifest, key_or_index: str 
 class _Samples:
     """The samples of a dataset by their numbers, pads left out. The shard that was used last is kept open."""
 
-    def __init__(self, storage: ReadableStorage, manifest: Manifest) -> None:
+    def __init__(
+        self, storage: ReadableStorage, manifest: Manifest, opener: Callable[[ReadableStorage, Shard], OpenShard]
+    ) -> None:
         self._storage = storage
+        self._opener = opener
         self._shards = manifest.shards
         self._counts = manifest.shards.num_real
         self._ends = np.cumsum(self._counts)
@@ -85,7 +95,7 @@ class _Samples:
 
     def _open(self, shard: int) -> OpenShard:
         if self._opened is None or self._number != shard:
-            self._opened = open_shard(self._storage, self._shards[shard])
+            self._opened = self._opener(self._storage, self._shards[shard])
             self._number = shard
         return self._opened
 

@@ -9,24 +9,36 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.errors import CorruptDataError, WdsplitError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.window import Window, pieces
 from wdsplit.order.epoch import Int64
+from wdsplit.shards.checksums import checksums_bytes, checksums_path, parse_checksums, sample_checksums
 from wdsplit.shards.manifest import Shard, index_path
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
-from wdsplit.tar.headers import BLOCK_BYTES
+from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES
 from wdsplit.tar.index import INDEX_ENTRY_BYTES, parse_index
 from wdsplit.tar.members import Members, parse_members, parse_plain_members
+from wdsplit.tar.names import split_member
 
-__all__ = ["OpenShard", "Scratch", "WindowPlace", "check_tail", "open_shard", "read_windows"]
+__all__ = [
+    "OpenShard",
+    "Scratch",
+    "WindowPlace",
+    "check_end",
+    "check_tail",
+    "open_shard",
+    "read_windows",
+    "with_checksums",
+]
 
 _SMALL_SAMPLE_BYTES = 16_384
 """Up to this mean size, reading windows at once costs less than finding and reading their payloads."""
@@ -43,12 +55,15 @@ class OpenShard:
         file: Its file.
         offsets: Its index: int64 of shape (num_samples + 1,), pads included.
         again: Opens another copy when this one is damaged; None if there is no other.
+        checksums: Of its samples: uint64 of shape (num_samples,), which all that is read is compared with; None if it
+            is not compared.
     """
 
     url: str
     file: ReadableFile
     offsets: Int64
     again: Callable[[], OpenShard] | None = None
+    checksums: npt.NDArray[np.uint64] | None = None
 
     @cached_property
     def data(self) -> memoryview:
@@ -64,6 +79,15 @@ class OpenShard:
     def fetch_again(self) -> None:
         """Forget the bytes that were kept."""
         vars(self).pop("data", None)
+
+    def end(self, stop: int) -> int:
+        """Return the byte up to which samples that end before `stop` are read.
+
+        With the last samples of a remote shard comes the block behind them, which tells whether its index is right.
+        """
+        end = int(self.offsets[stop])
+        is_last = stop == len(self.offsets) - 1
+        return min(end + BLOCK_BYTES, self.file.size) if is_last and self.file.is_remote else end
 
     def expect(self, first: int, stop: int) -> None:
         """Let the system begin to read the samples first, ..., stop - 1, which will be needed soon."""
@@ -98,7 +122,10 @@ class Scratch:
 
 
 class WindowPlace(NamedTuple):
-    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are at hand."""
+    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are at hand.
+
+    The bytes may reach to `shard.end(stop)`.
+    """
 
     shard: OpenShard
     first: int
@@ -114,6 +141,35 @@ class WindowPlace(NamedTuple):
     def num_bytes(self) -> int:
         """Its bytes."""
         return int(self.shard.offsets[self.stop]) - self.begin
+
+    def check_end(self) -> None:
+        """Refuse the last window of a remote shard if samples go on behind it: a local one was checked when opened."""
+        begin, end = self.begin + self.num_bytes, self.shard.end(self.stop)
+        if begin < end:
+            block = self.shard.file.read(begin, end - begin) if self.data is None else self.data[self.num_bytes :]
+            _check_end(block, begin)
+
+    def check(self, data: memoryview) -> None:
+        """Compare its bytes with the checksums of its samples, if there are any."""
+        if self.shard.checksums is None:
+            return
+        begins = (self.shard.offsets[self.first : self.stop + 1] - self.begin).tolist()
+        expected = self.shard.checksums[self.first : self.stop]
+        found = sample_checksums(data[begin:end] for begin, end in pairwise(begins))
+        wrong = np.flatnonzero(expected != found)
+        if len(wrong):
+            row = int(wrong[0])
+            parts = split_member(bytes(data[begins[row] : begins[row] + NAME_BYTES]).partition(b"\0")[0])
+            key = "" if parts is None else parts[0].decode("utf-8", "backslashreplace")
+            raise CorruptDataError(
+                "a sample was changed",
+                place=f"sample {self.first + row}, key {key!r}",
+                expected=f"xxh3_64:{expected[row]:016x}",
+                found=f"xxh3_64:{found[row]:016x}",
+                remedy="copy the shard again, or convert again with --overwrite; `wdsplit verify` finds all that is "
+                "damaged",
+                key=key,
+            )
 
 
 def read_windows(
@@ -170,21 +226,25 @@ class _Row:
 
     def read(self, fields: Collection[str] | None, scratch: Scratch) -> Window | None:
         """Return the samples as one window; None if the windows must be read one by one."""
+        for place in self._places:
+            place.check_end()
         num_bytes = int(self.offsets[-1] - self.offsets[0])
         is_small = num_bytes <= _SMALL_SAMPLE_BYTES * (len(self.offsets) - 1)
-        is_remote = any(place.shard.file.is_remote for place in self._places)
-        if is_remote and not is_small and len(self._places) > 1:
+        is_whole = any(place.shard.file.is_remote or place.shard.checksums is not None for place in self._places)
+        if is_whole and not is_small and len(self._places) > 1:
             return None
         if len(self._places) == 1 and self._places[0].data is not None:
+            self._places[0].check(self._places[0].data)
             return self._parsed(self._places[0].data, fields, is_kept=not is_small)
-        if is_remote or is_small:
+        if is_whole or is_small:
             view = memoryview(scratch.at_least(num_bytes))[:num_bytes]
             for place, begin in zip(self._places, (self._begins - self._begins[0]).tolist(), strict=False):
                 piece = view[begin : begin + place.num_bytes]
                 if place.data is None:
                     place.shard.file.read_into(piece, place.begin)
                 else:
-                    piece[:] = place.data
+                    piece[:] = place.data[: place.num_bytes]
+                place.check(piece)
             return self._parsed(view, fields)
         heads = _Heads(self)
         members = parse_plain_members(heads.blocks_at, self.offsets)
@@ -266,7 +326,7 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
 
     Raises:
         DatasetNotFoundError: Either is not there.
-        CorruptDataError: The shard's size or its index is not what the manifest says.
+        CorruptDataError: The shard's size or its index is not what the manifest says, or samples go on behind the last.
     """
     file = storage.open(shard.path, shard.num_bytes)
     url = f"{storage.url}/{shard.path}"
@@ -279,17 +339,60 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
             remedy="the file was truncated or changed: copy it again, or convert again with --overwrite",
             url=url,
         )
-    max_index_bytes = 2 * INDEX_ENTRY_BYTES * (shard.num_samples + 1)  # parse_index says what is right
+    max_index_bytes = INDEX_ENTRY_BYTES * (shard.num_samples + 1) + BLOCK_BYTES  # parse_index says what is right
     try:
-        offsets = parse_index(
-            storage.read(index_path(shard.path), max_index_bytes),
-            shard.num_samples,
-            shard.num_bytes,
-        )
+        index = storage.read(index_path(shard.path), max_index_bytes)
+        opened = OpenShard(url, file, parse_index(index, shard.num_samples, shard.num_bytes))
+        if not file.is_remote:
+            check_end(opened)
+        return opened
     except CorruptDataError as error:
         error.url = index_path(url)
         raise error.at(error.url) from error
-    return OpenShard(url, file, offsets)
+
+
+def with_checksums(opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
+    """Return a shard of which all that is read is compared with the checksums of its samples.
+
+    Raises:
+        InputError: The dataset has no checksums of samples.
+        CorruptDataError: They are damaged.
+    """
+    path = checksums_path(shard.path)
+    place = f"{storage.url}/{path}"
+    try:
+        checksums = parse_checksums(storage.read(path, checksums_bytes(shard)), shard)
+    except DatasetNotFoundError as error:
+        raise InputError(
+            "the dataset has no checksums of samples, which verify=True compares",
+            place=place,
+            remedy=f"make them with `wdsplit verify {storage.url} --emit checksums`, or leave out verify=True",
+            url=place,
+        ) from error
+    except CorruptDataError as error:
+        raise error.at(place) from error
+    return replace(opened, checksums=checksums)
+
+
+def check_end(shard: OpenShard) -> None:
+    """Refuse a shard whose samples go on behind the last of its index: that would cut off a field without a word.
+
+    Raises:
+        CorruptDataError: They do.
+    """
+    begin = int(shard.offsets[-1])
+    _check_end(shard.file.read(begin, min(BLOCK_BYTES, shard.file.size - begin)), begin)
+
+
+def _check_end(block: memoryview | bytes, offset: int) -> None:
+    if any(block):
+        raise CorruptDataError(
+            "a shard goes on behind the last sample of its index",
+            expected=f"zero bytes from byte {offset} on",
+            found="other bytes",
+            remedy="the index does not belong to this shard, or was changed: copy or convert both again",
+            offset=offset,
+        )
 
 
 def check_tail(shard: OpenShard) -> CorruptDataError | None:

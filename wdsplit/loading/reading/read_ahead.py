@@ -186,7 +186,7 @@ class Fetch:
         try:
             shard = self._shard.get()
             if shard.file.is_remote:
-                begin, end = int(shard.offsets[self._first]), int(shard.offsets[self._stop])
+                begin, end = int(shard.offsets[self._first]), shard.end(self._stop)
                 self._data = self._memory.filled(
                     end - begin, self._is_urgent, lambda buffer: shard.file.read_into(buffer, begin)
                 )
@@ -223,9 +223,9 @@ class Fetch:
             raise self._error
         if self._data is None:
             return None
-        offsets = self._shard.get().offsets
-        begin = int(offsets[self._first])
-        return self._data[int(offsets[first]) - begin : int(offsets[stop]) - begin]
+        shard = self._shard.get()
+        begin = int(shard.offsets[self._first])
+        return self._data[int(shard.offsets[first]) - begin : shard.end(stop) - begin]
 
 
 class Ahead:

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 from wdsplit.errors import InputError, StorageError
 from wdsplit.loading.reading.cache import ShardCache
-from wdsplit.loading.reading.open_shard import OpenShard, open_shard
+from wdsplit.loading.reading.open_shard import OpenShard, open_shard, with_checksums
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
 from wdsplit.shards.manifest import Manifest, Shard
+from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.urls import shown_url
@@ -42,15 +43,21 @@ class Access:
         read_ahead_bytes: Bytes that all workers of a rank fetch before they are needed, together; of a remote dataset.
         connections: Requests that they have under way at the same time, together.
         cache: Keeps the shards on the node's own disk.
+        verify: Compare each sample that is read with its checksum.
+        tars: The shards, if they are tars without a manifest beside them; their indexes are their companions.
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     read_ahead_bytes: int = 128 * 1024**2
     connections: int = 16
     cache: ShardCache | None = None
+    verify: bool = False
+    tars: GatheredFiles | None = None
 
     def storage(self, url: str) -> ReadableStorage:
         """Return where a dataset is."""
+        if self.tars is not None:
+            return GatheredStorage(self.tars, self.storage_options)
         return open_readable_storage(url, self.storage_options)
 
     def ahead(self, num_workers: int, window_bytes: int, shard_bytes: int) -> Ahead:
@@ -74,8 +81,16 @@ class Access:
         if opened is None and not is_needed():
             raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
         if self.cache is None or opened is None:
-            return open_shard(storage, shard)
-        return replace(opened, again=partial(self._open_again, self.cache, opened, storage, shard))
+            return self.open_directly(storage, shard)
+        again = partial(self._open_again, self.cache, opened, storage, shard)
+        return replace(self._verified(opened, storage, shard), again=again)
+
+    def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
+        """Open a shard where it is, whether there is a cache or not."""
+        return self._verified(open_shard(storage, shard), storage, shard)
+
+    def _verified(self, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
+        return with_checksums(opened, storage, shard) if self.verify else opened
 
     def _open_again(self, cache: ShardCache, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         cache.discard(opened)

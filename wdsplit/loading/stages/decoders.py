@@ -124,7 +124,7 @@ def decode_sample_stage(
     only: str | Iterable[str] | None = None,
     partial: bool = False,
     allow_pickle: bool = False,
-    max_field_bytes: int = 2**30,
+    max_field_bytes: int = 2**28,
 ) -> Decode:
     """Return a stage that decodes the fields of samples, as webdataset's `decode` does.
 
@@ -143,7 +143,7 @@ def decode_sample_stage(
         only: The fields to be decoded, as a list or separated by spaces; by default all.
         partial: Leave values alone that are not bytes, instead of refusing them.
         allow_pickle: Unpickle fields: whoever wrote the data can then run any program here.
-        max_field_bytes: The most bytes that a compressed field may inflate to.
+        max_field_bytes: The most bytes that a compressed field may inflate to; 256 MiB by default.
 
     Raises:
         InputError: An argument is invalid.

@@ -1,6 +1,6 @@
 import pyarrow as pa
 
-from wdsplit.conversion.duplicate_keys import find_duplicate_keys
+from wdsplit.fields.duplicate_keys import find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
 
 

@@ -1,0 +1,192 @@
+"""The shard list over remote stores, in pipelines as webdataset's users write them."""
+
+import io
+import pickle
+import shutil
+import tarfile
+
+import pytest
+import torch.utils.data
+import webdataset as wds
+from webdataset.gopen import gopen
+from webdataset.gopen import gopen_schemes as table
+
+from faults import Cut, ErrorAnswer, Shorten
+from s3server import S3Server
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.loading import shard_streams
+from wdsplit.loading.epoch_shard_list import EpochShardList
+from wdsplit.storage import pieces
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+NUM_SHARDS, SHARD_SAMPLES = 4, 3
+KEYS = sorted(f"{shard}-{sample}" for shard in range(NUM_SHARDS) for sample in range(SHARD_SAMPLES))
+
+LOADERS = {
+    "in process": {},
+    "forked, persistent": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    "spawned": {"num_workers": 1, "multiprocessing_context": "spawn"},
+}
+
+
+def tars_into(folder):
+    folder.mkdir()
+    for shard in range(NUM_SHARDS):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for sample in range(SHARD_SAMPLES):
+                member = tarfile.TarInfo(f"{shard}-{sample}.txt")
+                member.size = 5000
+                tar.addfile(member, io.BytesIO(bytes([shard]) * member.size))
+
+
+@pytest.fixture
+def tars(bucket):
+    """Return the URL of a folder of tars in a bucket."""
+    tars_into(bucket.folder / "tars")
+    return f"{bucket.url}/tars"
+
+
+@pytest.fixture
+def gopen_schemes(monkeypatch):
+    """Return webdataset's table of openers, which is put back after the test."""
+    for scheme in list(table):
+        monkeypatch.setitem(table, scheme, table[scheme])
+    monkeypatch.delitem(table, "s3", raising=False)
+    yield table
+    table.pop("s3", None)
+
+
+def pipeline_of(shards):
+    split = (wds.split_by_node, wds.split_by_worker)
+    return wds.DataPipeline(shards, *split, wds.tarfile_to_samples(), wds.to_tuple("__url__", "__key__", "txt"))
+
+
+def read(shards, **options):
+    """Return the keys of an epoch and the URLs that they came from, sorted; the payloads must be right."""
+    loader = torch.utils.data.DataLoader(pipeline_of(shards), batch_size=None, **options)
+    samples = [tuple(sample) for sample in loader]
+    assert all(data == bytes([int(key[0])]) * 5000 for _, key, data in samples)
+    assert {type(url) for url, _, _ in samples} <= {str, shard_streams.ShardUrl}
+    return sorted(key for _, key, _ in samples), sorted({url for url, _, _ in samples})
+
+
+@pytest.mark.parametrize("kind", ["glob", "braces", "list"])
+def test_tars_of_a_bucket_are_named_by_a_glob_braces_or_a_list(tars, kind):
+    urls = [f"{tars}/{shard}.tar" for shard in range(NUM_SHARDS)]
+    given = {"glob": f"{tars}/*.tar", "braces": f"{tars}/{{0..3}}.tar", "list": urls}[kind]
+    shards = EpochShardList(given)
+    assert shards.urls == urls
+    assert read(shards) == (KEYS, urls)
+
+
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+def test_workers_of_every_kind_read_a_bucket_and_see_the_epoch(tars, options):
+    shards = EpochShardList(f"{tars}/*.tar")
+    loader = torch.utils.data.DataLoader(pipeline_of(shards), batch_size=None, **options)
+    for epoch in (0, 5):
+        shards.set_epoch(epoch)
+        samples = [tuple(sample) for sample in loader]
+        assert sorted(key for _, key, _ in samples) == KEYS
+        if options.get("num_workers", 1) == 1:
+            assert list(dict.fromkeys(url for url, _, _ in samples)) == shards.order(epoch)
+
+
+def test_a_dataset_in_a_bucket_means_its_shards(bucket, numbers):
+    shutil.copytree(numbers, bucket.folder / "train")
+    shards = EpochShardList(f"{bucket.url}/train")
+    assert shards.urls == [f"{bucket.url}/train/{shard:06d}.tar" for shard in range(7)]
+    pipeline = wds.DataPipeline(shards, wds.tarfile_to_samples())
+    rows = sorted(int(sample["cls"]) for sample in pipeline if not sample["__key__"].startswith("_pad_/"))
+    assert rows == list(range(101))
+
+
+def test_a_web_server_is_read_too_and_by_a_glob_where_it_lists_its_folders(tmp_path):
+    (tmp_path / "served").mkdir()
+    tars_into(tmp_path / "served/tars")
+    with S3Server(tmp_path / "served", protocol="http") as server:
+        urls = [f"{server.endpoint}/tars/{shard}.tar" for shard in range(NUM_SHARDS)]
+        for given in (f"{server.endpoint}/tars/*.tar", [f"{url}?signature=1" for url in urls]):
+            assert read(EpochShardList(given))[0] == KEYS
+
+
+@pytest.mark.parametrize("fault", [Cut(3000), ErrorAnswer(503, "SlowDown", "slow down")], ids=["cut", "refused"])
+def test_requests_that_fail_are_sent_again(tars, fault_proxy, fault):
+    failed = set()
+
+    def once(request):
+        if request.range is None or request.path in failed:
+            return None
+        failed.add(request.path)
+        return fault
+
+    shards = EpochShardList(f"{tars}/*.tar", storage_options={"first_delay_s": 0.01})
+    fault_proxy.plan = once
+    assert read(shards)[0] == KEYS
+    assert len(failed) == NUM_SHARDS
+
+
+def test_a_short_answer_is_never_taken_for_a_whole_shard_even_at_the_end_of_a_member(tars, fault_proxy):
+    """Webdataset takes a stream that ends between two members for a whole one."""
+    shards = EpochShardList(f"{tars}/*.tar", storage_options={"first_delay_s": 0.01, "deadline_s": 0.5})
+    fault_proxy.plan = lambda request: Shorten(5632) if request.range else None
+    assert read(shards)[0] == KEYS
+    shards.set_epoch(1)
+    fault_proxy.plan = lambda request: Shorten(5632 if request.range == (0, 20479) else 0) if request.range else None
+    with pytest.raises(OSError, match=r"\.tar"):
+        read(shards)
+
+
+def test_a_shard_of_a_dataset_that_was_truncated_is_an_error(bucket, numbers):
+    shutil.copytree(numbers, bucket.folder / "train")
+    with open(bucket.folder / "train/000003.tar", "r+b") as shard:
+        shard.truncate(1536)
+    with pytest.raises(CorruptDataError, match=r"000003\.tar"):
+        list(wds.DataPipeline(EpochShardList(f"{bucket.url}/train"), wds.tarfile_to_samples()))
+
+
+def test_large_shards_come_in_pieces_in_their_order(bucket, monkeypatch):
+    monkeypatch.setattr(pieces, "_PIECE_BYTES", 1000)
+    tars_into(bucket.folder / "tars")
+    assert read(EpochShardList(f"{bucket.url}/tars/*.tar"))[0] == KEYS
+
+
+def test_urls_that_are_not_of_the_list_are_opened_as_before(tars, gopen_schemes):
+    before = dict(gopen_schemes)
+    shards = EpochShardList(f"{tars}/*.tar")
+    assert gopen_schemes == before
+    (first, *_) = [item["url"] for item in shards]
+    with gopen(first) as stream:
+        assert len(stream.read()) == 20480
+    with pytest.raises(ValueError, match="no gopen handler defined"):
+        gopen(f"{tars}/0.tar")
+    assert {scheme: gopen_schemes[scheme] for scheme in before} == before
+
+
+def test_an_opener_that_the_user_has_registered_is_used(tars, bucket, gopen_schemes):
+    opened = []
+
+    def own(url, *_, **__):
+        opened.append(url)
+        return io.BytesIO((bucket.folder / "tars" / url[-5:]).read_bytes())
+
+    gopen_schemes["s3"] = own
+    shards = EpochShardList(f"{tars}/*.tar")
+    assert sorted(key for _, key, _ in pipeline_of(shards)) == KEYS
+    assert opened == shards.order(0)
+
+
+def test_options_with_secrets_stay_in_the_process(tars):
+    (item, *_) = EpochShardList(f"{tars}/*.tar", storage_options={"timeout_s": 77})
+    assert item["url"].options == {"timeout_s": 77}
+    copied = pickle.loads(pickle.dumps(item["url"]))
+    assert (type(copied), copied) == (str, str(item["url"]))
+
+
+def test_what_a_bucket_does_not_hold_is_refused_with_its_url(tars):
+    with pytest.raises(DatasetNotFoundError, match="tars"):
+        EpochShardList(tars)
+    with pytest.raises(InputError, match="no match"):
+        EpochShardList(f"{tars}/x*.tar")
+    with pytest.raises(InputError, match="there is no such file system"):
+        list(pipeline_of(EpochShardList(["bucket://x/0.tar"])))

@@ -1,0 +1,327 @@
+"""Datasets of tars without a manifest: opened by a pattern or a list, indexed once into a cache folder."""
+
+import io
+import logging
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+import webdataset as wds
+
+import wdsplit
+from s3server import S3Server
+from tables import files_below
+from wdsplit.conversion.adopt_tars import index_tars
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.indexing import tars as indexing
+from wdsplit.loading import tars as loading_tars
+
+COUNTS = (5, 1, 12, 7)
+TABLES = ["shards.parquet", "wdsplit.json"]
+
+
+def tars_into(folder, counts=COUNTS):
+    """Write tars of these numbers of samples, named 0.tar, 1.tar, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, count in enumerate(counts):
+        tar_of(folder / f"{number}.tar", [f"{number}-{row:03d}" for row in range(count)])
+    return folder
+
+
+def tar_of(path, keys, fields=("cls", "txt")):
+    with tarfile.open(path, "w") as tar:
+        for key in keys:
+            for field in fields:
+                member = tarfile.TarInfo(f"{key}.{field}")
+                member.size = len(key)
+                tar.addfile(member, io.BytesIO(key.encode()))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Return the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/wdsplit/indexes"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of uneven tars."""
+    return tars_into(tmp_path / "data")
+
+
+@pytest.fixture
+def remote(folder, bucket):
+    """Return the URL of the same tars in a bucket."""
+    shutil.copytree(folder, bucket.folder / "data")
+    return f"{bucket.url}/data"
+
+
+@pytest.fixture
+def scanned(monkeypatch):
+    """Return the paths of the tars that were read whole, as they are read."""
+    paths = []
+    read_tar = indexing.read_tar
+
+    def counted(storage, path, scratch):
+        paths.append(path)
+        return read_tar(storage, path, scratch)
+
+    monkeypatch.setattr(loading_tars, "read_tar", counted)
+    return paths
+
+
+def samples_of(dataset, num_workers=0):
+    loader = wdsplit.Loader(dataset, 4, num_workers=num_workers, collate_fn=list)
+    loader.set_epoch(3)
+    return [{name: sample[name] for name in sample if name != "__url__"} for batch in loader for sample in batch]
+
+
+def expected_of(folder, tmp_path):
+    """Return what the same tars give once `wdsplit index` has made a dataset of a copy of them."""
+    shutil.copytree(folder, tmp_path / "indexed")
+    index_tars(tmp_path / "indexed")
+    return wdsplit.Dataset(tmp_path / "indexed", seed=5)
+
+
+def given(kind, root):
+    return {
+        "glob": f"{root}/*.tar",
+        "braces": f"{root}/{{0..3}}.tar",
+        "list": [f"{root}/{number}.tar" for number in range(4)],
+        "list of patterns": (f"{root}/[01].tar", f"{root}/{{2,3}}.tar"),
+    }[kind]
+
+
+KINDS = ["glob", "braces", "list", "list of patterns"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_local_tars_give_the_samples_and_the_order_of_an_indexed_folder_and_nothing_is_written_there(
+    folder, tmp_path, kind
+):
+    before = files_below(folder)
+    dataset = wdsplit.Dataset(given(kind, folder), seed=5)
+    expected = expected_of(folder, tmp_path)
+    assert samples_of(dataset) == samples_of(expected)
+    assert samples_of(dataset, num_workers=2) == samples_of(expected)
+    assert dataset.source.fingerprint == expected.source.fingerprint
+    assert dataset.options == expected.options
+    assert {sample["__url__"] for sample in dataset} == {f"{folder}/{number}.tar" for number in range(4)}
+    assert files_below(folder) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tars_of_a_bucket_do_too(folder, remote, bucket, tmp_path, kind):
+    dataset = wdsplit.Dataset(given(kind, remote), seed=5)
+    assert samples_of(dataset) == samples_of(expected_of(folder, tmp_path))
+    assert {sample["__url__"] for sample in dataset} == {f"{remote}/{number}.tar" for number in range(4)}
+    assert files_below(bucket.folder / "data") == files_below(folder)
+
+
+@pytest.mark.parametrize("kind", ["glob", "braces", "list"])
+def test_tars_on_a_file_system_of_fsspec_do_too(folder, remote, bucket, s3_server, tmp_path, kind):
+    s3fs = pytest.importorskip("s3fs")
+    fs = s3fs.S3FileSystem(endpoint_url=s3_server.endpoint)
+    named = given(kind, f"{bucket.name}/data")
+    dataset = wdsplit.Dataset(named, seed=5, fs=fs)
+    assert samples_of(dataset) == samples_of(expected_of(folder, tmp_path))
+    shards = wdsplit.EpochShardList(named, fs=fs)
+    pipeline = wds.DataPipeline(shards, wds.tarfile_to_samples())
+    assert sorted(sample["__key__"] for sample in pipeline) == sorted(sample["__key__"] for sample in dataset)
+
+
+def test_a_remote_cache_folder_holds_shards_and_indexes(remote, tmp_path, cache):
+    dataset = wdsplit.Dataset(f"{remote}/*.tar", cache_dir=tmp_path / "own")
+    first = samples_of(dataset)
+    assert samples_of(dataset) == first
+    assert (tmp_path / "own/indexes").is_dir()
+    assert not cache.exists()
+    assert len([path for path in files_below(tmp_path / "own") if re.search(r"^[0-9a-f]{2}/.*\.tar$", path)]) == 4
+
+
+def test_tars_of_a_web_server_are_read_with_the_signature_of_each(folder, tmp_path):
+    with S3Server(tmp_path, protocol="http") as server:
+        urls = [f"{server.endpoint}/data/{number}.tar?signature={number}" for number in range(4)]
+        dataset = wdsplit.Dataset(urls, seed=5)
+        assert samples_of(dataset) == samples_of(expected_of(folder, tmp_path))
+        assert "signature" not in repr(dataset) + "".join(sample["__url__"] for sample in dataset)
+
+
+def test_one_tar_is_a_dataset(folder):
+    assert sorted(sample["__key__"] for sample in wdsplit.Dataset(folder / "2.tar", lanes=1)) == [
+        f"2-{row:03d}" for row in range(12)
+    ]
+
+
+def test_a_list_keeps_its_order_and_tars_may_lie_in_any_folders(folder, tmp_path):
+    other = tars_into(tmp_path / "elsewhere/deep", [3])
+    os.rename(other / "0.tar", other / "9.tar")
+    tar_of(other / "9.tar", ["x", "y"])
+    dataset = wdsplit.Dataset([other / "9.tar", folder / "1.tar"], shuffle=False, lanes=1)
+    assert [sample["__key__"] for sample in dataset] == ["x", "y", "1-000"]
+    assert {sample["__url__"] for sample in dataset} == {f"{other}/9.tar", f"{folder}/1.tar"}
+    assert dataset.sample("y")["txt"] == b"y"
+
+
+def test_tars_are_read_once_and_again_only_if_one_has_changed(folder, scanned):
+    first = wdsplit.Dataset(f"{folder}/*.tar").source.fingerprint
+    assert sorted(scanned) == ["0.tar", "1.tar", "2.tar", "3.tar"]
+    scanned.clear()
+    assert wdsplit.Dataset(f"{folder}/{{0..3}}.tar").source.fingerprint == first
+    assert scanned == []
+    size = (folder / "1.tar").stat().st_size
+    tar_of(folder / "1.tar", ["1-00x"])
+    assert (folder / "1.tar").stat().st_size == size
+    dataset = wdsplit.Dataset(f"{folder}/*.tar")
+    assert len(scanned) == 4
+    assert dataset.source.fingerprint != first
+    assert "1-00x" in {sample["__key__"] for sample in dataset}
+
+
+def test_a_changed_object_of_a_bucket_is_noticed_by_its_etag(remote, bucket, scanned):
+    wdsplit.Dataset(f"{remote}/*.tar")
+    wdsplit.Dataset(f"{remote}/*.tar")
+    assert len(scanned) == 4
+    tar_of(bucket.folder / "data/1.tar", ["1-00x"])
+    assert "1-00x" in {sample["__key__"] for sample in wdsplit.Dataset(f"{remote}/*.tar")}
+    assert len(scanned) == 8
+
+
+def test_a_scan_that_was_killed_is_done_again(folder, scanned, cache, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(loading_tars, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            wdsplit.Dataset(f"{folder}/*.tar")
+    assert len(wdsplit.Dataset(f"{folder}/*.tar").manifest.shards) == 4
+    assert len(scanned) == 8
+    (header,) = cache.glob("*/wdsplit.json")
+    header.write_bytes(b"{")
+    assert len(wdsplit.Dataset(f"{folder}/*.tar").manifest.shards) == 4
+    assert len(scanned) == 12
+
+
+def opened_in_a_process(pattern, log, results):
+    read_tar = indexing.read_tar
+
+    def counted(storage, path, scratch):
+        with open(log, "a") as file:
+            file.write(f"{path}\n")
+        return read_tar(storage, path, scratch)
+
+    loading_tars.read_tar = counted
+    results.put(wdsplit.Dataset(pattern).source.fingerprint)
+
+
+def test_of_processes_that_open_tars_at_once_one_reads_them_and_all_have_one_manifest(folder, tmp_path):
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    arguments = (f"{folder}/*.tar", tmp_path / "log", results)
+    processes = [context.Process(target=opened_in_a_process, args=arguments) for _ in range(4)]
+    for process in processes:
+        process.start()
+    assert len({results.get() for _ in processes}) == 1
+    for process in processes:
+        process.join()
+    assert sorted((tmp_path / "log").read_text().split()) == ["0.tar", "1.tar", "2.tar", "3.tar"]
+
+
+def test_a_dataset_of_tars_travels_to_spawned_workers(folder):
+    dataset = pickle.loads(pickle.dumps(wdsplit.Dataset(f"{folder}/*.tar", seed=1)))
+    assert samples_of(dataset) == samples_of(wdsplit.Dataset(f"{folder}/*.tar", seed=1))
+
+
+def test_a_state_of_tars_belongs_to_the_indexed_folder_too(folder, tmp_path):
+    loader = wdsplit.Loader(wdsplit.Dataset(f"{folder}/*.tar", seed=5), 4, collate_fn=list)
+    batches = iter(loader)
+    next(batches)
+    other = wdsplit.Loader(expected_of(folder, tmp_path), 4, collate_fn=list)
+    other.load_state_dict(loader.state_dict())
+    assert [sample["__key__"] for sample in next(iter(other))] == [sample["__key__"] for sample in next(batches)]
+
+
+def test_tars_are_mixed_as_datasets_are(folder, numbers):
+    dataset = wdsplit.mix({f"{folder}/*.tar": 0.5, numbers: 0.5}, num_samples=40)
+    sources = [sample["__source__"] for sample in dataset if not sample["__pad__"]]
+    assert sources.count(f"{folder}/*.tar") == 20
+
+
+def test_pads_that_wdsplit_wrote_are_left_out(numbers):
+    assert wdsplit.Dataset(f"{numbers}/*.tar").manifest.num_samples == 101
+
+
+def test_remote_tars_need_no_temporary_folder(remote, cache, monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: (_ for _ in ()).throw(FileNotFoundError))
+    wdsplit.Dataset(f"{remote}/*.tar")
+    (folder,) = cache.iterdir()
+    assert sorted(files_below(folder)) == ["0.tar.idx", "1.tar.idx", "2.tar.idx", "3.tar.idx", "lock", *TABLES]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME"])
+def test_a_place_that_cannot_be_written_to_is_named_with_the_option(folder, tmp_path, monkeypatch, variable):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv(variable, str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="cache_dir=") as caught:
+        wdsplit.Dataset(f"{folder}/*.tar")
+    assert str(tmp_path / "file") in caught.value.place
+
+
+def test_a_user_without_a_home_gets_an_error_that_names_the_option(folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", lambda _: (_ for _ in ()).throw(RuntimeError))
+    with pytest.raises(StorageError, match="cache_dir="):
+        wdsplit.Dataset(f"{folder}/*.tar")
+    assert wdsplit.Dataset(f"{folder}/*.tar", cache_dir=tmp_path / "own").manifest.num_samples == sum(COUNTS)
+
+
+@pytest.mark.parametrize("path", [[], 3, [3, None], {}])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(InputError, match="invalid path of a dataset"):
+        wdsplit.Dataset(path)
+
+
+def test_a_list_of_datasets_is_refused(numbers):
+    with pytest.raises(InputError, match=r"wdsplit\.mix") as caught:
+        wdsplit.Dataset([numbers, numbers])
+    assert str(numbers) in caught.value.found
+
+
+def test_tars_that_are_not_there_or_named_twice_or_everywhere_are_refused(folder):
+    with pytest.raises(DatasetNotFoundError, match="there are no tars"):
+        wdsplit.Dataset(f"{folder}/x*.tar")
+    with pytest.raises(DatasetNotFoundError, match=r"9\.tar"):
+        wdsplit.Dataset(f"{folder}/{{3,9}}.tar")
+    with pytest.raises(InputError, match="named twice"):
+        wdsplit.Dataset([f"{folder}/*.tar", f"{folder}/0.tar"])
+    with pytest.raises(InputError, match="several kinds"):
+        wdsplit.Dataset([f"{folder}/0.tar", "s3://bucket/1.tar"])
+
+
+def test_what_index_refuses_is_refused(folder, tmp_path):
+    tar_of(tmp_path / "again.tar", ["0-000"])
+    with pytest.raises(InputError, match="duplicate key"):
+        wdsplit.Dataset([f"{folder}/*.tar", tmp_path / "again.tar"])
+    with open(folder / "2.tar", "r+b") as tar:
+        tar.truncate(1000)
+    with pytest.raises(CorruptDataError, match=r"2\.tar"):
+        wdsplit.Dataset(f"{folder}/*.tar")
+
+
+def test_fields_that_not_all_samples_have_bring_a_warning_with_counts_and_a_key(folder, caplog):
+    tar_of(folder / "4.tar", ["b.0001", "a"], fields=("cls",))
+    with caplog.at_level(logging.WARNING):
+        wdsplit.Dataset(f"{folder}/*.tar")
+    (text,) = [record.getMessage() for record in caplog.records if "same fields" in record.getMessage()]
+    assert "0001.cls is in 1 of 27, such as 'b' of 4.tar" in text
+    assert "txt is in 25 of 27, not in 'b' of 4.tar" in text
+    assert "cls is in 26 of 27, not in 'b' of 4.tar" in text

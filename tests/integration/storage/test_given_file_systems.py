@@ -1,0 +1,333 @@
+"""`fs=`: real s3fs against the S3 server, and other file systems of fsspec."""
+
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import fsspec
+import pytest
+import s3fs
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.zip import ZipFileSystem
+from pyarrow.fs import LocalFileSystem as ArrowLocal
+
+import wdsplit
+from s3server import KEY_ID, SECRET
+from tables import mixed_table, options, shard_files, write_files
+from wdsplit.checks.audit import AuditOptions, audit
+from wdsplit.checks.verify import verify
+from wdsplit.conversion.shares import needed_passes
+from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
+from wdsplit.storage.given import located
+from wdsplit.storage.opening import open_storage
+
+FAST = {"first_delay_s": 0.01, "max_delay_s": 0.05, "deadline_s": 100}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Return a folder of tables."""
+    folder = tmp_path_factory.mktemp("source")
+    write_files(folder, mixed_table(300).select(["image", "caption", "label"]), [120, 60], 40)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(source, tmp_path_factory):
+    """Return a conversion of them to the disk."""
+    output = tmp_path_factory.mktemp("expected") / "out"
+    wdsplit.convert(source, output, options(shards=4))
+    return output
+
+
+@pytest.fixture
+def s3(s3_server):
+    return s3fs.S3FileSystem(skip_instance_cache=True)
+
+
+@pytest.fixture
+def memory():
+    made = fsspec.filesystem("memory")
+    yield made
+    made.store.clear()
+    made.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(params=["s3fs", "folder of s3fs", "memory", "pyarrow", "local"])
+def place(request, tmp_path):
+    """Return a file system, a path on it, and what returns the files that are there by their names."""
+    if "s3fs" in request.param:
+        s3, bucket = request.getfixturevalue("s3"), request.getfixturevalue("bucket")
+        if request.param == "s3fs":
+            return s3, f"{bucket.name}/train set/größe", lambda: shard_files(bucket.folder / "train set" / "größe")
+        return (
+            DirFileSystem(f"{bucket.name}/train set", s3),
+            "a",
+            lambda: shard_files(bucket.folder / "train set" / "a"),
+        )
+    if request.param == "memory":
+        store = request.getfixturevalue("memory").store
+        return (
+            request.getfixturevalue("memory"),
+            "/train set/a",
+            lambda: {name.rpartition("/")[2]: store[name].getvalue() for name in store if ".tar" in name},
+        )
+    made = ArrowFSWrapper(ArrowLocal()) if request.param == "pyarrow" else LocalFileSystem()
+    return made, str(tmp_path / "train set"), lambda: shard_files(tmp_path / "train set")
+
+
+def samples_of(dataset):
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in dataset]
+
+
+def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
+    fs, path, files = place
+    wdsplit.convert(source, path, options(shards=4), fs=fs)
+    assert files() == shard_files(expected)
+    assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
+    assert verify(path, fs=fs).problems == ()
+    assert all(finding.held for finding in audit(path, AuditOptions(read=True), fs=fs))
+    with pytest.raises(OutputExistsError):
+        wdsplit.convert(source, path, options(shards=4), fs=fs)
+    wdsplit.convert(source, path, options(shards=3, overwrite=True), fs=fs)
+    assert sorted(files()) == [f"{number:06}.tar{end}" for number in range(3) for end in ("", ".idx")]
+
+
+@pytest.fixture
+def on_s3(s3, bucket, expected):
+    """Return the path of a dataset in the bucket."""
+    s3.put(str(expected), f"{bucket.name}/data", recursive=True)
+    return f"{bucket.name}/data"
+
+
+@pytest.mark.parametrize(
+    "how", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}], ids=str
+)
+def test_workers_of_all_kinds_read(on_s3, s3, expected, how):
+    """A forked worker uses neither the event loop nor the connections of its parent."""
+    dataset = wdsplit.Dataset(on_s3, fs=s3).to_tuple("__key__", "__position__")
+    next(iter(dataset))
+    batches = [keys for keys, _ in wdsplit.Loader(dataset, 7, **how)]
+    local = wdsplit.Dataset(expected).to_tuple("__key__", "__position__")
+    assert batches == [keys for keys, _ in wdsplit.Loader(local, 7)]
+    assert samples_of(wdsplit.Dataset(on_s3, fs=s3)) == samples_of(wdsplit.Dataset(expected))
+
+
+SPAWNED = """
+import sys, s3fs, torch, wdsplit
+if __name__ == "__main__":
+    dataset = wdsplit.Dataset(sys.argv[1], fs=s3fs.S3FileSystem()).to_tuple("__key__", "__position__")
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    print(*sorted(key for key, _ in loader))
+"""
+
+
+def test_spawned_workers_read(on_s3, expected, tmp_path):
+    (tmp_path / "spawned.py").write_text(SPAWNED)
+    done = subprocess.run([sys.executable, tmp_path / "spawned.py", on_s3], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == sorted(sample["__key__"] for sample in wdsplit.Dataset(expected)), done.stderr
+
+
+def test_processes_convert_and_check(s3, bucket, source, expected):
+    wdsplit.convert(source, f"{bucket.url}/out", options(shards=4, jobs=5), fs=s3)
+    assert shard_files(bucket.folder / "out") == shard_files(expected)
+    assert verify(f"{bucket.url}/out", jobs=2, fs=s3).problems == ()
+
+
+def test_inputs_have_a_file_system_of_their_own(s3, bucket, source, expected, tmp_path, memory):
+    s3.put(source, f"{bucket.name}/raw", recursive=True)
+    wdsplit.convert(f"{bucket.name}/raw/*.parquet", tmp_path / "out", options(shards=4), input_fs=s3)
+    wdsplit.convert(f"{bucket.name}/raw", "/out", options(shards=4), fs=memory, input_fs=s3)
+    assert shard_files(tmp_path / "out") == shard_files(expected)
+    assert memory.cat("/out/000000.tar") == (expected / "000000.tar").read_bytes()
+
+
+def test_splits_go_to_it(s3, bucket, source):
+    made = wdsplit.convert_splits(source, bucket.name, options(shards=2, splits={"train": 0.8, "val": 0.2}), fs=s3)
+    assert sum(manifest.num_samples for manifest in made.values()) == 300
+    assert wdsplit.Dataset(f"{bucket.name}/val", fs=s3).manifest.num_samples == made["val"].num_samples
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["plan in the bucket", "plan on the disk"])
+def test_shares_write_to_it(s3, bucket, source, expected, tmp_path, beside):
+    fs = DirFileSystem(bucket.name, s3)
+    plan = f"{bucket.url}/plan" if beside else str(tmp_path / "plan")
+    given = {"fs": s3 if beside else fs}
+    wdsplit.plan_shares(source, f"{bucket.name}/out" if beside else "out", plan, options(shards=4), **given)
+    assert needed_passes(plan, **given) == ("write",)
+    for share in range(2):
+        wdsplit.convert_share(plan, share, 2, **given)
+    wdsplit.commit_shares(plan, **given)
+    assert shard_files(bucket.folder / "out") == shard_files(expected)
+
+
+def test_tars_of_it_are_indexed(s3, bucket, expected):
+    for path in expected.glob("*.tar"):
+        s3.put_file(str(path), f"{bucket.name}/tars/{path.name}")
+    manifest = wdsplit.index_tars(f"{bucket.name}/tars", fs=s3)
+    assert manifest.num_samples == 300
+    assert shard_files(bucket.folder / "tars") == shard_files(expected)
+    assert len(samples_of(wdsplit.Dataset(f"{bucket.name}/tars", fs=s3))) == 300
+
+
+def test_datasets_of_it_are_mixed(on_s3, s3, expected):
+    mixed, local = wdsplit.mix({on_s3: 1.0}, fs=s3), wdsplit.mix({str(expected): 1.0})
+    assert [sample["__key__"] for sample in mixed] == [sample["__key__"] for sample in local]
+    assert {sample["__source__"] for sample in mixed} == {f"s3://{on_s3}"}
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_a_conversion_that_stopped_is_resumed(s3, bucket, source, expected):
+    """Nothing of a shard is there when the block that writes it raises."""
+
+    def stop(progress):
+        if progress.name == "write" and progress.done == 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        wdsplit.convert(source, f"{bucket.name}/out", options(shards=4), stop, fs=s3)
+    there = {name for name in shard_files(bucket.folder / "out") if name.endswith(".tar")}
+    assert 2 <= len(there) < 4
+    with pytest.raises(DatasetNotFoundError):
+        wdsplit.Dataset(f"{bucket.name}/out", fs=s3)
+    wdsplit.convert(source, f"{bucket.name}/out", options(shards=4, resume=True), fs=s3)
+    assert shard_files(bucket.folder / "out") == shard_files(expected)
+    assert not (bucket.folder / "out" / ".wdsplit-run").exists()
+
+
+def test_nothing_is_there_when_the_block_raises(place):
+    fs, path, files = place
+    (url,), given = located([path], None, fs)
+    storage = open_storage(url, given)
+    with pytest.raises(ZeroDivisionError), storage.publish("x.tar") as file:
+        file.write([b"x" * 100])
+        raise ZeroDivisionError
+    assert files() == {} and storage.list() == []
+    with storage.publish("deep/x.tar") as file:
+        file.write([b"one", memoryview(b"two")])
+    assert storage.read("deep/x.tar") == b"onetwo" and storage.list("deep") == ["x.tar"]
+    with storage.publish("deep/x.tar.idx") as file:
+        file.write([b""])
+    storage.remove("deep/x.tar", "none")
+    assert storage.sizes("deep") == {"x.tar.idx": 0}
+    storage.remove("deep")
+    assert storage.list("deep") == []
+
+
+def test_a_bucket_that_is_not_there_is_named(s3, source):
+    with pytest.raises(DatasetNotFoundError, match="no such bucket") as caught:
+        wdsplit.convert(source, "no-such-bucket/out", options(shards=4), storage_options=FAST, fs=s3)
+    assert "s3://no-such-bucket/out" in caught.value.place
+    with pytest.raises(DatasetNotFoundError):
+        wdsplit.Dataset("no-such-bucket/out", fs=s3)
+
+
+@pytest.mark.parametrize("wrong", [{"key": "WRONG", "secret": SECRET}, {"key": KEY_ID, "secret": "wrong"}])
+def test_wrong_credentials_are_refused_at_once(bucket, source, on_s3, wrong):
+    fs = s3fs.S3FileSystem(**wrong, skip_instance_cache=True)
+    for act in (
+        lambda: wdsplit.Dataset(on_s3, fs=fs),
+        lambda: wdsplit.convert(source, f"{bucket.name}/out", options(shards=4), fs=fs),
+    ):
+        with pytest.raises(StorageError, match="refuses") as caught:
+            act()
+        assert "credentials" in caught.value.remedy and SECRET not in str(caught.value)
+
+
+def test_credentials_that_are_not_found_are_said_to_be_missing(bucket, on_s3, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for given in ({"fs": s3fs.S3FileSystem(skip_instance_cache=True)}, {}):
+        with pytest.raises(StorageError, match="no credentials were found") as caught:
+            wdsplit.Dataset(f"s3://{on_s3}", **given)
+        assert "AWS_PROFILE" in caught.value.remedy
+
+
+# Memory
+
+
+def test_memory_is_converted_to_and_read_in_one_process(memory, source, expected):
+    wdsplit.convert(source, "memory://out", options(shards=4, jobs=4))
+    found = wdsplit.Dataset("memory://out")
+    assert samples_of(found) == samples_of(wdsplit.Dataset(expected))
+    assert verify("memory://out").problems == ()
+
+
+def test_memory_is_not_written_to_by_other_processes(memory, source):
+    for given in ({"output": "/out", "fs": memory}, {"output": "memory://out"}):
+        with pytest.raises(InputError, match="another process") as caught:
+            wdsplit.convert(source, options=options(shards=8, jobs=8), **given)
+        assert "jobs=1" in caught.value.remedy
+    with pytest.raises(InputError, match="another process"):
+        pickle.dumps(located(["/out"], None, memory))
+
+
+# Other file systems, and what is refused
+
+
+def test_a_zip_is_read(expected, tmp_path):
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for path in expected.iterdir():
+            archive.write(path, f"inner/{path.name}")
+    fs = ZipFileSystem(str(tmp_path / "data.zip"))
+    dataset = wdsplit.Dataset("inner", fs=fs)
+    assert samples_of(dataset) == samples_of(wdsplit.Dataset(expected))
+    loader = wdsplit.Loader(dataset.to_tuple("__key__"), 6, num_workers=2)
+    assert sum(len(keys) for (keys,) in loader) == 300
+    with pytest.raises(InputError, match="can only be read"):
+        wdsplit.convert(str(expected), "out", options(shards=2), fs=fs, storage_options=FAST)
+
+
+def test_the_local_file_system_is_the_local_disk(expected):
+    dataset = wdsplit.Dataset(f"file://{expected}", fs=LocalFileSystem())
+    assert dataset.source.url == str(expected)
+    nested = DirFileSystem(str(expected.parent), LocalFileSystem())
+    assert wdsplit.Dataset(expected.name, fs=nested).source.url == str(expected)
+
+
+def test_what_is_no_file_system_is_refused(expected, s3, on_s3):
+    refused = {
+        "s3fs.S3FileSystem": {"fs": "s3"},
+        "ArrowFSWrapper": {"fs": ArrowLocal()},
+        "asynchronous=False": {"fs": s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True)},
+        "anon": {"fs": s3, "storage_options": {"anon": True}},
+        "a dict": {"fs": s3, "storage_options": "anon"},
+    }
+    for said, given in refused.items():
+        with pytest.raises(InputError) as caught:
+            wdsplit.Dataset(on_s3, **given)
+        assert said in str(caught.value)
+    with pytest.raises(InputError, match="not on the file system") as caught:
+        wdsplit.Dataset(f"gs://{on_s3}", fs=s3)
+    assert "s3://" in caught.value.expected
+
+
+class Unpicklable(LocalFileSystem):
+    protocol = "unpicklable"
+
+    def __reduce__(self):
+        raise TypeError("a thread lock")
+
+
+def test_a_file_system_that_cannot_be_copied_is_named(expected):
+    dataset = wdsplit.Dataset(str(expected), fs=Unpicklable())
+    assert len(samples_of(dataset)) == 300
+    with pytest.raises(InputError, match="cannot get a copy") as caught:
+        pickle.dumps(dataset)
+    assert "Unpicklable" in caught.value.place
+
+
+def test_chains_are_opened_by_fsspec_and_refused_as_urls(on_s3, expected, tmp_path):
+    url = f"simplecache::s3://{on_s3}"
+    fs, path = fsspec.core.url_to_fs(url, simplecache={"cache_storage": str(tmp_path / "cache")})
+    assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
+    assert any((tmp_path / "cache").iterdir())
+    with pytest.raises(InputError) as caught:
+        wdsplit.Dataset(url)
+    assert "url_to_fs" in caught.value.remedy

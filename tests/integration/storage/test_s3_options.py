@@ -1,0 +1,121 @@
+"""The options of s3fs for plain s3://: honoured, or refused by name."""
+
+import subprocess
+import sys
+
+import pytest
+
+import wdsplit
+from s3server import KEY_ID, SECRET
+from wdsplit.errors import InputError, MissingDependencyError, StorageError
+from wdsplit.storage import s3_client
+from wdsplit.storage.opening import open_storage
+from wdsplit.storage.s3_options import S3Options
+
+
+def client_of(**options):
+    return s3_client._clients.of(S3Options.of({"region": "us-east-1", **options}))
+
+
+@pytest.fixture(autouse=True)
+def own_configuration(monkeypatch, tmp_path):
+    monkeypatch.setenv("FSSPEC_CONFIG_DIR", str(tmp_path / "fsspec"))
+
+
+def test_connections_are_made_as_the_options_say(s3_server, monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert client_of(use_ssl=False).meta.endpoint_url.startswith("http://")
+    assert client_of().meta.endpoint_url.startswith("https://")
+    assert client_of(client_kwargs={"use_ssl": False}).meta.endpoint_url.startswith("http://")
+    config = client_of(config_kwargs={"read_timeout": 7, "s3": {"addressing_style": "path"}}).meta.config
+    assert (config.read_timeout, config.s3["addressing_style"], config.connect_timeout) == (7, "path", 30)
+    assert client_of(config_kwargs={"signature_version": "s3"}).meta.config.signature_version == "s3"
+    for verify in ({"verify": False}, {"client_kwargs": {"verify": False}}):
+        assert client_of(**verify)._endpoint.http_session._verify is False
+
+
+def test_names_of_s3fs_and_of_client_kwargs_are_the_same_options():
+    of = S3Options.of
+    given = {"client_kwargs": {"aws_access_key_id": "k", "aws_secret_access_key": "s"}}
+    assert of(given) == of({"username": "k", "password": "s"}) == of({"key": "k", "secret": "s"})
+    assert of({"region": "x", "client_kwargs": {"region_name": "y"}}).region == "x"
+
+
+def test_parameters_of_requests_are_sent_where_they_are_taken(bucket, fault_proxy):
+    options = {"s3_additional_kwargs": {"StorageClass": "STANDARD_IA"}, "requester_pays": True}
+    storage = open_storage(bucket.url, options)
+    with storage.publish("x") as file:
+        file.write([b"abc"])
+    assert storage.read("x") == b"abc"
+    asked = {exchange.request.method: exchange.request.head for exchange in fault_proxy.exchanges}
+    assert asked["PUT"]["x-amz-storage-class"] == "standard_ia" and asked["GET"]["x-amz-storage-class"] is None
+    assert asked["PUT"]["x-amz-request-payer"] == asked["GET"]["x-amz-request-payer"] == "requester"
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"endpoint_ur": "x"}, "did you mean 'endpoint_url'?"),
+        ({"default_block_size": 1}, "fs=s3fs.S3FileSystem(default_block_size=...)"),
+        ({"version_aware": True}, "fs=s3fs.S3FileSystem(version_aware=...)"),
+        ({"client_kwargs": {"api_version": "x"}}, "fs=s3fs"),
+        ({"config_kwargs": {"read_timeou": 1}}, "did you mean 'read_timeout'?"),
+        ({"config_kwargs": {"retries": {"max_attempts": 3}}}, "deadline_s"),
+        ({"s3_additional_kwargs": {"StorageClas": "x"}}, "did you mean 'StorageClass'?"),
+    ],
+    ids=str,
+)
+def test_what_is_not_honoured_is_refused_by_name(bucket, options, remedy):
+    with pytest.raises(InputError) as caught:
+        open_storage(bucket.url, options).list()
+    name = next(iter(options))
+    inner = options[name]
+    assert (next(iter(inner)) if isinstance(inner, dict) else name) in caught.value.found
+    assert remedy in caught.value.remedy
+
+
+def test_fsspecs_own_variables_are_honoured(bucket, s3_server, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FSSPEC_S3", f'{{"client_kwargs": {{"endpoint_url": "{s3_server.endpoint}"}}}}')
+    monkeypatch.setenv("FSSPEC_S3_KEY", KEY_ID)
+    monkeypatch.setenv("FSSPEC_S3_SECRET", SECRET)
+    (bucket.folder / "x").write_bytes(b"abc")
+    assert open_storage(bucket.url).read("x") == b"abc"
+    with pytest.raises(StorageError):
+        open_storage(bucket.url, {"key": "another"}).read("x")  # what the caller says comes first
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False), ("1", True), ("0", False)])
+def test_truths_in_variables_are_truths(monkeypatch, text, value):
+    monkeypatch.setenv("FSSPEC_S3_ANON", text)
+    assert S3Options.of({}).anon is value
+
+
+def test_variables_that_are_not_honoured_are_refused_by_name(monkeypatch):
+    monkeypatch.setenv("FSSPEC_S3_DEFAULT_BLOCK_SIZE", "1000")
+    with pytest.raises(InputError, match="no such storage option") as caught:
+        wdsplit.Dataset("s3://bucket/x")
+    assert "FSSPEC_S3" in caught.value.place and caught.value.found == "default_block_size"
+    monkeypatch.delenv("FSSPEC_S3_DEFAULT_BLOCK_SIZE")
+    monkeypatch.setenv("FSSPEC_S3_ANON", "perhaps")
+    with pytest.raises(InputError, match="wrong type"):
+        wdsplit.Dataset("s3://bucket/x")
+
+
+def test_variables_of_fsspec_need_fsspec(monkeypatch):
+    monkeypatch.setenv("FSSPEC_S3_ANON", "true")
+    monkeypatch.setitem(sys.modules, "fsspec.config", None)
+    with pytest.raises(MissingDependencyError, match="need fsspec"):
+        S3Options.of({})
+
+
+def test_s3_needs_no_fsspec(bucket):
+    (bucket.folder / "x").write_bytes(b"abc")
+    code = (
+        "import sys; sys.modules['fsspec'] = None\n"
+        "from wdsplit.storage.opening import open_storage\n"
+        f"print(open_storage({bucket.url!r}).read('x'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.stdout == "b'abc'\n", done.stderr

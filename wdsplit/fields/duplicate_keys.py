@@ -1,0 +1,72 @@
+"""Duplicate keys: of a table to be converted, of tars that are indexed, of a dataset that is verified.
+
+Pure (no I/O). Keys are compared by 64-bit hashes, eight bytes a key; only where two hashes are equal are the keys
+themselves asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from wdsplit.errors import CorruptDataError, InputError, WdsplitError
+from wdsplit.fields.keys import hash_keys
+
+__all__ = ["DuplicateKey", "Hashes", "Place", "find_duplicate_keys"]
+
+Hashes = npt.NDArray[np.uint64]
+Place = str | Callable[[int], str]
+
+
+class DuplicateKey(NamedTuple):
+    """A key that was found a second time: where it was first, and where it is again."""
+
+    key: str
+    first: str
+    again: str
+
+    def error(self, kind: type[InputError] | type[CorruptDataError], remedy: str, url: str = "") -> WdsplitError:
+        """Return the error that reports it."""
+        return kind(
+            "duplicate key",
+            place=self.again,
+            expected="each key once in the whole dataset",
+            found=f"{self.key!r}, which is also in {self.first}",
+            remedy=remedy,
+            url=url,
+            key=self.key,
+        )
+
+
+def find_duplicate_keys(
+    hashes: Sequence[Hashes], read_keys: Callable[[Hashes], Iterable[tuple[pa.LargeStringArray, Place]]]
+) -> Iterator[DuplicateKey]:
+    """Find the keys that are there more than once, in the order of the keys.
+
+    Args:
+        hashes: The hashes of all keys, as `hash_keys` gives them; uint64.
+        read_keys: Reads the keys batch by batch, escaped, and says where they are: one place for all, or a function
+            of a key's number in the batch. It is given the hashes that are there more than once, if there are any, and
+            may leave out batches that have none of them.
+    """
+    suspects = _repeated(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    if not len(suspects):
+        return
+    first: dict[str, str] = {}
+    for keys, place in read_keys(suspects):
+        for number in np.flatnonzero(np.isin(hash_keys(keys), suspects)).tolist():
+            key, found_at = keys[number].as_py(), place if isinstance(place, str) else place(number)
+            if key in first:
+                yield DuplicateKey(key, first[key], found_at)
+            else:
+                first[key] = found_at
+
+
+def _repeated(hashes: Hashes) -> Hashes:
+    """Return the hashes that are there more than once, rising."""
+    ordered = np.sort(hashes)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])

@@ -1,0 +1,214 @@
+"""What is in tars that other programs wrote: of each its samples and its index, of all a manifest.
+
+Composition of the scan and the samples. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from wdsplit.errors import InputError, WdsplitError
+from wdsplit.fields.arrow_types import field_of
+from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
+from wdsplit.fields.keys import hash_keys
+from wdsplit.order.defaults import default_window, least_lanes, whole_lanes
+from wdsplit.shards.manifest import Manifest, Shard, Shards, checksum_of
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.pieces import mapped
+from wdsplit.tar.index import dump_index
+from wdsplit.tar.samples import FieldUse, TarSamples, group_samples
+from wdsplit.tar.scan import scan_tar
+
+__all__ = ["TarContent", "check_paths", "manifest_of", "read_tar", "refuse_duplicate_keys", "warn_of_oddities"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_FIELDS_SHOWN = 5
+_ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:|(^|/)(\.\.?)?(/|$)")
+"""What the manifest takes for no path of a shard."""
+
+
+@dataclass(frozen=True)
+class TarContent:
+    """What is in a tar.
+
+    Attributes:
+        shard: The tar as a manifest has it.
+        fields: Its fields, with the samples that have them.
+        num_left_out: Files that name no sample.
+        left_out: The first few of their names.
+        hashes: The hashes of its keys.
+    """
+
+    shard: Shard
+    fields: tuple[FieldUse, ...]
+    num_left_out: int
+    left_out: tuple[str, ...]
+    hashes: Hashes
+
+
+def check_paths(folder: str, paths: Iterable[str]) -> None:
+    """Refuse paths of tars that a manifest cannot have.
+
+    Raises:
+        InputError: There is one.
+    """
+    for odd in filter(_ODD_PATH.search, paths):
+        raise InputError(
+            "invalid name of a tar",
+            place=f"{folder}/{odd!r}",
+            expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
+            remedy="rename it",
+        )
+
+
+def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) -> tuple[TarContent, bytes]:
+    """Read a tar whole, and return what is in it, and its index.
+
+    Args:
+        storage: Where it is.
+        path: Its path there.
+        scratch: The local folder that a remote tar is copied to; None for the system's temporary folder.
+
+    Raises:
+        InputError: It holds an invalid sample or none at all, or was changed meanwhile.
+        CorruptDataError: It is damaged.
+    """
+    file = storage.open(path)
+    version_before = file.version
+    data = mapped(file, scratch)
+    checksum = checksum_of(xxhash.xxh3_128(data))  # first, as it reads the file from front to back
+    samples = _samples(storage, path, memoryview(data))
+    if storage.open(path).version != version_before:
+        raise InputError(
+            "a tar was changed while it was read",
+            place=f"{storage.url}/{path}",
+            expected="tars that are not being written",
+            remedy="wait until it is written, and index again",
+            url=f"{storage.url}/{path}",
+        )
+    shard = Shard(path, len(samples.keys), samples.num_pads, len(data), checksum)
+    content = TarContent(shard, samples.uses, samples.num_left_out, samples.left_out, hash_keys(samples.keys))
+    return content, dump_index(samples.offsets)
+
+
+def _samples(storage: ReadableStorage, path: str, data: memoryview) -> TarSamples:
+    place = f"{storage.url}/{path}"
+    try:
+        samples = group_samples(scan_tar(data))
+    except WdsplitError as error:
+        error.url = place
+        raise error.at(place) from error
+    if not len(samples.keys):
+        raise InputError(
+            "a tar has no samples",
+            place=place,
+            expected="at least one member that is named KEY.FIELD, such as 000001.jpg",
+            found=", ".join(samples.left_out) or "no files",
+            remedy="remove it, or move it out of the folder",
+            url=place,
+        )
+    return samples
+
+
+def refuse_duplicate_keys(storage: ReadableStorage, contents: Sequence[TarContent]) -> None:
+    """Refuse a key that is in two tars.
+
+    Raises:
+        InputError: There is one.
+    """
+
+    def read_keys(suspects: Hashes) -> Iterator[tuple[pa.LargeStringArray, Place]]:
+        for each in contents:
+            if np.isin(each.hashes, suspects).any():
+                path = each.shard.path
+                samples = _samples(storage, path, memoryview(mapped(storage.open(path))))
+                yield samples.keys, f"{storage.url}/{path}"
+
+    for duplicate in find_duplicate_keys([each.hashes for each in contents], read_keys):
+        remedy = "remove one of them, or convert the tars with `wdsplit convert --number-keys`"
+        raise duplicate.error(InputError, remedy, url=duplicate.again)
+
+
+def manifest_of(
+    contents: Sequence[TarContent],
+    readers: int = 1,
+    lanes: int | None = None,
+    window: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Return the manifest of tars.
+
+    Args:
+        contents: What is in them, in the order of the shards.
+        readers: Readers to lay out lanes for: ranks x workers.
+        lanes: Lanes (C); None for those that suit the shards.
+        window: Samples of a window (Q); None for as many as suit their size.
+        options: What the user has chosen, for people.
+    """
+    shards = Shards.of([each.shard for each in contents])
+    names = dict.fromkeys(use.name for each in contents for use in each.fields)
+    num_samples, num_bytes = (int(shards.column(name).sum()) for name in ("num_samples", "num_bytes"))
+    provenance = {
+        "adopted": True,
+        "num_left_out": sum(each.num_left_out for each in contents),
+        "options": dict(options or {}),
+        "versions": {"wdsplit": version("wdsplit")},
+    }
+    return Manifest(
+        shards,
+        tuple(field_of(name, name, "bytes", pa.binary()) for name in names),
+        lanes or whole_lanes(len(contents), readers) or least_lanes(readers),
+        window or default_window(num_bytes, num_samples),
+        "none",
+        provenance,
+    )
+
+
+def warn_of_oddities(storage: ReadableStorage, contents: Sequence[TarContent]) -> None:
+    """Warn of files that name no sample, and of fields that not all samples have."""
+    some = [each for each in contents if each.num_left_out]
+    if some:
+        total, names = sum(each.num_left_out for each in some), ", ".join(some[0].left_out)
+        place = f"{storage.url}/{some[0].shard.path}"
+        logger.warning("%d files in the tars name no sample and are left out, such as %s in %s", total, names, place)
+    texts = _partial_fields(contents)
+    if texts:
+        shown = "; ".join(texts[:_MAX_FIELDS_SHOWN]) + (", ..." if len(texts) > _MAX_FIELDS_SHOWN else "")
+        text = "%s: not all samples have the same fields: %s. A pipeline that needs such a field ends in a KeyError: "
+        text += "choose the fields of all samples with fields=, or rename members (a key ends at its first dot)"
+        logger.warning(text, storage.url, shown)
+
+
+def _partial_fields(contents: Sequence[TarContent]) -> list[str]:
+    """Say of each field that not all samples have how many do, with a sample that is an exception."""
+    total = sum(each.shard.num_samples for each in contents)
+    counts: dict[str, int] = {}
+    for each in contents:
+        for use in each.fields:
+            counts[use.name] = counts.get(use.name, 0) + use.count
+    return [
+        f"{name} is in {count:,} of {total:,}, {_exception(name, 2 * count > total, contents)}"
+        for name, count in counts.items()
+        if count < total
+    ]
+
+
+def _exception(name: str, is_common: bool, contents: Sequence[TarContent]) -> str:
+    """Name a sample that lacks a common field, or has a rare one."""
+    for each in contents:
+        use = next((use for use in each.fields if use.name == name), None)
+        if is_common and (use is None or use.count < each.shard.num_samples):
+            return f"not in {use.lacking if use is not None else each.fields[0].having!r} of {each.shard.path}"
+        if use is not None and not is_common:
+            return f"such as {use.having!r} of {each.shard.path}"
+    return ""

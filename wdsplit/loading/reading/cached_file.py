@@ -1,0 +1,108 @@
+"""A shard in a cache as an open file: the locks that keep it there, and the note that it was checked."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import xxhash
+
+from wdsplit.shards.manifest import index_path
+from wdsplit.storage.local_file import LocalFile
+from wdsplit.storage.locks import leads_to
+
+__all__ = ["NOTE_BYTES", "CachedFile", "alone_with", "unlock"]
+
+NOTE_BYTES = 16
+"""What ends the index of an entry: the proof that its tar was checked."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_proven: set[bytes] = set()
+"""What this process has checked, of entries that it may not write to."""
+
+
+class CachedFile(LocalFile):
+    """A shard in a cache, open for reading; it is not evicted before it is closed.
+
+    Attributes:
+        path: Its tar.
+        index: Its index, which ends with a note.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path, self.index = path, Path(index_path(str(path)))
+        fcntl.flock(self._fd, fcntl.LOCK_SH)  # an exclusive lock lasts for a moment only
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its name leads to it: it may have been removed before it was locked."""
+        return leads_to(self.path, self._fd)
+
+    def touch(self) -> None:
+        """Take note that it is used now: by the time of its index, as that of the tar proves that it is unchanged."""
+        now = time.time_ns()
+        with suppress(PermissionError, FileNotFoundError):  # another user's file; one that was discarded
+            os.utime(self.index, ns=(now, now))
+
+    def proof(self) -> bytes:
+        """Return what the file has until it is written to, or the node boots again: then a disk may have lost data."""
+        status = os.fstat(self._fd)
+        parts = _boot_id(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return xxhash.xxh3_128_digest(repr(parts).encode())
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether it is what some process of this node has checked; raises FileNotFoundError if it has no index."""
+        proof = self.proof()
+        if proof in _proven:
+            return True
+        return self.index.read_bytes()[-NOTE_BYTES:] == proof
+
+    def note_checked(self, proof: bytes) -> None:
+        """Take note, for all processes of the node, that it was right when it had this proof."""
+        try:
+            with open(self.index, "r+b") as index:
+                index.seek(-NOTE_BYTES, os.SEEK_END)
+                index.write(proof)
+        except OSError:
+            _proven.add(proof)
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[bool]:
+    """Lock a file for the block, if it is there and no process has locked it; give whether that is so."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_alone = leads_to(path, fd)
+        except BlockingIOError:
+            is_alone = False
+        yield is_alone
+    finally:
+        unlock(fd)
+
+
+def unlock(fd: int) -> None:
+    """Close a file and let go of its lock, which a process that was forked meanwhile would keep: it has a copy."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+@functools.cache
+def _boot_id() -> str:
+    """Return what names this boot of the node; where the system does not say, only this process: it checks again."""
+    try:
+        return _BOOT_ID.read_text("ascii")
+    except OSError:
+        return os.urandom(16).hex()

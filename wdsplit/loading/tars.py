@@ -1,0 +1,247 @@
+"""Datasets opened by what the user gave: a folder with a manifest, or tars without one.
+
+Such tars are indexed once into a folder of the user's cache, named by their paths, sizes and versions: a tar that was
+changed has another folder. Nothing is written beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import xxhash
+
+from wdsplit.engines.local import in_order
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
+from wdsplit.indexing.tars import (
+    TarContent,
+    check_paths,
+    manifest_of,
+    read_tar,
+    refuse_duplicate_keys,
+    warn_of_oddities,
+)
+from wdsplit.loading.reading.source import Access
+from wdsplit.shards.files import read_manifest, write_manifest
+from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
+from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
+from wdsplit.storage.given import located
+from wdsplit.storage.local import LocalStorage, local_path
+from wdsplit.storage.locks import open_locked
+from wdsplit.storage.opening import is_remote
+from wdsplit.storage.patterns import has_magic, patterns, place_of
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["open_dataset"]
+
+logger = logging.getLogger(__name__)
+
+_TAR = re.compile(r"\.(tar|tgz|tar\.\w+)$", re.IGNORECASE)
+_FORMAT = 1
+"""Another number, if the same tars would give another manifest: what was written before is then not used."""
+_FOLDER = "indexes"
+_STATS_AT_ONCE = 64
+_TARS_AT_ONCE = 4
+_SILENT_S = 10.0
+
+
+def open_dataset(
+    path: Any, access: Access, cache_dir: str | os.PathLike[str] | None, fs: AbstractFileSystem | None = None
+) -> tuple[str, Manifest, Access]:
+    """Open a dataset.
+
+    Args:
+        path: The folder of a dataset; or a tar, a glob, a brace expression, or a list of these.
+        access: How it is reached.
+        cache_dir: Where indexes of tars are kept; None for the user's cache folder.
+        fs: The file system that it is on; None for what the path says itself.
+
+    Returns:
+        What to call it, its manifest, and how its shards are reached.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset, or no such tar.
+        CorruptDataError: The manifest, or a tar, is damaged.
+        InputError: The path is invalid, or a tar holds an invalid sample.
+        StorageError: The system refused, or indexes cannot be written.
+    """
+    texts, options = located(_texts(path), access.storage_options, fs)
+    access = dataclasses.replace(access, storage_options=options)
+    if isinstance(path, (str, os.PathLike)) and not _names_tars(texts[0]):
+        return texts[0], read_manifest(access.storage(texts[0])), access
+    folders = [text for text in texts if not _names_tars(text) and not _is_file(text, options)]
+    if folders:
+        raise _invalid(", ".join(map(shown_url, folders[:5])))
+    urls = _find_tars(texts, options)
+    files = GatheredFiles(tuple(urls), "")
+    check_paths(files.root, list(files.places))
+    folder = _index_folder(cache_dir) / _identity(files, options)
+    files = dataclasses.replace(files, companions=str(folder))
+    manifest = _indexed(files, options)
+    name = texts[0] if isinstance(path, (str, os.PathLike)) else f"{files.root} ({len(urls)} tars)"
+    return name, manifest, dataclasses.replace(access, tars=files)
+
+
+def _texts(path: Any) -> list[str]:
+    """Return paths and URLs as texts."""
+    given = [path] if isinstance(path, (str, os.PathLike)) else path
+    texts = [str(each) for each in given] if isinstance(given, Sequence) else []
+    wrong = [type(each).__name__ for each in given if not isinstance(each, (str, os.PathLike))] if texts else []
+    if wrong or not texts:
+        empty = "an empty list" if isinstance(given, Sequence) else type(path).__name__
+        raise _invalid(", ".join(wrong[:5]) or empty)
+    return texts
+
+
+def _invalid(found: str) -> InputError:
+    return InputError(
+        "invalid path of a dataset",
+        expected="the folder of a dataset; or a tar, a glob, a brace expression, or a list of tars",
+        found=found,
+        remedy="for several datasets use wdsplit.mix",
+    )
+
+
+def _is_file(text: str, options: Mapping[str, Any] | None) -> bool:
+    place = place_of(text, options)
+    return place.is_file(place.pattern)
+
+
+def _names_tars(text: str) -> bool:
+    """Tell whether a text names tars, and not the folder of a dataset."""
+    is_pattern = "{" in text or has_magic(text) or _TAR.search(shown_url(text)) is not None
+    return is_pattern and not (not is_remote(text) and os.path.isdir(local_path(text)))
+
+
+def _find_tars(texts: Sequence[str], options: Mapping[str, Any] | None) -> list[str]:
+    """Return the tars that are named, in their order; those that a glob matches sorted."""
+    urls = [url for text in texts for url in _matched(text, options)]
+    seen: set[str] = set()
+    for url in map(shown_url, urls):
+        if url in seen:
+            raise InputError("a tar is named twice", place=url, remedy="name each tar once", url=url)
+        seen.add(url)
+    return urls
+
+
+def _matched(text: str, options: Mapping[str, Any] | None) -> Iterator[str]:
+    place = place_of(text, options)
+    for pattern in patterns(place):
+        if not has_magic(pattern) or place.is_file(pattern):
+            found = [pattern]
+        else:
+            matched = sorted(path for path, is_folder in place.matched(pattern) if not is_folder)
+            found = [path for path in matched if shown_url(path).lower().endswith(".tar")]
+        if not found:
+            raise DatasetNotFoundError(
+                "there are no tars",
+                place=shown_url(pattern),
+                expected="a pattern that matches files named *.tar",
+                found="no match",
+                remedy="check the path; compressed tars must be decompressed first",
+                url=shown_url(pattern),
+            )
+        yield from (path if is_remote(path) else os.path.abspath(path) for path in found)
+
+
+def _index_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
+    if cache_dir is not None:
+        return Path(local_path(os.fspath(cache_dir))) / _FOLDER
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(chosen) if os.path.isabs(chosen) else Path("~/.cache").expanduser()) / "wdsplit" / _FOLDER
+    except RuntimeError as error:
+        raise _unwritable("~/.cache", "a user without a home folder") from error
+
+
+def _unwritable(place: str, found: str) -> StorageError:
+    return StorageError(
+        "the indexes of tars cannot be written",
+        place=place,
+        expected="a folder that can be written to: tars without a manifest are indexed once",
+        found=found,
+        remedy="choose one with cache_dir=, or with the environment's XDG_CACHE_HOME",
+        url=place,
+    )
+
+
+def _identity(files: GatheredFiles, options: Mapping[str, Any] | None) -> str:
+    """Return a hash of the tars' paths, sizes and versions."""
+    storage = GatheredStorage(files, options)
+
+    def identity(path: str) -> tuple[str, int, str]:
+        file = storage.open(path)
+        return path, file.size, file.version
+
+    found = list(in_order(identity, list(files.places), _STATS_AT_ONCE))
+    return xxhash.xxh3_128_hexdigest(orjson.dumps([_FORMAT, files.root, found]))
+
+
+def _indexed(files: GatheredFiles, options: Mapping[str, Any] | None) -> Manifest:
+    """Return the manifest of tars, which is made if it is not there: by one process of the machine, others wait."""
+    storage = GatheredStorage(files, options)
+    manifest = _read(storage)
+    if manifest is None:
+        with _locked(Path(files.companions)):
+            manifest = _read(storage) or _index(storage, files)
+    return manifest
+
+
+def _read(storage: GatheredStorage) -> Manifest | None:
+    """Return the manifest that was made before; None if there is none, or if it is damaged."""
+    with contextlib.suppress(CorruptDataError):
+        if storage.size(HEADER_NAME) is not None:
+            return read_manifest(storage)
+    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, once no other process does."""
+    try:
+        fd = open_locked(folder / "lock", wait=True)
+    except OSError as error:
+        raise _unwritable(str(folder.parent), error.strerror or str(error)) from error
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has a copy of the descriptor
+        os.close(fd)
+
+
+def _index(storage: GatheredStorage, files: GatheredFiles) -> Manifest:
+    """Read all tars; write the index of each, then the manifest."""
+    folder, paths = LocalStorage(files.companions), list(files.places)
+    logger.info("%s: reading %d tars to index them, once, into %s", files.root, len(paths), files.companions)
+
+    def index(path: str) -> TarContent:
+        content, data = read_tar(storage, path, files.companions)
+        with folder.publish(index_path(path)) as file:
+            file.write([data])
+        return content
+
+    contents: list[TarContent] = []
+    said_s = time.monotonic()
+    for content in in_order(index, paths, _TARS_AT_ONCE):
+        contents.append(content)
+        if time.monotonic() > said_s + _SILENT_S:
+            said_s = time.monotonic()
+            text = "%s: %d of %d tars are indexed; this is done once (`wdsplit index` does it beside the tars, for all)"
+            logger.warning(text, files.root, len(contents), len(paths))
+    refuse_duplicate_keys(storage, contents)
+    manifest = manifest_of(contents)
+    write_manifest(folder, manifest)
+    warn_of_oddities(storage, contents)
+    return manifest

@@ -1,0 +1,202 @@
+"""Files by patterns: what globs and brace expressions name, on disks and in remote stores.
+
+Composition of the storages; nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import braceexpand
+
+from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.storage.fsspec_storage import IsFolderError
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.local import local_path
+from wdsplit.storage.opening import is_remote, open_object, open_readable_storage
+from wdsplit.urls import is_web, joined_url, shown_url
+
+__all__ = ["Disk", "Store", "has_magic", "patterns", "place_of"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_PATHS = 1_000_000
+"""Paths that a brace expression may name."""
+_INTEGERS = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
+
+
+def has_magic(path: str) -> bool:
+    """Tell whether a path or a URL is a glob; the `?` before the query of an http(s) URL does not make it one."""
+    return glob.has_magic(path.partition("?")[0] if is_web(path) else path)
+
+
+class Disk:
+    """The local disk."""
+
+    def __init__(self, argument: str) -> None:
+        self.pattern = local_path(argument)
+
+    def is_file(self, path: str) -> bool:
+        """Tell whether a path leads to a file."""
+        return os.path.isfile(path)
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether a path leads to a folder."""
+        return os.path.isdir(path)
+
+    def matched(self, pattern: str) -> list[tuple[str, bool]]:
+        """Return what a glob matches, and whether each is a folder."""
+        return [(path, os.path.isdir(path)) for path in dict.fromkeys(self._globbed(pattern))]
+
+    def _globbed(self, pattern: str) -> Iterator[str]:
+        parts = pattern.split(os.sep)
+        if "**" not in parts:
+            yield from glob.glob(pattern)
+            return
+        place = parts.index("**")
+        rest = parts[place + 1 :] or ["*"]
+        for root in glob.glob(os.sep.join([*parts[:place], ""])) if place else [""]:
+            for folder, _ in _walked(root):
+                escaped = "" if folder == os.curdir else glob.escape(folder)
+                yield from self._globbed(os.path.join(escaped, *rest))
+
+    def below(self, folder: str) -> list[str]:
+        """Return the files in a folder and below it; hidden ones are left out."""
+        found = (os.path.join(place, name) for place, names in _walked(folder) for name in names)
+        return [path for path in found if os.path.isfile(path)]
+
+
+def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
+    """Give a folder and those below it, and the names of their files; hidden ones are left out.
+
+    Links are followed, but each folder is given once: links that lead back into themselves would never end.
+    """
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root or os.curdir, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            logger.warning("%s: a link to a folder that is read already is left out", folder)
+            folders.clear()
+            continue
+        seen.add(real)
+        visible = {name for name in folders if not name.startswith(".")}
+        links = {name for name in visible if os.path.islink(os.path.join(folder, name))}
+        folders[:] = [*sorted(visible - links), *sorted(links)]
+        yield os.path.relpath(folder) if not root else folder, [name for name in files if not name.startswith(".")]
+
+
+class Store:
+    """A remote store: paths are URLs."""
+
+    def __init__(self, argument: str, options: Mapping[str, Any] | None) -> None:
+        self.pattern = argument
+        self._options = options
+
+    def is_file(self, path: str) -> bool:
+        """Tell whether a path leads to a file."""
+        if "/" not in shown_url(path).partition("://")[2] or shown_url(path).endswith("/"):
+            return False
+        try:
+            return open_object(path, self._options).size is not None
+        except (DatasetNotFoundError, IsFolderError):
+            return False
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether a path leads to a folder."""
+        return not self.is_file(path) and bool(open_readable_storage(path, self._options).list())
+
+    def matched(self, pattern: str) -> list[tuple[str, bool]]:
+        """Return what a glob matches, as `glob.glob` does, and whether each is a folder."""
+        fixed, parts = _fixed_folder(pattern)
+        storage = open_readable_storage(fixed, self._options)
+        return [(joined_url(fixed, path), is_folder) for path, is_folder in _globbed(storage, "", parts)]
+
+    def below(self, folder: str) -> list[str]:
+        """Return the files in a folder and below it; hidden ones are left out."""
+        storage = open_readable_storage(folder, self._options)
+        return [joined_url(folder, path) for path in _files_below(storage, "")]
+
+
+def place_of(argument: str, storage_options: Mapping[str, Any] | None) -> Disk | Store:
+    """Return where the files are that a path, a URL or a pattern names."""
+    return Store(argument, storage_options) if is_remote(argument) else Disk(argument)
+
+
+def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
+    """Return the URL of the folder below which a pattern varies, and the parts of its path from there on."""
+    scheme, _, rest = pattern.partition("://")
+    rest, mark, query = rest.partition("?") if is_web(pattern) else (rest, "", "")
+    parts = rest.split("/")
+    first = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    first = max(1, first)
+    return f"{scheme}://{'/'.join(parts[:first])}{mark}{query}", parts[first:]
+
+
+def _globbed(storage: ReadableStorage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Give the paths that match the parts of a pattern below a folder, and whether each is a folder."""
+    part, rest = parts[0], parts[1:]
+    if part == "**" and rest:
+        yield from _globbed(storage, folder, rest)
+        for name in _names(storage, folder)[1]:
+            if not name.startswith("."):
+                yield from _globbed(storage, f"{folder}{name}/", parts)
+    elif rest and not glob.has_magic(part):
+        yield from _globbed(storage, f"{folder}{part}/", rest)
+    else:
+        files, folders = _names(storage, folder)
+        for is_folder, names in enumerate((files, folders)):
+            names = [name for name in fnmatch.filter(names, part) if part.startswith(".") or not name.startswith(".")]
+            for name in names:
+                if not rest:
+                    yield f"{folder}{name}", bool(is_folder)
+                elif is_folder:
+                    yield from _globbed(storage, f"{folder}{name}/", rest)
+
+
+def _files_below(storage: ReadableStorage, folder: str) -> Iterator[str]:
+    files, folders = _names(storage, folder)
+    yield from (f"{folder}{name}" for name in files if not name.startswith("."))
+    for name in folders:
+        if not name.startswith("."):
+            yield from _files_below(storage, f"{folder}{name}/")
+
+
+def _names(storage: ReadableStorage, folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the files and of the folders in a folder."""
+    files = storage.sizes(folder.rstrip("/"))
+    return sorted(files), [name for name in storage.list(folder.rstrip("/")) if name not in files]
+
+
+def patterns(place: Disk | Store) -> list[str]:
+    """Return the paths of a brace expression; a file whose own name has braces is itself."""
+    path = place.pattern
+    if "{" not in path or place.is_file(path) or place.is_folder(path):
+        return [path]
+    try:
+        ranges = ((int(first), int(last), abs(int(step or 1)) or 1) for first, last, step in _INTEGERS.findall(path))
+        if sum(abs(last - first) // step for first, last, step in ranges) < _MAX_PATHS:  # it makes lists of them
+            paths = list(islice(braceexpand.braceexpand(path), _MAX_PATHS + 1))
+            if len(paths) <= _MAX_PATHS:
+                return paths
+    except ValueError as error:
+        raise InputError(
+            "braces do not close",
+            place=shown_url(path),
+            expected="as in part-{000..127}.parquet",
+            remedy="check the path",
+            url=shown_url(path),
+        ) from error
+    raise InputError(
+        "a brace expression names too many files",
+        place=shown_url(path),
+        expected=f"at most {_MAX_PATHS:,}",
+        remedy="check its numbers, or name the folder, or use a glob such as *.parquet",
+        url=shown_url(path),
+    )

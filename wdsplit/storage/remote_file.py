@@ -1,0 +1,55 @@
+"""What the open files of all remote stores have in common."""
+
+from __future__ import annotations
+
+from wdsplit.errors import CorruptDataError
+
+__all__ = ["RemoteFile"]
+
+
+class RemoteFile:
+    """A file of a remote store that is open for reading. Nothing is requested before something is needed.
+
+    Args:
+        url: What to call it.
+        size: Its bytes, if they are known.
+    """
+
+    is_remote = True
+
+    def __init__(self, url: str, size: int | None = None) -> None:
+        self.url = url
+        self._size = size
+        self._version: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        if self._size is None:
+            self._ask()
+        return self._size or 0
+
+    @property
+    def version(self) -> str:
+        """Its version: its ETag, or when it was written."""
+        if self._version is None:
+            self._ask()
+        return self._version or ""
+
+    def _ask(self) -> None:
+        """Request size and version."""
+        raise NotImplementedError
+
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Do nothing: what is expected is fetched by `loading.reading.read_ahead`."""
+
+    def _unlike(self, cause: str, expected: str, size: int | None = None) -> CorruptDataError:
+        """Return the error for a file of another size than it should have."""
+        return CorruptDataError(
+            cause,
+            place=self.url,
+            expected=expected,
+            found="fewer" if size is None else f"{size} bytes",
+            remedy="it was truncated or changed: copy it again, or convert again with --overwrite",
+            url=self.url,
+        )

@@ -1,0 +1,161 @@
+"""What errors of botocore mean: which of them pass, and what to tell the reader of the others."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
+from wdsplit.storage.retry import Failure, FailureKind, transient_kind
+
+__all__ = ["OPERATIONS", "ChangedOnTheWayError", "NothingCameError", "classify_s3", "error_code", "is_of_botocore"]
+
+_GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_MAYBE_EXPIRED = _EXPIRED | {"400", "403"}
+"""An answer without a body says no more than its status."""
+_TRANSIENT = frozenset(
+    {"409", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"}
+    | {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged on its way
+)
+"""Errors that pass though their HTTP status says otherwise; all of 429 and 500 to 599 pass, but for those below."""
+_LASTING = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
+_LASTING_STATUS = 501
+_REDIRECT_STATUS = 301
+_REMEDIES = {
+    "QuotaExceeded": "free space in the bucket, or raise its quota",
+    "RequestTimeTooSkewed": "set the clock of this machine: the store's differs by more than 15 minutes",
+    "InvalidAccessKeyId": "check the credentials: the store does not know the access key's id",
+    "SignatureDoesNotMatch": "check the credentials: the secret access key does not belong to the access key's id",
+}
+_PERMISSIONS = {
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+}
+"""The permission that each of our requests needs."""
+OPERATIONS = tuple(_PERMISSIONS)
+"""All requests that are sent, as S3 calls them."""
+_READING = ("s3:GetObject", "s3:ListBucket")
+_CREDENTIALS = {
+    "NoCredentialsError": "no credentials were found in the environment, a profile or storage_options",
+    "PartialCredentialsError": "only one of key and secret was found",
+}
+_WAYS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options={'key': ..., "
+    "'secret': ...} or {'profile': ...}; {'anon': True} reads public buckets"
+)
+
+
+class NothingCameError(Exception):
+    """A connection was closed before a single byte."""
+
+
+class ChangedOnTheWayError(Exception):
+    """A store has got other bytes than were sent."""
+
+
+def is_of_botocore(error: BaseException | None) -> TypeGuard[Exception]:
+    """Tell whether an error was made by botocore or aiobotocore."""
+    return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in ("aiobotocore", "botocore")
+
+
+def error_code(error: Exception) -> str:
+    """Return what the store calls an error; nothing if it is not of the store."""
+    answer = getattr(error, "response", None) or {}
+    return str(answer.get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> tuple[int, dict[str, str]]:
+    """Return HTTP status and headers of an answer that is an error; 0 if there was no answer."""
+    answer = (getattr(error, "response", None) or {}).get("ResponseMetadata", {})
+    return int(answer.get("HTTPStatusCode", 0)), answer.get("HTTPHeaders", {})
+
+
+def classify_s3(error: Exception, place: str, url: str) -> Failure | None:
+    """Tell whether another attempt may succeed; our own errors pass as they are."""
+    if isinstance(error, WdsplitError):
+        return None
+    code = error_code(error)
+    name = code or type(error).__name__
+    if code in _MAYBE_EXPIRED:
+        return Failure(FailureKind.EXPIRED, name, _refused(error, place, url), error)
+    if _is_bad_header(error):  # its text holds the credentials
+        return Failure(FailureKind.FINAL, name, _refused(error, place, url))
+    if not _is_transient(error):
+        return Failure(FailureKind.FINAL, name, _refused(error, place, url), error)
+    after = _status(error)[1].get("retry-after", "")
+    return Failure(transient_kind(error), name, cause=error, retry_after_s=float(after) if after.isdigit() else 0.0)
+
+
+def _is_transient(error: Exception) -> bool:
+    import botocore.exceptions as kinds
+
+    if isinstance(error, kinds.ClientError):
+        code, status = error_code(error), _status(error)[0]
+        if code in _LASTING or status == _LASTING_STATUS:
+            return False
+        return code in _TRANSIENT or status == 429 or status >= 500
+    transient = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError, OSError)
+    return isinstance(error, (*transient, NothingCameError, ChangedOnTheWayError))
+
+
+def _is_bad_header(error: Exception) -> bool:
+    """Tell whether a header could not be sent: such an error says what is in it, a session token for example."""
+    return "Invalid header" in str(error)
+
+
+def _refused(error: Exception, place: str, url: str) -> WdsplitError:
+    """Return our error for one that will not pass. What it says of credentials is left out."""
+    code = error_code(error)
+    found = code or type(error).__name__
+    if code == "NoSuchBucket":
+        return DatasetNotFoundError(
+            "there is no such bucket", place, found=found, remedy="check the URL, or make the bucket", url=url
+        )
+    if code in _GONE:
+        return DatasetNotFoundError(
+            "there is no such object",
+            place,
+            found=found,
+            remedy="check the URL; a dataset may have been copied in part",
+            url=url,
+        )
+    if isinstance(error, RecursionError) or _status(error)[0] == _REDIRECT_STATUS:
+        # botocore follows a redirect that does not name the region by asking for the region, which is redirected too
+        return StorageError(
+            "the bucket is in another region",
+            place,
+            found="a redirect that does not name the region",
+            remedy="name the bucket's region: AWS_REGION, or storage_options={'region': ...}",
+            url=url,
+        )
+    if found in _CREDENTIALS:
+        return StorageError(_CREDENTIALS[found], place, remedy=_WAYS, url=url)
+    return StorageError("the store refuses", place, found=found, remedy=_remedy(error), url=url)
+
+
+def _remedy(error: Exception) -> str:
+    code = error_code(error)
+    if code in _REMEDIES:
+        return _REMEDIES[code]
+    if _is_bad_header(error):
+        return "check the credentials: the key, or the token, has a line break or another invalid character"
+    if code in _EXPIRED:
+        return "renew the credentials, then resume"
+    if _status(error)[0] in (401, 403):
+        permission = _PERMISSIONS.get(getattr(error, "operation_name", ""), "")
+        if permission and permission not in _READING:
+            return f"let the owner of the bucket give these credentials the permission {permission}"
+        needed = f" ({permission})" if permission else ""
+        return (
+            f"check the credentials and what they allow{needed}; storage_options={{'anon': True}} reads public buckets"
+        )
+    return "check the URL, the endpoint and the credentials (environment, profile or storage_options)"

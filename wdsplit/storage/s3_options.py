@@ -1,0 +1,202 @@
+"""How to reach a store that speaks S3: s3fs's options by their names, and ours; none is ignored."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.storage.retry import RetryOptions
+from wdsplit.urls import shown_url
+
+__all__ = ["S3Options"]
+
+_ALIASES = {
+    "username": "key",
+    "aws_access_key_id": "key",
+    "password": "secret",
+    "aws_secret_access_key": "secret",
+    "aws_session_token": "token",
+    "region_name": "region",
+}
+"""Other names that s3fs and its client_kwargs have for options."""
+_OF_S3FS = frozenset(
+    {"asynchronous", "batch_size", "cache_regions", "default_block_size", "default_cache_type", "default_fill_cache"}
+    | {"fixed_upload_size", "listings_expiry_time", "loop", "max_concurrency", "max_paths", "session"}
+    | {"skip_instance_cache", "use_listings_cache", "version_aware"}
+)
+"""Options of s3fs about its own caches, threads and blocks."""
+_TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_MAYBE = type(None)
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """How to reach a store; what is None is found as the AWS tools find it: environment, profile, instance.
+
+    Attributes:
+        key: The access key's id.
+        secret: The secret access key.
+        token: The session token.
+        anon: Do not sign: public buckets.
+        profile: A profile of the configuration files.
+        endpoint_url: The store, if it is not AWS.
+        region: Its region.
+        path_style: Whether the bucket is in the path; None lets botocore choose.
+        requester_pays: Whether to accept that requests are charged.
+        use_ssl: Whether to use https where `endpoint_url` does not say so.
+        verify: Whether to check the server's certificate; or the file of the certificates to check it by.
+        check_etag: Whether to compare an ETag that looks like an MD5 with what was uploaded.
+        config_kwargs: Arguments of `botocore.config.Config`.
+        s3_additional_kwargs: Parameters of all requests that take them: `{"ServerSideEncryption": "aws:kms"}`.
+        retries: How long to try.
+
+    Raises:
+        InputError: One of them is of another type.
+    """
+
+    key: str | None = None
+    secret: str | None = None
+    token: str | None = None
+    anon: bool = False
+    profile: str | None = None
+    endpoint_url: str | None = None
+    region: str | None = None
+    path_style: bool | None = None
+    requester_pays: bool = False
+    use_ssl: bool | None = None
+    verify: bool | str | None = None
+    check_etag: bool = True
+    config_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    s3_additional_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    retries: RetryOptions = field(default_factory=RetryOptions)
+
+    def __post_init__(self) -> None:
+        wrong = [name for name, kinds in _KINDS.items() if not isinstance(getattr(self, name), kinds)]
+        if wrong:
+            raise InputError(
+                "storage options are of a wrong type",
+                expected=", ".join(f"{name}: {_expected(_KINDS[name])}" for name in wrong),
+                found=", ".join(f"{name}: {type(getattr(self, name)).__name__}" for name in wrong),
+            )
+        if "retries" in self.config_kwargs:
+            raise InputError(
+                "invalid config_kwargs",
+                expected="no retries: wdsplit has its own, which share one deadline",
+                found="retries",
+                remedy="use storage_options={'deadline_s': ..., 'max_delay_s': ...}",
+            )
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.profile, self.endpoint_url, self.region))
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> S3Options:
+        """Return the options that s3fs has by these names, and ours; fsspec's own configuration comes first.
+
+        Raises:
+            InputError: There is no such option, or its value is invalid.
+        """
+        configured = _configured()
+        for name, each in (("storage_options", options), ("FSSPEC_S3", configured)):
+            if not isinstance(each, Mapping):
+                raise InputError(f"invalid {name}", expected="a dict", found=type(each).__name__)
+        given = {**{name: _parsed(name, value) for name, value in configured.items()}, **options}
+        more = given.pop("client_kwargs", {})
+        if not isinstance(more, Mapping):
+            raise InputError("invalid client_kwargs", expected="a dict", found=type(more).__name__)
+        given = _renamed(more) | _renamed(given)
+        unknown = sorted(map(str, given.keys() - _known() - {"client_kwargs"}))
+        if unknown:
+            raise _unknown(unknown, sorted(set(unknown) & (configured.keys() - options.keys())))
+        times = {name: given.pop(name) for name in list(given) if name in _names(RetryOptions)}
+        return cls(**given, retries=RetryOptions(**times))
+
+    def __repr__(self) -> str:
+        """Tell nothing that is secret."""
+        shown = {name: getattr(self, name) for name in ("anon", "profile", "region")}
+        shown["endpoint_url"] = shown_url(self.endpoint_url or "")
+        return f"S3Options({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("key", "secret", "token", "profile", "endpoint_url", "region"), (str, _MAYBE)),
+    **dict.fromkeys(("anon", "requester_pays", "check_etag"), (bool,)),
+    **dict.fromkeys(("path_style", "use_ssl"), (bool, _MAYBE)),
+    "verify": (bool, str, _MAYBE),
+    **dict.fromkeys(("config_kwargs", "s3_additional_kwargs"), (Mapping,)),
+    "retries": (RetryOptions,),
+}
+_WORDS = {bool: "True or False", str: "a text", Mapping: "a dict", RetryOptions: "RetryOptions"}
+
+
+def _expected(kinds: tuple[type, ...]) -> str:
+    return " or ".join(_WORDS[kind] for kind in kinds if kind is not _MAYBE)
+
+
+def _names(options: Any) -> set[str]:
+    return {each.name for each in fields(options)}
+
+
+def _known() -> set[str]:
+    return (_names(S3Options) | _names(RetryOptions)) - {"retries"}
+
+
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {_ALIASES.get(name, name): value for name, value in options.items()}
+
+
+def _configured() -> Mapping[str, Any]:
+    """Return what fsspec's configuration says of s3: its files, and variables FSSPEC_S3 and FSSPEC_S3_NAME.
+
+    Raises:
+        MissingDependencyError: There are such variables, but fsspec is not installed.
+    """
+    named = any(name == "FSSPEC_S3" or name.startswith("FSSPEC_S3_") for name in os.environ)
+    folder = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))
+    if not (named or os.path.isdir(folder)):
+        return {}
+    try:
+        from fsspec.config import set_conf_env, set_conf_files
+    except ImportError as error:
+        if not named:
+            return {}
+        raise MissingDependencyError(
+            "the variables FSSPEC_S3... need fsspec", remedy="pip install fsspec, or unset them"
+        ) from error
+    found: dict[str, Any] = {}
+    set_conf_files(folder, found)
+    set_conf_env(found)
+    configured: Mapping[str, Any] = found.get("s3", {})
+    return configured
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """Return the value of an option from the environment, which has only texts, and what looks like JSON in them."""
+    kinds = _KINDS.get(name, ())
+    if bool in kinds:
+        return _TRUTHS.get(str(value).lower(), value)
+    return str(value) if str in kinds and isinstance(value, (int, float)) else value
+
+
+def _unknown(names: list[str], configured: list[str]) -> InputError:
+    """Return the error for options that do not exist, or that concern s3fs alone."""
+    known = sorted(_known() | set(_ALIASES) | {"client_kwargs"})
+    of_s3fs = [name for name in names if name in _OF_S3FS]
+    near = difflib.get_close_matches(next((name for name in names if name not in _OF_S3FS), ""), known, 1)
+    if near:
+        remedy = f"did you mean {near[0]!r}?"
+    elif of_s3fs:
+        remedy = f"leave it out, or read by s3fs itself: fs=s3fs.S3FileSystem({of_s3fs[0]}=...)"
+    else:
+        remedy = "leave it out; s3fs's own options work with fs=s3fs.S3FileSystem(...)"
+    return InputError(
+        "there is no such storage option",
+        place="fsspec's configuration of s3 (FSSPEC_S3...)" if configured == names else "storage_options",
+        expected=", ".join(known),
+        found=", ".join(names),
+        remedy=remedy,
+    )
