@@ -7,6 +7,7 @@ is passed on.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -85,6 +86,7 @@ class Connection:
         self._given = given
         if given is None:
             file_system_class(self.protocol, shown_url(url))
+        _forget_loop_in_forks()
 
     def with_deadline(self, deadline_s: float) -> Connection:
         """Return one that gives up after so many seconds, or sooner."""
@@ -126,6 +128,14 @@ class Connection:
     def attempt(self, action: Callable[[Any], Answer], url: str, details: str = "") -> Answer:
         """Do something that may fail for a while with the file system."""
         return attempt(lambda _: action(self.file_system()), _classify, Retries(self._retries, url, details))
+
+
+@functools.cache
+def _forget_loop_in_forks() -> None:
+    """Let forked processes start an event loop of their own: fsspec before 2025 waits for the parent's, forever."""
+    import fsspec.asyn
+
+    os.register_at_fork(after_in_child=fsspec.asyn.reset_lock)
 
 
 _kept: set[Any] = set()

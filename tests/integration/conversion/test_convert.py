@@ -494,8 +494,8 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(table_path, tmp_pat
 
 
 def test_remote_outputs_are_refused(table_path):
-    with pytest.raises(InputError, match="gs:// can only be read"):
-        converted(table_path, "gs://bucket/out")
+    with pytest.raises(InputError, match="https:// can only be read"):
+        converted(table_path, "https://host/out")
 
 
 # Runs that do not end well

@@ -668,8 +668,8 @@ def test_nothing_is_begun_where_convert_would_refuse(raw, tmp_path):
         )
     with pytest.raises(InputError, match="cannot resume"):
         plan_shares(raw, tmp_path / "new", tmp_path / "plan", chosen(resume=True))
-    with pytest.raises(InputError, match="gs:// can only be read"):
-        plan_shares(raw, "gs://bucket/out", tmp_path / "plan", chosen())
+    with pytest.raises(InputError, match="https:// can only be read"):
+        plan_shares(raw, "https://host/out", tmp_path / "plan", chosen())
     assert files_below(tmp_path) == ["out/mine.txt", "twice.parquet"]
     assert not (tmp_path / "new").exists()
 
@@ -693,7 +693,7 @@ def test_a_plan_file_inside_the_output_is_refused(raw, tmp_path):
         plan_shares(raw, tmp_path / "out", tmp_path / "out" / "plan", chosen(shards=6))
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="can only be read"):
-        plan_shares(raw, tmp_path / "out", "hf://datasets/plan", chosen(shards=6))
+        plan_shares(raw, tmp_path / "out", "https://host/plan", chosen(shards=6))
 
 
 def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch):
