@@ -1,9 +1,9 @@
 """Print what the default lanes and windows come to: memory, mixing, and what 1 to 96 readers read. Arithmetic only.
 
-The first table has the defaults by the number and size of samples, and how much likelier than by chance two samples of
-one global batch share a batch again in the next epoch (1 is ideal). The second has the windows that all readers together
-read for each window of the dataset, where `--world-size` was not given: with 16 lanes and windows of 8 MiB, as they were
-once, and by default. The third has the requests for a TB, and what they cost.
+The first table has the defaults by the number and size of samples, and how much likelier than by chance two samples
+of one global batch share a batch again in the next epoch (1 is ideal). The second has the windows that all readers
+together read for each window of the dataset, where `--world-size` was not given: with 16 lanes and windows of 8 MB, and
+by default. The third has the requests for a TB, and what they cost.
 
 Example: python -m tools.bench.lanes
 """
@@ -11,6 +11,7 @@ Example: python -m tools.bench.lanes
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ GET_PRICE = 0.0004 / 1000
 """Dollars, in the standard class of S3."""
 
 
-def plan_of(num_samples: int, sample_bytes: int, **options: int) -> Plan:
+def plan_of(num_samples: int, sample_bytes: int, **options: Any) -> Plan:
     """Return the plan of a table of so many samples."""
     import pyarrow as pa
 
