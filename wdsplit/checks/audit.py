@@ -15,6 +15,7 @@ import numpy as np
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.mixing import mixing
 from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
@@ -78,12 +79,15 @@ class Finding:
         promise: Its name, such as `exactly once`.
         held: Whether it held.
         evidence: The figures, as text.
+        figure: For `mixing`, which is no promise: how much likelier than by chance two samples of a batch share one
+            again in the next epoch; 1 is ideal.
     """
 
     epoch: int
     promise: str
     held: bool
     evidence: str
+    figure: float | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,23 @@ def _audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     yield _audit_once(order, ranks, options)
     if even:
         yield _audit_resume(order, options)
+    if epoch == 0 and order.options.shuffle:
+        yield from _measure_mixing(order, options)
+
+
+def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+    """Say how often samples that share a batch share one again in the next epoch, if batches have two samples."""
+    following = EpochOrder(order.counts, order.options, order.epoch + 1)
+    found = mixing(order, following, options.global_batch)
+    if found is None:
+        return
+    error = f" +- {found.error:.2g} (estimated from some batches)" if found.error else ""
+    evidence = (
+        f"1 is ideal: two samples of a batch of {options.global_batch:,} share a batch again in the next epoch "
+        f"{found.figure:.2f}{error} times as often as by chance; of the {options.global_batch - 1:,} others in its "
+        f"batch, a sample meets {found.met_again:.2g} again, by chance {found.by_chance:.2g}"
+    )
+    yield Finding(order.epoch, "mixing", True, evidence, round(found.figure, 4))
 
 
 def _audit_once(order: EpochOrder, ranks: list[Steps], options: AuditOptions) -> Finding:

@@ -81,7 +81,8 @@ def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -
     """Prove the loading promises for DATASET and a topology.
 
     Same batches on any topology, equal steps, each sample exactly once, resume anywhere: checked over all positions
-    of each epoch. Nothing is read but the manifest, unless --read is given.
+    of each epoch. Nothing is read but the manifest, unless --read is given. Also says how well batches are mixed: how
+    often two samples of one batch share a batch again in the next epoch.
     """
     options = AuditOptions(num_workers=workers, **arguments)
     report = audit(dataset, options, progress=None if as_json else _echo)
@@ -93,4 +94,6 @@ def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -
 
 def _echo(finding: Finding) -> None:
     mark = "held" if finding.held else "BROKEN"
+    if finding.figure is not None:
+        mark = f"{finding.figure:.2f}"
     click.echo(f"epoch {finding.epoch}  {finding.promise:<20} {mark:<6}  {finding.evidence}")

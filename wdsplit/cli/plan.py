@@ -99,13 +99,21 @@ def _plan_text(plan: Plan) -> str:
     lines = [
         f"{plan.num_rows:,} rows{_of_all(plan.num_rows, plan.table.total_rows)} in {len(plan.table.files):,} files "
         f"-> {plan.num_shards:,} shards of {plan.max_samples:,} samples",
-        f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, lanes {plan.lanes}, "
+        f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, "
         f"keys {'from column ' + repr(plan.key) if plan.key else 'number the rows'}",
+        f"the loader reads {plan.lanes:,} lanes (sequences of shards) side by side, each in windows of "
+        f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
+        f"ranks x workers that share no lane: {_numbers_text(plan.lanes)}",
         f"plan {plan.hash}",
         "",
         fields,
     ]
     return "\n".join(lines)
+
+
+def _numbers_text(lanes: int) -> str:
+    """Return the numbers of readers that divide the lanes."""
+    return ", ".join(f"{number:,}" for number in range(1, lanes + 1) if lanes % number == 0)
 
 
 def _of_all(num_rows: int, total: int) -> str:

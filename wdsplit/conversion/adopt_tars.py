@@ -44,10 +44,13 @@ class IndexOptions:
     """How to adopt tars.
 
     Attributes:
-        world_size: Number of ranks to lay out lanes for.
+        world_size: Ranks of the largest job, if 192 lanes do not suit it: lanes become a multiple of `world_size` x
+            `workers`.
         workers: Worker processes of each rank; 0 counts as 1.
-        lanes: Lanes of the loader's order. Default: a multiple of `world_size` x `workers`, at least 16.
-        window: Samples that the loader reads and shuffles together. Default: as many as make about 8 MiB.
+        lanes: Sequences of shards that the loader reads side by side. Default: 192, or 96, 48 or 16 for less data; if
+            need be, rounded up to a multiple of `world_size` x `workers`.
+        window: Samples that the loader reads and shuffles together. Default: as many as let 192 lanes hold 256 MiB, up
+            to 1,024 samples and 8 MiB.
         jobs: Processes.
         overwrite: Replace the indexes and the manifest that are there; never a tar.
     """

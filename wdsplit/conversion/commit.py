@@ -37,7 +37,7 @@ def commit(run: Run, plan: Plan, emit: tuple[str, ...], shards: Published) -> Ma
 
 def build_manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> Manifest:
     """Return the manifest of all shards."""
-    window = plan.options.window or default_window(published.num_bytes, published.num_samples)
+    window = plan.options.window or default_window(published.num_bytes, published.num_samples, plan.lanes)
     provenance = _provenance(plan, emit)
     return Manifest(published.table(), plan.fields, plan.lanes, window, plan.options.pad, provenance)
 

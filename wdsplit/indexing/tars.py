@@ -20,7 +20,7 @@ from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
-from wdsplit.order.defaults import default_window, least_lanes, whole_lanes
+from wdsplit.order.defaults import default_lanes, default_window, lanes_of_adopted
 from wdsplit.shards.manifest import Manifest, Shard, Shards, checksum_of
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.pieces import mapped
@@ -158,6 +158,7 @@ def manifest_of(
     shards = Shards.of([each.shard for each in contents])
     names = dict.fromkeys(use.name for each in contents for use in each.fields)
     num_samples, num_bytes = (int(shards.column(name).sum()) for name in ("num_samples", "num_bytes"))
+    lanes = lanes or lanes_of_adopted(len(contents), default_lanes(num_samples, num_bytes, readers), readers)
     provenance = {
         "adopted": True,
         "num_left_out": sum(each.num_left_out for each in contents),
@@ -167,8 +168,8 @@ def manifest_of(
     return Manifest(
         shards,
         tuple(field_of(name, name, "bytes", pa.binary()) for name in names),
-        lanes or whole_lanes(len(contents), readers) or least_lanes(readers),
-        window or default_window(num_bytes, num_samples),
+        lanes,
+        window or default_window(num_bytes, num_samples, lanes),
         "none",
         provenance,
     )

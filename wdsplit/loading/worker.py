@@ -7,6 +7,7 @@ loader's other side takes: parcels, lists of the sub-batches of one or more step
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import pickle
 import random
@@ -100,6 +101,8 @@ class SubBatches:
         """
         if self.bound is None:
             return self.of_worker(self.world)
+        if not self._iterations:
+            gc.freeze()  # else each collection visits, and so copies, all that was in memory before the fork
         world = with_worker(self.world)
         epoch, start, seed, _, _ = self._begin.array.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))

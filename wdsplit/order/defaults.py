@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-__all__ = ["MIN_LANES", "default_window", "least_lanes", "round_up", "whole_lanes"]
+__all__ = ["MIN_LANES", "default_lanes", "default_window", "lanes_of_adopted", "lanes_of_shards", "round_up"]
 
-MIN_LANES = 16
-_MAX_LANES = 64
-_WINDOW_BYTES = 8 * 1024**2
-_MIN_WINDOW, _MAX_WINDOW = 16, 1024
+LANES = (192, 96, 48, 16)
+"""Lanes to choose from: 192 can be dealt whole to 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96 or 192 readers."""
+MIN_LANES = LANES[-1]
+_MAX_WHOLE_LANES = 64
+_MIN_LANE_SAMPLES, _MIN_LANE_BYTES = 100, 1024**2
+"""Fewer lanes are chosen rather than shards below this: so pads stay at or below 1 %, and lanes are whole shards."""
+_HELD_BYTES, _MAX_WINDOW_BYTES, _MAX_WINDOW = 256 * 1024**2, 8 * 1024**2, 1024
+"""What a process that reads all lanes holds of them, about; and the largest window, in bytes and in samples."""
 
 
-def least_lanes(readers: int) -> int:
-    """Return the fewest lanes to choose: a multiple of the readers, at least 16."""
-    return round_up(MIN_LANES, readers)
+def default_lanes(num_samples: int, num_bytes: int, readers: int) -> int:
+    """Return the lanes (C) that suit so many samples: 192, or fewer for little data, as a multiple of the readers."""
+    choices = (round_up(lanes, readers) for lanes in LANES)
+    fit = (num for num in choices if num_samples >= num * _MIN_LANE_SAMPLES and num_bytes >= num * _MIN_LANE_BYTES)
+    return next(fit, round_up(MIN_LANES, readers))
 
 
-def whole_lanes(num_shards: int, readers: int) -> int | None:
-    """Return lanes that divide the shards, so that lanes are whole shards, if there are such up to 64."""
-    least = least_lanes(readers)
-    candidates = range(least, max(least, _MAX_LANES) + 1, readers)
-    return next((lanes for lanes in candidates if num_shards % lanes == 0), None)
+def lanes_of_shards(num_shards: int, most: int, readers: int) -> int:
+    """Return lanes for a given number of shards: whole shards, unless that would halve the lanes.
+
+    Args:
+        num_shards: Shards (S), a multiple of the readers.
+        most: The lanes that suit the data, a multiple of the readers; a little more if that makes whole shards.
+        readers: Readers that the lanes shall suit.
+
+    Returns:
+        The readers times 2**n or 3 x 2**n, so that many numbers of readers divide it; at most the shards.
+    """
+    if num_shards % most == 0 or num_shards <= MIN_LANES:
+        return min(num_shards, most)
+    top = min(num_shards, max(most, _MAX_WHOLE_LANES)) // readers
+    powers = [1 << power for power in range(top.bit_length())]
+    sizes = sorted(readers * times * power for times in (1, 3) for power in powers)
+    sizes = [size for size in sizes if size <= readers * top]
+    nearest = [size for size in sizes if size >= most] + [size for size in sizes if size <= most][::-1]
+    cut = max(size for size in sizes if size <= most)
+    whole = (size for size in nearest if num_shards % size == 0 and 2 * size >= cut)
+    return next(whole, cut)
+
+
+def lanes_of_adopted(num_shards: int, most: int, readers: int) -> int:
+    """Return lanes for shards as they are: whole shards, unless that would halve the lanes; else cut inside shards."""
+    lanes = lanes_of_shards(num_shards, most, readers) if num_shards >= readers else most
+    return lanes if 2 * lanes >= most and num_shards % lanes == 0 else most
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -27,7 +55,8 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def default_window(num_bytes: int, num_samples: int) -> int:
-    """Return the samples of a window (Q) that make about 8 MiB, one ranged read: 16 to 1,024 of them."""
+def default_window(num_bytes: int, num_samples: int, lanes: int) -> int:
+    """Return the samples of a window (Q), of which 192 lanes hold about 256 MiB: at most 1,024, of at most 8 MiB."""
     sample_bytes = max(1, num_bytes // max(1, num_samples))
-    return min(_MAX_WINDOW, max(_MIN_WINDOW, _WINDOW_BYTES // sample_bytes))
+    window_bytes = min(_MAX_WINDOW_BYTES, _HELD_BYTES // min(lanes, LANES[0]))
+    return min(_MAX_WINDOW, max(1, window_bytes // sample_bytes))

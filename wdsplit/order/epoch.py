@@ -30,6 +30,7 @@ __all__ = [
     "hash_stream",
     "order_problems",
     "permutation",
+    "places_in_windows",
     "visit_order",
     "window_order",
     "window_samples",
@@ -66,16 +67,21 @@ def hash_stream(*words: int) -> int:
     return state
 
 
-def _mixed(state: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the splitmix64 values at the given places of the stream that begins at `state`; all differ."""
-    value: npt.NDArray[np.uint64] = index * np.uint64(_GOLDEN)
-    value += np.uint64(state)
+def _mix_numbers(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Mix 64 bits of each number in place, as `_mix` does."""
     value ^= value >> np.uint64(30)
     value *= np.uint64(0xBF58476D1CE4E5B9)
     value ^= value >> np.uint64(27)
     value *= np.uint64(0x94D049BB133111EB)
     value ^= value >> np.uint64(31)
     return value
+
+
+def _mixed(state: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the splitmix64 values at the given places of the stream that begins at `state`; all differ."""
+    value: npt.NDArray[np.uint64] = index * np.uint64(_GOLDEN)
+    value += np.uint64(state)
+    return _mix_numbers(value)
 
 
 def hash_numbers(state: int, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
@@ -151,6 +157,28 @@ def window_order(options: OrderOptions, epoch: int, shard: int, num_samples: int
     return permutation(num_windows, options.seed, epoch, _WINDOWS, shard)
 
 
+def places_in_windows(options: OrderOptions, epoch: int, shards: Int64, windows: Int64, size: int) -> Int64:
+    """Return the samples of n windows of one size, each in the order of its visits, counted from the window's first.
+
+    Args:
+        options: What the order depends on.
+        epoch: The epoch.
+        shards: int64 of shape (n,): the shard of each window.
+        windows: int64 of shape (n,): its number in its shard.
+        size: Samples of each window.
+
+    Returns:
+        int64 of shape (n, size): what `permutation` of seed, epoch, shard and window gives.
+    """
+    if not options.shuffle:
+        return np.broadcast_to(np.arange(size), (len(windows), size))
+    state = np.full(len(windows), hash_stream(options.seed, epoch, _SAMPLES), np.uint64)
+    for words in (shards, windows):
+        state = _mix_numbers(state + np.uint64(_GOLDEN) + _mix_numbers(words.astype(np.uint64)))
+    steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return np.argsort(_mix_numbers(state[:, None] + steps), axis=1)
+
+
 def window_samples(options: OrderOptions, epoch: int, shard: int, num_samples: int, window: int) -> Int64:
     """Return the samples of a window in the order of their visits, as places in the shard."""
     first = window * options.window
@@ -162,11 +190,17 @@ def window_samples(options: OrderOptions, epoch: int, shard: int, num_samples: i
 
 def visit_order(options: OrderOptions, epoch: int, shard: int, num_samples: int) -> Int64:
     """Return all samples of a shard in the order of their visits: int64 of shape (num_samples,)."""
-    windows = window_order(options, epoch, shard, num_samples)
     if not options.shuffle or not num_samples:
         return np.arange(num_samples)
-    windows_in_order = [window_samples(options, epoch, shard, num_samples, int(window)) for window in windows]
-    return np.concatenate(windows_in_order)
+    windows = window_order(options, epoch, shard, num_samples)
+    num_full, rest = divmod(num_samples, options.window)
+    full = windows[windows < num_full]
+    places = places_in_windows(options, epoch, np.full(len(full), shard), full, options.window) if num_full else None
+    samples = np.empty(0, np.int64) if places is None else (places + full[:, None] * options.window).reshape(-1)
+    if not rest:
+        return samples
+    short = int(np.flatnonzero(windows == num_full)[0]) * options.window
+    return np.insert(samples, short, window_samples(options, epoch, shard, num_samples, num_full))
 
 
 class EpochOrder:

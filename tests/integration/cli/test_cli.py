@@ -517,18 +517,25 @@ def test_index_makes_a_dataset_of_tars_and_convert_does_not_overwrite_them(done,
 
 def test_audit_says_for_each_epoch_that_the_promises_are_held(done, numbers):
     out = done("audit", numbers, "--world-size", 2, "--workers", 2, "--batch-size", 5, "--epochs", 2).out
-    lines = out.splitlines()
+    lines = [line for line in out.splitlines() if "  mixing  " not in line]
     promises = ["equal steps", "same batches", "exactly once", "resume"]
     assert [line.split("  ")[1].strip() for line in lines] == promises * 2
     assert all("  held  " in line for line in lines)
     assert [line.split("  ")[0] for line in lines] == ["epoch 0"] * 4 + ["epoch 1"] * 4
 
 
+def test_audit_prints_how_well_batches_are_mixed(done, numbers):
+    [line] = [line for line in done("audit", numbers, "--batch-size", 10).out.splitlines() if "  mixing  " in line]
+    assert re.search(r"mixing +\d\.\d\d +1 is ideal: two samples of a batch of 10 .*of the 9 others", line)
+    [found] = [each for each in done("audit", numbers, "--batch-size", 10, "--json").json if each["figure"] is not None]
+    assert f"  {found['figure']:.2f} " in line
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_audit_can_run_the_loaders_and_prints_its_findings_as_json(done, numbers):
     options = ("--world-size", 2, "--workers", 1, "--batch-size", 5, "--no-shuffle", "--seed", 2)
     found = done("audit", numbers, *options, "--read", "--json").json
-    assert [sorted(finding) for finding in found] == [["epoch", "evidence", "held", "promise"]] * 7
+    assert [sorted(finding) for finding in found] == [["epoch", "evidence", "figure", "held", "promise"]] * 7
     assert all(finding["held"] is True for finding in found)
     assert {finding["epoch"] for finding in found} == {0}
 

@@ -212,7 +212,8 @@ def test_a_tar_may_end_as_its_writer_likes(tmp_path, blocks):
 
 
 @pytest.mark.parametrize(
-    ("num_tars", "readers", "lanes"), [(1, 1, 16), (3, 2, 16), (16, 4, 16), (48, 1, 16), (17, 1, 17), (101, 1, 16)]
+    ("num_tars", "readers", "lanes"),
+    [(1, 1, 16), (3, 2, 16), (16, 4, 16), (48, 1, 16), (17, 1, 16), (24, 8, 24), (101, 1, 16)],
 )
 def test_lanes_are_such_as_suit_the_readers_and_the_tars(tmp_path, num_tars, readers, lanes):
     tars_of(tmp_path, written_by_tarfile, [1] * num_tars, [f"{number:03d}.tar" for number in range(num_tars)])

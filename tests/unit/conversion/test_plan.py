@@ -1,6 +1,7 @@
 import dataclasses
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -10,6 +11,8 @@ from wdsplit.conversion.plan.options import PADS, PlanOptions
 from wdsplit.conversion.plan.plan import Span, make_plan, task_spans
 from wdsplit.errors import InputError
 from wdsplit.order.defaults import MIN_LANES, default_window
+from wdsplit.order.distribution import Readers
+from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.shards.manifest import Field
 
 FIELDS = (Field("cls", "label", "integer", "int64"),)
@@ -117,24 +120,70 @@ def test_samples_per_shard_is_kept_to_unless_pads_are_forbidden_and_the_readers_
         assert max(sizes_of(plan)) <= most
 
 
-@given(st.integers(1, 10**9), st.integers(1, 300), st.integers(0, 8))
-def test_by_default_the_lanes_are_whole_shards_and_at_least_16(data_bytes, world_size, workers):
-    plan = make_plan(
-        table_of(input_file(10**6, data_bytes=data_bytes)),
-        FIELDS,
-        None,
-        PlanOptions(world_size=world_size, workers=workers),
-    )
+@given(st.integers(1, 10**8), st.integers(1, 10**12), st.integers(1, 300), st.integers(0, 8))
+def test_by_default_the_lanes_are_whole_shards_and_at_least_16(num_rows, data_bytes, world_size, workers):
+    plan = plan_of_size(num_rows, data_bytes, world_size=world_size, workers=workers)
     assert plan.lanes >= MIN_LANES
     assert plan.num_shards % plan.lanes == 0
     assert plan.lanes % plan.options.readers == 0
 
 
+def plan_of_size(num_rows, data_bytes, **options):
+    return make_plan(table_of(input_file(num_rows, data_bytes=data_bytes)), FIELDS, None, PlanOptions(**options))
+
+
 @pytest.mark.parametrize(
-    ("shards", "world_size", "lanes"), [(96, 32, 32), (8, 1, 8), (48, 1, 16), (20, 1, 20), (100, 4, 20), (24, 8, 24)]
+    ("num_rows", "sample_bytes", "lanes"),
+    [
+        (1, 100, 16),
+        (1_000, 100_000, 16),
+        (4_800, 100_000, 48),
+        (5_000, 10_000, 48),
+        (9_600, 100_000, 96),
+        (19_199, 100_000, 96),
+        (19_200, 100_000, 192),
+        (60_000, 300, 48),
+        (400_000, 300, 192),
+        (1_000_000_000, 100_000, 192),
+        (2_000, 100_000_000, 16),
+    ],
+)
+def test_the_default_lanes_are_192_or_as_many_as_leave_each_shard_100_samples_and_1_mib(num_rows, sample_bytes, lanes):
+    assert plan_of_size(num_rows, num_rows * sample_bytes).lanes == lanes
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96])
+def test_a_forgotten_world_size_costs_the_usual_topologies_nothing(readers):
+    plan = plan_of_size(320_000, 32_000_000_000)
+    counts = np.array([stop - first for first, stop in map(plan.rows, range(plan.num_shards))])
+    order = EpochOrder(counts, OrderOptions(0, True, plan.lanes, plan.window, "pad"), 0)
+    assert Readers(order, readers, 1).read_amplification == 1.0
+
+
+@pytest.mark.parametrize(("readers", "lanes"), [(5, 195), (7, 196), (40, 200), (192, 192), (256, 256), (512, 512)])
+def test_odd_and_large_jobs_get_the_next_multiple_of_their_readers(readers, lanes):
+    assert plan_of_size(320_000, 32_000_000_000, world_size=readers).lanes == lanes
+
+
+@given(st.integers(1, 10**8), st.integers(1, 10**7))
+def test_pads_are_at_most_1_percent_of_the_samples_or_fewer_than_16(num_rows, size):
+    plan = plan_of_size(num_rows, num_rows * size)
+    assert plan.num_pads <= max(15, num_rows // 100)
+
+
+@pytest.mark.parametrize(
+    ("shards", "world_size", "lanes"),
+    [(96, 32, 32), (8, 1, 8), (48, 1, 16), (24, 8, 24), (100, 4, 16), (20, 1, 16), (10, 1, 10)],
 )
 def test_for_a_given_number_of_shards_the_lanes_divide_it_where_they_can(shards, world_size, lanes):
     assert plan_of(10_000, shards=shards, world_size=world_size).lanes == lanes
+
+
+@pytest.mark.parametrize(
+    ("shards", "lanes"), [(32, 32), (64, 64), (96, 96), (100, 96), (128, 128), (384, 192), (1000, 192), (1024, 128)]
+)
+def test_much_data_in_a_given_number_of_shards_gets_up_to_192_lanes(shards, lanes):
+    assert plan_of_size(10**6, 10**11, shards=shards).lanes == lanes
 
 
 def test_23_samples_at_10_a_shard_make_equal_shards_and_none_is_short():
@@ -305,20 +354,32 @@ def test_every_shard_of_100_000_can_be_asked_for_its_rows():
     assert sum(plan.num_pads_of(shard) for shard in range(plan.num_shards)) == plan.num_pads == 99_000
 
 
-@given(st.integers(0, 2**60), st.integers(1, 2**40))
-def test_a_window_has_16_to_1024_samples_and_about_8_mib_in_between(num_bytes, num_samples):
-    window = default_window(num_bytes, num_samples)
-    assert 16 <= window <= 1024
-    if 16 < window < 1024:
-        assert window * (num_bytes // num_samples) <= 8 * 1024**2 < (window + 1) * (num_bytes // num_samples)
+@given(st.integers(0, 2**60), st.integers(1, 2**40), st.integers(1, 1000))
+def test_the_windows_of_192_lanes_hold_at_most_256_mib_unless_samples_are_larger(num_bytes, num_samples, lanes):
+    window, sample_bytes = default_window(num_bytes, num_samples, lanes), num_bytes // num_samples
+    assert 1 <= window <= 1024
+    if window > 1:
+        assert min(lanes, 192) * window * sample_bytes <= 2**28
+        assert window * sample_bytes <= 2**23
+    if window < 1024:
+        assert (window + 1) * sample_bytes > min(2**23, 2**28 // min(lanes, 192))
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "num_samples", "window"),
-    [(0, 0, 1024), (10**6, 10**3, 1024), (100 * 2**20, 800, 64), (2**40, 10, 16)],
+    ("num_bytes", "num_samples", "lanes", "window"),
+    [
+        (0, 0, 16, 1024),
+        (10**6, 10**3, 192, 1024),
+        (10**5, 1, 16, 83),
+        (10**5, 1, 48, 55),
+        (10**5, 1, 96, 27),
+        (10**5, 1, 192, 13),
+        (10**5, 1, 512, 13),
+        (10**7, 1, 192, 1),
+    ],
 )
-def test_the_default_window_by_the_size_of_samples(num_bytes, num_samples, window):
-    assert default_window(num_bytes, num_samples) == window
+def test_the_default_window_by_the_size_of_samples_and_the_lanes(num_bytes, num_samples, lanes, window):
+    assert default_window(num_bytes, num_samples, lanes) == window
 
 
 @pytest.mark.parametrize("options", [{"world_size": 1_000_000}, {"world_size": 1000, "workers": 8}, {"shards": 2561}])

@@ -34,8 +34,18 @@ def open_tar(folder, data, name="a"):
 
 
 def samples_of(window):
-    rows = range(len(window))
-    return list(window.take(rows, rows, [False] * len(rows)))
+    return samples_in(window, range(len(window)))
+
+
+def samples_in(window, rows):
+    return list(window.take(rows, range(len(rows)), [False] * len(rows)))
+
+
+def samples_of_each(places, fields=None):
+    """Return the samples of each of some windows that are read together."""
+    parts = read_windows(places, fields)
+    sizes = [place.stop - place.first for place in places]
+    return [samples_in(window, range(first, first + size)) for (window, first), size in zip(parts, sizes, strict=True)]
 
 
 def place(shard):
@@ -63,17 +73,15 @@ def test_windows_that_are_read_together_are_those_read_alone(tmp_path_factory, b
         members = [{name.partition(".")[2]: value for name, value in sample} for sample in one.samples[first:stop]]
         expected.append([{k: v for k, v in sample.items() if fields is None or k in fields} for sample in members])
     with as_large(is_large):
-        windows = read_windows(places, fields)
-        assert [samples_of(window) for window in windows] == [
-            samples_of(shard.window(first, stop, fields)) for shard, first, stop, _ in places
-        ]
+        found = samples_of_each(places, fields)
+        windows = [shard.window(first, stop, fields) for shard, first, stop, _ in places]
+        assert found == [samples_of(window) for window in windows]
         at_hand = [place._replace(data=fetched(place)) for place in places]
-        for group in (at_hand, *([each] for each in at_hand)):
-            together = [samples_of(window) for window in read_windows(group, fields)]
-            assert together == [samples_of(windows[at_hand.index(each)]) for each in group]
-    for window, (shard, *_), samples in zip(windows, places, expected, strict=True):
-        assert [{k: v for k, v in sample.items() if k[:2] != "__"} for sample in samples_of(window)] == samples
-        assert {sample["__url__"] for sample in samples_of(window)} == {shard.url}
+        assert samples_of_each(at_hand, fields) == found
+        assert [samples_of_each([each], fields)[0] for each in at_hand] == found
+    for window, own, (shard, *_), samples in zip(windows, found, places, expected, strict=True):
+        assert [{k: v for k, v in sample.items() if k[:2] != "__"} for sample in own] == samples
+        assert {sample["__url__"] for sample in own} == {shard.url}
         assert window.sizes.tolist() == [sum(map(len, s.values())) for s in samples]
 
 
@@ -119,7 +127,7 @@ def test_a_damaged_header_is_that_of_its_shard_also_among_others(tmp_path, offse
     assert caught.value.url == bad.url
     assert caught.value.offset == second
     with as_large(is_large):
-        assert samples_of(read_windows([WindowPlace(bad, 0, 1)])[0]) == samples_of(bad.window(0, 1))
+        assert samples_of(read_windows([WindowPlace(bad, 0, 1)])[0].window) == samples_of(bad.window(0, 1))
 
 
 @reading

@@ -83,13 +83,16 @@ class PlanOptions:
     """How to cut a table into shards.
 
     Attributes:
-        world_size: Number of ranks to make shards for.
+        world_size: Ranks of the largest job, if 192 lanes do not suit it: shards and lanes become a multiple of
+            `world_size` x `workers`.
         workers: Worker processes of each rank; 0 counts as 1.
         shards: Number of shards, a multiple of `world_size` x `workers`. Default: as `shard_size` asks for.
         samples_per_shard: Samples of a shard, at most; about as many with `group_by`.
         shard_size: Bytes of a shard, about. Default: 256 MB.
-        lanes: Lanes of the loader's order. Default: a multiple of `world_size` x `workers`, at least 16.
-        window: Samples that the loader reads and shuffles together. Default: as many as make about 8 MiB.
+        lanes: Sequences of shards that the loader reads side by side. Default: 192, or 96, 48 or 16 for less data; if
+            need be, rounded up to a multiple of `world_size` x `workers`.
+        window: Samples that the loader reads and shuffles together. Default: as many as let 192 lanes hold 256 MiB, up
+            to 1,024 samples and 8 MiB.
         pad: Make all shards equal by repeating samples, flagged (repeat), or by leaving rows out (drop), or let shards
             differ by one sample (none).
         null: Refuse null values (error), leave the member out (omit), or write it with no bytes (empty).

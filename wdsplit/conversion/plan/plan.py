@@ -21,7 +21,7 @@ import xxhash
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
-from wdsplit.order.defaults import least_lanes, round_up, whole_lanes
+from wdsplit.order.defaults import default_lanes, default_window, lanes_of_shards, round_up
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field
 from wdsplit.tables.table import Table
@@ -115,6 +115,12 @@ class Plan:
         """Pads that will be written."""
         return self.max_samples * self.num_shards - self.num_samples if self.options.pad == "repeat" else 0
 
+    @cached_property
+    def window(self) -> int:
+        """Samples of a window: as given, else by the table's bytes; the manifest has it by the bytes of the shards."""
+        num_bytes = _data_bytes(self.table, len(self.fields))
+        return self.options.window or default_window(num_bytes, self.num_rows, self.lanes)
+
     def rows(self, shard: int) -> tuple[int, int]:
         """Return the place of a shard's first row and the place after its last; the first shards have one more.
 
@@ -152,6 +158,7 @@ class Plan:
             "pads": self.num_pads,
             "dropped": self.num_dropped,
             "lanes": self.lanes,
+            "window": self.window,
             "key": self.key,
             "fields": [dataclasses.asdict(one) for one in self.fields],
         }
@@ -207,13 +214,11 @@ def make_plan(
     columns = {one.column for one in fields} | ({key} if key is not None else set())
     table = replace(table, files=tuple(file.narrowed(columns) for file in table.files))
     num_rows, readers = table.num_rows, options.readers
-    lanes = options.lanes or least_lanes(readers)
+    lanes = options.lanes or default_lanes(num_rows, _data_bytes(table, len(fields)), readers)
     if options.shards is not None:
         num_shards = _given_shards(options.shards, readers)
     else:
-        num_shards = min(
-            _derived_shards(table, len(fields), options, lanes), round_up(num_rows, math.lcm(lanes, readers))
-        )
+        num_shards = _derived_shards(table, len(fields), options, lanes)
     _check_shards(num_shards, num_rows)
     max_shards = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
@@ -221,7 +226,7 @@ def make_plan(
             raise _too_few(max_shards, num_shards if options.shards is not None else readers, options)
         num_shards = max_shards // readers * readers
     if options.lanes is None:
-        lanes = whole_lanes(num_shards, readers) or min(num_shards, lanes)
+        lanes = lanes_of_shards(num_shards, lanes, readers)
     if groups is None:
         return Plan(table, tuple(fields), key, options, num_shards, lanes)
     places, bounds = place_groups(groups, num_shards, options.seed if options.shuffle else None)
@@ -290,12 +295,27 @@ def _given_shards(shards: int, readers: int) -> int:
     return shards
 
 
+def _data_bytes(table: Table, num_fields: int) -> int:
+    return table.data_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
+
+
 def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:
     if options.samples_per_shard is not None:
         return round_up(-(-table.num_rows // options.samples_per_shard), options.readers)
-    data_bytes = table.data_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
-    shards = -(-data_bytes // (options.shard_size or DEFAULT_SHARD_BYTES))
-    return round_up(shards, math.lcm(lanes, options.readers) if options.shard_size is None else options.readers)
+    shards = -(-_data_bytes(table, num_fields) // (options.shard_size or DEFAULT_SHARD_BYTES))
+    each = math.lcm(lanes, options.readers)
+    most = round_up(table.num_rows, each)
+    if options.shard_size is not None:
+        return min(round_up(shards, options.readers), most)
+    return _few_pads(table.num_rows, min(round_up(shards, each), most), each)
+
+
+def _few_pads(num_rows: int, num_shards: int, each: int) -> int:
+    """Return at least so many shards, up to twice as many, with which pads are at most 1 %, or else the fewest."""
+    choices = range(num_shards, 2 * num_shards + 1, each)
+    return next(
+        (num for num in choices if -num_rows % num * 100 <= num_rows), min(choices, key=lambda n: -num_rows % n)
+    )
 
 
 class Spans(Sequence[Span]):

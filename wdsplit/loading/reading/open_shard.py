@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from wdsplit.tar.names import split_member
 
 __all__ = [
     "OpenShard",
+    "Part",
     "Scratch",
     "WindowPlace",
     "check_end",
@@ -105,7 +106,7 @@ class OpenShard:
         place = WindowPlace(self, first, stop)
         if "data" in vars(self):
             place = place._replace(data=self.data[place.begin : place.begin + place.num_bytes])
-        return read_windows([place], fields)[0]
+        return read_windows([place], fields)[0].window
 
 
 class Scratch:
@@ -172,15 +173,25 @@ class WindowPlace(NamedTuple):
             )
 
 
+class Part(NamedTuple):
+    """A window: consecutive samples, from `first` on, of those that were parsed together."""
+
+    window: Window
+    first: int
+
+
 def read_windows(
     places: Sequence[WindowPlace], fields: Collection[str] | None = None, scratch: Scratch | None = None
-) -> list[Window]:
+) -> list[Part]:
     """Read windows of any shards and parse them together.
 
     Args:
         places: Where they are; none of them is empty.
         fields: The fields to read; None for all.
         scratch: Memory to read in, if there is any at hand.
+
+    Returns:
+        A part for each place: of one window for all, if their samples are alike.
 
     Raises:
         CorruptDataError: One is not what its index says.
@@ -189,15 +200,14 @@ def read_windows(
         window = _Row(places).read(fields, scratch or Scratch())
     except WdsplitError as error:
         if len(places) == 1:
-            return [_read_again(places[0], error, fields)]
+            return [Part(_read_again(places[0], error, fields), 0)]
         window = None  # the error is that of one of them: each by itself will tell
-    if window is not None and len(places) == 1:
-        return [window]
-    if window is None or not window.is_uniform:
+    if window is None or not (window.is_uniform or len(places) == 1):
         return [read_windows([place], fields, scratch)[0] for place in places]
-    stops = np.cumsum([place.stop - place.first for place in places]).tolist()
-    rows = zip(places, [0, *stops[:-1]], stops, strict=True)
-    return [window.cut(first, stop, place.shard.url) for place, first, stop in rows]
+    sizes = [place.stop - place.first for place in places]
+    if len(places) > 1:
+        window.url = np.repeat(as_objects([place.shard.url for place in places]), sizes)
+    return [Part(window, first) for first in accumulate(sizes[:-1], initial=0)]
 
 
 def _read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str] | None) -> Window:
@@ -230,7 +240,8 @@ class _Row:
             place.check_end()
         num_bytes = int(self.offsets[-1] - self.offsets[0])
         is_small = num_bytes <= _SMALL_SAMPLE_BYTES * (len(self.offsets) - 1)
-        is_whole = any(place.shard.file.is_remote or place.shard.checksums is not None for place in self._places)
+        is_remote = any(place.data is None and place.shard.file.is_remote for place in self._places)
+        is_whole = is_remote or any(place.shard.checksums is not None for place in self._places)
         if is_whole and not is_small and len(self._places) > 1:
             return None
         if len(self._places) == 1 and self._places[0].data is not None:
@@ -278,12 +289,25 @@ class _Row:
 
         return Window(self._url, members, payloads, fields)
 
-    def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile, int]]:
+    def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile | _Held, int]]:
         """Give the file of each of n offsets, and the offset in it."""
         numbers = np.searchsorted(self._begins, offsets, side="right") - 1
         inside = (offsets + self._shifts[numbers]).tolist()
+        files = [place.shard.file if place.data is None else _Held(place.data, place.begin) for place in self._places]
         for number, offset in zip(numbers.tolist(), inside, strict=True):
-            yield self._places[number].shard.file, offset
+            yield files[number], offset
+
+
+class _Held:
+    """Bytes of a file that are in memory, read as the file would be."""
+
+    def __init__(self, data: memoryview, begin: int) -> None:
+        self._data = data
+        self._begin = begin
+        self.size = begin + len(data)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        return bytes(self._data[offset - self._begin : offset - self._begin + num_bytes])
 
 
 def _copied(data: memoryview, offset: int, size: int) -> bytes:

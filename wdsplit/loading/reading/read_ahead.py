@@ -28,6 +28,8 @@ _REQUEST_BYTES = 12 * 1024**2
 _MIN_KEPT_BYTES = 1024**2
 _PAGE_BYTES = 2 * 1024**2
 """A huge page: the system gives memory in pages of this size, if it can, a hundred times as fast as in small ones."""
+_MIN_HUGE_BYTES, _SMALL_PAGE_BYTES = 4 * _PAGE_BYTES, 64 * 1024
+"""Ranges below this are not rounded up to huge pages: up to half of the memory would be lost."""
 
 
 class _Memory:
@@ -42,7 +44,8 @@ class _Memory:
 
     def filled(self, num_bytes: int, is_urgent: threading.Event, fill: Callable[[memoryview], None]) -> memoryview:
         """Fill so many bytes, once there is room or they are urgent; they are free with the last reference to them."""
-        room = num_bytes if num_bytes < _MIN_KEPT_BYTES else -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        page = _PAGE_BYTES if num_bytes >= _MIN_HUGE_BYTES else _SMALL_PAGE_BYTES
+        room = num_bytes if num_bytes < _MIN_KEPT_BYTES else -(-num_bytes // page) * page
         self._wait(room, is_urgent)
         memory = None
         try:

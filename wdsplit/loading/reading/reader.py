@@ -12,13 +12,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from wdsplit.loading.reading.block import Block, Gathered
-from wdsplit.loading.reading.open_shard import OpenShard, Scratch, WindowPlace, read_windows
-from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner, ShardVisit, Take
+from wdsplit.loading.reading.open_shard import OpenShard, Part, Scratch, WindowPlace, read_windows
+from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner, ShardVisit
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
 from wdsplit.loading.reading.window import Window
-from wdsplit.order.epoch import EpochOrder, Int64
+from wdsplit.order.epoch import EpochOrder, Int64, groups
 from wdsplit.shards.manifest import Manifest, Shard
 
 __all__ = ["BlockReader", "SampleReader", "read_blocks"]
@@ -123,13 +125,13 @@ class SampleReader:
         self._shards: weakref.WeakKeyDictionary[ShardVisit, _ReadShard] = weakref.WeakKeyDictionary()
         self._unfetched: list[PlannedWindow] = []
         self._fetches: dict[PlannedWindow, Fetch] = {}
-        self._kept: dict[PlannedWindow, Window] = {}
+        self._kept: dict[PlannedWindow, Part] = {}
 
     def plan(self, positions: Int64) -> Plan:
         """Return what is to be read for some positions."""
         plan = self._planner.plan(positions)
         if self.ahead is not None:
-            new = [take.window for take in plan.takes if take.is_new]
+            new = [window for _, window in plan.new]
             self._unfetched.extend(new)
             self.ahead.num_planned += sum(map(self._planned_bytes, new))
         return plan
@@ -147,21 +149,25 @@ class SampleReader:
 
     def carry_out(self, plan: Plan) -> Block:
         """Return the samples of a plan."""
-        for take in plan.takes if self._fetches else ():
-            if take.window in self._fetches:
-                self._fetches[take.window].hurry()
+        for _, window in plan.new if self._fetches else ():
+            if window in self._fetches:
+                self._fetches[window].hurry()
+        self.num_read += len(plan.new)
+        self.num_reused += len(plan.known)
+        parts = {number: self._kept[window] for number, window in plan.known}
+        while plan.new:
+            together = self._num_together(plan.new[0][1])
+            read = [plan.new.popleft() for _ in range(min(together, len(plan.new)))]
+            for (number, window), part in zip(read, self._read([window for _, window in read]), strict=True):
+                parts[number] = part
+                if window in plan.kept:
+                    self._kept[window] = part
+        self._kept = {window: self._kept[window] for window in plan.kept if window in self._kept}
         gathered = Gathered(len(plan.positions))
-        kept = dict(self._kept)
-        while plan.takes:
-            together = self._num_together(plan.takes[0].window)
-            takes = [plan.takes.popleft() for _ in range(min(together, len(plan.takes)))]
-            for take, window in zip(takes, self._windows(takes), strict=True):
-                fields = {name: payloads[take.places] for name, payloads in window.fields.items()}
-                keys, sizes = window.keys[take.places], window.sizes[take.places]
-                gathered.add(take.rows, keys, window.url, sizes, fields, window.whole)
-                if take.window in plan.kept:
-                    kept[take.window] = window
-        self._kept = {planned: kept[planned] for planned in plan.kept if planned in kept}
+        for parsed, rows, places in _by_parsed(plan, [parts[number] for number in range(len(parts))]):
+            url = parsed.url if isinstance(parsed.url, str) else parsed.url[places]
+            fields = {name: payloads[places] for name, payloads in parsed.fields.items()}
+            gathered.add(rows, parsed.keys[places], url, parsed.sizes[places], fields, parsed.whole)
         return gathered.block(plan.positions, plan.pads)
 
     def _num_together(self, window: PlannedWindow) -> int:
@@ -171,18 +177,8 @@ class SampleReader:
             return 1
         return min(_WINDOWS_TOGETHER, -(-_SAMPLES_TOGETHER // self._window_size))
 
-    def _windows(self, takes: list[Take]) -> list[Window]:
-        """Return windows; those that are not in memory are read."""
-        windows = [self._kept.get(take.window) for take in takes]
-        missing = [take.window for take, window in zip(takes, windows, strict=True) if window is None]
-        self.num_read += len(missing)
-        self.num_reused += len(takes) - len(missing)
-        read = iter(self._read(missing))
-        return [next(read) if window is None else window for window in windows]
-
-    def _read(self, windows: list[PlannedWindow]) -> list[Window]:
-        if not windows:
-            return []
+    def _read(self, windows: list[PlannedWindow]) -> list[Part]:
+        """Read windows, and let the system begin to read those that come after them in their shards."""
         places = []
         for window in windows:
             data = self._fetched(window)
@@ -218,3 +214,20 @@ class SampleReader:
     def _planned_bytes(self, window: PlannedWindow) -> int:
         """Return what a window counts for while it is planned."""
         return max(_MIN_PLANNED_BYTES, self._num_bytes(window))
+
+
+def _by_parsed(plan: Plan, parts: list[Part]) -> Iterator[tuple[Window, Int64, Int64]]:
+    """Give what was parsed together, with the rows of a plan that it fills and the places of their samples there.
+
+    A window of few samples takes part in one call of numpy for many: so it costs no more than a large one.
+    """
+    if not parts:
+        return
+    parsed = {id(part.window): part.window for part in parts}
+    numbers = {key: number for number, key in enumerate(parsed)}
+    parsed_of = np.array([numbers[id(part.window)] for part in parts], np.int64)
+    windows = list(parsed.values())
+    firsts = np.array([part.first for part in parts], np.int64)
+    places = plan.places + firsts[plan.window_of]
+    for number, rows in groups(parsed_of[plan.window_of]):
+        yield windows[number], rows, places[rows]

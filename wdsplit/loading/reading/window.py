@@ -36,7 +36,7 @@ class Window:
         requested: The fields to read; None for all.
 
     Attributes:
-        url: What to call the shard.
+        url: What to call the shard; object of shape (n,) where samples of several shards were parsed together.
         keys: object of shape (n,): str.
         sizes: int64 of shape (n,): bytes of the payloads of each sample.
         fields: For each requested field the payloads, as `Block` has them.
@@ -54,7 +54,7 @@ class Window:
         payloads: Callable[[npt.NDArray[np.bool_]], tuple[Objects, bool]],
         requested: Collection[str] | None = None,
     ) -> None:
-        self.url = url
+        self.url: Objects | str = url
         uniform = _uniform(members)
         self.is_uniform = uniform is not None
         self.keys, self._members = uniform or _ragged(members)
@@ -73,17 +73,6 @@ class Window:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def cut(self, first: int, stop: int, url: str) -> Window:
-        """Return the samples first, first + 1, ..., stop - 1 as a window of their own, of the shard at `url`."""
-        window = object.__new__(Window)
-        rows = slice(first, stop)
-        window.url = url
-        window.is_uniform, window.whole = self.is_uniform, self.whole
-        window.keys, window.sizes = self.keys[rows].copy(), self.sizes[rows].copy()
-        window._members = {name: numbers[rows] for name, numbers in self._members.items()}
-        window.fields = {name: values[rows].copy() for name, values in self.fields.items()}
-        return window
-
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
         """Give the field names of each sample with its key, also those that are not needed; once if all are alike."""
         rows = range(min(1, len(self)) if self.is_uniform else len(self))
@@ -101,7 +90,7 @@ class Window:
         places = np.asarray(rows, np.int64)
         fields = {name: payloads[places] for name, payloads in self.fields.items()}
         numbers, flags = np.asarray(positions, np.int64), np.asarray(pads, np.bool_)
-        urls = as_objects([self.url] * len(places))
+        urls = as_objects([self.url] * len(places)) if isinstance(self.url, str) else self.url[places]
         return Block(self.keys[places], urls, numbers, flags, self.sizes[places], fields).samples()
 
 
