@@ -89,7 +89,7 @@ def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
     assert files() == shard_files(expected)
     assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
     assert verify(path, fs=fs).problems == ()
-    assert all(finding.held for finding in audit(path, AuditOptions(read=True), fs=fs))
+    assert audit(path, AuditOptions(read=True), fs=fs).held
     with pytest.raises(OutputExistsError):
         wdsplit.convert(source, path, options(shards=4), fs=fs)
     wdsplit.convert(source, path, options(shards=3, overwrite=True), fs=fs)
@@ -331,3 +331,19 @@ def test_chains_are_opened_by_fsspec_and_refused_as_urls(on_s3, expected, tmp_pa
     with pytest.raises(InputError) as caught:
         wdsplit.Dataset(url)
     assert "url_to_fs" in caught.value.remedy
+
+
+def test_tars_and_shard_lists_are_on_it(s3, bucket, expected, tmp_path, monkeypatch):
+    """As a pattern, a list, and as the first stage of a webdataset pipeline."""
+    wds = pytest.importorskip("webdataset")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for path in expected.glob("*.tar"):
+        s3.put_file(str(path), f"{bucket.name}/tars/{path.name}")
+    keys = {sample["__key__"] for sample in wdsplit.Dataset(expected)}
+    several = [f"{bucket.name}/tars/00000{number}.tar" for number in range(4)]
+    for urls in (f"{bucket.name}/tars/*.tar", f"{bucket.name}/tars/00000{{0..3}}.tar", several):
+        assert {sample["__key__"] for sample in wdsplit.Dataset(urls, fs=s3)} == keys
+        shards = wdsplit.EpochShardList(urls, fs=s3)
+        pipeline = wds.DataPipeline(shards, wds.split_by_worker, wds.tarfile_to_samples())
+        assert {sample["__key__"] for sample in pipeline if not sample["__key__"].startswith("_pad_")} == keys
+    assert len(wdsplit.EpochShardList("::".join(several), fs=s3)) == 4
