@@ -197,7 +197,7 @@ def test_room_that_was_taken_in_vain_is_given_back():
 def test_memory_that_is_kept_counts_as_much_as_what_is_in_use(monkeypatch):
     page = 4096
     monkeypatch.setattr(module, "_MIN_KEPT_BYTES", 0)
-    monkeypatch.setattr(module, "_PAGE_BYTES", page)
+    monkeypatch.setattr(module, "_SMALL_PAGE_BYTES", page)
     memory, urgent = module._Memory(4 * page), threading.Event()
 
     def filled(num_pages):
@@ -214,6 +214,13 @@ def test_memory_that_is_kept_counts_as_much_as_what_is_in_use(monkeypatch):
     assert (memory._in_use, taken()) == (4 * page, 4 * page)
     held.clear()
     assert memory._in_use == 0 and taken() <= 4 * page
+
+
+@pytest.mark.parametrize("num_bytes", [1_050_000, 1_300_000, 5_000_000, 9_000_000])
+def test_what_is_fetched_takes_little_more_memory_than_it_has_bytes(num_bytes):
+    memory = module._Memory(10 * num_bytes)
+    held = memory.filled(num_bytes, threading.Event(), lambda buffer: None)
+    assert len(held) == num_bytes <= memory._in_use <= 1.2 * num_bytes
 
 
 def in_forked_process(action):
