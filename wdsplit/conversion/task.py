@@ -37,9 +37,8 @@ def write_shards(job: Job, span: Span) -> dict[int, Shard]:
         read = _reader(job)
         stream = _Stream(read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]))
         for shard in range(span.first, span.stop):
-            pads = (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
             catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, pads, catalog))
+            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, read, catalog))
             written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
             if catalog is not None:
                 write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
@@ -95,22 +94,33 @@ class _Stream:
 
 
 def _bodies(
-    plan: Plan, shard: int, stream: _Stream, pads: Iterator[Rows], catalog: CatalogBuilder | None
+    plan: Plan, shard: int, stream: _Stream, read: Callable[[int, int], Iterator[Rows]], catalog: CatalogBuilder | None
 ) -> Iterator[Body]:
     """Give the samples of a shard, batch by batch, its pads at the end; the catalog takes all but the pads."""
     first, stop = plan.rows(shard)
+    begin: Rows | None = None
     for rows in stream.take(stop - first):
         raise_if_cancelled()
+        begin = begin or rows
         keys, fields = keys_of(plan, rows), _encoded(plan, rows)
         if catalog is not None:
             catalog.append(keys, fields)
         yield build_body(keys, fields)
     number = 0
-    for rows in pads:
+    for rows in _pads(plan, shard, begin, read):
         raise_if_cancelled()
         keys = pa.array([pad_key(shard, number + row) for row in range(len(rows))], pa.large_string())
         yield build_body(keys, _encoded(plan, rows))
         number += len(rows)
+
+
+def _pads(plan: Plan, shard: int, begin: Rows | None, read: Callable[[int, int], Iterator[Rows]]) -> Iterator[Rows]:
+    """Give the rows that a shard repeats; those of its first batch are at hand, and a row group is slow to reread."""
+    count = plan.num_pads_of(shard)
+    if count and begin is not None and count <= len(begin):
+        yield begin.slice(0, count)
+    else:
+        yield from (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
 
 
 def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:

@@ -49,6 +49,7 @@ from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats import parquet
+from wdsplit.tables.read import read_rows
 from wdsplit.tar.names import is_pad_key, unescape_key
 
 NUM_ROWS = 103
@@ -214,6 +215,19 @@ def test_padded_shards_are_equal_and_end_with_their_own_first_sample(tmp_path, r
         (_, first), *_, (last_key, last) = tar_samples(path) * 2
         if is_pad_key(last_key):
             assert last == first
+
+
+def test_a_row_group_is_not_read_again_for_pads(tmp_path, monkeypatch):
+    begun = []
+
+    def noted(table, first, stop, columns):
+        begun.append((first, stop))
+        return read_rows(table, first, stop, columns)
+
+    monkeypatch.setattr("wdsplit.conversion.task.read_rows", noted)
+    manifest = converted(numbers(tmp_path / "a.parquet", 23), tmp_path / "out", shards=6, jobs=1)
+    assert manifest.num_pads == 1
+    assert sum(stop - first for first, stop in begun) == 23
 
 
 def test_fewer_rows_than_shards_are_repeated_so_that_every_shard_has_one_sample(tmp_path):
