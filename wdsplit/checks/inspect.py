@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wdsplit.errors import InputError
 from wdsplit.loading.reading.open_shard import open_shard
@@ -13,8 +13,12 @@ from wdsplit.order.epoch import EpochOrder, OrderOptions
 from wdsplit.order.split import readers_per_lane
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Field, Manifest
+from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "inspect"]
 
@@ -48,18 +52,24 @@ class Inspection:
     provenance: dict[str, Any]
 
 
-def inspect(url: str, samples: int = 3, storage_options: Mapping[str, Any] | None = None) -> Inspection:
+def inspect(
+    url: str,
+    samples: int = 3,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> Inspection:
     """Return what is in a dataset: totals, fields and the first samples.
 
     Args:
         url: The dataset's folder.
         samples: First samples to read.
         storage_options: How to reach a remote store, as of `Dataset`.
+        fs: The file system that the folder is on, as of `Dataset`.
 
     Raises:
         WdsplitError: The manifest, or a shard of the first samples, cannot be read.
     """
-    storage = open_readable_storage(url, storage_options)
+    storage = open_readable_storage(*located_one(url, storage_options, fs))
     manifest = read_manifest(storage)
     return Inspection(
         num_samples=manifest.num_samples,
@@ -139,6 +149,7 @@ def assign(
     tail: Literal["pad", "drop", "uneven"] = "pad",
     lanes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> Assignment:
     """Return which shards each rank and worker reads in an epoch; only the manifest is read.
 
@@ -153,6 +164,7 @@ def assign(
         tail: As of `Dataset`.
         lanes: As of `Dataset`; None for the dataset's.
         storage_options: How to reach a remote store, as of `Dataset`.
+        fs: The file system that the folder is on, as of `Dataset`.
 
     Raises:
         InputError: A number is too small.
@@ -162,7 +174,7 @@ def assign(
     problems = [f"{name} = {value}: expected at least {low}" for name, (value, low) in lows.items() if value < low]
     if problems:
         raise InputError("invalid assign arguments", found="; ".join(problems))
-    manifest = read_manifest(open_readable_storage(url, storage_options))
+    manifest = read_manifest(open_readable_storage(*located_one(url, storage_options, fs)))
     options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)
     order = EpochOrder(manifest.shards.num_real, options, epoch)
     workers = max(1, num_workers)

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,11 +21,15 @@ from wdsplit.errors import InputError
 from wdsplit.fields.infer import infer_fields, refuse_repeated
 from wdsplit.fields.keys import is_key_type
 from wdsplit.shards.manifest import Field
+from wdsplit.storage.given import located
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.select import check_group_type, cut_splits
 from wdsplit.tables.table import Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["PathLike", "input_paths", "plan", "plan_files", "plan_splits"]
 
@@ -46,6 +50,7 @@ def plan(
     inputs: PathLike | Sequence[PathLike],
     options: ConvertOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    input_fs: AbstractFileSystem | None = None,
 ) -> Plan:
     """Return what `wdsplit.convert` would do with the same arguments; nothing is written.
 
@@ -55,6 +60,7 @@ def plan(
         inputs: One or several of: a file, a folder of them, a glob, a brace expression.
         options: The options; without splits.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
+        input_fs: The file system that the inputs are on.
 
     Returns:
         The plan: files, fields, shards and the rows of each.
@@ -68,7 +74,8 @@ def plan(
             "plan plans one dataset, but options.splits is set",
             remedy="leave the splits out; `wdsplit plan --split` shows a plan for each",
         )
-    return plan_splits(inputs, options, storage_options)[""]
+    urls, storage_options = located(input_paths(inputs), storage_options, input_fs)
+    return plan_splits(urls, options, storage_options)[""]
 
 
 def plan_splits(

@@ -90,6 +90,8 @@ def test_what_is_converted_to_it_is_what_the_disk_gets(place, source, expected):
     assert samples_of(wdsplit.Dataset(path, fs=fs)) == samples_of(wdsplit.Dataset(expected))
     assert verify(path, fs=fs).problems == ()
     assert audit(path, AuditOptions(read=True), fs=fs).held
+    assert wdsplit.inspect(path, fs=fs).fingerprint == wdsplit.inspect(str(expected)).fingerprint
+    assert wdsplit.assign(path, 2, fs=fs) == wdsplit.assign(str(expected), 2)
     with pytest.raises(OutputExistsError):
         wdsplit.convert(source, path, options(shards=4), fs=fs)
     wdsplit.convert(source, path, options(shards=3, overwrite=True), fs=fs)
@@ -141,6 +143,7 @@ def test_inputs_have_a_file_system_of_their_own(s3, bucket, source, expected, tm
     s3.put(source, f"{bucket.name}/raw", recursive=True)
     wdsplit.convert(f"{bucket.name}/raw/*.parquet", tmp_path / "out", options(shards=4), input_fs=s3)
     wdsplit.convert(f"{bucket.name}/raw", "/out", options(shards=4), fs=memory, input_fs=s3)
+    assert wdsplit.plan(f"{bucket.name}/raw", options(shards=4), input_fs=s3).num_shards == 4
     assert shard_files(tmp_path / "out") == shard_files(expected)
     assert memory.cat("/out/000000.tar") == (expected / "000000.tar").read_bytes()
 
