@@ -89,9 +89,10 @@ def advice_for(loader: Loader, restart_share: float, num_processors: int) -> Ite
     sources = getattr(source, "sources", (source,))
     access = sources[0].access
     if access.cache is None and any(each.storage().has_latency for each in sources):
+        ahead = "its default" if access.read_ahead_bytes is None else f"{access.read_ahead_bytes / 2**20:,.0f} MiB"
         yield (
             "keep the shards on this machine's disk (cache_dir=), or fetch further ahead: read_ahead_bytes (now "
-            f"{access.read_ahead_bytes / 2**20:,.0f} MiB) and connections (now {access.connections})"
+            f"{ahead}) and connections (now {access.connections})"
         )
 
 

@@ -118,7 +118,7 @@ class Dataset(FluidPipeline):
         fs: The file system that `path` is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; each process makes
             its own copy. None for what the path says itself.
         read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are needed,
-            together.
+            together; None for 128 MiB, or the windows that they hold, if that is more.
         connections: The requests that they have under way at the same time, together.
         cache_dir: A folder of the node's own disk, which keeps the shards of a remote dataset for all processes of the
             node and for later epochs and runs.

@@ -33,7 +33,7 @@ class DatasetOptions(TypedDict, total=False):
     fields: Annotated[Sequence[str] | None, None]
     storage_options: Annotated[Mapping[str, Any] | None, None]
     fs: Annotated[Any, None]
-    read_ahead_bytes: Annotated[int, Access.read_ahead_bytes]
+    read_ahead_bytes: Annotated[int | None, None]
     connections: Annotated[int, Access.connections]
     cache_dir: Annotated[str | os.PathLike[str] | None, None]
     cache_size: Annotated[int | str | None, None]
@@ -81,7 +81,7 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
     problems += [
         f"{name} = {given[name]!r}: expected an integer of at least 1"
         for name in ("read_ahead_bytes", "connections")
-        if type(given[name]) is not int or given[name] < 1
+        if given[name] is not _DEFAULTS[name] and (type(given[name]) is not int or given[name] < 1)
     ]
     if isinstance(given["fields"], str):
         problems.append(f"fields = {given['fields']!r}: expected a list of names")

@@ -14,6 +14,7 @@ from wdsplit.errors import StorageError
 from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
 from wdsplit.loading.reading.reader import read_blocks
+from wdsplit.loading.reading.source import Access
 
 NUM_SAMPLES, SAMPLE_BYTES = 40, 100
 
@@ -297,3 +298,15 @@ def test_no_more_is_planned_than_may_be_though_nothing_is_to_be_fetched():
     reader = Plans(Ahead(10_000, 10_000, 1))
     assert list(read_blocks(reader, range(1000))) == list(range(1000))
     assert 100 < reader.most_ahead <= 256
+
+
+@pytest.mark.parametrize(
+    ("given", "window_bytes", "planned"), [(None, 10, 2**26), (None, 10**9, 10**9), (10**6, 10**9, 500_000)]
+)
+def test_by_default_as_much_is_fetched_ahead_as_the_windows_of_a_worker_hold(given, window_bytes, planned):
+    """Windows of all lanes end at the same time: a link must not rest before that and be too slow then."""
+    ahead = Access(read_ahead_bytes=given).ahead(2, window_bytes, 0)
+    ahead.num_planned = planned - 1
+    assert not ahead.is_full
+    ahead.num_planned = planned
+    assert ahead.is_full

@@ -31,6 +31,7 @@ _MIN_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
 _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
 """Fewer samples at once where their windows are in memory: the sooner that is free for the next ones."""
+_READ_AHEAD_BYTES = 128 * 1024**2
 _MIN_CONNECTIONS = 4
 
 
@@ -41,6 +42,7 @@ class Access:
     Attributes:
         storage_options: How to reach a remote store.
         read_ahead_bytes: Bytes that all workers of a rank fetch before they are needed, together; of a remote dataset.
+            None for 128 MiB, or for as many as the windows that they hold, if that is more: these end at the same time.
         connections: Requests that they have under way at the same time, together.
         cache: Keeps the shards on the node's own disk.
         verify: Compare each sample that is read with its checksum.
@@ -48,7 +50,7 @@ class Access:
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    read_ahead_bytes: int = 128 * 1024**2
+    read_ahead_bytes: int | None = None
     connections: int = 16
     cache: ShardCache | None = None
     verify: bool = False
@@ -69,7 +71,10 @@ class Access:
             shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
         """
         num_connections = max(_MIN_CONNECTIONS, self.connections // num_workers)
-        num_bytes = self.read_ahead_bytes // num_workers
+        if self.read_ahead_bytes is None:
+            num_bytes = max(_READ_AHEAD_BYTES // num_workers, window_bytes)
+        else:
+            num_bytes = self.read_ahead_bytes // num_workers
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
         return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
 
