@@ -106,7 +106,8 @@ def test_killed_at_any_moment_it_leaves_no_half_shard_and_ends_with_the_same_byt
     kills = finished = 0
     while kills < NUM_KILLS or not finished:
         if is_finished(out, kind):
-            assert files_of(out).keys() == files_of(tmp_path / "undisturbed").keys()
+            left = {name for name in files_of(out) if RUN_FOLDER not in name}  # it goes last, and may be half gone
+            assert left == files_of(tmp_path / "undisturbed").keys()
             assert whole_files(out) == whole
             shutil.rmtree(out)
             finished += 1

@@ -79,7 +79,8 @@ class Soak(SeededPlan):
         window = request.path, (first + fault.at) // (SAMPLE_BYTES * WINDOW)
         begin = first + fault.at - (first + fault.at) % SAMPLE_BYTES
         at = begin + random.Random(request.number).randrange(HEADER_BYTES) - first
-        if window in self._flipped or not 0 <= at <= last - first:
+        is_sample = begin < COUNTS[0] * SAMPLE_BYTES  # not the block behind the last window, which is read with it
+        if window in self._flipped or not is_sample or not 0 <= at <= last - first:
             return Cut(0)
         self._flipped.add(window)
         return replace(fault, at=at)

@@ -215,7 +215,9 @@ def _read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str]
     if isinstance(error, CorruptDataError) and (place.shard.file.is_remote or place.shard.again is not None):
         with suppress(CorruptDataError):
             shard = place.shard if place.shard.again is None else place.shard.again()
-            window = _Row([WindowPlace(shard, place.first, place.stop)]).read(fields, Scratch())
+            again = WindowPlace(shard, place.first, place.stop)
+            data = memoryview(shard.file.read(again.begin, shard.end(place.stop) - again.begin))  # one request
+            window = _Row([again._replace(data=data)]).read(fields, Scratch())
             if window is not None:
                 return window
         error = error.at(f"bytes {place.begin} to {place.begin + place.num_bytes - 1}")
