@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import (
@@ -28,13 +26,16 @@ from wdsplit.errors import (
 )
 
 if TYPE_CHECKING:
+    from wdsplit.annotating.annotate import annotate, drop_annotation, list_annotations
+    from wdsplit.annotating.options import AnnotateOptions
     from wdsplit.checks.audit import AuditOptions, audit
+    from wdsplit.checks.batch import batch, batches
     from wdsplit.checks.bench import bench
     from wdsplit.checks.inspect import assign, inspect
     from wdsplit.checks.verify import verify
-    from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
+    from wdsplit.conversion.adopt_tars import index_tars
     from wdsplit.conversion.convert import convert, convert_splits
-    from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+    from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOptions
     from wdsplit.conversion.planning import plan
     from wdsplit.conversion.shares import commit_shares, convert_share, plan_shares
     from wdsplit.engines.ray import RayEngine
@@ -43,13 +44,25 @@ if TYPE_CHECKING:
     from wdsplit.loading.epoch_shard_list import EpochShardList
     from wdsplit.loading.loader import Loader
     from wdsplit.loading.mix import mix
+    from wdsplit.loading.monitor import Monitor
+    from wdsplit.loading.samples import Samples
     from wdsplit.loading.stages.decoders import decode_sample_stage
     from wdsplit.loading.stages.images import resized
+    from wdsplit.loading.to_device import to_device
     from wdsplit.loading.world import detect_rank
+    from wdsplit.reporting.cluster import Cluster, Topology
+    from wdsplit.reporting.options import ReportOptions
+    from wdsplit.reporting.report import Report, report
     from wdsplit.tar.names import unescape_key
+    from wdsplit.views.make import drop_view, list_views, make_view
+    from wdsplit.views.view import View
+
+    __version__: str
 
 __all__ = [
+    "AnnotateOptions",
     "AuditOptions",
+    "Cluster",
     "ConvertError",
     "ConvertOptions",
     "CorruptDataError",
@@ -60,19 +73,28 @@ __all__ = [
     "InputError",
     "Loader",
     "MissingDependencyError",
+    "Monitor",
     "OutputExistsError",
     "PipelineError",
     "PlanOptions",
     "RayEngine",
+    "Report",
+    "ReportOptions",
     "SampleNotFoundError",
+    "Samples",
     "StateError",
     "StorageError",
+    "Topology",
     "TopologyError",
     "UnansweredError",
     "UnsizedError",
+    "View",
     "WdsplitError",
+    "annotate",
     "assign",
     "audit",
+    "batch",
+    "batches",
     "bench",
     "commit_shares",
     "convert",
@@ -81,31 +103,45 @@ __all__ = [
     "decode_field",
     "decode_sample_stage",
     "detect_rank",
+    "drop_annotation",
+    "drop_view",
     "index_tars",
     "inspect",
+    "list_annotations",
+    "list_views",
+    "make_view",
     "mix",
     "plan",
     "plan_shares",
+    "report",
     "resized",
+    "to_device",
     "unescape_key",
     "verify",
 ]
 
-__version__ = version("wdsplit")
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
-
 _LAZY = {
+    "AnnotateOptions": "wdsplit.annotating.options",
     "AuditOptions": "wdsplit.checks.audit",
+    "Cluster": "wdsplit.reporting.cluster",
     "ConvertOptions": "wdsplit.conversion.plan.options",
     "Dataset": "wdsplit.loading.dataset",
     "EpochShardList": "wdsplit.loading.epoch_shard_list",
-    "IndexOptions": "wdsplit.conversion.adopt_tars",
+    "IndexOptions": "wdsplit.conversion.plan.options",
     "Loader": "wdsplit.loading.loader",
+    "Monitor": "wdsplit.loading.monitor",
     "PlanOptions": "wdsplit.conversion.plan.options",
     "RayEngine": "wdsplit.engines.ray",
+    "Report": "wdsplit.reporting.report",
+    "ReportOptions": "wdsplit.reporting.options",
+    "Samples": "wdsplit.loading.samples",
+    "Topology": "wdsplit.reporting.cluster",
+    "View": "wdsplit.views.view",
+    "annotate": "wdsplit.annotating.annotate",
     "assign": "wdsplit.checks.inspect",
     "audit": "wdsplit.checks.audit",
+    "batch": "wdsplit.checks.batch",
+    "batches": "wdsplit.checks.batch",
     "bench": "wdsplit.checks.bench",
     "commit_shares": "wdsplit.conversion.shares",
     "convert": "wdsplit.conversion.convert",
@@ -114,18 +150,27 @@ _LAZY = {
     "decode_field": "wdsplit.fields.decode",
     "decode_sample_stage": "wdsplit.loading.stages.decoders",
     "detect_rank": "wdsplit.loading.world",
+    "drop_annotation": "wdsplit.annotating.annotate",
+    "drop_view": "wdsplit.views.make",
     "index_tars": "wdsplit.conversion.adopt_tars",
     "inspect": "wdsplit.checks.inspect",
+    "list_annotations": "wdsplit.annotating.annotate",
+    "list_views": "wdsplit.views.make",
+    "make_view": "wdsplit.views.make",
     "mix": "wdsplit.loading.mix",
     "plan": "wdsplit.conversion.planning",
     "plan_shares": "wdsplit.conversion.shares",
+    "report": "wdsplit.reporting.report",
     "resized": "wdsplit.loading.stages.images",
+    "to_device": "wdsplit.loading.to_device",
     "unescape_key": "wdsplit.tar.names",
     "verify": "wdsplit.checks.verify",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version(__name__)
     if name not in _LAZY:
         raise AttributeError(f"module 'wdsplit' has no attribute {name!r}")
     try:

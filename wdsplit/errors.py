@@ -1,11 +1,12 @@
 """The errors of wdsplit: each says cause, place, expected, found and remedy.
 
-Only exceptions live here. Each is also the builtin that a caller would expect, carries the same typed
-attributes, and survives pickling on its way out of a worker process.
+Only exceptions live here, and what helps to write them. Each is also the builtin that a caller would expect, carries
+the same typed attributes, and survives pickling on its way out of a worker process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
@@ -146,3 +147,18 @@ def noted(error: Exception, note: str) -> Exception:
     elif error.args and isinstance(error.args[0], str):  # Python 3.10
         error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
     return error
+
+
+def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return for each unknown name the known one that was probably meant, each once; for some there may be none."""
+    from difflib import get_close_matches
+
+    lower = {name.lower(): name for name in known}
+    near = (get_close_matches(name.lower(), lower, 1) for name in unknown)
+    return list(dict.fromkeys(lower[name] for names in near for name in names))
+
+
+def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return the remedy for names that do not exist, such as "did you mean 'label'?"; empty if no name is near."""
+    near = nearest_names(unknown, known)
+    return f"did you mean {' and '.join(map(repr, near))}?" if near else ""

@@ -13,21 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdsplit.checks.classes import measure_classes
 from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.loading.reading.source import Source
+from wdsplit.loading.views import chosen_views
+from wdsplit.notebook import html_table
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
 from wdsplit.order.mixing import mixing
 from wdsplit.order.split import Steps, World, worker_of
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest
 from wdsplit.storage.given import located_one
+from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["AuditOptions", "AuditReport", "Finding", "audit"]
+__all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "audit_order"]
 
 _POSITIONS_AT_ONCE = 1 << 20
+_MAX_READERS, _MAX_GLOBAL_BATCH = 2**20, 2**26
+"""More ranks x workers, or samples of a step, would take hours or all memory: a number is mistyped."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,10 @@ class AuditOptions:
         shuffle: As of the Dataset.
         tail: As of the Dataset; `uneven` promises neither equal steps nor batches, and is checked for the rest.
         read: Run the real loaders and compare what they read.
+        class_field: The field whose classes are compared in the batches of a rank; None for `cls`, or those that end
+            in `.cls`, where the dataset has one.
+        view: As of the Dataset: audit the epochs of a view.
+        where: As of the Dataset.
     """
 
     world_size: int = 1
@@ -53,6 +64,9 @@ class AuditOptions:
     shuffle: bool = True
     tail: Any = "pad"
     read: bool = False
+    class_field: str | None = None
+    view: Any = None
+    where: str | None = None
 
     def __post_init__(self) -> None:
         lows = {"world_size": 1, "num_workers": 0, "batch_size": 1, "epochs": 1}
@@ -61,6 +75,11 @@ class AuditOptions:
             for name, low in lows.items()
             if getattr(self, name) < low
         ]
+        readers = self.world_size * max(1, self.num_workers)
+        if readers > _MAX_READERS:
+            problems.append(f"world_size x num_workers = {readers:,}: expected at most {_MAX_READERS:,}")
+        if self.global_batch > _MAX_GLOBAL_BATCH:
+            problems.append(f"world_size x batch_size = {self.global_batch:,}: expected at most {_MAX_GLOBAL_BATCH:,}")
         if problems:
             raise InputError("invalid audit options", found="; ".join(problems))
 
@@ -77,10 +96,13 @@ class Finding:
     Attributes:
         epoch: The epoch.
         promise: Its name, such as `exactly once`.
-        held: Whether it held.
+        held: Whether it held; always true of `mixing of epochs` and `mixing of classes`, which are no promises.
         evidence: The figures, as text.
-        figure: For `mixing`, which is no promise: how much likelier than by chance two samples of a batch share one
-            again in the next epoch; 1 is ideal.
+        figure: Of `mixing of epochs`: how much likelier than by chance two samples of a batch share one again in the
+            next epoch. Of `mixing of classes`: chi-squared of a rank's batch over the classes, on average.
+        ideal: What the figure is if batches are drawn at random: 1, or classes - 1.
+        error: The standard error of the figure, if only some batches were counted; 0 if all were.
+        remedy: What helps, if the classes are badly mixed; else empty.
     """
 
     epoch: int
@@ -88,6 +110,9 @@ class Finding:
     held: bool
     evidence: str
     figure: float | None = None
+    ideal: float | None = None
+    error: float = 0.0
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +129,14 @@ class AuditReport:
     def held(self) -> bool:
         """Whether all promises held."""
         return all(finding.held for finding in self.findings)
+
+    def __repr__(self) -> str:
+        broken = ", ".join(dict.fromkeys(finding.promise for finding in self.findings if not finding.held))
+        return f"<AuditReport: {f'BROKEN: {broken}' if broken else 'all promises held'}; {len(self.findings)} findings>"
+
+    def _repr_html_(self) -> str:
+        rows = [(one.promise, "✓ held" if one.held else "✗ BROKEN", one.epoch, one.evidence) for one in self.findings]
+        return html_table("Audit", rows, ("promise", "", "epoch", "evidence"))
 
 
 def audit(
@@ -134,13 +167,22 @@ def audit(
 
 
 def _findings(url: str, storage_options: Mapping[str, Any] | None, options: AuditOptions) -> Iterator[Finding]:
-    manifest = read_manifest(open_readable_storage(url, storage_options))
+    storage = open_readable_storage(url, storage_options)
+    manifest = read_manifest(storage)
     order_options = OrderOptions(options.seed, options.shuffle, manifest.lanes, manifest.window, options.tail)
+    choice = {"view": options.view, "where": options.where}
+    views = chosen_views(storage, manifest, choice, storage_options=storage_options)
+    options = replace(options, view=dict(views), where=None)  # as chosen, so that no loader chooses again
+    source = Source(url, manifest, order_options).with_views(views)
     for epoch in range(options.epochs):
-        order = EpochOrder(manifest.shards.num_real, order_options, epoch)
-        yield from _audit_order(order, options)
+        order = source.order(epoch)
+        yield from audit_order(order, options)
+        if epoch == 0 and options.shuffle:
+            yield from _measure_mixing(order, options)
+        if epoch == 0 and (options.shuffle or options.class_field is not None):
+            yield from _measure_classes(storage, manifest, order, options)
         if options.read:
-            yield from _audit_read(_loaders(url, storage_options, epoch, options), manifest, order, options)
+            yield from _audit_read(_loaders(url, storage_options, epoch, options), order, options)
 
 
 def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Steps]:
@@ -149,7 +191,7 @@ def _ranks(order: EpochOrder, options: AuditOptions, start: int = 0) -> list[Ste
     ]
 
 
-def _audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Check the promises on the positions alone; no shard is touched."""
     epoch, ranks = order.epoch, _ranks(order, options)
     even = order.options.tail != "uneven"
@@ -167,13 +209,11 @@ def _audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     yield _audit_once(order, ranks, options)
     if even:
         yield _audit_resume(order, options)
-    if epoch == 0 and order.options.shuffle:
-        yield from _measure_mixing(order, options)
 
 
 def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Say how often samples that share a batch share one again in the next epoch, if batches have two samples."""
-    following = EpochOrder(order.counts, order.options, order.epoch + 1)
+    following = EpochOrder(order.counts, order.options, order.epoch + 1, selection=order.selection)
     found = mixing(order, following, options.global_batch)
     if found is None:
         return
@@ -183,22 +223,44 @@ def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Findin
         f"{found.figure:.2f}{error} times as often as by chance; of the {options.global_batch - 1:,} others in its "
         f"batch, a sample meets {found.met_again:.2g} again, by chance {found.by_chance:.2g}"
     )
-    yield Finding(order.epoch, "mixing", True, evidence, round(found.figure, 4))
+    yield Finding(order.epoch, "mixing of epochs", True, evidence, round(found.figure, 4), 1, found.error)
+
+
+def _measure_classes(
+    storage: ReadableStorage, manifest: Manifest, order: EpochOrder, options: AuditOptions
+) -> Iterator[Finding]:
+    """Say how well classes are mixed in the batches of a rank, if the dataset has classes."""
+    found = measure_classes(storage, manifest, order, options.world_size, options.batch_size, options.class_field)
+    if found is None:
+        return
+    mixing, error = found.mixing, 0.0 if found.is_exact else found.mixing.error
+    which = f"all {mixing.num_batches:,} batches" if found.is_exact else f"{mixing.num_batches:,} batches, drawn"
+    verdict = "badly mixed: " if found.is_bad else ""
+    margin = f" +- {error:.2g}" if error else ""
+    evidence = (
+        f"{mixing.ideal:,} is ideal: {verdict}chi-squared of a rank's batch of {options.batch_size:,} over the "
+        f"{mixing.ideal + 1:,} classes of {found.field} is {mixing.chi_squared:,.1f}{margin}, the mean of {which}; "
+        f"a batch holds {mixing.classes_in_batch:,.1f} classes"
+    )
+    remedy = f"; {found.remedy}" if found.remedy else ""
+    figure = round(mixing.chi_squared, 4)
+    yield Finding(order.epoch, "mixing of classes", True, evidence + remedy, figure, mixing.ideal, error, found.remedy)
 
 
 def _audit_once(order: EpochOrder, ranks: list[Steps], options: AuditOptions) -> Finding:
     """Check that each sample is given once, that only what the tail allows is left out, and the rest are pads."""
-    seen, pads = _count_seen(order, ranks)
+    seen, num_others, pads = _count_seen(order, ranks)
     missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
     given = _positions_left(order, options.global_batch)
     allowed = max(0, order.num_samples - given)
     expected_pads = max(0, given - order.num_samples)
     if order.options.tail == "uneven":
         allowed = expected_pads = 0
-    held = repeated == 0 and missing == allowed and pads == expected_pads
+    held = repeated == num_others == 0 and missing == allowed and pads == expected_pads
     left = "left out" if order.options.tail == "drop" else "missing"
     evidence = (
         f"{len(seen):,} samples: {int(seen.sum()):,} seen, {repeated:,} repeated, {missing:,} {left}; {pads:,} pads"
+        + (f"; {num_others:,} that are not selected" if num_others else "")
     )
     return Finding(order.epoch, "exactly once", held, evidence)
 
@@ -240,28 +302,32 @@ def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
     return True, count
 
 
-def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int]:
-    """Count how often each sample of the dataset is given, pads left out, and the pads."""
-    base = np.concatenate([[0], np.cumsum(order.counts)])
-    seen = np.zeros(order.num_samples, np.int64)
+def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int, int]:
+    """Count how often each sample of the epoch is given, pads left out; how often others are; and the pads."""
+    base = np.concatenate([[0], np.cumsum(order.totals)])
+    seen = np.zeros(int(base[-1]), np.int64)
     pads = 0
-    for rank in ranks:
-        for positions in _in_large_chunks(step.positions for step in rank):
-            located = order.locate(positions)
-            real = ~located.pad
-            pads += int(located.pad.sum())
-            np.add.at(seen, base[located.shard[real]] + located.sample[real], 1)
-    return seen, pads
+    for positions in _in_large_chunks(step.positions for rank in ranks for step in rank):
+        located = order.locate(positions)
+        real = ~located.pad
+        pads += int(located.pad.sum())
+        np.add.at(seen, base[located.shard[real]] + located.sample[real], 1)
+    if order.selection is None:
+        return seen, 0, pads
+    selected = np.concatenate([order.selection.mask(shard) for shard in range(len(order.totals))])
+    return seen[selected], int(seen[~selected].sum()), pads
 
 
 def _in_large_chunks(arrays: Iterator[Int64]) -> Iterator[Int64]:
     """Concatenate arrays to chunks of about a million entries: locating many positions at once is faster."""
     chunk: list[Int64] = []
+    size = 0
     for array in arrays:
         chunk.append(array)
-        if len(chunk) * len(array) >= _POSITIONS_AT_ONCE:
+        size += len(array)
+        if size >= _POSITIONS_AT_ONCE:
             yield np.concatenate(chunk)
-            chunk = []
+            chunk, size = [], 0
     if chunk:
         yield np.concatenate(chunk)
 
@@ -290,7 +356,7 @@ _Open = Callable[[int, int, int, int], Any]
 """Opens a loader for a rank, world size, number of workers and batch size."""
 
 
-def _audit_read(open_loader: _Open, manifest: Manifest, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
+def _audit_read(open_loader: _Open, order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
     """Run the loaders of all ranks, one after another, and compare what they read with one plain reader."""
     alone, _ = _read_keys(open_loader(0, 1, 0, options.global_batch))
     merged: dict[int, tuple[str, bool]] = {}
@@ -304,12 +370,12 @@ def _audit_read(open_loader: _Open, manifest: Manifest, order: EpochOrder, optio
         evidence = f"{len(merged):,} samples read by {options.world_size} ranks x {options.num_workers} workers"
         yield Finding(order.epoch, "same batches, read", merged == alone, evidence)
     real = [key for key, pad in merged.values() if not pad]
-    expected = manifest.num_samples
+    expected = order.num_samples
     if options.tail == "drop":
         expected = min(expected, _positions_left(order, options.global_batch))
     held = delivered == len(merged) and len(set(real)) == len(real) == expected
     once = "each once" if len(set(real)) == len(real) else f"{len(set(real)):,} different"
-    evidence = f"{len(real):,} of {manifest.num_samples:,} keys read, {once}; {delivered - len(real):,} pads"
+    evidence = f"{len(real):,} of {order.num_samples:,} keys read, {once}; {delivered - len(real):,} pads"
     yield Finding(order.epoch, "exactly once, read", held, evidence)
     if is_even:
         yield _audit_read_resume(open_loader, order, alone, options)
@@ -329,6 +395,7 @@ def _loaders(url: str, storage_options: Mapping[str, Any] | None, epoch: int, op
             seed=options.seed,
             shuffle=options.shuffle,
             tail=options.tail,
+            view=options.view,
             rank=rank,
             world_size=world_size,
             storage_options=storage_options,

@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, NamedTuple
 
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 from wdsplit.order.distribution import Readers
 
-__all__ = ["BenchResult", "bench"]
+__all__ = ["BenchResult", "Waiting", "bench"]
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+_MAX_INTERVALS, _FIRST_INTERVAL_S = 256, 0.01
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class BenchResult:
         read_amplification: How often each window was read, by all ranks together; 1 is the least. None if the last
             epoch was not read to its end: then some windows were read of which not all samples were delivered.
         wait_share: The part of the time in which the consumer waited for batches, from 0 to 1.
+        wait_shares: The same for intervals of equal length, at most 256, one after another; the last may be shorter.
+        wait_interval_s: Their length in seconds.
         peak_bytes: The most memory that this process has had since it began.
         worker_peak_bytes: The most that one of its processes has had, of those that have ended; 0 without any.
     """
@@ -46,6 +50,8 @@ class BenchResult:
     windows_reused: int
     read_amplification: float | None
     wait_share: float
+    wait_shares: tuple[float, ...]
+    wait_interval_s: float
     peak_bytes: int
     worker_peak_bytes: int
 
@@ -107,37 +113,71 @@ def bench(
         windows_reused=done.windows_reused - before.windows_reused,
         read_amplification=windows_read / needed if needed else None,
         wait_share=wait_s / (wait_s + compute_s) if wait_s else 0.0,
+        wait_shares=taken.waiting.shares(taken.seconds),
+        wait_interval_s=taken.waiting.interval_s,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
         worker_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES,
     )
 
 
+class Waiting:
+    """Seconds of waiting in intervals of equal length, which doubles when there are too many of them.
+
+    Attributes:
+        interval_s: Their length.
+    """
+
+    def __init__(self) -> None:
+        self.interval_s = _FIRST_INTERVAL_S
+        self._waited_s = [0.0] * _MAX_INTERVALS
+
+    def add(self, begin_s: float, end_s: float) -> None:
+        """Note a time of waiting, by its distances from the beginning; none before is added after it."""
+        while end_s > _MAX_INTERVALS * self.interval_s:
+            pairs = zip(self._waited_s[::2], self._waited_s[1::2], strict=True)
+            self._waited_s = [sum(pair) for pair in pairs] + [0.0] * (_MAX_INTERVALS // 2)
+            self.interval_s *= 2
+        last = min(int(end_s / self.interval_s), _MAX_INTERVALS - 1)
+        for number in range(int(begin_s / self.interval_s), last + 1):
+            interval_begin_s, interval_end_s = number * self.interval_s, (number + 1) * self.interval_s
+            self._waited_s[number] += max(0.0, min(end_s, interval_end_s) - max(begin_s, interval_begin_s))
+
+    def shares(self, seconds: float) -> tuple[float, ...]:
+        """Return the part of each interval, of those before a time, that was waiting."""
+        begins = (number * self.interval_s for number in range(min(_MAX_INTERVALS, ceil(seconds / self.interval_s))))
+        lengths = (max(1e-9, min(self.interval_s, seconds - begin)) for begin in begins)
+        return tuple(min(1.0, waited / length) for waited, length in zip(self._waited_s, lengths, strict=False))
+
+
 class _Taken(NamedTuple):
-    """What was taken: batches, epochs begun, seconds to the last and to the first batch."""
+    """What was taken: batches, epochs begun, seconds to the last and to the first batch, and the waiting."""
 
     batches: int
     epochs: int
     seconds: float
     first_batch_s: float | None
+    waiting: Waiting
 
 
 def _take(
     loader: Loader, epochs: int, seconds: float | None, step_s: float, progress: Callable[[int, int, int], None]
 ) -> _Taken:
     """Take batches until the epochs or the time are over; wait `step_s` after each."""
-    batches, first_batch_s, samples_before = 0, None, loader.statistics().samples
-    started = last = time.perf_counter()
+    batches, first_batch_s, samples_before, waiting = 0, None, loader.statistics().samples, Waiting()
+    started = last = asked = time.perf_counter()
     for epoch in range(epochs):
         for _ in loader:
             last = time.perf_counter()
+            waiting.add(asked - started, last - started)
             batches += 1
             if first_batch_s is None:
                 first_batch_s = last - started
             progress(batches, epochs * len(loader), loader.statistics().samples - samples_before)
             if seconds is not None and last - started >= seconds:
-                return _Taken(batches, epoch + 1, last - started, first_batch_s)
+                return _Taken(batches, epoch + 1, last - started, first_batch_s, waiting)
             time.sleep(step_s)
-    return _Taken(batches, epochs, last - started, first_batch_s)
+            asked = time.perf_counter()
+    return _Taken(batches, epochs, last - started, first_batch_s, waiting)
 
 
 def _windows_needed(loader: Loader, epochs: range) -> float:
@@ -146,14 +186,10 @@ def _windows_needed(loader: Loader, epochs: range) -> float:
     Pads are repeated samples of windows that are read anyway; `tail="drop"` may leave windows out.
     """
     dataset = loader.dataset
-    manifest = getattr(dataset.source, "manifest", None)
-    if manifest is None:
+    if getattr(dataset.source, "manifest", None) is None:
         return 0.0
-    world_size = dataset.world().world_size
-    num_windows = int((-(-manifest.shards.num_real // dataset.options.window)).sum())
-    if dataset.options.tail != "drop":
-        return num_windows * len(epochs) / world_size
-    batch = loader.batch_size * world_size
+    world_size, is_cut = dataset.world().world_size, dataset.options.tail == "drop"
     orders: Iterable[Any] = map(dataset.order, epochs)
-    shares = [Readers(order, 1, 1, batch).read_amplification for order in orders]
-    return num_windows * float(sum(min(1.0, share) for share in shares)) / world_size
+    each = [Readers(order, 1, 1, loader.batch_size * world_size) for order in orders]
+    shares = (min(1.0, readers.read_amplification) if is_cut else 1.0 for readers in each)
+    return sum(readers.num_windows * share for readers, share in zip(each, shares, strict=True)) / world_size

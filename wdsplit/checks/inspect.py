@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from wdsplit.checks.contents import Contents, read_contents
+from wdsplit.checks.sample_files import payloads, write_files
 from wdsplit.errors import InputError
+from wdsplit.loading.reading.numbered import NumberedSamples
 from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.views import chosen_views
 from wdsplit.order.distribution import Readers, reading_advice
-from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
+from wdsplit.order.numbers import SampleNumbers
+from wdsplit.order.selection import Selection
 from wdsplit.order.split import readers_per_lane
+from wdsplit.shards.annotations import Annotation, scan_annotations
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Field, Manifest
+from wdsplit.shards.stored import damaged, intact
+from wdsplit.shards.views import StoredView, scan_views
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from fsspec import AbstractFileSystem
 
-__all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "inspect"]
+    from wdsplit.views.view import View
+
+__all__ = ["Assignment", "Inspection", "ReaderShare", "assign", "assigned", "inspect", "save_sample"]
+
+_MAX_READERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -28,7 +45,7 @@ class Inspection:
     """What is in a dataset.
 
     Attributes:
-        num_samples: Samples, pads left out.
+        num_samples: Samples, pads left out; of a view, those that it holds.
         num_pads: Repeated samples that fill up shards.
         num_shards: Shards.
         num_bytes: Bytes of all shards.
@@ -36,8 +53,15 @@ class Inspection:
         window: Samples that are read and shuffled together.
         fingerprint: What a loader's state belongs to.
         fields: The fields of each sample: name, column of the table, type and encoding.
+        contents: What the fields hold: classes, sizes, how many samples have them; None if no sample was asked for.
+        samples: The columns of the sample tables; None if there are no such tables.
+        views: The stored views, also those of an earlier version of the dataset, which has another fingerprint.
+        annotations: Columns that were joined to the samples, likewise.
+        damaged: Views and annotations that cannot be read, and why: `{"view good": "the file of a view is damaged"}`.
         first_samples: The first samples: `__key__`, `__url__`, and the fields as bytes.
         provenance: The inputs, options and versions of the conversion.
+        view: Which view this is; empty if it is the whole dataset. Shards and bytes are those of the dataset.
+        num_stored: Samples of the dataset, pads left out.
     """
 
     num_samples: int
@@ -48,8 +72,15 @@ class Inspection:
     window: int
     fingerprint: str
     fields: tuple[Field, ...]
-    first_samples: tuple[dict[str, Any], ...]
-    provenance: dict[str, Any]
+    contents: Contents | None
+    samples: pa.Schema | None
+    views: tuple[StoredView, ...]
+    annotations: tuple[Annotation, ...]
+    damaged: dict[str, str]
+    first_samples: tuple[dict[str, Any], ...] = field(repr=False)
+    provenance: dict[str, Any] = field(repr=False)
+    view: str
+    num_stored: int
 
 
 def inspect(
@@ -57,22 +88,36 @@ def inspect(
     samples: int = 3,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
+    *,
+    view: str | View | None = None,
+    where: str | None = None,
 ) -> Inspection:
-    """Return what is in a dataset: totals, fields and the first samples.
+    """Return what is in a dataset: totals, fields, classes, sizes of images and the first samples.
+
+    A local dataset of up to 65,536 samples and 512 MiB is counted whole; of a larger one 1,024 samples are read, of a
+    remote one 256, the same ones each time.
 
     Args:
         url: The dataset's folder.
-        samples: First samples to read.
+        samples: First samples to read; with 0 only the manifest is read.
         storage_options: How to reach a remote store, as of `Dataset`.
         fs: The file system that the folder is on, as of `Dataset`.
+        view: As of `Dataset`, one view: say what is in it.
+        where: As of `Dataset`: say what is in the samples that meet a condition.
 
     Raises:
-        WdsplitError: The manifest, or a shard of the first samples, cannot be read.
+        InputError: There is no such view.
+        WdsplitError: The manifest or a shard cannot be read.
     """
-    storage = open_readable_storage(*located_one(url, storage_options, fs))
+    url, storage_options = located_one(url, storage_options, fs)
+    storage = open_readable_storage(url, storage_options)
     manifest = read_manifest(storage)
+    chosen = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=storage_options)
+    numbers = SampleNumbers(manifest.shards.num_real, chosen.selection_at(0))
+    first = _first_samples(storage, manifest, numbers, samples)
+    views, annotations = scan_views(storage), scan_annotations(storage)
     return Inspection(
-        num_samples=manifest.num_samples,
+        num_samples=len(numbers),
         num_pads=manifest.num_pads,
         num_shards=len(manifest.shards),
         num_bytes=manifest.num_bytes,
@@ -80,21 +125,60 @@ def inspect(
         window=manifest.window,
         fingerprint=manifest.fingerprint,
         fields=tuple(manifest.fields),
-        first_samples=tuple(_first_samples(storage, manifest, samples)),
+        contents=read_contents(storage, manifest, numbers) if samples else None,
+        samples=manifest.samples,
+        views=tuple(intact(views).values()),
+        annotations=tuple(intact(annotations).values()),
+        damaged={
+            f"{kind} {name}": error.cause
+            for kind, found in (("view", views), ("annotation", annotations))
+            for name, error in damaged(found).items()
+        },
+        first_samples=first,
         provenance=manifest.provenance,
+        view=str(chosen) if chosen else "",
+        num_stored=manifest.num_samples,
     )
 
 
-def _first_samples(storage: ReadableStorage, manifest: Manifest, count: int) -> Iterator[dict[str, Any]]:
-    """Give the first samples of the dataset, pads left out."""
-    for shard, num_real in enumerate(manifest.shards.num_real.tolist()):
-        if count <= 0:
-            return
-        taken = min(count, num_real)
-        if taken:
-            window = open_shard(storage, manifest.shards[shard]).window(0, taken)
-            yield from window.take(range(taken), [0] * taken, [False] * taken)
-        count -= taken
+def _first_samples(
+    storage: ReadableStorage, manifest: Manifest, numbers: SampleNumbers, count: int
+) -> tuple[dict[str, Any], ...]:
+    """Return the first of some samples."""
+    places = numbers.places(np.arange(min(count, len(numbers))))
+    reader = NumberedSamples(storage, manifest, open_shard)
+    return tuple(reader.read(reader.numbers.of(*places)))
+
+
+def save_sample(sample: Mapping[str, Any], output: str) -> list[str]:
+    """Write the members of a sample as files, and return their paths.
+
+    Args:
+        sample: The fields as bytes, as `find_sample` returns them.
+        output: A folder, made if need be, whose files are called KEY.FIELD after the last part of the key; or a file
+            whose name ends in a field, such as `cat.jpg`, which gets this field alone.
+
+    Raises:
+        OutputExistsError: There is such a file already.
+        InputError: The file's name ends in no field of the sample.
+        StorageError: A file cannot be written.
+    """
+    fields = payloads(sample)
+    path, key = Path(output), sample["__key__"].rpartition("/")[2]
+    if path.is_dir() or output.endswith("/") or not path.suffix:
+        files = {path / f"{key}.{name}": value for name, value in fields.items()}
+    else:
+        ends = [name for name in fields if path.name.endswith(f".{name}")]
+        if not ends:
+            raise InputError(
+                "the name of the file ends in no field of the sample",
+                place=output,
+                expected=f"a folder, or a file that ends in .{', .'.join(fields)}",
+                remedy="end the name of a folder with a slash",
+            )
+        files = {path: fields[max(ends, key=len)]}
+    write_files(files)
+    return list(map(str, files))
 
 
 @dataclass(frozen=True)
@@ -126,6 +210,7 @@ class Assignment:
         pads: Repeated samples that fill up lanes and the last step.
         advice: A sentence with numbers that divide the lanes, if these do not.
         readers: What each worker of each rank reads, by rank and worker.
+        shard_samples: The samples of each shard, pads left out; of a view, those that it holds.
     """
 
     lanes: int
@@ -135,6 +220,7 @@ class Assignment:
     pads: int
     advice: str | None
     readers: list[ReaderShare]
+    shard_samples: list[int]
 
 
 def assign(
@@ -150,8 +236,10 @@ def assign(
     lanes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
+    view: Any = None,
+    where: str | None = None,
 ) -> Assignment:
-    """Return which shards each rank and worker reads in an epoch; only the manifest is read.
+    """Return which shards each rank and worker reads in an epoch; only the manifest and the view are read.
 
     Args:
         url: The dataset's folder.
@@ -165,19 +253,59 @@ def assign(
         lanes: As of `Dataset`; None for the dataset's.
         storage_options: How to reach a remote store, as of `Dataset`.
         fs: The file system that the folder is on, as of `Dataset`.
+        view: As of `Dataset`.
+        where: As of `Dataset`.
 
     Raises:
-        InputError: A number is too small.
+        InputError: A number is too small, there are more readers than can be listed, or there is no such view.
         WdsplitError: The manifest cannot be read.
+    """
+    url, storage_options = located_one(url, storage_options, fs)
+    storage = open_readable_storage(url, storage_options)
+    manifest = read_manifest(storage)
+    views = chosen_views(storage, manifest, {"view": view, "where": where}, storage_options=storage_options)
+    selection = views.selection_at(epoch)
+    counts = manifest.shards.num_real if selection is None else selection.counts
+    options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)
+    return assigned(counts, options, world_size, num_workers, batch_size, epoch, selection)
+
+
+def assigned(
+    counts: Int64,
+    options: OrderOptions,
+    world_size: int,
+    num_workers: int,
+    batch_size: int = 1,
+    epoch: int = 0,
+    selection: Selection | None = None,
+) -> Assignment:
+    """Return which shards each rank and worker reads in an epoch of shards that need not exist.
+
+    Args:
+        counts: int64 of shape (shards,): the samples of each shard, pads left out.
+        options: What the order depends on.
+        world_size: As of `assign`.
+        num_workers: As of `assign`.
+        batch_size: As of `assign`.
+        epoch: As of `assign`.
+        selection: The samples of a view, of which `counts` are the counts; None for all.
+
+    Raises:
+        InputError: As by `assign`.
     """
     lows = {"world_size": (world_size, 1), "num_workers": (num_workers, 0), "batch_size": (batch_size, 1)}
     problems = [f"{name} = {value}: expected at least {low}" for name, (value, low) in lows.items() if value < low]
     if problems:
         raise InputError("invalid assign arguments", found="; ".join(problems))
-    manifest = read_manifest(open_readable_storage(*located_one(url, storage_options, fs)))
-    options = OrderOptions(seed, shuffle, lanes or manifest.lanes, manifest.window, tail)
-    order = EpochOrder(manifest.shards.num_real, options, epoch)
     workers = max(1, num_workers)
+    if world_size * workers > _MAX_READERS:
+        raise InputError(
+            "too many ranks and workers",
+            expected=f"at most {_MAX_READERS:,} readers are listed",
+            found=f"{world_size:,} ranks x {workers:,} workers",
+            remedy="ask for a smaller world size, or fewer workers",
+        )
+    order = EpochOrder(counts, options, epoch, selection=selection)
     readers = Readers(order, world_size, workers, batch_size)
     return Assignment(
         lanes=options.lanes,
@@ -191,4 +319,5 @@ def assign(
             for rank in range(world_size)
             for worker in range(workers)
         ],
+        shard_samples=counts.tolist(),
     )

@@ -1,20 +1,21 @@
 """Verifying a dataset: that every byte of it is what the manifest says, and that every sample is whole.
 
 Composition of the manifest, the open shards and an engine. Each shard is checked by itself: size, checksum, index, tar
-structure, end marker, fields and pads; then the keys of all.
+structure, end marker, fields, pads and sample table; then the keys of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from wdsplit.engines.local import Engine, LocalEngine
@@ -22,22 +23,31 @@ from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
 from wdsplit.loading.reading.open_shard import OpenShard, check_tail, open_shard
+from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.loading.reading.window import Window
+from wdsplit.loading.views import chosen_views
+from wdsplit.notebook import html_table
+from wdsplit.order.epoch import Int64
+from wdsplit.order.packed import is_whole
+from wdsplit.shards.annotations import Annotation, annotation_names, find_annotation, read_annotation
 from wdsplit.shards.checksums import checksums_path, dump_checksums, sample_checksums
+from wdsplit.shards.emit import CHECKSUMS
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Manifest, Shard, checksum_of
+from wdsplit.shards.sample_tables import KEY, NUM_BYTES, read_samples, samples_path
+from wdsplit.shards.views import read_view, view_names, view_path
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.opening import open_readable_storage, open_storage
 from wdsplit.tar.names import is_pad_key
+from wdsplit.texts import counted
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["EMITTED", "Report", "verify"]
+    from wdsplit.views.view import View
 
-EMITTED = ("checksums",)
-"""What `verify --emit` takes."""
+__all__ = ["Report", "verify"]
 
 _SAMPLES_AT_ONCE = 4096
 _READ_BYTES = 8 * 1024**2
@@ -50,10 +60,26 @@ class Report:
     Attributes:
         manifest: The dataset's manifest.
         problems: What is wrong, in the order of the shards; empty if all is well.
+        num_shards: Shards that were checked: all, or those with samples of a view.
+        num_samples: Their samples, pads left out.
     """
 
     manifest: Manifest
     problems: tuple[WdsplitError, ...]
+    num_shards: int
+    num_samples: int
+
+    def __repr__(self) -> str:
+        return f"<Report: {self._verdict}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._verdict, enumerate(self.problems, 1))
+
+    @property
+    def _verdict(self) -> str:
+        checked = f"{counted(self.num_shards, 'shard')}, {counted(self.num_samples, 'sample')}"
+        found = f"✗ {counted(len(self.problems), 'problem')}" if self.problems else "✓ all is well"
+        return f"{found}: {checked}"
 
 
 @dataclass(frozen=True)
@@ -68,53 +94,99 @@ class _Finding:
 def verify(
     url: str,
     jobs: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
     emit: Sequence[str] = (),
+    view: str | View | None = None,
+    where: str | None = None,
 ) -> Report:
-    """Check a whole dataset; holds eight bytes a sample, to find duplicate keys.
+    """Check a whole dataset, or the shards of a view; holds eight bytes a sample, to find duplicate keys.
 
     Args:
         url: The dataset's folder.
         jobs: Processes.
-        progress: Called with the number of shards that were checked and the number of all.
+        progress: Called at the beginning and after each shard, with the number of shards that were checked, the number
+            of all, and the bytes checked.
         storage_options: How to reach a remote store, as of `Dataset`.
         engine: What carries the tasks out; None for `jobs` processes of this machine.
         fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
         emit: `checksums` to write, beside each shard that is right, the checksums of its samples, which
             `Dataset(verify=True)` compares.
+        view: As of `Dataset`, one view: check only the shards that have samples of it, each of them whole.
+        where: As of `Dataset`: check only the shards that have samples which meet a condition.
 
     Raises:
-        InputError: `emit` is invalid.
+        InputError: `emit` is invalid, or there is no such view.
         WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
     """
-    if not set(emit) <= set(EMITTED):
-        raise InputError("invalid emit", expected=f"some of {', '.join(EMITTED)}", found=", ".join(emit))
+    if not set(emit) <= {CHECKSUMS}:
+        raise InputError("invalid emit", expected=CHECKSUMS, found=", ".join(emit))
     url, storage_options = located_one(url, storage_options, fs)
     output = open_storage(url, storage_options) if emit else None
     storage: ReadableStorage = output or open_readable_storage(url, storage_options)
     manifest = read_manifest(storage)
-    num_shards = len(manifest.shards)
+    selection = chosen_views(storage, manifest, {"view": view, "where": where}, None, storage_options).selection_at(0)
+    checked = list(range(len(manifest.shards)) if selection is None else np.flatnonzero(selection.counts).tolist())
+    num_shards = len(checked)
     findings: dict[int, _Finding] = {}
-    check, describe = partial(_check_shard, storage, manifest, output), partial(_describe, manifest)
-    with closing((engine or LocalEngine(jobs)).map(check, range(num_shards), describe=describe)) as results:
+    checked_bytes = 0
+    if progress is not None:
+        progress(0, num_shards, 0)
+    annotations, unread = _annotations(storage, manifest)
+    check = partial(_check_with_annotations, storage, manifest, output, annotations)
+    describe = partial(_describe, manifest)
+    num_bytes = None if storage.has_latency else int(manifest.shards.column("num_bytes")[checked].sum())
+    results = (engine or LocalEngine(jobs)).map(check, checked, num_bytes=num_bytes, describe=describe)
+    with closing(results):
         for finding in results:
             findings[finding.shard] = finding
+            checked_bytes += manifest.shards[finding.shard].num_bytes
             if progress is not None:
-                progress(len(findings), num_shards)
+                progress(len(findings), num_shards, checked_bytes)
     problems = [problem for shard in sorted(findings) for problem in findings[shard].problems]
-    problems += _duplicate_keys(storage, manifest, findings)
+    problems += [*_duplicate_keys(storage, manifest, findings), *unread]
     try:
         problems += _tars_not_listed(storage, manifest)
+        problems += _bad_views(storage, manifest)
     except WdsplitError as error:
         problems.append(error)
-    return Report(manifest, tuple(problems))
+    return Report(manifest, tuple(problems), num_shards, int(manifest.shards.num_real[checked].sum()))
 
 
 def _describe(manifest: Manifest, number: int) -> str:
     return manifest.shards[number].path
+
+
+def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[list[Annotation], list[WdsplitError]]:
+    """Return the annotations of a dataset, and a problem for each that is damaged or of other shards."""
+    found: list[Annotation] = []
+    problems: list[WdsplitError] = []
+    for name in annotation_names(storage):
+        try:
+            found.append(find_annotation(storage, name, manifest))
+        except WdsplitError as error:
+            problems.append(error)
+    return found, problems
+
+
+def _check_with_annotations(
+    storage: ReadableStorage,
+    manifest: Manifest,
+    output: Storage | None,
+    annotations: Sequence[Annotation],
+    number: int,
+) -> _Finding:
+    """Check a shard, and what was joined to its samples."""
+    finding = _check_shard(storage, manifest, output, number)
+    problems = list(finding.problems)
+    for annotation in annotations:
+        try:
+            read_annotation(storage, annotation, manifest.shards[number])
+        except WdsplitError as error:
+            problems.append(error)
+    return replace(finding, problems=tuple(problems))
 
 
 def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage | None, number: int) -> _Finding:
@@ -141,7 +213,12 @@ def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage |
         tail = check_tail(shard)
         if tail is not None:
             problems.append(tail)
-        hashes = [hash_keys(keys) for keys in _checked_keys(manifest, listed, shard)]
+        table = _SampleTable(storage, manifest, listed)
+        hashes = []
+        for keys, sizes in _checked_keys(manifest, listed, shard):
+            hashes.append(hash_keys(keys))
+            table.compare(keys, sizes)
+        problems += table.problems
         if output is not None and not problems:
             _write_checksums(output, listed, shard)
     except WdsplitError as error:
@@ -178,13 +255,56 @@ def _checksum_in_pieces(shard: OpenShard) -> str:
     return checksum_of(digest)
 
 
-def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[pa.LargeStringArray]:
-    """Give the keys of a shard, some at a time, each sample checked."""
+class _SampleTable:
+    """The sample table of a shard, compared with its samples, some at a time.
+
+    Attributes:
+        problems: What is wrong with it; empty if the dataset has no such tables.
+    """
+
+    def __init__(self, storage: ReadableStorage, manifest: Manifest, listed: Shard) -> None:
+        self.problems: list[WdsplitError] = []
+        self._place = f"{storage.url}/{samples_path(listed.path)}"
+        self._table, self._first = None, 0
+        try:
+            if manifest.samples is not None:
+                self._table = read_samples(storage, listed, None, manifest.samples)
+        except WdsplitError as error:
+            self.problems.append(error)
+
+    def compare(self, keys: pa.LargeStringArray, sizes: Int64) -> None:
+        """Compare the next rows with the next samples, which may end with pads."""
+        if self._table is None or self.problems:
+            return
+        rows = self._table.slice(self._first, len(keys)).combine_chunks()
+        found_keys, found_bytes = rows[KEY].cast(pa.large_string()), rows[NUM_BYTES].to_numpy()
+        same_keys = pc.equal(found_keys, keys[: len(rows)]).to_numpy(zero_copy_only=False)
+        others = np.flatnonzero(~(same_keys & (found_bytes == sizes[: len(rows)])))
+        if len(others):
+            row = int(others[0])
+            found, expected = (found_keys[row].as_py(), int(found_bytes[row])), (keys[row].as_py(), int(sizes[row]))
+            self.problems.append(self._other(self._first + row, *found, *expected))
+        self._first += len(keys)
+
+    def _other(self, row: int, found_key: str, found_bytes: int, key: str, num_bytes: int) -> CorruptDataError:
+        return CorruptDataError(
+            "a sample table says otherwise than its shard",
+            place=f"{self._place}, row {row}",
+            expected=f"key {key!r}, {num_bytes:,} bytes",
+            found=f"key {found_key!r}, {found_bytes:,} bytes",
+            remedy="remove it, and make it again with `wdsplit index DATASET --samples`",
+            url=self._place,
+            key=key,
+        )
+
+
+def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[tuple[pa.LargeStringArray, Int64]]:
+    """Give the keys of a shard and the bytes of the payloads, some at a time, each sample checked."""
     num_samples = len(shard.offsets) - 1
     num_real = num_samples - listed.num_pads
     fields = {field.name for field in manifest.fields}
     for first in range(0, num_samples, _SAMPLES_AT_ONCE):
-        window = shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
+        window = read_window(shard, first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
         _check_fields(window, fields, shard.url)
         keys: list[str] = window.keys.tolist()
         for place, key in enumerate(keys, first):
@@ -198,7 +318,7 @@ def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterat
                     url=shard.url,
                     key=key,
                 )
-        yield pa.array(keys, pa.large_string())
+        yield pa.array(keys, pa.large_string()), window.total_sizes()
 
 
 def _check_fields(window: Window, fields: set[str], url: str) -> None:
@@ -226,7 +346,7 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
             listed = manifest.shards[number]
             try:
                 shard = open_shard(storage, listed)
-                for keys in _checked_keys(manifest, listed, shard):
+                for keys, _ in _checked_keys(manifest, listed, shard):
                     yield keys, shard.url
             except WdsplitError as error:
                 problems.append(error)
@@ -234,6 +354,23 @@ def _duplicate_keys(storage: ReadableStorage, manifest: Manifest, findings: dict
     hashes = [finding.hashes for finding in findings.values()]
     for duplicate in find_duplicate_keys(hashes, read_keys):
         problems.append(duplicate.error(CorruptDataError, "convert again with --overwrite", duplicate.again))
+    return problems
+
+
+def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitError]:
+    """Return a problem for each stored view that is damaged, or was made for another version of the dataset."""
+    problems: list[WdsplitError] = []
+    for name in view_names(storage):
+        try:
+            selection = read_view(storage, manifest, name)[1]
+            if not is_whole(selection):
+                raise CorruptDataError(
+                    "the bitmaps of a view are not those of its counts",
+                    place=f"{storage.url}/{view_path(name)}",
+                    remedy="make the view again with `wdsplit view --overwrite`",
+                )
+        except WdsplitError as error:
+            problems.append(error)
     return problems
 
 

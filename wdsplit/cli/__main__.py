@@ -10,11 +10,12 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command line; Ctrl-C ends it without a traceback from the first moment on."""
     try:
-        from wdsplit.cli.main import main as run  # here, because it takes half a second
+        from wdsplit.cli.main import main as run  # here, because it takes a while
+        from wdsplit.cli.without_pandas import do_without_pandas
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(_INTERRUPTED)
-    run()
+    run(before=do_without_pandas)
 
 
 if __name__ == "__main__":

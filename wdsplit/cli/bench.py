@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import wdsplit
-from wdsplit.checks.bench import BenchResult, bench
-from wdsplit.cli.options import batch_size_option, json_option, order_options
-from wdsplit.cli.terminal import echo_json, human_bytes, progress_bar
-from wdsplit.urls import shown_url
+from wdsplit.cli.drawing import sparkline, terminal_width
+from wdsplit.cli.help import LOADING, HelpCommand
+from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
+from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.terminal import echo_json, human_bytes, wrapped
+
+if TYPE_CHECKING:
+    from wdsplit.checks.bench import BenchResult
 
 __all__ = ["bench_command"]
 
 
 @click.command(
     "bench",
+    cls=HelpCommand,
+    groups=LOADING,
     epilog="""Examples:
 
 \b
@@ -50,6 +57,7 @@ __all__ = ["bench_command"]
     show_default=True,
     help="Simulate a training step of this many milliseconds after each batch.",
 )
+@view_options
 @json_option
 def bench_command(
     dataset: str,
@@ -68,18 +76,22 @@ def bench_command(
     """
     loader = _loader(dataset, [*decode, *([] if resize is None else [wdsplit.resized(resize)])], **arguments)
     with progress_bar("loading") as bar:
-        found = bench(
+        found = wdsplit.bench(
             loader,
             epochs=epochs,
             seconds=seconds,
             step_s=step_ms / 1000,
             progress=lambda batches, total, samples: bar.update(batches, total, samples=samples),
         )
+    from wdsplit.loading.reading.source import name_with_view
+
+    source = loader.dataset.source
     if as_json:
         rates = {"samples_per_s": found.samples_per_s, "bytes_per_s": found.bytes_per_s}
-        echo_json({"dataset": shown_url(dataset), **asdict(found), **rates})
+        view = {"view": source.view_text} if source.view_text else {}
+        echo_json({"dataset": source.url, **view, **asdict(found), **rates})
     else:
-        click.echo(_summary(shown_url(dataset), found))
+        click.echo(wrapped(_summary(name_with_view(source), found)))
 
 
 def _loader(
@@ -115,10 +127,19 @@ def _summary(url: str, found: BenchResult) -> str:
         f"windows: {found.windows_read:,} read, {found.windows_reused:,} requests served from memory; "
         + _readings(found.read_amplification),
         f"waited for batches {found.wait_share:.0%} of the time",
+        *_waiting_lines(found),
         f"memory at most: {human_bytes(found.peak_bytes)}"
         + (f", and {human_bytes(found.worker_peak_bytes)} a worker" if found.worker_peak_bytes else ""),
     ]
     return "\n".join(lines)
+
+
+def _waiting_lines(found: BenchResult) -> list[str]:
+    """Return a picture of the waiting over time, in a terminal: the higher, the more of it."""
+    if not sys.stdout.isatty():
+        return []
+    end = f"{found.seconds:.1f} s"
+    return [f"  0 s {sparkline(found.wait_shares, terminal_width() - len(end) - 8)} {end}"]
 
 
 def _readings(amplification: float | None) -> str:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import sys
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 import click
 
+from wdsplit.cli.help import HelpCommand
 from wdsplit.cli.options import json_option
-from wdsplit.cli.terminal import FAILED, echo_json, human_bytes, progress_bar, stderr
-from wdsplit.loading.reading.cache import ShardCache
-from wdsplit.loading.reading.cache_folder import CacheFolder
+from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.terminal import FAILED, bad, echo_json, good, human_bytes, stderr
+
+if TYPE_CHECKING:
+    from wdsplit.loading.reading.cache import ShardCache
+    from wdsplit.loading.reading.cache_folder import CacheFolder
 
 __all__ = ["cache_command"]
 
 
 @click.command(
     "cache",
+    cls=HelpCommand,
     short_help="Show what a cache of shards holds, check it, and clear it.",
     epilog="""Examples:
 
@@ -41,6 +47,8 @@ def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None
     Jobs may go on meanwhile. Only files of the cache are ever removed. Jobs keep what they have open, and download
     what they need again.
     """
+    from wdsplit.loading.reading.cache import ShardCache
+
     if clear and verify:
         raise click.UsageError("--clear and --verify exclude each other.")
     cache = ShardCache(folder)
@@ -104,8 +112,10 @@ def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
         echo_json({"cache": folder, "checked": num_checked, "bytes": num_bytes, "damaged": damaged})
     else:
         for damage in damages:
-            stderr(f"damaged: {damage.path}: {damage.cause}")
-        verdict = f"{len(damages):,} damaged, removed: they are downloaded again" if damages else "all is well"
+            stderr(f"{bad('damaged:')} {damage.path}: {damage.cause}")
+        verdict = good("all is well")
+        if damages:
+            verdict = bad(f"{len(damages):,} damaged, removed: they are downloaded again")
         click.echo(f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}")
     if damages:
         sys.exit(FAILED)

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from wdsplit.checks.audit import AuditOptions, Finding, audit
-from wdsplit.checks.verify import EMITTED, verify
-from wdsplit.cli.options import batch_size_option, engine_options, json_option, open_engine, order_options
-from wdsplit.cli.terminal import FAILED, echo_json, progress_bar, stderr, totals_text
+import wdsplit
+from wdsplit.cli.help import LOADING, HelpCommand
+from wdsplit.cli.options import (
+    batch_size_option,
+    engine_options,
+    json_option,
+    open_engine,
+    order_options,
+    view_options,
+)
+from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.terminal import (
+    FAILED,
+    audit_line,
+    bad,
+    echo_json,
+    error_text,
+    good,
+    say_next,
+    stderr,
+    totals_text,
+    training_line,
+    wrapped,
+)
+from wdsplit.shards.emit import CHECKSUMS
 from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.checks.audit import Finding
 
 __all__ = ["audit_command", "verify_command"]
 
 
 @click.command(
     "verify",
+    cls=HelpCommand,
     epilog="""Examples:
 
 \b
@@ -27,16 +52,19 @@ __all__ = ["audit_command", "verify_command"]
 @click.argument("dataset")
 @click.option(
     "--emit",
-    type=click.Choice(EMITTED),
+    type=click.Choice([CHECKSUMS]),
     multiple=True,
     help="Write a file beside each shard that is right: with checksums, NAME.tar.sums with the checksums of its "
     "samples, for Dataset(verify=True).",
 )
+@view_options
 @engine_options
 @json_option
 def verify_command(
     dataset: str,
     emit: tuple[str, ...],
+    view: str | None,
+    where: str | None,
     jobs: int | None,
     engine: str,
     address: str | None,
@@ -45,26 +73,38 @@ def verify_command(
 ) -> None:
     """Check that every byte of DATASET is what its manifest says.
 
-    Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys.
+    Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys. With
+    --view or --where, checks only the shards that have such samples, each of them whole.
     """
     with progress_bar("verifying", log) as bar:
-        report = verify(dataset, progress=bar.update, engine=open_engine(engine, address, jobs), emit=emit)
+
+        def show(checked: int, num_shards: int, num_bytes: int) -> None:
+            bar.update(checked, num_shards, bytes=num_bytes)
+
+        report = wdsplit.verify(
+            dataset, progress=show, engine=open_engine(engine, address, jobs), emit=emit, view=view, where=where
+        )
     manifest = report.manifest
     if as_json:
         names = ("cause", "place", "expected", "found", "remedy")
         problems = [{name: getattr(problem, name) for name in names} for problem in report.problems]
-        echo_json({"dataset": dataset, "shards": len(manifest.shards), "problems": problems})
+        echo_json({"dataset": dataset, "shards": report.num_shards, "problems": problems})
     else:
         for problem in report.problems:
-            stderr(f"problem: {problem}")
-        verdict = f"{len(report.problems):,} problems in" if report.problems else "all is well:"
-        click.echo(f"{shown_url(dataset)}: {verdict} {totals_text(manifest)}")
+            stderr(error_text("problem", str(problem)))
+        verdict = bad(f"{len(report.problems):,} problems in") if report.problems else good("all is well:")
+        part = f"{report.num_shards:,} shards of the view, of " if view is not None or where is not None else ""
+        click.echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
+        if not report.problems:
+            say_next(audit_line(shown_url(dataset), manifest.provenance.get("options") or {}))
     if report.problems:
         sys.exit(FAILED)
 
 
 @click.command(
     "audit",
+    cls=HelpCommand,
+    groups=LOADING,
     epilog="""Examples:
 
 \b
@@ -75,25 +115,38 @@ def verify_command(
 @order_options
 @batch_size_option(1)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs, counted from 0.")
+@click.option(
+    "--class-field",
+    metavar="NAME",
+    help="Field whose classes are compared in the batches of a rank.  [default: cls, or those that end in .cls]",
+)
 @click.option("--read", is_flag=True, help="Run the real loaders too, and compare what they read.")
+@view_options
 @json_option
 def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -> None:
     """Prove the loading promises for DATASET and a topology.
 
     Same batches on any topology, equal steps, each sample exactly once, resume anywhere: checked over all positions
-    of each epoch. Nothing is read but the manifest, unless --read is given. Also says how well batches are mixed: how
-    often two samples of one batch share a batch again in the next epoch.
+    of each epoch. Also says how well batches are mixed, in two lines. Mixing of epochs: how often two samples of one
+    batch share a batch again in the next epoch. Mixing of classes: chi-squared of a rank's batches over the classes,
+    which is classes - 1 if batches are drawn at random, and far more if the dataset is sorted by class.
+
+    Nothing is read but the manifest and labels (all, or a sample of a large dataset), unless --read is given.
     """
-    options = AuditOptions(num_workers=workers, **arguments)
-    report = audit(dataset, options, progress=None if as_json else _echo)
+    options = wdsplit.AuditOptions(num_workers=workers, **arguments)
+    report = wdsplit.audit(dataset, options, progress=None if as_json else _echo)
     if as_json:
         echo_json([vars(finding) for finding in report.findings])
     if not report.held:
         sys.exit(FAILED)
+    if not as_json:
+        say_next(training_line(shown_url(dataset), options.batch_size, workers))
 
 
 def _echo(finding: Finding) -> None:
-    mark = "held" if finding.held else "BROKEN"
+    mark = good("held  ") if finding.held else bad("BROKEN")
     if finding.figure is not None:
-        mark = f"{finding.figure:.2f}"
-    click.echo(f"epoch {finding.epoch}  {finding.promise:<20} {mark:<6}  {finding.evidence}")
+        mark = (bad if finding.remedy else good)(f"{finding.figure:<6.2f}")
+    before = f"epoch {finding.epoch}  {finding.promise:<20} "
+    taken = len(before) + len("BROKEN  ")
+    click.echo(f"{before}{mark}  {wrapped(finding.evidence, taken, taken)}")

@@ -6,23 +6,36 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from wdsplit.cli.options import Decorator, with_options
-from wdsplit.cli.terminal import Bar, byte_size, totals_text
-from wdsplit.conversion.driver import Progress
+from wdsplit.cli.terminal import byte_size, listed, totals_text
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
 from wdsplit.errors import InputError
-from wdsplit.shards.manifest import Manifest
-from wdsplit.shards.sidecars import check_emit
+from wdsplit.shards.emit import check_emit
 
-__all__ = ["conversion_options", "dataset_text", "given", "option_of", "plan_options", "run_options", "show_progress"]
+if TYPE_CHECKING:
+    from wdsplit.cli.progress import Bar
+    from wdsplit.conversion.driver import Progress
+    from wdsplit.shards.manifest import Manifest
+
+__all__ = [
+    "conversion_options",
+    "dataset_text",
+    "given",
+    "option_of",
+    "parse_columns",
+    "parse_mapping",
+    "plan_options",
+    "run_options",
+    "show_progress",
+]
 
 _SHOWN_FIELDS = 20
-_DOING = {"scatter": "shuffling", "merge": "merging", "write": "writing"}
+_DOING = {"read": "reading", "scatter": "shuffling", "merge": "merging", "write": "writing"}
 
 _FLAGS = {"mapping": "--map", "splits": "--split"}
 """Options whose flag is not their name."""
@@ -61,6 +74,10 @@ def _help_text(options: type, name: str) -> str:
     return f"{text}  [default: {default.removesuffix('.')}]" if separator else text
 
 
+def _repeatable(name: str) -> str:
+    return f"{_help_text(PlanOptions, name)} Repeatable."
+
+
 _SYNTAX: dict[str, dict[str, Any]] = {
     "shard_size": {"type": byte_size, "metavar": "SIZE"},
     "mapping": {
@@ -81,13 +98,17 @@ _SYNTAX: dict[str, dict[str, Any]] = {
         "help": "Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
     },
     "group_by": {"metavar": "COLUMN"},
+    "keep": {"multiple": True, "metavar": "COLUMN", "help": _repeatable("keep")},
+    "no_keep": {"multiple": True, "metavar": "COLUMN", "help": _repeatable("no_keep")},
+    "hive": {"flag": "--hive/--no-hive", "default": True, "show_default": True},
+    "shuffle": {"flag": "--shuffle/--no-shuffle", "default": None},
 }
 """What the command line writes in another way than Python."""
 
 _PLAN = {one.name: PlanOptions for one in dataclasses.fields(PlanOptions)}
 _DECIDING = (
-    "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit splits "
-    "group_by pad null class_names shuffle seed lanes window"
+    "world_size workers shards samples_per_shard shard_size mapping columns key number_keys where limit "
+    "skip_empty hive splits group_by pad allow_pads null class_names keep no_keep shuffle seed lanes window"
 )
 
 plan_options = with_options(
@@ -104,11 +125,9 @@ def _parse_emit(context: click.Context, parameter: click.Parameter, value: str |
         raise click.BadParameter(f"expected {error.expected}, found {error.found}") from error
 
 
-_MEMORY = f"{ConvertOptions.memory // 1024**3}GiB"
-
 run_options = with_options(
     [
-        option_of(ConvertOptions, "memory", type=byte_size, default=_MEMORY, metavar="SIZE"),
+        option_of(ConvertOptions, "memory", type=byte_size, metavar="SIZE"),
         option_of(ConvertOptions, "emit", callback=_parse_emit, metavar="NAME[,NAME...]"),
         option_of(ConvertOptions, "overwrite"),
     ]
@@ -118,30 +137,46 @@ run_options = with_options(
 
 def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
     """Build the options of a conversion from a command's arguments."""
-    mapping: dict[str, str] = {}
-    for entry in arguments.pop("mapping"):
-        name, separator, column = entry.partition("=")
-        if not (name and separator and column) or name in mapping:
-            problem = "is given twice" if name in mapping else "is not of the form EXT=COLUMN, such as jpg=image"
-            raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
-        mapping[name] = column
-    own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "class_names")}
+    mapping = parse_mapping(arguments.pop("mapping"), "EXT=COLUMN, such as jpg=image")
+    own = {name: arguments.pop(name) for name in ("key", "number_keys", "limit", "skip_empty", "hive", "class_names")}
     columns, where, split = (arguments.pop(name) for name in ("columns", "where", "splits"))
-    for name, values in (("--columns", columns), ("--where", where)):
-        if not all(value.strip(" ,") for value in values):
-            raise click.BadParameter("is empty: leave it out to take all", param_hint=repr(name))
+    _refuse_empty("--where", where)
     for name, values, how in (("--where", where, "and"), ("--split", split, "a comma")):
         if len(values) > 1:
             raise click.BadParameter(f"is given twice: give it once, joined by {how}", param_hint=repr(name))
     return ConvertOptions(
         plan=PlanOptions(**arguments),
         mapping=mapping,
-        columns=tuple(name.strip() for value in columns for name in value.split(",")),
+        columns=parse_columns(columns),
         where="".join(where),
         splits=_splits(split[0]) if split else {},
         **own,
         **more,
     )
+
+
+def parse_mapping(entries: Collection[str], form: str) -> dict[str, str]:
+    """Parse what --map names, given the form that is expected, with an example."""
+    mapping: dict[str, str] = {}
+    for entry in entries:
+        name, separator, column = entry.partition("=")
+        if not (name and separator and column) or name in mapping:
+            problem = "is given twice" if name in mapping else f"is not of the form {form}"
+            raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
+        mapping[name] = column
+    return mapping
+
+
+def parse_columns(values: Collection[str]) -> tuple[str, ...]:
+    """Parse what --columns names, separated by commas."""
+    _refuse_empty("--columns", values)
+    return tuple(name.strip() for value in values for name in value.split(","))
+
+
+def _refuse_empty(option: str, values: Collection[str]) -> None:
+    """Refuse an option that is given with an empty text."""
+    if not all(value.strip(" ,") for value in values):
+        raise click.BadParameter("is empty: leave it out to take all", param_hint=repr(option))
 
 
 def _splits(text: str) -> dict[str, float]:
@@ -190,8 +225,13 @@ def dataset_text(manifest: Manifest, place: str) -> str:
     names = [f"{field.name} (from {field.column})" for field in manifest.fields]
     more = f", and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     lines = [f"{place}: {totals_text(manifest)}", f"fields: {', '.join(names[:_SHOWN_FIELDS])}{more}"]
+    for field in manifest.fields:
+        if field.names:
+            lines.append(f"classes: {len(field.names):,} in {field.name}: {listed(field.names)}")
     if provenance["num_selected"] < provenance["num_rows"]:
         lines.append(f"selected: {provenance['num_selected']:,} of {provenance['num_rows']:,} rows")
+    if provenance.get("num_empty"):
+        lines.append(f"skipped: {provenance['num_empty']:,} rows in which every value is null (--skip-empty)")
     if provenance["num_dropped"]:
         which = "" if provenance["options"]["shuffle"] else "the last "
         lines.append(f"left out: {which}{provenance['num_dropped']:,} rows, to make the shards equal (--pad drop)")

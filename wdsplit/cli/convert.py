@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+import wdsplit
 from wdsplit.cli.conversion import (
     conversion_options,
     dataset_text,
@@ -19,22 +21,27 @@ from wdsplit.cli.conversion import (
     run_options,
     show_progress,
 )
+from wdsplit.cli.help import CONVERTING, HelpCommand
 from wdsplit.cli.options import engine_options, open_engine
+from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.shares import run_share
-from wdsplit.cli.terminal import progress_bar, rates_text, stderr
-from wdsplit.conversion.convert import Progress, convert, convert_splits
-from wdsplit.conversion.plan.options import ConvertOptions
-from wdsplit.conversion.run import Run
-from wdsplit.conversion.shares import PASSES, Pass
-from wdsplit.engines.local import Engine
+from wdsplit.cli.terminal import BATCH_SIZE, audit_line, rates_text, say_next, stderr, training_line, wrapped
+from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass, PlanOptions
 from wdsplit.errors import WdsplitError
-from wdsplit.storage.opening import open_storage
+from wdsplit.texts import counted
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.conversion.convert import Progress
+    from wdsplit.engines.local import Engine
 
 __all__ = ["convert_command"]
 
 
 @click.command(
     "convert",
+    cls=HelpCommand,
+    groups=CONVERTING,
     epilog="""Examples:
 
 \b
@@ -57,7 +64,7 @@ __all__ = ["convert_command"]
     "--pass",
     "only",
     type=click.Choice(PASSES),
-    help="With --plan: the pass. --shuffle and --group-by take several, one after another: `wdsplit plan` says which.",
+    help="With --plan: the pass. shuffled and grouped rows take several, one after another: `wdsplit plan` says which.",
 )
 @click.pass_context
 def convert_command(
@@ -69,7 +76,7 @@ def convert_command(
     engine: str,
     address: str | None,
     log: TextIO | None,
-    memory: int,
+    memory: int | None,
     emit: tuple[str, ...],
     overwrite: bool,
     resume: bool,
@@ -80,9 +87,10 @@ def convert_command(
 ) -> None:
     """Rewrite tables into a dataset of balanced WebDataset shards.
 
-    INPUT is a file, a folder of them, a glob or a brace expression; OUTPUT is a folder, or s3://bucket/folder.
-    The number of shards is a multiple of world size x workers, and all shards are equal, so that ranks are. The bytes
-    of the shards do not depend on --jobs and --engine. A run that was interrupted is continued with --resume.
+    INPUT is a file, a folder of tables or of images, a glob or a brace expression; OUTPUT is a folder, or
+    s3://bucket/folder. The number of shards is a multiple of world size x workers, and all shards are equal, so that
+    ranks are. The bytes of the shards do not depend on --jobs and --engine. A run that was interrupted is continued
+    with --resume.
 
     With --plan PLAN --share I/N, and nothing but --jobs, --log and --pass besides, a share of a conversion is written
     that `wdsplit plan -o PLAN` started; one that died is run again. `wdsplit commit PLAN` ends the conversion.
@@ -102,25 +110,26 @@ def _convert(
     inputs: tuple[str, ...], output: str, options: ConvertOptions, make_engine: Callable[[], Engine], log: TextIO | None
 ) -> None:
     """Convert, and say what was written; if it is interrupted, how to continue."""
-    started = time.monotonic()
     last: dict[str, Progress] = {}
     try:
-        with progress_bar("converting", log) as bar:
+        with progress_bar("planning", log) as bar:
 
             def report(progress: Progress) -> None:
                 last[progress.split] = progress
                 show_progress(bar, progress, progress.split)
 
+            convert, convert_splits, started = wdsplit.convert, wdsplit.convert_splits, time.monotonic()
             if options.splits:
                 manifests = convert_splits(inputs, output, options, report, engine=make_engine())
             else:
                 manifests = {"": convert(inputs, output, options, report, engine=make_engine())}
     except KeyboardInterrupt:
-        _say_how_to_resume(output, last)
+        if last:  # else it came while the library was imported, or the inputs were read
+            _say_how_to_resume(output, last)
         raise
     elapsed_s = time.monotonic() - started
     for name, manifest in manifests.items():
-        click.echo(dataset_text(manifest, _folder(output, name)))
+        click.echo(wrapped(dataset_text(manifest, _folder(output, name))))
         if last[name].skipped:
             click.echo(f"resumed: {last[name].skipped:,} shards were there already")
     num_samples = sum(manifest.num_samples for manifest in manifests.values())
@@ -128,6 +137,38 @@ def _convert(
     is_resumed = any(progress.skipped for progress in last.values())
     rates = "" if is_resumed else f" ({rates_text(num_samples, num_bytes, elapsed_s)})"
     click.echo(f"took {elapsed_s:.1f} s{rates}")
+    for name, manifest in manifests.items() if options.overwrite else ():
+        _say_stale(_folder(output, name), manifest.fingerprint)
+    _say_next(_folder(shown_url(output), next(iter(manifests))), options.plan)
+
+
+def _say_next(dataset: str, plan: PlanOptions) -> None:
+    """Say how to check a dataset, and how to read it."""
+    from wdsplit.storage.opening import is_remote
+
+    uploaded = [f"wdsplit verify {shlex.quote(dataset)}"] if is_remote(dataset) else []
+    say_next(*uploaded, audit_line(dataset, vars(plan)), training_line(dataset, BATCH_SIZE, plan.workers))
+
+
+def _say_stale(dataset: str, fingerprint: str) -> None:
+    """Say which views and annotations were made for other shards than those of the fingerprint."""
+    from wdsplit.shards.annotations import scan_annotations
+    from wdsplit.shards.stored import intact
+    from wdsplit.shards.views import scan_views
+    from wdsplit.storage.opening import open_readable_storage
+
+    storage = open_readable_storage(dataset)
+    views, annotations = intact(scan_views(storage)), intact(scan_annotations(storage))
+    stale = {
+        "view": [name for name, each in views.items() if each.dataset != fingerprint],
+        "annotation": [name for name, each in annotations.items() if each.fingerprint != fingerprint],
+    }
+    texts = [f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}" for kind, names in stale.items() if names]
+    if texts:
+        verb = "belong" if sum(map(len, stale.values())) > 1 else "belongs"
+        again = "them" if verb == "belong" else "it"
+        text = f"{verb} to the shards before; make {again} again, or drop {again}"
+        stderr(f"note: {' and '.join(texts)} {text}")
 
 
 def _folder(output: str, split: str) -> str:
@@ -136,6 +177,9 @@ def _folder(output: str, split: str) -> str:
 
 def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
     """Say that an interrupted conversion can be continued, given the last progress of each split; unless it cannot."""
+    from wdsplit.conversion.run import Run
+    from wdsplit.storage.opening import open_storage
+
     try:
         runs = [Run(open_storage(_folder(output, name)).with_short_deadline()) for name in last]
         if not any(run.is_unfinished for run in runs):
@@ -143,7 +187,7 @@ def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
     except WdsplitError:  # a store that does not answer: the run may be there
         pass
     shards = sum(progress.done for progress in last.values() if progress.name == "write")
-    kept = f"{shards} shards are published" if shards else "what is published is kept"
+    kept = f"at least {counted(shards, 'shard')} published" if shards else "what is published is kept"
     stderr(f"{kept}; continue with the same command and --resume")
 
 

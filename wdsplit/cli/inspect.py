@@ -3,67 +3,249 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsplit.checks.inspect import Assignment, Inspection, assign, inspect
-from wdsplit.cli.options import batch_size_option, json_option, order_options
-from wdsplit.cli.terminal import echo_json, human_bytes, table
-from wdsplit.loading.reading.lookup import find_sample
-from wdsplit.shards.files import read_manifest
-from wdsplit.storage.opening import open_readable_storage
+import wdsplit
+from wdsplit.cli.drawing import bar, draw_option, draw_readers, terminal_width
+from wdsplit.cli.help import LOADING, HelpCommand
+from wdsplit.cli.options import batch_size_option, json_option, order_options, view_options
+from wdsplit.cli.terminal import STALE, echo_json, human_bytes, listed, table, wrapped
 from wdsplit.tar.names import RESERVED_FIELDS
+from wdsplit.texts import counted, percent
 from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from wdsplit.checks.contents import FieldContents, ImageSizes
+    from wdsplit.checks.inspect import Assignment, Inspection
 
 __all__ = ["assign_command", "inspect_command"]
 
-_MAX_READERS = 2**20
 _PREVIEW_CHARACTERS = 60
+_MANY_CLASSES, _CLASSES_SHOWN = 12, 10
+_BAR_WIDTH, _MAX_NAME = 24, 36
+_NUMBER = re.compile("-?(0|[1-9][0-9]*)")
+"""A number of a sample; 007 is a key."""
 
 
 @click.command(
     "inspect",
+    cls=HelpCommand,
     short_help="Say what is in DATASET, and show samples of it.",
-    epilog="Example: wdsplit inspect data/train --samples 5",
+    epilog="""Examples:
+
+\b
+  wdsplit inspect data/train --samples 5
+  wdsplit inspect data/train --sample 17 -o sample/""",
 )
 @click.argument("dataset")
-@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="First samples to show.")
+@click.option(
+    "--samples",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="First samples to show; with 0 no shard is read, and no class is counted.",
+)
+@click.option("--sample", metavar="KEY|N", help="Show one sample only: its key, or its number as of --index.")
 @click.option("--key", help="Show the sample with this key only.")
 @click.option("--index", type=int, help="Show the sample with this number only, counted from 0, or from the end: -1.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FOLDER|FILE",
+    help="With one sample: write the sample's fields into this folder, as KEY.FIELD; or one field into a file "
+    "of its name, such as cat.jpg.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show columns, encodings, lanes, the fingerprint, the origin too.")
+@view_options
 @json_option
-def inspect_command(dataset: str, samples: int, key: str | None, index: int | None, as_json: bool) -> None:
-    """Say what is in DATASET: totals, fields, the first samples; or show one sample."""
-    key_or_index = key if key is not None else index
-    if key_or_index is not None:
-        if key is not None and index is not None:
-            raise click.UsageError("--key and --index contradict each other")
-        storage = open_readable_storage(dataset)
-        sample = find_sample(storage, read_manifest(storage), key_or_index)
-        if as_json:
-            echo_json(_previews(sample))
-        else:
-            _show(sample)
+def inspect_command(
+    dataset: str,
+    samples: int,
+    sample: str | None,
+    key: str | None,
+    index: int | None,
+    output: str | None,
+    verbose: bool,
+    view: str | None,
+    where: str | None,
+    as_json: bool,
+) -> None:
+    """Say what is in DATASET: samples, classes, sizes, fields, the first samples; or show or save one sample.
+
+    A local dataset of up to 65,536 samples and 512 MiB is counted whole; of a larger one 1,024 samples are read, of a
+    remote one 256.
+    """
+    number_or_key = int(sample) if sample is not None and _NUMBER.fullmatch(sample) else sample
+    named = [each for each in (number_or_key, key, index) if each is not None]
+    if named:
+        if len(named) > 1:
+            raise click.UsageError("--sample, --key and --index contradict each other")
+        if view is not None or where is not None:
+            raise click.UsageError("one sample is found among all: leave out --view and --where")
+        _one_sample(dataset, named[0], output, as_json)
         return
-    found = inspect(dataset, samples)
+    if output is not None:
+        raise click.UsageError("--output writes one sample: give its --sample, --key or --index")
+    found = wdsplit.inspect(dataset, samples, view=view, where=where)
     if as_json:
         echo_json(_as_json(dataset, found))
         return
-    click.echo(
-        f"{dataset}: {found.num_samples:,} samples and {found.num_pads:,} pads in {found.num_shards:,} "
-        f"shards, {human_bytes(found.num_bytes)}\n"
-        f"lanes {found.lanes}, window {found.window}, fingerprint {found.fingerprint}\n"
-    )
-    rows = [(field.name, field.column, field.type, field.encoding) for field in found.fields]
-    click.echo(table(("field", "column", "type", "encoding"), rows))
-    for sample in found.first_samples:
+    click.echo(wrapped(_summary(shown_url(dataset), found)))
+    if verbose:
+        click.echo(f"\n{_technical(found)}")
+    for one in found.first_samples:
         click.echo()
+        _show(one)
+
+
+def _summary(dataset: str, found: Inspection) -> str:
+    """Return what people ask first."""
+    shards = counted(found.num_shards, "shard")
+    size = f"{counted(found.num_samples, 'sample')} in {shards}, {human_bytes(found.num_bytes)}"
+    if found.view:
+        size = f"view {found.view}: {found.num_samples:,} of {counted(found.num_stored, 'sample')}"
+    lines, contents = [f"{dataset}: {size}", ""], found.contents
+    if contents is None or not contents.num_read:
+        return "\n".join([*lines, f"fields: {', '.join(field.name for field in found.fields)}", *_choices(found)])
+    rows = []
+    for one, field in zip(contents.fields, found.fields, strict=True):
+        is_known = contents.is_exact or field.names
+        num_classes = f"{len(one.classes):,} {'' if is_known else 'or more '}classes"
+        if one.classes:
+            drawn = "" if contents.is_exact else f", in {contents.num_read:,} samples that were drawn"
+            lines += [f"{num_classes} in {one.name}{drawn}:", *_class_lines(one.classes), ""]
+        other = _printable(field.type) if one.images is None else _images_text(one.images)
+        holds = num_classes if one.classes else other
+        rows.append((one.name, percent(one.num_present, contents.num_read), _sizes_text(one), holds))
+    lines.append(table(("field", "present", "median bytes (range)", "holds"), rows))
+    how_many = counted(contents.num_read, "sample")
+    lines.append(f"exact: all {how_many}" if contents.is_exact else f"sampled: {how_many}, drawn evenly")
+    images = [field.images.num_read for field in contents.fields if field.images]
+    if images and max(images) < contents.num_read:
+        lines[-1] += f"; sizes of images: {max(images):,} of them"
+    return "\n".join([*lines, *_choices(found)])
+
+
+def _choices(found: Inspection) -> list[str]:
+    """Return a line for the sample tables, and for each stored view and annotation."""
+    old = {True: "", False: STALE}
+    tables = [f"sample tables: {_columns_text(found.samples)}"] if found.samples is not None else []
+    return [
+        *tables,
+        *(
+            f"view {view.name}: {percent(view.num_selected, view.num_samples)} of the samples"
+            f"{old[view.dataset == found.fingerprint]}"
+            for view in found.views
+        ),
+        *(
+            f"annotation {each.name}: {_columns_text(each.schema)}{old[each.fingerprint == found.fingerprint]}"
+            for each in found.annotations
+        ),
+        *(f"{name}: damaged: {cause}" for name, cause in found.damaged.items()),
+    ]
+
+
+def _columns_text(schema: pa.Schema) -> str:
+    return ", ".join(f"{one.name} ({one.type})" for one in schema)
+
+
+def _class_lines(counts: Mapping[str, int]) -> list[str]:
+    """Return a line with a bar for each class, or for the largest of many."""
+    classes = list(counts.items())
+    if len(classes) > _MANY_CLASSES:
+        classes.sort(key=lambda each: -each[1])
+    shown = classes if len(classes) <= _MANY_CLASSES else classes[:_CLASSES_SHOWN]
+    names = [_printable(name) for name, _ in shown]
+    width, most = max(map(len, names)), max(1, *(count for _, count in shown))
+    lines = [
+        f"  {name:{width}}  {count:>{len(f'{most:,}')},}  {bar(count / most, _BAR_WIDTH)}".rstrip()
+        for name, (_, count) in zip(names, shown, strict=True)
+    ]
+    left = [count for _, count in classes[len(shown) :]]
+    if left:
+        lines.append(f"  ... and {len(left):,} more, of {_between(min(left), max(left))} samples")
+    return lines
+
+
+def _images_text(images: ImageSizes) -> str:
+    """Return the median width and height of images, and their ranges."""
+    (narrowest, width, widest), (lowest, height, highest) = images.width, images.height
+    if (narrowest, lowest) == (widest, highest):
+        return f"images {width} x {height}"
+    return f"images {width} x {height} ({narrowest}-{widest} x {lowest}-{highest})"
+
+
+def _sizes_text(found: FieldContents) -> str:
+    """Return the median of a field's bytes, and their range."""
+    if found.num_bytes is None:
+        return ""
+    least, median, most = found.num_bytes
+    return f"{median:,}" + (f" ({least:,}-{most:,})" if least < most else "")
+
+
+def _between(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _printable(name: str) -> str:
+    """Return a name that fits into a line, and has no effect on a terminal."""
+    text = name if name.isprintable() else ascii(name)
+    return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
+
+
+def _technical(found: Inspection) -> str:
+    """Return what the loader and those who look for a cause need."""
+    rows = [(field.name, field.column, field.type, field.encoding) for field in found.fields]
+    origin = {name: value for name, value in found.provenance.items() if name != "inputs"}
+    inputs = found.provenance.get("inputs") or []
+    loading = f"lanes {found.lanes}, window {found.window}, pads {found.num_pads:,}, fingerprint {found.fingerprint}"
+    lines = [
+        *(f"{len(each.names):,} classes in {each.name}: {listed(each.names)}" for each in found.fields if each.names),
+        "",
+        f"made of {len(inputs):,} inputs: {listed([str(one.get('path', one)) for one in inputs])}",
+        *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin.items()),
+    ]
+    fields = table(("field", "column", "type", "encoding"), rows)
+    return "\n".join([wrapped(loading), "", fields, wrapped("\n".join(lines))])
+
+
+def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_json: bool) -> None:
+    """Show one sample, or write its fields as files."""
+    from wdsplit.checks.inspect import save_sample
+
+    sample = _sample(dataset, key_or_index)
+    files = [] if output is None else save_sample(sample, output)
+    if as_json:
+        echo_json(_previews(sample) | ({"__files__": files} if files else {}))
+    elif output is None:
         _show(sample)
+    else:
+        click.echo("\n".join(files))
+
+
+def _sample(dataset: str, key_or_index: str | int) -> dict[str, Any]:
+    """Return the sample of a dataset with this key or number."""
+    from wdsplit.loading.reading.lookup import find_sample
+    from wdsplit.shards.files import read_manifest
+    from wdsplit.storage.opening import open_readable_storage
+
+    storage = open_readable_storage(dataset)
+    return find_sample(storage, read_manifest(storage), key_or_index)
 
 
 def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
+    from wdsplit.shards.sample_tables import dump_schema
+
     return {
         "dataset": shown_url(dataset),
+        **({"view": found.view, "stored": found.num_stored} if found.view else {}),
         "samples": found.num_samples,
         "pads": found.num_pads,
         "shards": found.num_shards,
@@ -71,6 +253,13 @@ def _as_json(dataset: str, found: Inspection) -> dict[str, Any]:
         "lanes": found.lanes,
         "window": found.window,
         "fingerprint": found.fingerprint,
+        "contents": None if found.contents is None else dataclasses.asdict(found.contents),
+        "sample_columns": None if found.samples is None else dump_schema(found.samples),
+        "views": [dataclasses.asdict(view) for view in found.views],
+        "annotations": {
+            each.name: {column.name: str(column.type) for column in each.schema} for each in found.annotations
+        },
+        "damaged": found.damaged,
         "fields": [dataclasses.asdict(field) for field in found.fields],
         "first_samples": list(map(_previews, found.first_samples)),
         "provenance": found.provenance,
@@ -103,6 +292,8 @@ def _preview(value: Any) -> str:
 
 @click.command(
     "assign",
+    cls=HelpCommand,
+    groups=LOADING,
     short_help="Say which shards of DATASET each rank and worker reads.",
     epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3",
 )
@@ -111,30 +302,33 @@ def _preview(value: Any) -> str:
 @batch_size_option(1)
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch.")
 @click.option("--lanes", type=click.IntRange(1), help="Lanes.  [default: the dataset's]")
+@view_options
+@draw_option
 @json_option
-def assign_command(dataset: str, world_size: int, workers: int, as_json: bool, **arguments: Any) -> None:
+def assign_command(dataset: str, world_size: int, workers: int, draw: bool, as_json: bool, **arguments: Any) -> None:
     """Say which shards of DATASET each rank and worker reads, in the order of its visits."""
-    if world_size * max(1, workers) > _MAX_READERS:
-        raise click.UsageError(f"--world-size x --workers is too large: at most {_MAX_READERS:,} readers are listed.")
-    found = assign(dataset, world_size, workers, **arguments)
+    if draw and as_json:
+        raise click.UsageError("--draw and --json contradict each other")
+    found = wdsplit.assign(dataset, world_size, workers, **arguments)
     if as_json:
         echo_json(dataclasses.asdict(found))
     else:
-        click.echo(_readers_text(found))
+        picture = draw_readers(found, terminal_width()) if draw else _readers_table(found)
+        click.echo("\n".join([picture, "", *map(wrapped, _readers_lines(found))]))
 
 
-def _readers_text(found: Assignment) -> str:
+def _readers_table(found: Assignment) -> str:
     rows = [(one.rank, one.worker, f"{one.samples:,}", _shard_list(one.shards)) for one in found.readers]
+    return table(("rank", "worker", "samples", "shards"), rows)
+
+
+def _readers_lines(found: Assignment) -> list[str]:
     lines = [
-        table(("rank", "worker", "samples", "shards"), rows),
-        f"\n{found.lanes} lanes, {found.pads:,} pads; "
-        f"each window is read {found.read_amplification:.2f} times on average",
+        f"{found.lanes} lanes, {found.pads:,} pads; each window is read {found.read_amplification:.2f} times on average"
     ]
     if found.recut:
-        lines.append("shards differ, so lanes were cut at equal counts: neighbours share the shards at their borders")
-    if found.advice:
-        lines.append(found.advice)
-    return "\n".join(lines)
+        lines.append("shards differ, so lanes were cut at equal counts: some lanes share a shard")
+    return lines if found.advice is None else [*lines, found.advice]
 
 
 def _shard_list(shards: list[int]) -> str:

@@ -6,23 +6,38 @@ message and an exit code, never with a traceback.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
 from wdsplit.cli.adopt import index_command
+from wdsplit.cli.annotate import annotate_command
+from wdsplit.cli.batch import batch_command
 from wdsplit.cli.bench import bench_command
 from wdsplit.cli.cache import cache_command
 from wdsplit.cli.check import audit_command, verify_command
 from wdsplit.cli.convert import convert_command
 from wdsplit.cli.inspect import assign_command, inspect_command
 from wdsplit.cli.plan import plan_command
+from wdsplit.cli.report import report_command
 from wdsplit.cli.shares import commit_command
 from wdsplit.cli.signals import sigterm_as_ctrl_c
-from wdsplit.cli.terminal import FAILED, INTERRUPTED, TERMINATED, UNUSABLE, stderr
+from wdsplit.cli.terminal import (
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    UNUSABLE,
+    LogHandler,
+    bad,
+    colour,
+    error_text,
+    stderr,
+)
+from wdsplit.cli.view import view_command
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, TopologyError, WdsplitError
 
 __all__ = ["cli", "main"]
@@ -57,7 +72,7 @@ used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.
 @click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
 def cli(verbose: bool) -> None:
     """Rewrite tables into balanced WebDataset shards, and check what training will read from them."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("wdsplit").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
@@ -66,39 +81,49 @@ for _command in (
     convert_command,
     commit_command,
     index_command,
+    annotate_command,
+    view_command,
     inspect_command,
     verify_command,
     assign_command,
     audit_command,
+    batch_command,
+    report_command,
     bench_command,
     cache_command,
 ):
     cli.add_command(_command)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+def main(arguments: list[str] | None = None, before: Callable[[], None] | None = None) -> None:
+    """Run the command line and exit with its code.
+
+    Args:
+        arguments: Those of the command line; None for those of the process.
+        before: Called before a command runs, once its options are known to be valid.
+    """
     with sigterm_as_ctrl_c() as terminated:
-        code = _run(arguments, terminated)
+        code = _run(arguments, terminated, before)
     if terminated and code != 0:
         code = TERMINATED
     sys.exit(code)
 
 
-def _run(arguments: list[str] | None, terminated: Sequence[int]) -> int:
+def _run(arguments: list[str] | None, terminated: Sequence[int], before: Callable[[], None] | None) -> int:
     """Run the command line; say what it raises, and return the exit code.
 
     Args:
         arguments: Those of the command line.
         terminated: The SIGTERMs that have come so far.
+        before: Called before a command runs.
     """
     try:
-        return int(cli.main(arguments, prog_name="wdsplit", standalone_mode=False) or 0)
+        return int(cli.main(arguments, prog_name="wdsplit", standalone_mode=False, color=colour(), obj=before) or 0)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         return UNUSABLE
     except WdsplitError as error:
-        stderr(f"error: {error}")
+        stderr(error_text("error", str(error)))
         return UNUSABLE if isinstance(error, _UNUSABLE) else FAILED
     except (KeyboardInterrupt, click.Abort):
         stderr("ended by SIGTERM" if terminated else "interrupted")
@@ -106,3 +131,11 @@ def _run(arguments: list[str] | None, terminated: Sequence[int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+
+
+def _show(error: click.ClickException) -> None:
+    """Show what is wrong with the command line, as click does."""
+    shown = io.StringIO()
+    error.show(shown)
+    usage, word, message = shown.getvalue().rpartition("Error: ")
+    stderr(f"{usage}{bad(word.strip())} {message}".strip())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsplit.cli.terminal import available_cpus
-from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.order.epoch import TAILS
+from wdsplit.order.limits import TAILS
+
+if TYPE_CHECKING:
+    from wdsplit.engines.local import Engine
 
 __all__ = [
     "Decorator",
@@ -18,6 +19,8 @@ __all__ = [
     "json_option",
     "open_engine",
     "order_options",
+    "shuffle_options",
+    "view_options",
     "with_options",
 ]
 
@@ -46,7 +49,11 @@ def with_options(options: Sequence[Decorator]) -> Decorator:
 
 engine_options = with_options(
     (
-        click.option("--jobs", type=click.IntRange(1), help="Tasks at a time.  [default: one a processor; on Ray two]"),
+        click.option(
+            "--jobs",
+            type=click.IntRange(1),
+            help="Tasks at a time.  [default: the usable processors; on Ray twice the cluster's, at least 64]",
+        ),
         click.option(
             "--engine",
             type=click.Choice(("local", "ray")),
@@ -78,17 +85,16 @@ def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
         cluster = RayEngine(address or "auto", jobs=jobs)
         click.get_current_context().call_on_close(cluster.close)
         return cluster
+    from wdsplit.engines.limits import usable_processors
+    from wdsplit.engines.local import LocalEngine
+
     if address is not None:
         raise click.UsageError("--address is that of a Ray cluster: give --engine ray too")
-    return LocalEngine(jobs or available_cpus())
+    return LocalEngine(jobs or usable_processors())
 
 
-order_options = with_options(
+shuffle_options = with_options(
     (
-        click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."),
-        click.option(
-            "--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank."
-        ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order."),
         click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle the order."),
         click.option(
@@ -100,4 +106,27 @@ order_options = with_options(
         ),
     )
 )
+"""Adds what the order depends on: seed, shuffle, tail."""
+
+order_options = with_options(
+    (
+        click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."),
+        click.option(
+            "--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank."
+        ),
+        shuffle_options,
+    )
+)
 """Adds what the order and the split depend on: world_size, workers, seed, shuffle, tail."""
+
+view_options = with_options(
+    (
+        click.option("--view", metavar="NAME", help="Use only the samples of this view, made by `wdsplit view`."),
+        click.option(
+            "--where",
+            metavar="CONDITION",
+            help='Use only the samples that meet this condition on their columns, such as "score > 0.5".',
+        ),
+    )
+)
+"""Adds what says which samples of the dataset count: view, where."""

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsplit.cli.conversion import conversion_options, given, plan_options, run_options
+from wdsplit.cli.drawing import draw_option, draw_readers, terminal_width
+from wdsplit.cli.help import CONVERTING, HelpCommand
 from wdsplit.cli.options import json_option
-from wdsplit.cli.terminal import echo_json, table
-from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.planning import plan_splits
-from wdsplit.conversion.shares import needed_passes, plan_shares
+from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.terminal import echo_json, human_bytes, listed, say_next, table, wrapped
+from wdsplit.texts import counted
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.conversion.plan.plan import Plan
 
 __all__ = ["plan_command"]
+
+_FEW = 3
 
 
 @click.command(
     "plan",
+    cls=HelpCommand,
+    groups=CONVERTING,
     short_help="Say what convert would do; begin a conversion in shares.",
     epilog="""Examples:
 
@@ -37,6 +48,7 @@ __all__ = ["plan_command"]
     help="Begin the conversion in OUTPUT, and save its plan here, for `wdsplit convert --plan PLAN --share I/N`.",
 )
 @run_options
+@draw_option
 @json_option
 @click.pass_context
 def plan_command(
@@ -45,43 +57,86 @@ def plan_command(
     inputs: tuple[str, ...],
     output: str | None,
     plan_path: str | None,
-    memory: int,
+    memory: int | None,
     emit: tuple[str, ...],
     overwrite: bool,
+    draw: bool,
     as_json: bool,
     **arguments: Any,
 ) -> None:
     """Say what convert would do with the same options; nothing is written, unless -o begins a conversion in shares.
 
-    INPUT is a file, a folder of them, a glob or a brace expression; or such a URL (s3://, gs://, hf://, https://).
+    INPUT is a file, a folder of tables or of images, a glob or a brace expression; or such a URL (s3://, gs://,
+    hf://, https://).
     With -o PLAN --into OUTPUT the conversion begins: any number of processes, on any machines, then write its shares
     (`wdsplit convert --plan PLAN --share I/N`), and `wdsplit commit PLAN` ends it. With --split there is a plan for
     each split, PLAN.NAME.
     """
+    from wdsplit.conversion.needs import needs_of
+    from wdsplit.conversion.planning import plan_splits
+    from wdsplit.conversion.shares import needed_passes, plan_shares, share_needs
+    from wdsplit.engines.limits import usable_processors
+    from wdsplit.tables.media import class_counts
+
+    if draw and as_json:
+        raise click.UsageError("--draw and --json contradict each other")
     if (output is None) != (plan_path is None):
         raise click.UsageError("--into and -o go together: where the dataset is to be, and the file of its plan")
     if output is None or plan_path is None:
-        others = given(context, ("memory", "emit", "overwrite"))
+        others = given(context, ("emit", "overwrite"))
         if others:
             raise click.UsageError(f"{', '.join(others)}: only with -o, which begins a conversion")
-        plans, names = plan_splits(inputs, conversion_options(arguments)), {}
+        options = conversion_options(arguments)
+        with progress_bar("planning"):
+            plans, names = plan_splits(inputs, options), {}
+        needs = {name: needs_of(plan, memory, usable_processors(), True, True) for name, plan in plans.items()}
     else:
         options = conversion_options(arguments, memory=memory, emit=emit, overwrite=overwrite)
-        saved = plan_shares(inputs, output, plan_path, options)
+        with progress_bar("planning"):
+            saved = plan_shares(inputs, output, plan_path, options)
         plans = dict(zip(options.splits or [""], saved.values(), strict=True))
         names = dict(zip(plans, saved, strict=True))
+        needs = {name: share_needs(plan, options) for name, plan in plans.items()}
+    needed = {name: need.temporary_bytes for name, need in needs.items()}
     if as_json:
         saved_as = {name: {"saved": path, "passes": needed_passes(path)} for name, path in names.items()}
-        summaries = {name: plan.summary() | saved_as.get(name, {}) for name, plan in plans.items()}
+        summaries = {
+            name: plan.summary()
+            | {"classes": class_counts(plan.table), "temporary_bytes": needed[name]}
+            | saved_as.get(name, {})
+            for name, plan in plans.items()
+        }
         echo_json(summaries.get("", summaries))
     else:
-        click.echo("\n\n".join((f"{name}: " if name else "") + _plan_text(plan) for name, plan in plans.items()))
+        texts = [_plan_text(plan, _space_text(plan, needed[name], output)) for name, plan in plans.items()]
+        named = [(f"{name}: " if name else "") + text for name, text in zip(plans, texts, strict=True)]
+        click.echo(wrapped("\n\n".join(named)))
+        for name, plan in plans.items() if draw else ():
+            click.echo(f"\n{f'{name}: ' if name else ''}{_readers_text(plan)}")
         for name, path in names.items():
             click.echo(f"\n{_next_steps(plans[name], path)}")
+        if not names:
+            few = [shlex.quote(shown_url(path)) for path in inputs] if len(inputs) <= _FEW else ["INPUT..."]
+            say_next(f"wdsplit convert {' '.join(few)} OUTPUT, and the same options")
+
+
+def _readers_text(plan: Plan) -> str:
+    """Return a picture of who reads the shards in the first epoch."""
+    import numpy as np
+
+    from wdsplit.checks.inspect import assigned
+    from wdsplit.order.epoch import OrderOptions
+
+    counts = np.diff([plan.rows(shard) for shard in range(plan.num_shards)])[:, 0]
+    order = OrderOptions(0, True, plan.lanes, plan.window, "pad")
+    found = assigned(counts, order, plan.options.world_size, plan.options.workers)
+    return f"who reads the shards in epoch 0 (the loader's seed 0):\n{draw_readers(found, terminal_width())}"
 
 
 def _next_steps(plan: Plan, path: str) -> str:
     """Say how the conversion goes on."""
+    from wdsplit.conversion.shares import needed_passes
+
     quoted = shlex.quote(path)
     share = f"  wdsplit convert --plan {quoted} --share I/N"
     passes = [f"{share} --pass {name}" for name in needed_passes(path)] if plan.scatters else [share]
@@ -91,24 +146,68 @@ def _next_steps(plan: Plan, path: str) -> str:
     )
 
 
-def _plan_text(plan: Plan) -> str:
+def _plan_text(plan: Plan, space: str) -> str:
+    from wdsplit.conversion.planning import shown_notes
+    from wdsplit.tables.media import class_counts
+
     fields = table(
         ("field", "column", "type", "encoding"),
         [(field.name, field.column, field.type, field.encoding) for field in plan.fields],
     )
     lines = [
-        f"{plan.num_rows:,} rows{_of_all(plan.num_rows, plan.table.total_rows)} in {len(plan.table.files):,} files "
-        f"-> {plan.num_shards:,} shards of {plan.max_samples:,} samples",
+        f"{_input_text(plan)} -> {plan.num_shards:,} shards of {plan.max_samples:,} samples",
+        _order_text(plan),
+        space,
         f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, "
         f"keys {'from column ' + repr(plan.key) if plan.key else 'number the rows'}",
         f"the loader reads {plan.lanes:,} lanes (sequences of shards) side by side, each in windows of "
         f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
         f"ranks x workers that share no lane: {_numbers_text(plan.lanes)}",
         f"plan {plan.hash}",
+        *_classes_lines(class_counts(plan.table)),
         "",
         fields,
     ]
-    return "\n".join(lines)
+    notes = shown_notes(plan)
+    if plan.table.num_empty:
+        notes.append(f"skipped: {plan.table.num_empty:,} rows in which every value is null")
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _input_text(plan: Plan) -> str:
+    """Say how much is converted of what."""
+    what, where = ("files", "folder") if plan.table.names_files else ("rows", "file")
+    of_all, count = _of_all(plan.num_rows, plan.table.total_rows), len(plan.table.files)
+    return f"{plan.num_rows:,} {what}{of_all} in {count:,} {where}{'s' if count > 1 else ''}"
+
+
+def _classes_lines(counts: Mapping[str, int]) -> list[str]:
+    """Return a line on the classes, if folders name any, with the rows of each."""
+    if not counts:
+        return []
+    some = listed([f"{name} {count:,}" for name, count in counts.items()])
+    low, high = min(counts.values()), max(counts.values())
+    return [
+        f"{counted(len(counts), 'class', 'classes')} of {low:,}{f' to {high:,}' if high > low else ''} files: {some}"
+    ]
+
+
+def _order_text(plan: Plan) -> str:
+    """Say which order the rows get."""
+    what = "rows" if plan.groups is None else f"groups of column {plan.options.group_by!r}"
+    if plan.options.shuffle:
+        return f"{what} shuffled, seed {plan.options.seed} (--no-shuffle keeps the order of the input)"
+    return f"{what} in the order of the input (--shuffle for a random one)"
+
+
+def _space_text(plan: Plan, temporary_bytes: int, output: str | None) -> str:
+    """Say how much temporary space the conversion needs, and where."""
+    from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
+
+    if temporary_bytes:
+        folder = os.path.join(output or "OUTPUT", SPILL_FOLDER)
+        return f"temporary space: about {human_bytes(temporary_bytes)} in {folder} until the shards are written"
+    return "temporary space: none" + (", the rows fit in memory (--memory)" if plan.scatters else "")
 
 
 def _numbers_text(lanes: int) -> str:

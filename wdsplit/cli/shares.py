@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 import time
 from functools import partial
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
+import wdsplit
 from wdsplit.cli.conversion import dataset_text, show_progress
-from wdsplit.cli.terminal import human_bytes, progress_bar, stderr
-from wdsplit.conversion.shares import Pass, Progress, commit_shares, convert_share
-from wdsplit.engines.local import Engine
+from wdsplit.cli.help import HelpCommand
+from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.terminal import human_bytes, stderr, wrapped
 from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.conversion.convert import Progress
+    from wdsplit.conversion.plan.options import Pass
+    from wdsplit.engines.local import Engine
 
 __all__ = ["commit_command", "run_share"]
 
@@ -27,7 +33,7 @@ def run_share(plan_path: str, share: str, only: Pass | None, engine: Engine, log
     try:
         with progress_bar(f"share {share}", log) as bar:
             report = partial(show_progress, bar, name=share)
-            done = convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
+            done = wdsplit.convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
     except KeyboardInterrupt:
         stderr("what is published is kept; continue with the same command")
         raise
@@ -45,11 +51,16 @@ def _done(progress: Progress) -> str:
     return f"{progress.done:,} shards{there}, {progress.samples:,} samples and pads, {size}"
 
 
-@click.command("commit", short_help="End a conversion in shares.", epilog="Example: wdsplit commit /shared/train.plan")
+@click.command(
+    "commit",
+    cls=HelpCommand,
+    short_help="End a conversion in shares.",
+    epilog="Example: wdsplit commit /shared/train.plan",
+)
 @click.argument("plan_path", metavar="PLAN")
 def commit_command(plan_path: str) -> None:
     """End a conversion in shares that `wdsplit plan -o PLAN` started: from then on the dataset exists.
 
     Refused until all shards are there, whole. A conversion that has ended already is left as it is.
     """
-    click.echo(dataset_text(commit_shares(plan_path), shown_url(plan_path)))
+    click.echo(wrapped(dataset_text(wdsplit.commit_shares(plan_path), shown_url(plan_path))))

@@ -1,71 +1,127 @@
-"""What the commands share: exit codes, progress bars, figures for people, types of options.
+"""What the commands share: exit codes, messages and their colours, figures for people, types of options.
 
-Progress goes to standard error and only to a terminal; results go to standard output.
+Results go to standard output, messages to standard error. Colours are for terminals: NO_COLOR and FORCE_COLOR decide
+otherwise, and TERM=dumb has none.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime, timezone
-from typing import Any, TextIO
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from wdsplit.errors import InputError
-from wdsplit.shards.manifest import Manifest
 from wdsplit.sizes import parse_size
+from wdsplit.texts import counted, human_bytes
 from wdsplit.urls import shown_url
 
+if TYPE_CHECKING:
+    from wdsplit.shards.manifest import Manifest
+
 __all__ = [
+    "BATCH_SIZE",
     "FAILED",
     "INTERRUPTED",
+    "STALE",
     "TERMINATED",
     "UNUSABLE",
-    "Bar",
-    "available_cpus",
+    "LogHandler",
+    "audit_line",
+    "bad",
     "byte_size",
+    "colour",
     "echo_json",
+    "error_text",
+    "good",
     "human_bytes",
-    "progress_bar",
+    "listed",
     "rates_text",
+    "say_next",
     "stderr",
     "table",
     "totals",
     "totals_text",
+    "training_line",
+    "wrapped",
 ]
 
 FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
-_LOG_EVERY_S = 1.0
+STALE = "; of an earlier version of the dataset"
+"""Marks views and annotations in lists."""
+
+BATCH_SIZE = 64
+"""In what is said of the next step: nobody knows what a user has in mind."""
+
+_LISTED = 10
+
+
+def colour() -> bool | None:
+    """Return whether to colour what is printed; None for what goes to a terminal alone."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return False if os.environ.get("TERM") == "dumb" else None
 
 
 def stderr(message: str) -> None:
     """Say something that is no result."""
-    click.echo(message, err=True)
+    click.echo(message, err=True, color=colour())
 
 
-def available_cpus() -> int:
-    """Return the processors that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+def good(text: str) -> str:
+    """Return a verdict that all is well, in its colour."""
+    return click.style(text, fg="green")
 
 
-def human_bytes(size: float) -> str:
-    """Return a number of bytes for people, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} PB"
+def bad(text: str) -> str:
+    """Return a verdict or the word for an error, in its colour."""
+    return click.style(text, fg="red", bold=True)
+
+
+def error_text(word: str, error: str) -> str:
+    """Return an error as it is shown: the word for it, the cause, then the details, each with its name."""
+    cause, separator, details = error.partition("\n")
+    details = re.sub(r"^  \w+:", lambda name: click.style(name[0], dim=True), details, flags=re.MULTILINE)
+    details = details.replace(click.style("  remedy:", dim=True), click.style("  remedy:", fg="green"))
+    return f"{bad(f'{word}:')} {click.style(cause, bold=True)}{separator}{details}"
+
+
+def say_next(*lines: str) -> None:
+    """Say what a user may want to type next, in a terminal."""
+    if sys.stderr.isatty():
+        for number, line in enumerate(lines):
+            stderr(f"{click.style('     ' if number else 'next:', fg='cyan')} {line}")
+
+
+def audit_line(dataset: str, options: Mapping[str, Any]) -> str:
+    """Return the command that checks a dataset for the ranks and workers that it was made for."""
+    ranks, workers = options.get("world_size", 1), options.get("workers", 1)
+    return f"wdsplit audit {shlex.quote(dataset)} --world-size {ranks} --workers {workers} --batch-size {BATCH_SIZE}"
+
+
+def training_line(dataset: str, batch_size: int, num_workers: int) -> str:
+    """Return the line of Python that reads a dataset."""
+    return f"wdsplit.Loader(wdsplit.Dataset({dataset!r}), batch_size={batch_size}, num_workers={num_workers})"
+
+
+class LogHandler(logging.Handler):
+    """Writes what the library logs, above a progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        name = click.style(f"{record.name}:", fg="yellow") if record.levelno >= logging.WARNING else f"{record.name}:"
+        stderr(f"{name} {self.format(record)}")
 
 
 def totals(dataset: str, manifest: Manifest) -> dict[str, Any]:
@@ -84,7 +140,8 @@ def totals(dataset: str, manifest: Manifest) -> dict[str, Any]:
 def totals_text(manifest: Manifest) -> str:
     """Return how much is in a dataset, for people."""
     return (
-        f"{len(manifest.shards):,} shards, {manifest.num_samples:,} samples, {manifest.num_pads:,} pads, "
+        f"{counted(len(manifest.shards), 'shard')}, {counted(manifest.num_samples, 'sample')}, "
+        f"{counted(manifest.num_pads, 'pad')}, "
         f"{human_bytes(manifest.num_bytes)}"
     )
 
@@ -92,6 +149,26 @@ def totals_text(manifest: Manifest) -> str:
 def rates_text(num_samples: int, num_bytes: int, elapsed_s: float) -> str:
     """Return how fast samples were written or read, for people."""
     return f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
+
+
+def wrapped(text: str, indent: int = 2, first: int = 0) -> str:
+    """Return text that is printed to a terminal broken between words, line by line.
+
+    Args:
+        text: Lines of it.
+        indent: Spaces before what is broken off a line.
+        first: Columns that are taken already before a line.
+    """
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(width, " " * first, " " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line)[first:] for line in text.splitlines())
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of some names, for people."""
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
 
 
 def echo_json(value: Any) -> None:
@@ -103,8 +180,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return rows as aligned columns under their header."""
     texts = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in texts)
-    return "\n".join(line.rstrip() for line in lines)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+    return "\n".join([click.style(lines[0], bold=True), *lines[1:]])
 
 
 def byte_size(text: str) -> int:
@@ -115,95 +192,3 @@ def byte_size(text: str) -> int:
         raise click.BadParameter(
             f"invalid size {text!r}: expected a number and a unit, such as 256MB or 1GiB"
         ) from error
-
-
-class _Rate(ProgressColumn):
-    """Units a second of a task."""
-
-    def render(self, task: Task) -> Text:
-        elapsed = task.elapsed or 0.0
-        parts = [
-            f"{human_bytes(amount / elapsed)}/s" if unit == "bytes" else f"{amount / elapsed:,.0f} {unit}/s"
-            for unit, amount in task.fields["amounts"].items()
-            if elapsed > 0 and amount
-        ]
-        return Text(", ".join(parts))
-
-
-class _Log:
-    """Progress as JSON lines, for machines: one a second at the most, and one at the end.
-
-    Args:
-        file: What they are written to, each at once.
-    """
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._started = time.monotonic()
-        self._last_s = -_LOG_EVERY_S
-        self._last: dict[str, Any] = {}
-        self._refused = False
-        self._first: tuple[int, float] | None = None
-        """How much was done when the counting began, and when that was."""
-
-    def update(self, done: int, total: int, what: str, amounts: Mapping[str, float]) -> None:
-        elapsed_s = time.monotonic() - self._started
-        if self._first is None or what != self._last.get("what"):
-            self._first = done, elapsed_s
-        gained, took_s = done - self._first[0], elapsed_s - self._first[1]
-        left_s = round(took_s * (total - done) / gained, 1) if gained > 0 else None
-        self._last = {"what": what, "done": done, "total": total, **amounts, "left_s": left_s}
-        if elapsed_s - self._last_s >= _LOG_EVERY_S:
-            self._last_s = elapsed_s
-            self.write("progress")
-
-    def write(self, event: str, **more: str) -> None:
-        """Write a line: what happens, when, and how far all has got."""
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        elapsed_s = round(time.monotonic() - self._started, 3)
-        line = {"time": now, "event": event, "elapsed_s": elapsed_s, **self._last, **more}
-        try:
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            self._file.flush()
-        except OSError as error:
-            if not self._refused:
-                stderr(f"progress is not logged any more: {error.strerror}")
-            self._refused = True
-
-
-class Bar:
-    """A progress bar in use."""
-
-    def __init__(self, progress: Progress, what: str, log: _Log | None = None) -> None:
-        self._progress = progress
-        self._what = what
-        self._task = progress.add_task(what, total=None, amounts={})
-        self._log = log
-
-    def update(self, done: int, total: int, what: str | None = None, **amounts: float) -> None:
-        """Show how many of all units are done, and amounts (such as samples, bytes) whose rates are of interest."""
-        self._progress.update(self._task, description=what, completed=done, total=total, amounts=amounts)
-        if self._log is not None:
-            self._log.update(done, total, what or self._what, amounts)
-
-
-@contextmanager
-def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
-    """Show a bar with rate and time left while the block runs; nothing if standard error is not a terminal.
-
-    Args:
-        what: What is being done.
-        log: Where to write the same as JSON lines, and how it ended.
-    """
-    lines = None if log is None else _Log(log)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    try:
-        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-            yield Bar(progress, what, lines)
-    except BaseException as error:
-        if lines is not None:
-            lines.write("failed", error=str(error) or type(error).__name__)
-        raise
-    if lines is not None:
-        lines.write("done")

@@ -11,10 +11,9 @@ import ast
 import keyword
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
 
@@ -24,8 +23,9 @@ import pyarrow.dataset
 
 from wdsplit.conditions.compare import Literal, Values, compare, compute, is_among, join, values_of
 from wdsplit.conditions.syntax import GRAMMAR, STRING, Source
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, nearest_names
 from wdsplit.fields.rules import is_binary, is_list, is_text, unwrap
+from wdsplit.tar.names import escape_key
 
 __all__ = ["Where", "parse_where"]
 
@@ -70,19 +70,30 @@ class Where:
     pruning: Any
 
 
-def parse_where(text: str, schema: pa.Schema) -> Where:
+def parse_where(
+    text: str,
+    schema: pa.Schema,
+    class_names: Mapping[str, Sequence[str]] | None = None,
+    key: str | None = None,
+    hints: Mapping[str, str] | None = None,
+) -> Where:
     """Parse a condition on the rows of a table.
 
     Args:
         text: The condition.
         schema: The table's columns.
+        class_names: The names of classes, by their numbers, of columns that hold such numbers: `label == "cat"` then
+            compares the number.
+        key: The column of the keys of samples, which may be escaped: `==` and `in` then look up a text as it is and
+            escaped. None if the table has none.
+        hints: What to do about names that are no columns of samples, by these names.
 
     Raises:
         InputError: The text is no condition, names a column that is not there, or compares what cannot be compared.
     """
     source = Source.of(text)
     try:
-        return _Translator(source, schema).where(source.parse())
+        return _Translator(source, schema, class_names or {}, key, hints or {}).where(source.parse())
     except RecursionError as error:
         raise source.fault(None, "the condition is nested too deeply") from error
 
@@ -90,9 +101,19 @@ def parse_where(text: str, schema: pa.Schema) -> Where:
 class _Translator:
     """Translates the nodes of a condition on the rows of a table."""
 
-    def __init__(self, source: Source, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        source: Source,
+        schema: pa.Schema,
+        class_names: Mapping[str, Sequence[str]],
+        key: str | None,
+        hints: Mapping[str, str],
+    ) -> None:
         self._source = source
         self._schema = schema
+        self._class_names = class_names
+        self._key = key
+        self._hints = hints
         self._columns: dict[str, None] = {}
         self._reads_floats = False
         self._negates = False
@@ -147,7 +168,38 @@ class _Translator:
             if isinstance(operation, (ast.In, ast.NotIn)):
                 among = self._among(left, right)
                 return ~among if isinstance(operation, ast.NotIn) else among
-            return compare(self._operand(left), _COMPARISONS[type(operation)], self._operand(right))
+            operands = self._operand(left), self._operand(right)
+            for column, text, literal in ((left, right, operands[1]), (right, left, operands[0])):
+                if isinstance(operation, (ast.Eq, ast.NotEq)) and len(self._spellings(literal, column)) > 1:
+                    among = self._among(column, ast.copy_location(ast.List([text]), text))
+                    return ~among if isinstance(operation, ast.NotEq) else among
+            if isinstance(operation, (ast.Eq, ast.NotEq)):
+                operands = self._numbered(operands[0], left, right), self._numbered(operands[1], right, left)
+            return compare(operands[0], _COMPARISONS[type(operation)], operands[1])
+
+    def _spellings(self, operand: Literal | Values, column: ast.expr) -> list[Literal]:
+        """Return a literal that is compared with a column: as it is and, if that holds keys, escaped; [] for others."""
+        if not isinstance(operand, Literal):
+            return []
+        path, text = self._path(column) if self._key else None, operand.value
+        is_key = path is not None and [name for name, _ in path] == [self._key]
+        if not is_key or not isinstance(text, str) or not text or escape_key(text) == text:
+            return [operand]
+        return [operand, Literal(escape_key(text))]
+
+    def _numbered(self, operand: Literal | Values, node: ast.expr, column: ast.expr) -> Literal | Values:
+        """Return an operand; the name of a class that is compared with a column of classes as its number."""
+        path = self._path(column)
+        names = self._class_names.get(path[0][0], ()) if path is not None and len(path) == 1 else ()
+        if not names or not isinstance(operand, Literal) or not isinstance(operand.value, str):
+            return operand
+        if operand.value not in names:
+            near = nearest_names([operand.value], names)
+            cause = f"column {path[0][0] if path else ''!r} has no class {operand.value!r}"
+            shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+            remedy = f'write "{near[0]}"' if near else ""
+            raise self._source.fault(node, cause, expected=f"one of {shown}", remedy=remedy)
+        return Literal(Fraction(names.index(operand.value)))
 
     def _is_null(self, node: ast.expr, right: ast.expr) -> Any:
         """Translate `is None`, which can be asked of a column of any type."""
@@ -176,12 +228,12 @@ class _Translator:
         values = self._operand(left)
         if isinstance(values, Literal):
             raise self._source.fault(left, "a value is looked up in a list, and no column")
-        items = []
+        items: list[Literal] = []
         for node in right.elts:
-            item = self._operand(node)
+            item = self._numbered(self._operand(node), node, left)
             if not isinstance(item, Literal):
                 raise self._source.fault(node, "a list holds something else than numbers, strings, True and False")
-            items.append(item)
+            items.extend(self._spellings(item, left))
         return is_among(values, items)
 
     def _operand(self, node: ast.expr) -> Literal | Values:
@@ -286,11 +338,14 @@ class _Translator:
         if above and not names:
             return self._source.fault(node, f"column {'.'.join(above)!r} is no struct, and has no member {name!r}")
         owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"
-        lower = {other.lower(): other for other in names}
-        near = [lower[each] for each in get_close_matches(name.lower(), lower, n=1)]
+        near = nearest_names([name], names)
         remedy = f"write {_spelling([*above, *near])}" if near else ""
+        if not above and any(name in classes for classes in self._class_names.values()):
+            remedy = f"write {name!r} in quotes"
         if not above and name.lower() in _SPELLINGS:
             remedy = f"write {_SPELLINGS[name.lower()]}"
+        if not above and name in self._hints:
+            owner, remedy = "the sample tables have no column", self._hints[name]
         shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         return self._source.fault(node, f"{owner} {name!r}", expected=f"one of {shown}", remedy=remedy)
 

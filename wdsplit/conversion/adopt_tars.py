@@ -7,18 +7,20 @@ as it is. Before one is replaced, the header goes, so that no header belongs to 
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, invalid_values, raise_if_any, same_as
+from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.conversion.run import Run
+from wdsplit.conversion.sample_tables import IndexProgress, make_sample_tables
 from wdsplit.engines.local import Engine, LocalEngine
-from wdsplit.errors import DatasetNotFoundError, OutputExistsError
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError
 from wdsplit.indexing.tars import (
     TarContent,
     check_paths,
@@ -27,7 +29,7 @@ from wdsplit.indexing.tars import (
     refuse_duplicate_keys,
     warn_of_oddities,
 )
-from wdsplit.shards.files import write_manifest
+from wdsplit.shards.files import read_manifest, write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
 from wdsplit.storage.given import located_one
 from wdsplit.storage.interface import Storage
@@ -36,44 +38,9 @@ from wdsplit.storage.opening import open_storage
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["IndexOptions", "IndexProgress", "index_tars"]
+__all__ = ["IndexProgress", "index_tars"]
 
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """How to adopt tars.
-
-    Attributes:
-        world_size: Ranks of the largest job, if 192 lanes do not suit it: lanes become a multiple of `world_size` x
-            `workers`.
-        workers: Worker processes of each rank; 0 counts as 1.
-        lanes: Sequences of shards that the loader reads side by side. Default: 192, or 96, 48 or 16 for less data; if
-            need be, rounded up to a multiple of `world_size` x `workers`.
-        window: Samples that the loader reads and shuffles together. Default: as many as let 192 lanes hold 256 MiB, up
-            to 1,024 samples and 8 MiB.
-        jobs: Processes.
-        overwrite: Replace the indexes and the manifest that are there; never a tar.
-    """
-
-    world_size: int = same_as(PlanOptions, "world_size")
-    workers: int = same_as(PlanOptions, "workers")
-    lanes: int | None = same_as(PlanOptions, "lanes")
-    window: int | None = same_as(PlanOptions, "window")
-    jobs: int = same_as(ConvertOptions, "jobs")
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        raise_if_any(invalid_values(self))
-
-
-@dataclass(frozen=True)
-class IndexProgress:
-    """How far an adoption has got: tars that were read, of how many, and the samples and bytes in them."""
-
-    tars: int
-    num_tars: int
-    samples: int
-    num_bytes: int
+logger = logging.getLogger(__name__)
 
 
 def index_tars(
@@ -86,6 +53,8 @@ def index_tars(
 ) -> Manifest:
     """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
 
+    With `options.samples` the sample tables are made too; of a folder that is a dataset already, only these.
+
     All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
     are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
     kept, to find duplicate keys.
@@ -93,7 +62,7 @@ def index_tars(
     Args:
         url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
         options: The options.
-        progress: Called after each tar.
+        progress: Called at the beginning and after each tar.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
         engine: What carries the tasks out; None for `options.jobs` processes of this machine.
         fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
@@ -110,23 +79,85 @@ def index_tars(
     """
     options = options or IndexOptions()
     url, storage_options = located_one(url, storage_options, fs)
+    engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
     storage = open_storage(url, storage_options)
+    if not (options.samples and storage.size(HEADER_NAME) is not None and not options.overwrite):
+        manifest = _adopt(storage, storage_options, options, engine, report)
+    elif Run(storage).is_unfinished:
+        _refuse_output(storage, True)
+    else:
+        manifest = read_manifest(storage)
+        _refuse_layout(storage, options)
+    if not options.samples:
+        return manifest
+    with Run(storage).locked():
+        return make_sample_tables(storage, storage_options, manifest, options, engine, report)
+
+
+def _refuse_layout(storage: Storage, options: IndexOptions) -> None:
+    """Refuse options on the lanes of a dataset that is there already: only its sample tables are made."""
+    names = ("world_size", "workers", "lanes", "window")
+    given = [name for name in names if getattr(options, name) != getattr(IndexOptions(), name)]
+    if given:
+        raise OutputExistsError(
+            "the folder is a dataset already",
+            place=storage.url,
+            expected="nothing but its sample tables to be made",
+            found=", ".join(f"{name} = {getattr(options, name)}" for name in given),
+            remedy="leave these options out; or use --overwrite to replace its indexes and its manifest too",
+            url=storage.url,
+        )
+
+
+def _adopt(
+    storage: Storage,
+    storage_options: Mapping[str, Any] | None,
+    options: IndexOptions,
+    engine: Engine,
+    report: Callable[[IndexProgress], None],
+) -> Manifest:
+    """Write the indexes of tars and the manifest."""
     _refuse_output(storage, options.overwrite)
-    paths = _tars(storage)
+    sizes = _tars(storage)
+    paths = list(sizes)
+    num_bytes = None if storage.has_latency else sum(sizes.values())
     with Run(storage).locked():
         _refuse_output(storage, options.overwrite)
+        before = _manifest_there(storage)
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
             storage.remove_temporary(folder)
         read = partial(_read_tar, storage.url, storage_options, options.overwrite)
-        found = _read_all(read, paths, engine or LocalEngine(options.jobs), progress)
+        found = _read_all(read, paths, num_bytes, engine, report)
         refuse_duplicate_keys(storage, found)
         readers = options.world_size * max(1, options.workers)
-        chosen = {name: value for name, value in asdict(options).items() if name not in ("jobs", "overwrite")}
-        manifest = manifest_of(found, readers, options.lanes, options.window, chosen)
+        chosen = {name: getattr(options, name) for name in ("world_size", "workers", "lanes", "window")}
+        manifest = _with_kept(storage, before, manifest_of(found, readers, options.lanes, options.window, chosen))
         storage.remove(HEADER_NAME)
         write_manifest(storage, manifest)
     warn_of_oddities(storage, found)
     return manifest
+
+
+def _manifest_there(storage: Storage) -> Manifest | None:
+    """Return the manifest that is to be replaced; None if there is none, or a damaged one."""
+    try:
+        return read_manifest(storage) if storage.size(HEADER_NAME) is not None else None
+    except (CorruptDataError, InputError, DatasetNotFoundError):
+        return None
+
+
+def _with_kept(storage: Storage, before: Manifest | None, found: Manifest) -> Manifest:
+    """Return the manifest with the fields, classes and sample tables of the one before, if the shards are the same."""
+    if before is None:
+        return found
+    if before.shards.table.equals(found.shards.table):
+        return dataclasses.replace(before, lanes=found.lanes, window=found.window)
+    lost = [f"the classes of {name}" for name in before.class_names]
+    lost += ["the sample tables"] if before.samples is not None else []
+    lost += [] if before.provenance.get("adopted") else ["the types of fields", "the provenance"]
+    if lost:
+        logger.warning("%s: the tars are not those of the manifest, which loses %s", storage.url, ", ".join(lost))
+    return found
 
 
 def _refuse_output(storage: Storage, overwrite: bool) -> None:
@@ -142,10 +173,10 @@ def _refuse_output(storage: Storage, overwrite: bool) -> None:
     )
 
 
-def _tars(storage: Storage) -> list[str]:
-    """Return the paths of all tars below a folder, sorted."""
-    paths = sorted(_below(storage, ""))
-    if not paths:
+def _tars(storage: Storage) -> dict[str, int]:
+    """Return the paths of all tars below a folder, sorted, and their sizes in bytes."""
+    sizes = dict(sorted(_below(storage, "")))
+    if not sizes:
         raise DatasetNotFoundError(
             "there are no tars",
             place=storage.url,
@@ -154,11 +185,11 @@ def _tars(storage: Storage) -> list[str]:
             remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
             url=storage.url,
         )
-    check_paths(storage.url, paths)
-    return paths
+    check_paths(storage.url, list(sizes))
+    return sizes
 
 
-def _below(storage: Storage, folder: str) -> Iterator[str]:
+def _below(storage: Storage, folder: str) -> Iterator[tuple[str, int]]:
     files = storage.sizes(folder)
     for name in storage.list(folder):
         path = f"{folder}/{name}" if folder else name
@@ -167,7 +198,7 @@ def _below(storage: Storage, folder: str) -> Iterator[str]:
         if name not in files:
             yield from _below(storage, path)
         elif name.endswith(".tar"):
-            yield path
+            yield path, files[name]
 
 
 def _read_tar(
@@ -202,17 +233,19 @@ def _write_index(storage: Storage, path: str, index: bytes, overwrite: bool) -> 
 def _read_all(
     read: Callable[[tuple[int, str]], tuple[int, TarContent]],
     paths: Sequence[str],
+    num_bytes: int | None,
     engine: Engine,
-    progress: Callable[[IndexProgress], None] | None,
+    report: Callable[[IndexProgress], None],
 ) -> list[TarContent]:
     """Read all tars; return what is in each, in the order of their paths."""
     found: dict[int, TarContent] = {}
-    samples = num_bytes = 0
-    with closing(engine.map(read, list(enumerate(paths)), describe=itemgetter(1))) as results:
+    samples = read_bytes = 0
+    report(IndexProgress(0, len(paths), 0, 0))
+    tasks = list(enumerate(paths))
+    with closing(engine.map(read, tasks, num_bytes=num_bytes, describe=itemgetter(1))) as results:
         for number, each in results:
             found[number] = each
             samples += each.shard.num_samples
-            num_bytes += each.shard.num_bytes
-            if progress is not None:
-                progress(IndexProgress(len(found), len(paths), samples, num_bytes))
+            read_bytes += each.shard.num_bytes
+            report(IndexProgress(len(found), len(paths), samples, read_bytes))
     return [found[number] for number in range(len(paths))]

@@ -39,7 +39,7 @@ def build_manifest(plan: Plan, emit: tuple[str, ...], published: Published) -> M
     """Return the manifest of all shards."""
     window = plan.options.window or default_window(published.num_bytes, published.num_samples, plan.lanes)
     provenance = _provenance(plan, emit)
-    return Manifest(published.table(), plan.fields, plan.lanes, window, plan.options.pad, provenance)
+    return Manifest(published.table(), plan.fields, plan.lanes, window, plan.options.pad, provenance, plan.samples)
 
 
 def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
@@ -50,10 +50,14 @@ def _provenance(plan: Plan, emit: tuple[str, ...]) -> dict[str, Any]:
         ],
         "num_rows": plan.table.total_rows,
         "num_selected": plan.num_rows,
+        **({"num_empty": plan.table.num_empty} if plan.table.num_empty else {}),
         "selection": plan.table.selection.to_json(),
         "num_dropped": plan.num_dropped,
         "key": plan.key,
-        "options": dataclasses.asdict(plan.options),
+        "options": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(plan.options).items()
+        },
         "emit": list(emit),
         "versions": {
             "wdsplit": version("wdsplit"),

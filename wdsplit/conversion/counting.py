@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.engines.local import in_order
+from wdsplit.engines.watching import watched
 from wdsplit.order.epoch import Int64
 from wdsplit.tables.read import file_batches, matching_groups
 from wdsplit.tables.select import Picker, hash_groups, in_split
@@ -29,15 +30,21 @@ _GROUPS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class _Counts:
-    """What was found in a file: rows kept, rows of each split in each row group, and the groups of each split."""
+    """What was found in a file: rows kept and empty, rows of each split in each row group, the groups of each split."""
 
     kept: int
+    num_empty: int
     selected: list[Int64]
     groups: list[Groups]
 
 
 def select_rows(
-    table: Table, where: str, limit: int | None, splits: Sequence[Split | None], group_by: str | None
+    table: Table,
+    where: str,
+    limit: int | None,
+    splits: Sequence[Split | None],
+    group_by: str | None,
+    some_of: tuple[str, ...] = (),
 ) -> list[tuple[Table, Groups | None]]:
     """Select rows of a table, and count them.
 
@@ -47,6 +54,7 @@ def select_rows(
         limit: How many of the rows that meet it to keep: the first ones.
         splits: The splits of what is kept; None for all of it. All hash the same column.
         group_by: The column whose groups to count, or None.
+        some_of: Columns of which at least one must have a value; none if all may be null.
 
     Returns:
         For each split the table with its selection, and its groups if they were asked for.
@@ -54,10 +62,13 @@ def select_rows(
     Raises:
         InputError: The condition is invalid, a file cannot be read, or a row is in no group.
     """
-    counter = _Counter(table, where, splits, group_by)
+    counter = _Counter(table, Selection(where, None, splits[0], some_of), splits, group_by)
     files: list[list[InputFile]] = [[] for _ in splits]
     groups: list[list[Groups]] = [[] for _ in splits]
-    for file, found in zip(table.files, _counted(counter, len(table.files), limit), strict=True):
+    num_empty = 0
+    counted = watched("counting rows", _counted(counter, len(table.files), limit), len(table.files))
+    for file, found in zip(table.files, counted, strict=True):
+        num_empty += found.num_empty
         for number, count in enumerate(found.selected):
             files[number].append(dataclasses.replace(file, selected=tuple(count.tolist())))
             groups[number].append(found.groups[number])
@@ -65,7 +76,12 @@ def select_rows(
                 groups[number] = [Groups.merged(groups[number])]
     return [
         (
-            Table(tuple(files[number]), table.schema, Selection(where, limit, split)),
+            dataclasses.replace(
+                table,
+                files=tuple(files[number]),
+                selection=Selection(where, limit, split, some_of),
+                num_empty=num_empty,
+            ),
             Groups.merged(groups[number]) if group_by is not None else None,
         )
         for number, split in enumerate(splits)
@@ -86,23 +102,28 @@ def _counted(counter: _Counter, num_files: int, limit: int | None) -> Iterator[_
 class _Counter:
     """Counts the rows of one file after another, or of several at once."""
 
-    def __init__(self, table: Table, where: str, splits: Sequence[Split | None], group_by: str | None) -> None:
+    def __init__(
+        self, table: Table, selection: Selection, splits: Sequence[Split | None], group_by: str | None
+    ) -> None:
         self._table = table
         self._splits = splits
         self._group_by = group_by
-        self._picker = Picker(dataclasses.replace(table, selection=Selection(where, None, splits[0])))
+        self._picker = Picker(dataclasses.replace(table, selection=selection))
+        no_empty = dataclasses.replace(selection, some_of=())
+        self._picker_without_empty = Picker(dataclasses.replace(table, selection=no_empty))
 
     def count(self, number: int, limit: int | None = None) -> _Counts:
         """Count the rows of a file, of those that meet the condition the first `limit`."""
         file = self._table.files[number]
-        kept = 0
+        kept = num_empty = 0
+        picker = self._picker_of(file)
+        deciding = self._deciding(picker)
         selected = [np.zeros(len(file.row_groups), np.int64) for _ in self._splits]
         groups: list[list[Groups]] = [[] for _ in self._splits]
-        for columns, numbers, of_group in self._batches(number, limit):
-            rows = self._picker.meeting(columns, len(numbers))
-            rows = rows if limit is None else rows[: limit - kept]
-            kept += len(rows)
-            taken = {name: array.take(pa.array(rows)) for name, array in columns.items()}
+        for columns, numbers, of_group in self._batches(number, limit, picker):
+            rows, its_empty = _kept(picker, columns, len(numbers), None if limit is None else limit - kept)
+            kept, num_empty = kept + len(rows), num_empty + its_empty
+            taken = {name: columns[name].take(pa.array(rows)) for name in deciding}
             found = self._found(taken, numbers[rows])
             for count, group, (inside, its_groups) in zip(selected, groups, found, strict=True):
                 count += np.bincount(of_group[rows][inside], minlength=len(count))
@@ -112,7 +133,7 @@ class _Counter:
                     group[:] = [Groups.merged(group)]
             if limit is not None and kept >= limit:
                 break
-        return _Counts(kept, selected, [Groups.merged(group) for group in groups])
+        return _Counts(kept, num_empty, selected, [Groups.merged(group) for group in groups])
 
     def _found(self, columns: dict[str, pa.Array], numbers: Int64) -> Iterator[tuple[slice | Int64, Groups | None]]:
         """Give for each split which of the rows are in it, and their groups."""
@@ -124,16 +145,30 @@ class _Counter:
             inside = slice(None) if split is None or hashes is None else np.flatnonzero(in_split(hashes, split))
             yield inside, Groups.of(groups[inside], numbers[inside]) if groups is not None else None
 
-    def _batches(self, number: int, limit: int | None) -> Iterator[tuple[dict[str, pa.Array], Int64, Int64]]:
+    def _picker_of(self, file: InputFile) -> Picker:
+        """Return what picks the rows of a file: where none can be empty, fewer columns are read."""
+        all_null = self._picker.all_null
+        if all_null is None:
+            return self._picker
+        names = self._picker.some_of
+        return self._picker if matching_groups(self._table, file, all_null, names) else self._picker_without_empty
+
+    def _deciding(self, picker: Picker) -> list[str]:
+        """Return the columns that decide which split and group a row is in."""
+        return list(dict.fromkeys([*picker.deciding, *([self._group_by] if self._group_by else [])]))
+
+    def _batches(
+        self, number: int, limit: int | None, picker: Picker
+    ) -> Iterator[tuple[dict[str, pa.Array], Int64, Int64]]:
         """Give the rows of a file that may be selected: the columns that decide, the numbers, the row groups."""
         file, table = self._table.files[number], self._table
         if limit == 0:
             return
-        columns = list(dict.fromkeys([*self._picker.columns, *([self._group_by] if self._group_by else [])]))
-        pruning = self._picker.pruning
+        columns = list(dict.fromkeys([*self._deciding(picker), *picker.columns]))
+        pruning = picker.pruning
         groups = [group for group, rows in enumerate(file.row_groups) if rows]
         if pruning is not None:
-            groups = matching_groups(file, pruning)
+            groups = matching_groups(table, file, pruning, picker.where_columns)
         if not groups:
             return
         read_range = FileRange(file, tuple(groups), table.first_numbers(number, groups), 0, 0)
@@ -155,3 +190,12 @@ class _Counter:
             return
         for batch in file_batches(self._table, file, groups, columns):
             yield dict(zip(columns, batch.columns, strict=True)), len(batch)
+
+
+def _kept(picker: Picker, columns: dict[str, pa.Array], num_rows: int, limit: int | None) -> tuple[Int64, int]:
+    """Return the first `limit` rows of a batch that are kept: int64, rising; and how many before the last are empty."""
+    meeting = picker.meeting(columns, num_rows)
+    filled = picker.filled(columns, meeting)
+    rows = filled[:limit]
+    seen = len(meeting) if len(rows) == len(filled) else int(np.searchsorted(meeting, rows[-1])) + 1
+    return rows, seen - len(rows)

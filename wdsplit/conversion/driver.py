@@ -11,23 +11,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from wdsplit.conversion.plan.options import Pass
 from wdsplit.conversion.plan.plan import task_spans
 from wdsplit.conversion.record.job import Job
 from wdsplit.conversion.record.published import Published
+from wdsplit.conversion.shuffle.in_memory import LoadedRows, load, loaded, plan_loading
 from wdsplit.conversion.shuffle.merge import merge, remove_scattered
 from wdsplit.conversion.shuffle.scatter import scatter, task_memory
 from wdsplit.conversion.shuffle.sorted_runs import unfinished_tasks
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER, Cuts, MergeTask, ScatterTask, read_cuts, write_cuts
 from wdsplit.conversion.task import describe_rows, describe_span, write_shards
-from wdsplit.engines.local import Engine
+from wdsplit.engines.local import Engine, LocalEngine
+from wdsplit.engines.private_memory import PrivateMemory
+from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.shards.manifest import Shard
 from wdsplit.tables.read import check_files
 
-__all__ = ["PASSES", "Driver", "Pass", "Progress", "no_progress"]
+__all__ = ["Driver", "Progress", "no_progress"]
 
 Items = TypeVar("Items", list[ScatterTask], list[MergeTask], range)
-Pass = Literal["scatter", "merge", "write"]
-PASSES: tuple[Pass, ...] = ("scatter", "merge", "write")
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,16 @@ class Progress:
     """How far a conversion, or a share of it, has got with a pass.
 
     Attributes:
-        name: The pass: scatter, merge or write.
-        done: Rows that are scattered, regions of chunks that are merged, or shards that are published.
-        total: How many of them there are.
+        name: The pass: scatter, merge or write; before them `read`, where the rows come from Python.
+        done: Rows that are read or scattered, regions of chunks that are merged, or shards that are published.
+        total: How many of them there are; 0 if that is not known.
         samples: Samples in the published shards, pads included; 0 before the write pass.
         num_bytes: Bytes of the published shards.
         skipped: How many of `done` were there already at the beginning.
         split: The split that is written; empty if there are none.
     """
 
-    name: Pass
+    name: Pass | Literal["read"]
     done: int
     total: int
     samples: int = 0
@@ -53,13 +55,17 @@ class Progress:
     split: str = ""
 
 
+class _TooLargeError(Exception):
+    """The rows do not fit in memory, though their files said so."""
+
+
 def no_progress(progress: Progress) -> None:
     """Show nothing."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """Carries out the passes of a conversion, or one share of each; what is there already is kept.
+    """Carries out the passes of a conversion, or one share of each; shards that are published already are kept.
 
     Attributes:
         job: What all tasks need.
@@ -68,6 +74,7 @@ class Driver:
         share: Which share: 0, 1, ..., num_shares - 1.
         num_shares: Shares in all.
         split: The split that is written; empty if there are none.
+        loadable_bytes: Bytes of rows that may be in memory, if all tasks run on this machine; 0 if they do not.
     """
 
     job: Job
@@ -76,6 +83,7 @@ class Driver:
     share: int = 0
     num_shares: int = 1
     split: str = ""
+    loadable_bytes: int = 0
 
     @property
     def own_shards(self) -> range:
@@ -85,15 +93,45 @@ class Driver:
     def carry_out(self, published: Published) -> Published:
         """Carry out all passes that are left; add the shards to those that are published already, and return them."""
         plan, storage = self.job.plan, self.job.open_storage()
+        rows = None
         if plan.scatters and len(published) < plan.num_shards:
-            cuts = read_cuts(storage, plan) or write_cuts(storage, plan, self.job.buffer_bytes)
-            storage.remove_temporary(SPILL_FOLDER)
-            self.scatter(cuts)
-            if cuts.steps.merges:
-                self.merge(cuts)
-                remove_scattered(storage, cuts.steps)
-        self.write(published)
+            cuts = read_cuts(storage, plan)
+            rows = None if cuts is not None else self.load()
+            if rows is None:
+                self._spill(cuts or write_cuts(storage, plan, self.job.buffer_bytes))
+        self.write(published, rows)
         return published
+
+    def _spill(self, cuts: Cuts) -> None:
+        storage = self.job.open_storage()
+        storage.remove_temporary(SPILL_FOLDER)
+        self.scatter(cuts)
+        if cuts.steps.merges:
+            self.merge(cuts)
+            remove_scattered(storage, cuts.steps)
+
+    def load(self) -> LoadedRows | None:
+        """Load all rows into memory; None if they do not fit."""
+        plan, sizes = self.job.plan, dict[int, int]()
+        is_private = isinstance(self.engine, LocalEngine) and self.engine.stays_in_process(self._may_use_threads)
+        memory = PrivateMemory() if is_private else SharedMemory()
+        loading = plan_loading(plan, self.loadable_bytes, self.engine.jobs, memory)
+        if loading is None:
+            return None
+        check_files(plan.table, 0, plan.num_rows)
+
+        def add_rows(so_far: Progress, found: tuple[ScatterTask, int]) -> Progress:
+            task, sizes[task.number] = found
+            if sizes[task.number] > loading.task_bytes or sum(sizes.values()) > loading.max_bytes:
+                raise _TooLargeError
+            return replace(so_far, done=so_far.done + task.stop - task.first)
+
+        progress = self._begin("scatter", plan.num_rows, plan.num_rows)
+        try:
+            self._run_tasks(partial(load, self.job, loading), loading.tasks, progress, add_rows, self._describe_rows)
+        except _TooLargeError:
+            return None
+        return loaded(plan, loading, [sizes[task.number] for task in loading.tasks])
 
     def scatter(self, cuts: Cuts) -> Progress:
         """Scatter the rows that are not scattered yet."""
@@ -103,14 +141,11 @@ class Driver:
             check_files(plan.table, left[0].first, left[-1].stop)
         num_rows, num_left = (sum(task.stop - task.first for task in some) for some in (tasks, left))
 
-        def describe(task: ScatterTask) -> str:
-            return describe_rows(plan, (task.first, task.stop))
-
         def add_rows(so_far: Progress, scattered: int) -> Progress:
             return replace(so_far, done=so_far.done + scattered)
 
         progress = self._begin("scatter", num_left, num_rows)
-        return self._run_tasks(partial(scatter, self.job, cuts.steps), left, progress, add_rows, describe)
+        return self._run_tasks(partial(scatter, self.job, cuts.steps), left, progress, add_rows, self._describe_rows)
 
     def merge(self, cuts: Cuts) -> Progress:
         """Merge what is not merged yet; all rows must be scattered."""
@@ -123,8 +158,8 @@ class Driver:
         progress = self._begin("merge", len(left), len(tasks))
         return self._run_tasks(partial(merge, self.job, cuts.steps), left, progress, add_task, str)
 
-    def write(self, published: Published) -> Progress:
-        """Write the shards that are not published yet, and add them to those that are."""
+    def write(self, published: Published, rows: LoadedRows | None = None) -> Progress:
+        """Write the shards that are not published yet, and add them to those that are; `rows` are those in memory."""
         plan, own = self.job.plan, self.own_shards
         left = published.missing(own.start, own.stop)
         if len(left) and not plan.scatters:
@@ -141,9 +176,24 @@ class Driver:
 
         progress = self._begin("write", len(left), len(own))
         progress = replace(progress, samples=published.num_samples, num_bytes=published.num_bytes)
-        threads = all(field.encoding != "json" for field in plan.fields)  # JSON is encoded under Python's lock
+        task = partial(write_shards, self.job, loaded=rows)
         describe = partial(describe_span, plan)
-        return self._run_tasks(partial(write_shards, self.job), spans, progress, add_shards, describe, threads)
+        return self._run_tasks(task, spans, progress, add_shards, describe, self._may_use_threads)
+
+    @property
+    def _may_use_threads(self) -> bool:
+        """Whether threads may write shards: JSON is encoded under Python's lock."""
+        return all(field.encoding != "json" for field in self.job.plan.fields)
+
+    def _describe_rows(self, task: ScatterTask) -> str:
+        return describe_rows(self.job.plan, (task.first, task.stop))
+
+    def _num_bytes(self) -> int | None:
+        """Return about how many bytes a pass of the share handles; None if its tasks wait for answers of a store."""
+        plan = self.job.plan
+        if self.job.open_storage().has_latency or any(file.remote for file in plan.table.files[:1]):
+            return None
+        return plan.shard_bytes // self.num_shares
 
     def _own(self, items: Items) -> Items:
         """Return the share's own of all tasks or shards: neighbours, and as many as other shares have, +-1."""
@@ -167,7 +217,14 @@ class Driver:
         """Carry the tasks of a pass out, reporting the progress so far; return the last progress."""
         memory_bytes = task_memory(self.job.plan, self.job.buffer_bytes)
         self.report(progress)
-        results = self.engine.map(function, tasks, threads=threads, memory_bytes=memory_bytes, describe=describe)
+        results = self.engine.map(
+            function,
+            tasks,
+            threads=threads,
+            memory_bytes=memory_bytes,
+            num_bytes=self._num_bytes(),
+            describe=describe,
+        )
         with closing(results):
             for result in results:
                 progress = add(progress, result)

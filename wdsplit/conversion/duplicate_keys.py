@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.task import keys_of
+from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError
 from wdsplit.fields.duplicate_keys import Hashes, Place, find_duplicate_keys
 from wdsplit.fields.keys import hash_keys
@@ -28,7 +29,7 @@ def check_unique_keys(plan: Plan) -> None:
         InputError: There is a duplicate key, or an invalid one.
     """
     num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)
-    for number in range(num_passes):
+    for number in watched("checking keys", range(num_passes), num_passes):
         hashes = [_hashes_of_pass(plan, rows, num_passes, number) for rows in _key_rows(plan)]
         for duplicate in find_duplicate_keys(hashes, lambda _: _key_batches(plan)):
             remedy = "choose another key column, remove the duplicate, or number the rows: leave out --key"

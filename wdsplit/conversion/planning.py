@@ -13,37 +13,56 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from wdsplit.conversion.class_runs import find_class_runs
 from wdsplit.conversion.counting import select_rows
 from wdsplit.conversion.plan.grouping import Groups
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan, make_plan
 from wdsplit.errors import InputError
-from wdsplit.fields.infer import infer_fields, refuse_repeated
+from wdsplit.fields.infer import class_names, infer_fields, refuse_repeated
 from wdsplit.fields.keys import is_key_type
+from wdsplit.fields.sample_columns import MAX_COLUMNS, check_kept, left_out
 from wdsplit.shards.manifest import Field
 from wdsplit.storage.given import located
 from wdsplit.tables.find import find_inputs
+from wdsplit.tables.formats.media import STEM, field_of_media
+from wdsplit.tables.media import is_media_input, open_media
 from wdsplit.tables.read import first_payloads, open_inputs
 from wdsplit.tables.select import check_group_type, cut_splits
-from wdsplit.tables.table import Table, joined
+from wdsplit.tables.table import FILE_NAME, Table, joined
 from wdsplit.tar.samples import KEY_COLUMN
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["PathLike", "input_paths", "plan", "plan_files", "plan_splits"]
+__all__ = ["PathLike", "input_paths", "plan", "plan_files", "plan_splits", "refuse_early", "shown_notes"]
 
 logger = logging.getLogger(__name__)
 
+_KEY = "__key__"
+"""What webdataset calls the key of a sample."""
+
 PathLike = str | os.PathLike[str]
 
-_MANY_PADS, _MANY_FIELDS = 1000, 50
+_MANY_PADS, _MANY_FIELDS, _MANY_NOTES = 1000, 50, 20
 
 
 def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
-    """Return one or several paths as a list of texts."""
+    """Return one or several paths as a list of texts.
+
+    Raises:
+        InputError: They are something else.
+    """
     several = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
-    return [os.fspath(path) for path in several]
+    try:
+        return [os.fspath(path) for path in several]
+    except TypeError as error:
+        raise InputError(
+            "the inputs are not paths",
+            expected="paths or URLs of files; only wdsplit.convert and convert_splits take rows from Python",
+            found=type(inputs).__name__,
+            remedy="write the rows to a table first, such as parquet",
+        ) from error
 
 
 def plan(
@@ -57,7 +76,7 @@ def plan(
     The inputs' footers are read; inputs without footers are read once.
 
     Args:
-        inputs: One or several of: a file, a folder of them, a glob, a brace expression.
+        inputs: One or several of: a file, a folder of tables or of images, a glob, a brace expression.
         options: The options; without splits.
         storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
         input_fs: The file system that the inputs are on.
@@ -100,16 +119,33 @@ def plan_files(
     paths: Sequence[str], options: ConvertOptions, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Plan]:
     """Decide a conversion of the files that `find_inputs` has found, as `plan_splits` does."""
-    table = open_inputs(paths, storage_options)
+    if any(is_media_input(path, storage_options) for path in paths):
+        table = open_media(paths, storage_options)
+    else:
+        table = open_inputs(paths, storage_options, options.hive)
     if table.files[0].format == "tar":
         options = _as_tars(table, options)
+    elif table.files[0].format == "media":
+        options = _as_media(table, options)
     _check_key_and_group(table.schema, options)
     selected = _selected(table, options)
-    fields = _fields(joined([chosen for chosen, _ in selected.values()]), options)
+    chosen = joined([chosen for chosen, _ in selected.values()])
+    fields = _fields(chosen, options)
+    _check_absent(chosen, fields, options)
+    _check_kept(chosen.schema, fields, options)
     plans = {name: _plan(name, chosen, fields, groups, options) for name, (chosen, groups) in selected.items()}
     for plan in plans.values():
         _warn_of_pads(plan)
+    if not next(iter(plans.values())).options.shuffle:
+        _warn_of_runs(chosen, fields)
     return plans
+
+
+def shown_notes(plan: Plan) -> list[str]:
+    """Return what a user should know of the columns of a plan, in a few lines."""
+    notes = plan.table.notes
+    more = [f"and {len(notes) - _MANY_NOTES:,} more: see `wdsplit plan --json`"] if len(notes) > _MANY_NOTES else []
+    return [*notes[:_MANY_NOTES], *more]
 
 
 def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
@@ -128,24 +164,67 @@ def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
         check_group_type(schema, key)
 
 
+def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
+    """Refuse columns that the options name and a table lacks, or that cannot be keys, before its rows are there.
+
+    Raises:
+        InputError: There are such columns.
+    """
+    _check_key_and_group(schema, options)
+    if _KEY in schema.names and options.key is None:
+        raise InputError(
+            f"rows have a column {_KEY!r}, which is not their key",
+            expected="the column of keys to be named, as numbers are the keys otherwise",
+            found="no key",
+            remedy=f"ConvertOptions(key={_KEY!r}); or leave the column out",
+        )
+    check_kept(schema, options.plan.keep, options.plan.no_keep)
+    named = {*options.mapping.values(), *options.columns, *([options.key] if options.key is not None else [])}
+    if not named <= set(schema.names):
+        infer_fields(schema, options.mapping, options.key, {}, columns=options.columns)
+
+
 def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, Groups | None]]:
     """Return the selected rows of each split, and their groups if rows are grouped."""
     group_by = options.plan.group_by
     splits = dict(cut_splits(options.splits, group_by or options.key)) if options.splits else {"": None}
-    if not (options.where or options.limit is not None or options.splits or group_by is not None):
+    chosen = options.limit is not None or options.splits or options.skip_empty
+    if not (options.where or chosen or group_by is not None):
         return dict.fromkeys(splits, (table, None))
     refuse_repeated(table.schema)
-    counted = select_rows(table, options.where, options.limit, list(splits.values()), group_by)
+    written = [*options.mapping.values(), *_inferred(table.schema, options)]
+    some_of = tuple(name for name in dict.fromkeys(written) if name in table.schema.names) if options.skip_empty else ()
+    counted = select_rows(table, options.where, options.limit, list(splits.values()), group_by, some_of)
     return dict(zip(splits, counted, strict=True))
+
+
+def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
+    """Return the columns whose fields are inferred: those named, else all; with `--null omit` none without values.
+
+    Raises:
+        InputError: All are asked for, and one has no values.
+    """
+    if options.columns or options.mapping:
+        return [name for name in options.columns if name not in options.mapping.values()]
+    names = [name for name in schema.names if name != options.key]
+    empty = [name for name in names if pa.types.is_null(schema.field(schema.names.index(name)).type)]
+    if empty and options.plan.null != "omit":
+        raise InputError(
+            "a column has no values",
+            expected="at least one value that is not null in some file",
+            found=f"nulls of no type in every file: {', '.join(map(repr, empty))}",
+            remedy="use --null omit to leave such columns out, or name the columns to write with --columns",
+        )
+    return [name for name in names if name not in empty]
 
 
 def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
     """Return the fields of each sample; types decide, or else the first payloads."""
     schema, key, path = table.schema, options.key, table.files[0].path
-    inferred = options.columns or ([] if options.mapping else [name for name in schema.names if name != key])
-    payloads = first_payloads(table, [name for name in inferred if name not in options.mapping.values()])
+    inferred = _inferred(schema, options)
+    payloads = first_payloads(table, inferred)
     try:
-        fields = infer_fields(schema, options.mapping, key, payloads, options.class_names, options.columns)
+        fields = infer_fields(schema, options.mapping, key, payloads, options.class_names, inferred)
     except InputError as error:
         raise error.at(path) from error
     if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":
@@ -156,6 +235,43 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
     if unused:
         logger.info("columns that are not written: %s", ", ".join(unused))
     return fields
+
+
+def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOptions) -> None:
+    """Refuse columns that sample tables cannot have, and warn of those that they go without."""
+    check_kept(schema, options.plan.keep, options.plan.no_keep)
+    names = [name for name in left_out(schema, fields) if name not in {*options.plan.keep, *options.plan.no_keep}]
+    if names:
+        more = f", and {len(names) - _MANY_NOTES:,} more" if len(names) > _MANY_NOTES else ""
+        text = "columns that the sample tables go without: %s%s (names of their own columns, or more than %d columns)"
+        logger.warning(text, ", ".join(names[:_MANY_NOTES]), more, MAX_COLUMNS)
+
+
+def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions) -> None:
+    """Refuse a column that is null in all selected rows of a file, where nulls are refused; keys are never null."""
+    refused = {field.column for field in fields} if options.plan.null == "error" else set()
+    if options.key is not None:
+        refused.add(options.key)
+    absent: dict[str, list[str]] = {}
+    for file in table.files:
+        if file.constants and any(file.counts):
+            for name, value in file.constants:
+                if value is None and name in refused:
+                    absent.setdefault(name, []).append(file.path)
+    if absent:
+        paths = next(iter(absent.values()))
+        remedy = "--null omit leaves the members out, --null empty writes them with no bytes; or name other --columns"
+        raise InputError(
+            "a column has no values in a file",
+            place=paths[0],
+            expected="a value in each row",
+            found="; ".join(
+                f"column {name!r} is missing or null in {len(paths):,} of {len(table.files):,} files"
+                for name, paths in absent.items()
+            ),
+            remedy="choose another --key column" if options.key in absent else remedy,
+            url=paths[0],
+        )
 
 
 def _plan(split: str, table: Table, fields: Sequence[Field], groups: Groups | None, options: ConvertOptions) -> Plan:
@@ -177,6 +293,36 @@ def _warn_of_pads(plan: Plan) -> None:
             plan.num_shards,
             ", because groups differ in size" if plan.groups is not None else "",
         )
+
+
+def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
+    """Warn of a table that is sorted by class and keeps its order: the loader mixes windows, not the whole table."""
+    runs = find_class_runs(table, fields)
+    if runs is not None:
+        logger.warning(
+            "column %r comes in runs of about %s rows (by chance %.1f; %s values seen), and the order is kept: batches "
+            "will hold few of its classes, which harms training; %s",
+            runs.column,
+            f"{runs.run_rows:,.0f}",
+            runs.chance_rows,
+            f"{runs.num_classes:,}",
+            "use --shuffle" if table.files[0].format == "tar" else "leave out --no-shuffle",
+        )
+
+
+def _as_media(table: Table, options: ConvertOptions) -> ConvertOptions:
+    """Return the options for media files: these go to the field of their kind, paths to none unless asked for."""
+    columns: Sequence[str] = options.columns
+    if not (columns or options.mapping):
+        columns = [name for name in table.schema.names if name not in (FILE_NAME, STEM, options.key)]
+    column, field = field_of_media(table.schema)
+    fields = {column: field} | dict.fromkeys(class_names(table.schema), "cls")
+    named = {
+        field: column
+        for column, field in fields.items()
+        if column in columns and column not in options.mapping.values() and field not in options.mapping
+    }
+    return dataclasses.replace(options, mapping={**named, **options.mapping}, columns=tuple(columns))
 
 
 def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from wdsplit.conversion.duplicate_keys import check_unique_keys
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.plan import Plan
-from wdsplit.conversion.planning import PathLike, input_paths, plan_files
+from wdsplit.conversion.planning import PathLike, input_paths, plan_files, shown_notes
 from wdsplit.conversion.run import Run, is_below
 from wdsplit.errors import InputError
-from wdsplit.shards.manifest import HEADER_NAME
+from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME, shard_path
 from wdsplit.storage.given import divided_options, located, located_one
 from wdsplit.storage.interface import Storage
-from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_storage
+from wdsplit.storage.patterns import finds, has_magic, patterns, place_of
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.table import joined
 from wdsplit.urls import shown_url
@@ -42,12 +42,14 @@ class Places:
         output: Path or URL of the output.
         input_options: How to reach the stores of the inputs.
         output_options: How to reach that of the output.
+        are_spooled: Whether the input was written for this conversion, so that it may be in the output.
     """
 
     inputs: Sequence[str]
     output: str
     input_options: Mapping[str, Any] | None
     output_options: Mapping[str, Any] | None
+    are_spooled: bool = False
 
     @classmethod
     def of(
@@ -112,27 +114,40 @@ def prepare(places: Places, options: ConvertOptions) -> Prepared:
     if options.resume and not resumed:
         resumed = set(runs)
     for name, run in runs.items():
-        _refuse_inside_input(run.storage, places.inputs)
-        for path in paths:
+        _refuse_inside_input(run.storage, places)
+        for path in [] if places.are_spooled else paths:
             run.refuse_file_inside(path, "an input")
         run.refuse_output(options.overwrite, name in resumed)
     plans = plan_files(paths, options, places.input_options)
+    for note in shown_notes(next(iter(plans.values()))):
+        logger.warning("%s", note)
     _check_keys(plans, resumed)
     return Prepared(folders, runs, plans, resumed, options.overwrite)
 
 
-def _refuse_inside_input(output: Storage, inputs: Sequence[str]) -> None:
+def _refuse_inside_input(output: Storage, places: Places) -> None:
     """Refuse an output inside a folder of inputs: its files would be inputs of the next run, and of a resumed one."""
-    for given in inputs:
-        folder = given.rstrip("/") if is_remote(given) else local_path(given)
-        if is_below(output.url, folder) and (is_remote(given) or os.path.isdir(folder)):
-            raise InputError(
-                "the output is inside an input folder",
-                place=output.url,
-                expected=f"an output outside {shown_url(given)}",
-                remedy="choose another output folder, or name the inputs by a glob",
-                url=output.url,
-            )
+    for given in places.inputs:
+        for pattern in patterns(place_of(given, places.input_options)):
+            if _would_find(pattern, output.url):
+                raise InputError(
+                    "the output is inside an input folder",
+                    place=output.url,
+                    expected=f"an output outside {shown_url(given)}",
+                    remedy="choose another output folder, or name the inputs by a glob of files, such as '*.parquet'",
+                    url=output.url,
+                )
+
+
+def _would_find(pattern: str, output: str) -> bool:
+    """Tell whether a path or a glob of inputs names files that a conversion writes into an output."""
+    if not has_magic(pattern):
+        folder = pattern.rstrip("/")
+        return (is_remote(pattern) or os.path.isdir(folder)) and is_below(output, folder)
+    if not is_remote(pattern):
+        pattern, output = os.path.abspath(pattern), os.path.abspath(output)
+    written = (f"{output}/{name}".split("/") for name in (shard_path(0), SHARDS_NAME, HEADER_NAME))
+    return any(finds(pattern.split("/"), path) for path in written)
 
 
 def _check_parent(storage: Storage, options: ConvertOptions) -> None:

@@ -19,12 +19,16 @@ from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.job import PLAN_NAME, holds_plan, refuse_taken_over
 from wdsplit.conversion.record.notes import DONE_FOLDER, read_note, shard_notes, shards_noted
 from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
+from wdsplit.conversion.spool import SPOOL
 from wdsplit.engines.local import in_order
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError, WdsplitError
+from wdsplit.shards.annotations import ANNOTATIONS_FOLDER
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME, Manifest, Shard, index_path
+from wdsplit.shards.sample_tables import samples_path
 from wdsplit.shards.sidecar_files import shard_sidecars
 from wdsplit.shards.sidecars import ENERGON_FOLDER, ENERGON_NAMES, WIDS_NAME
+from wdsplit.shards.views import VIEWS_FOLDER
 from wdsplit.storage.interface import Storage
 from wdsplit.storage.local import is_temporary
 from wdsplit.tar.index import INDEX_ENTRY_BYTES
@@ -35,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _LOCK_NAME = f"{RUN_FOLDER}/lock"
 _NOTES_AT_ONCE = 16
+_KEPT = (ANNOTATIONS_FOLDER, VIEWS_FOLDER)
 
 
 class Run:
@@ -109,6 +114,16 @@ class Run:
                 remedy="give the output last: INPUT... OUTPUT",
                 url=self.storage.url,
             )
+        above = [] if self.storage.is_remote else [path for path in Path(self.storage.url).parents if path.is_file()]
+        if above:
+            raise InputError(
+                "the output is below a file",
+                place=self.storage.url,
+                expected="a folder, which need not exist",
+                found=f"the file {above[0]}",
+                remedy="choose another output, or move the file away",
+                url=self.storage.url,
+            )
         names = [name for name in self.storage.list() if name != RUN_FOLDER]
         finished, started = HEADER_NAME in names, self.is_unfinished
         if overwrite:
@@ -151,7 +166,10 @@ class Run:
 
     def _is_ours(self, name: str) -> bool:
         """Tell whether wdsplit may have written a file of this name into its output."""
-        stem = name.removesuffix(".idx").removesuffix(".tar")
+        tar = next((name.removesuffix(more) for more in (".idx", ".parquet") if name.endswith(f".tar{more}")), name)
+        stem = tar.removesuffix(".idx").removesuffix(".tar")
+        if name in _KEPT:
+            return True
         if name == ENERGON_FOLDER:
             return all(inner in ENERGON_NAMES or is_temporary(inner) for inner in self.storage.list(name))
         alone = name in (HEADER_NAME, SHARDS_NAME, WIDS_NAME)
@@ -159,13 +177,16 @@ class Run:
         return known and self.storage.size(name) is not None
 
     def start(self, plan: Plan) -> None:
-        """Begin anew; what was in the output is removed, its header first."""
-        inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER)]
+        """Begin anew; what was in the output is removed, its header first.
+
+        Views and annotations stay: they are as good as before if the new shards are, else refused by the fingerprint.
+        """
+        inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER) if not name.startswith(SPOOL)]
         self.storage.remove(PLAN_NAME, *(path for path in inner if path != _LOCK_NAME))
         with self.storage.publish(PLAN_NAME, durable=True) as file:
             file.write([orjson.dumps({**plan.summary(), "emit": self.emit}, option=orjson.OPT_INDENT_2)])
         self.storage.remove(HEADER_NAME)
-        self.storage.remove(*(name for name in self.storage.list() if name != RUN_FOLDER))
+        self.storage.remove(*(name for name in self.storage.list() if name not in (RUN_FOLDER, *_KEPT)))
         self.storage.remove_temporary()
 
     def resume(self, plan: Plan) -> dict[int, Shard]:
@@ -264,7 +285,7 @@ class Run:
             for folder in ("", RUN_FOLDER, DONE_FOLDER, SPILL_FOLDER):
                 storage.remove_temporary(folder)
             spilled = any(name.endswith(".arrow") for name in storage.list(SPILL_FOLDER))
-            if storage.list() == [RUN_FOLDER] and not spilled:
+            if {*storage.list()} - {*_KEPT} == {RUN_FOLDER} and not spilled:
                 self._end(storage)
         except WdsplitError as error:
             if not storage.is_remote:
@@ -321,9 +342,9 @@ class Run:
     def _lost(self, shard: Shard, size: Callable[[str], int | None]) -> str | None:
         """Return a file of a shard that is not there in its size, given what tells sizes; None if all are."""
         expected = {shard.path: shard.num_bytes, index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1)}
-        for path in (*expected, *shard_sidecars(shard, self.emit)):
+        for path in (*expected, samples_path(shard.path), *shard_sidecars(shard, self.emit)):
             found = size(path)
-            if found is None or found != expected.get(path, found):
+            if not found or found != expected.get(path, found):
                 return path
         return None
 

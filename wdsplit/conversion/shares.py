@@ -14,8 +14,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from wdsplit.conversion.commit import commit
-from wdsplit.conversion.driver import PASSES, Driver, Pass, Progress, no_progress
-from wdsplit.conversion.plan.options import ConvertOptions
+from wdsplit.conversion.driver import Driver, Progress, no_progress
+from wdsplit.conversion.needs import Needs, needs_of, refuse_little_space
+from wdsplit.conversion.plan.options import PASSES, ConvertOptions, Pass
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.plan.plan_file import SavedPlan
 from wdsplit.conversion.planning import PathLike
@@ -46,7 +47,7 @@ from wdsplit.storage.opening import is_remote
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["PASSES", "Pass", "Progress", "commit_shares", "convert_share", "needed_passes", "plan_shares"]
+__all__ = ["Progress", "commit_shares", "convert_share", "needed_passes", "plan_shares", "share_needs"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,21 +95,28 @@ def plan_shares(
     for run in prepared.runs.values():
         for file in files.values():
             run.refuse_file_inside(file, "the plan file")
+    needs = {name: share_needs(plan, options) for name, plan in prepared.plans.items()}
+    refuse_little_space(prepared, needs)
     with prepared.locked():
         for name, plan in prepared.plans.items():
             folder, target, run = os.getcwd(), prepared.folders[name], prepared.runs[name]
             target = target if is_remote(target) else os.path.join(folder, local_path(target))
-            saved = SavedPlan(plan, target, folder, options.memory, tuple(options.emit), version("wdsplit"))
+            saved = SavedPlan(plan, target, folder, needs[name].memory, tuple(options.emit), version("wdsplit"))
             save_plan(files[name], saved, places.output_options)  # before the run replaces anything
             try:
                 run.start(plan)
                 if plan.scatters:
-                    write_cuts(run.storage, plan, task_bytes(options.memory, _JOBS_OF_A_SHARE))
+                    write_cuts(run.storage, plan, needs[name].buffer_bytes)
             except BaseException:
                 remove_plan(files[name], places.output_options)
                 run.leave_resumable(plan)
                 raise
     return {files[name]: plan for name, plan in prepared.plans.items()}
+
+
+def share_needs(plan: Plan, options: ConvertOptions) -> Needs:
+    """Return what a conversion in shares needs: nothing is known of their machines."""
+    return needs_of(plan, options.memory, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
 
 
 def convert_share(

@@ -7,6 +7,8 @@ it holds is noted in the run's folder, so that a later run can skip it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -14,14 +16,17 @@ from wdsplit.conversion.plan.plan import Plan, Span
 from wdsplit.conversion.record.job import Job, open_output, refuse_taken_over
 from wdsplit.conversion.record.notes import note_shard
 from wdsplit.conversion.shuffle.gather import ShuffledRows
+from wdsplit.conversion.shuffle.in_memory import LoadedRows, MemoryRows
 from wdsplit.engines.local import ahead, raise_if_cancelled
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.keys import escape_keys, number_keys, number_width
+from wdsplit.fields.sample_columns import sample_rows
 from wdsplit.shards.files import write_shard
 from wdsplit.shards.manifest import Shard, shard_path
 from wdsplit.shards.sidecar_files import write_shard_sidecars
 from wdsplit.shards.sidecars import CatalogBuilder, needs_catalogs
 from wdsplit.storage.interface import Storage
+from wdsplit.tables.payloads import with_payloads
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tar.members import Body, build_body
 from wdsplit.tar.names import pad_key
@@ -29,17 +34,20 @@ from wdsplit.tar.names import pad_key
 __all__ = ["describe_rows", "describe_span", "keys_of", "write_shards"]
 
 
-def write_shards(job: Job, span: Span) -> dict[int, Shard]:
+def write_shards(job: Job, span: Span, loaded: LoadedRows | None = None) -> dict[int, Shard]:
     """Write the shards of a span in one pass over their rows. Runs in a worker process; may run twice."""
     plan = job.plan
     written: dict[int, Shard] = {}
     with open_output(job) as storage:
-        read = _reader(job)
-        stream = _Stream(read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1]))
+        read = _reader(job, loaded)
+        rows = read(plan.rows(span.first)[0], plan.rows(span.stop - 1)[1])
+        stream = _Stream(map(partial(_encoded, plan), rows))
         for shard in range(span.first, span.stop):
             catalog = CatalogBuilder() if needs_catalogs(job.emit) else None
-            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, read, catalog))
-            written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard))
+            tables: list[pa.Table] = []
+            bodies = _checked_at_the_end(storage, job, _bodies(plan, shard, stream, read, tables, catalog))
+            samples = partial(_joined, plan.samples, tables)
+            written[shard] = write_shard(storage, shard_path(shard), bodies, plan.num_pads_of(shard), samples)
             if catalog is not None:
                 write_shard_sidecars(storage, written[shard], catalog.build(), job.emit)
             note_shard(storage, shard, written[shard])
@@ -68,59 +76,106 @@ def _checked_at_the_end(storage: Storage, job: Job, bodies: Iterator[Body]) -> I
     refuse_taken_over(storage, job.plan, job.shared)
 
 
-def _reader(job: Job) -> Callable[[int, int], Iterator[Rows]]:
-    """Return what reads rows by their places: in the order of the table, or as they were scattered."""
-    plan = job.plan
-    if plan.scatters:
+def _reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Iterator[Rows]]:
+    """Return what reads rows by their places, with their payloads; ahead of their use, if it reads files."""
+    plan, read = job.plan, _row_reader(job, loaded)
+    if plan.table.names_files:
+        return lambda first, stop: ahead(with_payloads(read(first, stop)))
+    return read if plan.scatters else lambda first, stop: ahead(read(first, stop))
+
+
+def _row_reader(job: Job, loaded: LoadedRows | None) -> Callable[[int, int], Iterator[Rows]]:
+    """Return what reads rows: from memory, as they were scattered, or in the order of the table."""
+    if loaded is not None:
+        return MemoryRows(job, loaded).read
+    if job.plan.scatters:
         return ShuffledRows(job).read
-    return lambda first, stop: ahead(read_rows(plan.table, first, stop, plan.columns))
+    return partial(read_rows, job.plan.table, columns=job.plan.columns)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """A batch of samples: what is made of many at once costs little for each, however small the shards are."""
+
+    keys: pa.LargeStringArray
+    fields: dict[str, pa.LargeBinaryArray]
+    body: Body
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, low: int, high: int) -> _Samples:
+        """Return the samples low, ..., high - 1 of the batch; nothing is copied."""
+        fields = {name: payload[low:high] for name, payload in self.fields.items()}
+        return _Samples(self.keys[low:high], fields, self.body.slice(low, high), self.table[low:high])
+
+
+def _encoded(plan: Plan, rows: Rows) -> _Samples:
+    raise_if_cancelled()
+    keys, fields = keys_of(plan, rows), _fields_of(plan, rows)
+    kept = {name: rows.columns[name] for name in plan.kept}
+    table = sample_rows(plan.samples, plan.fields, keys, fields, kept, rows.where)
+    return _Samples(keys, fields, build_body(keys, fields), table)
 
 
 class _Stream:
-    """Rows, handed out some at a time."""
+    """Samples, handed out some at a time."""
 
-    def __init__(self, batches: Iterator[Rows]) -> None:
+    def __init__(self, batches: Iterator[_Samples]) -> None:
         self._batches = batches
-        self._rest: Rows | None = None
+        self._rest: _Samples | None = None
 
-    def take(self, count: int) -> Iterator[Rows]:
-        """Give the next `count` rows."""
+    def take(self, count: int) -> Iterator[_Samples]:
+        """Give the next `count` samples."""
         while count:
-            rows = self._rest or next(self._batches)
-            cut = min(len(rows), count)
-            self._rest = rows.slice(cut, len(rows)) if cut < len(rows) else None
-            yield rows.slice(0, cut) if cut < len(rows) else rows
+            samples = self._rest or next(self._batches)
+            cut = min(len(samples), count)
+            self._rest = samples.slice(cut, len(samples)) if cut < len(samples) else None
+            yield samples.slice(0, cut) if cut < len(samples) else samples
             count -= cut
 
 
+def _joined(schema: pa.Schema, tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
 def _bodies(
-    plan: Plan, shard: int, stream: _Stream, read: Callable[[int, int], Iterator[Rows]], catalog: CatalogBuilder | None
+    plan: Plan,
+    shard: int,
+    stream: _Stream,
+    read: Callable[[int, int], Iterator[Rows]],
+    tables: list[pa.Table],
+    catalog: CatalogBuilder | None,
 ) -> Iterator[Body]:
-    """Give the samples of a shard, batch by batch, its pads at the end; the catalog takes all but the pads."""
+    """Give the samples of a shard, batch by batch, its pads at the end; tables and catalog take all but the pads."""
     first, stop = plan.rows(shard)
-    begin: Rows | None = None
-    for rows in stream.take(stop - first):
+    begin: _Samples | None = None
+    for samples in stream.take(stop - first):
         raise_if_cancelled()
-        begin = begin or rows
-        keys, fields = keys_of(plan, rows), _encoded(plan, rows)
+        begin = begin or samples
+        tables.append(samples.table)
         if catalog is not None:
-            catalog.append(keys, fields)
-        yield build_body(keys, fields)
+            catalog.append(samples.keys, samples.fields)
+        yield samples.body
     number = 0
-    for rows in _pads(plan, shard, begin, read):
+    for fields in _pads(plan, shard, begin, read):
         raise_if_cancelled()
-        keys = pa.array([pad_key(shard, number + row) for row in range(len(rows))], pa.large_string())
-        yield build_body(keys, _encoded(plan, rows))
-        number += len(rows)
+        count = len(next(iter(fields.values())))
+        keys = pa.array([pad_key(shard, number + row) for row in range(count)], pa.large_string())
+        yield build_body(keys, fields)
+        number += count
 
 
-def _pads(plan: Plan, shard: int, begin: Rows | None, read: Callable[[int, int], Iterator[Rows]]) -> Iterator[Rows]:
-    """Give the rows that a shard repeats; those of its first batch are at hand, and a row group is slow to reread."""
+def _pads(
+    plan: Plan, shard: int, begin: _Samples | None, read: Callable[[int, int], Iterator[Rows]]
+) -> Iterator[dict[str, pa.LargeBinaryArray]]:
+    """Give the fields that a shard repeats; those of its first batch are at hand, and a row group is slow to reread."""
     count = plan.num_pads_of(shard)
     if count and begin is not None and count <= len(begin):
-        yield begin.slice(0, count)
+        yield begin.slice(0, count).fields
     else:
-        yield from (rows for first, stop in plan.pads(shard) for rows in read(first, stop))
+        yield from (_fields_of(plan, rows) for first, stop in plan.pads(shard) for rows in read(first, stop))
 
 
 def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
@@ -130,5 +185,5 @@ def keys_of(plan: Plan, rows: Rows) -> pa.LargeStringArray:
     return escape_keys(rows.columns[plan.key], lambda row: f"{rows.where(row)}, column {plan.key!r}")
 
 
-def _encoded(plan: Plan, rows: Rows) -> dict[str, pa.LargeBinaryArray]:
+def _fields_of(plan: Plan, rows: Rows) -> dict[str, pa.LargeBinaryArray]:
     return encode_batch(rows.columns, plan.fields, plan.options.null, rows.where)

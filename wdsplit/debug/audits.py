@@ -147,8 +147,10 @@ class Audit:
             raise InputError("an audit is a context", remedy="with wdsplit.debug.audit(loader) as audited: ...")
         self._settle()
         self._record = record = Record(self._loader, self._identify)
-        for batch in self._loader:
+        batches = iter(self._loader)
+        for batch in batches:
             record.note(batch)
+            record.skips = getattr(batches, "skips", record.skips)
             yield batch
         record.ended = True
         self._settle()

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.monitor import loader_of
 from wdsplit.loading.stages.decoders import Decode
 from wdsplit.loading.stages.images import ImageField
-from wdsplit.loading.transport.counters import Statistics
+from wdsplit.loading.statistics import Statistics
 
 __all__ = ["Diagnosis", "advice_for", "diagnose"]
 
@@ -109,13 +109,7 @@ def diagnose(loader: Any) -> Diagnosis:
     Raises:
         InputError: It is none of these.
     """
-    found = loader if isinstance(loader, Loader) else getattr(loader, "loader", getattr(loader, "_loader", None))
-    if not isinstance(found, Loader):
-        raise InputError(
-            "cannot diagnose this object",
-            expected="a wdsplit.Loader, the audit of one, or an integration's loader",
-            found=type(loader).__name__,
-        )
+    found = loader_of(loader)
     made, clock = found.statistics(), found._clock
     advice: tuple[str, ...] = ()
     if made.batches and made.bottleneck == "loader":

@@ -53,8 +53,8 @@ class Record:
         order: The order of the epoch.
         world: The rank, as the dataset has it.
         start: The position that the iteration began at.
-        stop: The position after the last of the whole epoch that is due.
         ended: Whether it was iterated until there were no more batches.
+        skips: The positions that are left out; the loader may leave more out while it is iterated.
 
     Args:
         loader: The loader, about to be iterated.
@@ -65,17 +65,29 @@ class Record:
     def __init__(self, loader: Loader, identify: Identify | None) -> None:
         begin, dataset = loader._progress.start, loader.dataset
         self.order, self.world, self.start = dataset.order(begin.epoch), dataset.world(), begin.position
-        self._steps = Steps(self.order, self.world, loader.batch_size, begin.position)
-        self.stop = self._steps.end if dataset.options.tail == "drop" else self.order.num_positions
+        self.skips = begin.skips
         self.ended = False
+        self._view = dataset.source.view_at(begin.epoch)
         self._loader = loader
         self._identify = identify
         self._hashes: list[npt.NDArray[np.uint64]] = []
         self._positions: list[Int64] = []
         self._num_pads = 0
 
+    @property
+    def _steps(self) -> Steps:
+        return Steps(self.order, self.world, self._loader.batch_size, self.start, self.skips)
+
+    @property
+    def stop(self) -> int:
+        """The position after the last of the whole epoch that is due."""
+        return self._steps.end if self.order.options.tail == "drop" else self.order.num_positions
+
     def note(self, batch: Any) -> None:
-        """Note what a batch holds. A mixture may have a key several times an epoch, so there the positions count alone.
+        """Note what a batch holds.
+
+        A mixture may have a key several times an epoch, and so may a dataset whose bad samples are replaced: there the
+        positions count alone.
 
         Raises:
             InputError: It has no positions.
@@ -94,7 +106,9 @@ class Record:
         is_real = np.asarray(self.order.is_real(positions))
         self._positions.append(positions[is_real])
         self._num_pads += int((~is_real).sum())
-        if columns.get(_KEY) is not None and isinstance(self._loader.dataset.source, Source):
+        dataset = self._loader.dataset
+        has_unique_keys = isinstance(dataset.source, Source) and not dataset.replaces_bad_samples
+        if columns.get(_KEY) is not None and has_unique_keys:
             hashes = [xxhash.xxh3_64_intdigest(str(key).encode()) for key in columns[_KEY]]
             self._hashes.append(np.array(hashes, np.uint64)[is_real])
 
@@ -109,15 +123,16 @@ class Record:
 
     def facts(self) -> Facts:
         """Return what the others must know."""
-        dataset, num_steps = self._loader.dataset, len(self._positions)
+        dataset, num_steps, all_steps = self._loader.dataset, len(self._positions), self._steps
         settings = {
             "epoch": self.order.epoch,
             "dataset": dataset.source.fingerprint,
+            "view": self._view,
             "batch_size": self._loader.batch_size,
             **dataclasses.asdict(dataset.options),
         }
-        is_complete = self.ended or num_steps >= len(self._steps)
-        last = next(islice(self._steps, num_steps - 1, None)) if num_steps and not is_complete else None
+        is_complete = self.ended or num_steps >= len(all_steps)
+        last = next(islice(all_steps, num_steps - 1, None)) if num_steps and not is_complete else None
         return Facts(
             rank=self.world.rank,
             world_size=self.world.world_size,
@@ -141,14 +156,15 @@ class Record:
 
     def steps(self) -> Int64:
         """Return the step of each delivery."""
-        first = self.start // (self._loader.batch_size * self.world.world_size)
-        return np.repeat(np.arange(first, first + len(self._positions)), list(map(len, self._positions)))
+        size = self._loader.batch_size * self.world.world_size
+        begins = self.skips.positions(self.skips.numbers(self.start) + np.arange(len(self._positions)) * size)
+        return np.repeat(begins // size, list(map(len, self._positions)))
 
     def name_of(self, position: int) -> str:
         """Return what to call the sample at a position: by its key, if that can be read."""
         if isinstance(self.order, EpochOrder):
             located = self.order.locate(np.array([position]))
-            index = int(self.order.counts[: int(located.shard[0])].sum() + located.sample[0])
+            index = int(self.order.totals[: int(located.shard[0])].sum() + located.sample[0])
             with contextlib.suppress(Exception):  # whatever fails, the audit has something more important to say
                 return f"sample {str(self._loader.dataset.sample(index)['__key__'])!r} at position {position}"
         return f"the sample at position {position}"
@@ -172,8 +188,8 @@ class Record:
                 stops[each.rank] = max(stops[each.rank], min(each.stop, self.stop))
 
         def is_due(positions: Int64) -> npt.NDArray[np.bool_]:
-            rank = positions % world_size
-            is_read = (positions >= starts[rank]) & (positions < stops[rank])
+            rank = self.skips.numbers(positions) % world_size
+            is_read = (positions >= starts[rank]) & (positions < stops[rank]) & ~self.skips.contains(positions)
             due: npt.NDArray[np.bool_] = is_read & self.order.is_real(positions)
             return due
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from wdsplit.errors import InputError
 from wdsplit.loading.world import detect_rank
-from wdsplit.order.epoch import MAX_SEED, hash_stream
+from wdsplit.order.epoch import hash_stream
+from wdsplit.order.limits import MAX_SEED
 from wdsplit.order.split import whole
 
 __all__ = ["set_seed"]

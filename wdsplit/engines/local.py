@@ -6,21 +6,21 @@ Ctrl-C to it. Threads end where their task calls `raise_if_cancelled`.
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from wdsplit.errors import ConvertError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 __all__ = ["Engine", "LocalEngine", "ahead", "in_order", "raise_if_cancelled"]
 
@@ -32,6 +32,13 @@ _QUEUED_PER_JOB = 2
 _AHEAD_PER_THREAD = 2
 _MAX_THREADS = 4
 """Python runs in one thread at a time, so more threads would mostly wait. More jobs are processes."""
+_PROCESS_BYTES = 256 * 1024**2
+"""Work that is worth the start of a process: about a second of a processor's time, in which one process converts,
+indexes or verifies 150 to 800 MB."""
+
+_TASK_BYTES = 256 * 1024
+"""Work that each task is besides its bytes: a millisecond, for files that are opened, published and noted."""
+
 _thread = threading.local()
 
 
@@ -61,6 +68,7 @@ class Engine(Protocol):
         *,
         threads: bool = False,
         memory_bytes: int = 0,
+        num_bytes: int | None = None,
         describe: Callable[[Task], str] = str,
     ) -> Generator[Result, None, None]:
         """Map a picklable function over tasks and yield the results as they are ready.
@@ -75,6 +83,8 @@ class Engine(Protocol):
             threads: Whether up to four local jobs may be threads of this process: the function calls
                 `raise_if_cancelled` often, and runs little Python.
             memory_bytes: What a task needs, about; 0 if nobody knows.
+            num_bytes: What all tasks read or write, about: few bytes are done sooner than processes start. None if
+                nobody knows, or if tasks wait for answers of a store.
             describe: Says what a task is, for the error if nothing but its end is known.
 
         Raises:
@@ -101,6 +111,10 @@ class LocalEngine:
         """All of them."""
         return self.jobs
 
+    def stays_in_process(self, threads: bool) -> bool:
+        """Tell whether this process carries out all tasks, however many; `threads` as of `map`."""
+        return self.jobs <= (_MAX_THREADS if threads else 1)
+
     def map(
         self,
         function: Callable[[Task], Result],
@@ -108,18 +122,26 @@ class LocalEngine:
         *,
         threads: bool = False,
         memory_bytes: int = 0,
+        num_bytes: int | None = None,
         describe: Callable[[Task], str] = str,
     ) -> Generator[Result, None, None]:
         """Map a function over tasks, as `Engine` says."""
-        if self.jobs <= 1 or len(tasks) <= 1:
-            yield from map(function, tasks)
-        elif threads and self.jobs <= _MAX_THREADS:
-            yield from _in_threads(function, tasks, self.jobs)
+        processes = jobs = min(self.jobs, len(tasks))
+        if num_bytes is not None:
+            processes = min(jobs, (num_bytes + len(tasks) * _TASK_BYTES) // _PROCESS_BYTES)
+        if jobs > 1 and threads and min(self.jobs, processes) <= _MAX_THREADS:
+            yield from _in_threads(function, tasks, min(jobs, _MAX_THREADS))
+        elif processes > 1:
+            yield from _in_processes(function, tasks, processes)
         else:
-            yield from _in_processes(function, tasks, self.jobs)
+            yield from map(function, tasks)
 
 
 def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+    import multiprocessing  # here, because small tasks need no processes
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     pool = ProcessPoolExecutor(
         min(jobs, len(tasks)),
         mp_context=multiprocessing.get_context("spawn"),
@@ -157,7 +179,7 @@ def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs:
         pool.end()
 
 
-def in_order(function: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
+def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], threads: int) -> Iterator[Result]:
     """Map a function over tasks in threads of this process, a few ahead, and yield the results in the tasks' order.
 
     A generator that is left before its end does not wait for the threads: the garbage collector may end it while its
@@ -304,6 +326,8 @@ def _start_worker(function: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent() -> None:
+    import multiprocessing.connection
+
     parent: Any = multiprocessing.parent_process()
     multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)

@@ -114,9 +114,10 @@ class RayEngine:
         *,
         threads: bool = False,
         memory_bytes: int = 0,
+        num_bytes: int | None = None,
         describe: Callable[[Task], str] = str,
     ) -> Generator[Result, None, None]:
-        """Map a function over tasks, as `wdsplit.engines.local.Engine` says; `threads` changes nothing."""
+        """Map a function over tasks, as `wdsplit.engines.local.Engine` says; it does not use threads and num_bytes."""
         if tasks:
             self._join()
             run = _Run(self, function, self._memory(memory_bytes), describe)

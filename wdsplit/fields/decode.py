@@ -29,7 +29,8 @@ def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
     Equal to the original column, value for value and null for null, with these exceptions:
 
     - Dictionaries come as their values and extension types as their storage; tensors as nested lists of their shape.
-    - Images and audio come without their path, and a column of class names as those names.
+    - Images and audio come without their path, a column of class names as those names, and
+      one of categories in a field `cls` as their numbers.
     - With `--null empty` a null text or binary value comes as an empty one.
 
         dataset = wdsplit.Dataset("data/train", shuffle=False, tail="uneven")
@@ -91,6 +92,7 @@ def _decode_npy(payload: bytes, kind: pa.DataType) -> Any:
 
 _DECODERS: dict[str, Callable[[bytes, pa.DataType], Any]] = {
     "bytes": _decode_bytes,
+    "category": _decode_integer,
     "class": _decode_text,
     "integer": _decode_integer,
     "json": _decode_json,

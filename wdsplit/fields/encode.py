@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,11 @@ import pyarrow.compute as pc
 from wdsplit.errors import InputError
 from wdsplit.fields.json_values import first_true, json_text, json_values, scalar_text, stored
 from wdsplit.fields.keys import Locate
+from wdsplit.fields.nulls import Null
 from wdsplit.fields.rules import is_list, is_tensor, is_text
 from wdsplit.shards.manifest import Field
 
-__all__ = ["NULLS", "Null", "encode_batch", "media_bytes"]
-
-Null = Literal["error", "omit", "empty"]
-NULLS: tuple[Null, ...] = ("error", "omit", "empty")
+__all__ = ["encode_batch", "media_bytes", "npy_header", "utf8_text"]
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LARGE_BINARY = pa.large_binary()
@@ -61,6 +58,8 @@ def encode_batch(
         column = columns[field.column]
         if field.encoding == "class":
             payload = _encode_class(column, field.names, locate)
+        elif field.encoding == "category":
+            payload = _encode_category(column, field.names, locate)
         else:
             payload = _ENCODERS[field.encoding](column, locate)
         if payload.null_count:
@@ -98,7 +97,7 @@ def _check_not_bare(encoded: Mapping[str, pa.LargeBinaryArray], where: Locate) -
             "every value of a row is null",
             place=where(int(bare.argmax())),
             expected="at least one value",
-            remedy="filter such rows out, or use --null empty",
+            remedy="use --skip-empty to leave such rows out, or --null empty",
         )
 
 
@@ -123,12 +122,21 @@ def _encode_media(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
 
 def _encode_text(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
     """Encode text unchanged; dates, times and decimals as JSON has them, but without quotes."""
+    return utf8_text(column, where).cast(_LARGE_BINARY)
+
+
+def utf8_text(column: pa.Array, where: Locate) -> pa.LargeStringArray:
+    """Return text unchanged; dates, times and decimals as JSON has them, but without quotes.
+
+    Raises:
+        InputError: A text is not UTF-8.
+    """
     text = scalar_text(column, where)
     try:
         text.validate(full=True)
     except pa.ArrowInvalid as error:
         raise _not_utf8(_first_not_utf8(column, where), str(error)) from error
-    return text.cast(_LARGE_BINARY)
+    return text
 
 
 def _encode_integer(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
@@ -152,6 +160,22 @@ def _encode_class(column: pa.Array, names: Sequence[str], where: Locate) -> pa.L
         )
     numbers = pc.if_else(pc.equal(numbers, -1), pa.scalar(None, pa.int64()), numbers)
     return pa.array(names, pa.large_string()).take(numbers).cast(_LARGE_BINARY)
+
+
+def _encode_category(column: pa.Array, names: Sequence[str], where: Locate) -> pa.LargeBinaryArray:
+    """Encode names of classes as their numbers; the inverse of `_encode_class`."""
+    texts = stored(column).cast(pa.large_string())
+    numbers = pc.index_in(texts, pa.array(names, pa.large_string()))
+    row = first_true(pc.and_(numbers.is_null(), texts.is_valid()))
+    if row is not None:
+        raise InputError(
+            "invalid class name",
+            place=where(row),
+            expected=f"one of the {len(names)} names of the column's classes",
+            found=repr(texts[row].as_py()),
+            remedy="correct the names in the table, or map the column to a field txt",
+        )
+    return _encode_integer(numbers, where)
 
 
 def _encode_json(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
@@ -252,11 +276,11 @@ def _npy_headers(dtype: np.dtype[np.generic], shapes: npt.NDArray[np.int64]) -> 
         _, rank = np.unique(lengths, return_inverse=True)
         _, number = np.unique(number * (len(shapes) + 1) + rank, return_inverse=True)
     _, first, number = np.unique(number, return_index=True, return_inverse=True)
-    headers = [_npy_header(dtype, tuple(shapes[row].tolist())) for row in first]
+    headers = [npy_header(dtype, tuple(shapes[row].tolist())) for row in first]
     return pa.array(headers, _LARGE_BINARY).take(pa.array(number))
 
 
-def _npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+def npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
     """Return the npy 1.0 header of an array (format: numpy.lib.format), the same with every version of numpy."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
     fill = -(10 + len(text) + 1) % 64

@@ -13,13 +13,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from wdsplit.errors import InputError
+from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.arrow_types import field_of
-from wdsplit.fields.rules import is_nested_numbers, rule_of, unwrap, why_refused
+from wdsplit.fields.rules import is_list, is_nested_numbers, rule_of, unwrap, why_refused
 from wdsplit.shards.manifest import Field
 from wdsplit.tar.names import check_field
 
-__all__ = ["class_names", "infer_fields", "needs_sniff", "refuse_repeated", "sniff"]
+__all__ = [
+    "MEDIA_SUFFIXES",
+    "class_names",
+    "infer_fields",
+    "needs_sniff",
+    "refuse_repeated",
+    "sniff",
+    "with_class_names",
+    "with_features",
+]
 
 _MAGIC = (
     (re.compile(rb"\xff\xd8\xff"), "jpg"),
@@ -35,6 +44,30 @@ _MAGIC = (
     (re.compile(rb"\x93NUMPY"), "npy"),
     (re.compile(rb"%PDF-"), "pdf"),
 )
+
+_MEDIA = {
+    "image": {
+        "jpg": "jpg jpeg jpe jfif",
+        "png": "png",
+        "webp": "webp",
+        "gif": "gif",
+        "tiff": "tiff tif",
+        "bmp": "bmp",
+        "ppm": "ppm",
+        "pgm": "pgm",
+    },
+    "audio": {"flac": "flac", "wav": "wav", "mp3": "mp3", "ogg": "ogg oga opus"},
+    "video": {"mp4": "mp4 m4v"},
+}
+"""Kinds of media, the fields that they go to, and how their files' names end."""
+
+MEDIA_SUFFIXES = {
+    f".{suffix}": (kind, field)
+    for kind, fields in _MEDIA.items()
+    for field, suffixes in fields.items()
+    for suffix in suffixes.split()
+}
+"""How a media file's name ends, in lower case, to the kind of media (image, audio or video) and the field."""
 
 _ENCODINGS_FOR = {
     "cls": ("integer", "text", "bytes"),
@@ -69,10 +102,25 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
         return {}
 
 
+def with_features(schema: pa.Schema, features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
+    """Return a schema with more of what Hugging Face says of columns; what it says already has precedence."""
+    if not features:
+        return schema
+    text = json.dumps({"info": {"features": {**features, **_features(schema)}}})
+    return schema.with_metadata({**(schema.metadata or {}), b"huggingface": text.encode()})
+
+
+def with_class_names(schema: pa.Schema, names: Mapping[str, Sequence[str]]) -> pa.Schema:
+    """Return a schema with the names of the classes of some columns, as `class_names` finds them."""
+    return with_features(schema, {name: {"_type": "ClassLabel", "names": list(its)} for name, its in names.items()})
+
+
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the names of the classes of each column that has them (Hugging Face's ClassLabel)."""
+    """Return the names of the classes of each column that has them (Hugging Face's ClassLabel, or lists of them)."""
     found = {}
     for column, feature in _features(schema).items():
+        while "_type" in feature and isinstance(feature.get("feature"), dict):
+            feature = feature["feature"]
         names = feature.get("names")
         if feature.get("_type") == "ClassLabel" and isinstance(names, list) and names:
             found[column] = tuple(str(name) for name in names)
@@ -103,11 +151,9 @@ def infer_fields(
     Raises:
         InputError: A column is missing, has no encoding, or two fields would have one name. All problems are named.
     """
-    problems = [
-        f"column {name!r} is not in the table (it has: {', '.join(schema.names)})"
-        for name in [*mapping.values(), *columns, *([key] if key else [])]
-        if name not in schema.names
-    ]
+    named = dict.fromkeys([*mapping.values(), *columns, *([key] if key else [])])
+    unknown = [name for name in named if name not in schema.names]
+    problems = [f"column {name!r} is not in the table (it has: {', '.join(schema.names)})" for name in unknown]
     problems += _repeated_columns(schema)
     if not mapping and not columns:
         columns = [name for name in schema.names if name != key]
@@ -118,7 +164,7 @@ def infer_fields(
     if not problems:
         problems += _refused_types(schema, chosen)
     if problems:
-        raise _unusable(problems)
+        raise _unusable(problems, did_you_mean(unknown, schema.names))
     names = [*mapping, *_inferred_names(schema, inferred, first_bytes, list(mapping))]
     fields, problems = _fields_of(schema, list(zip(names, chosen, strict=True)))
     if with_class_names:
@@ -143,7 +189,7 @@ def _refused_types(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
 
 def _fields_of(schema: pa.Schema, columns: Sequence[tuple[str, str]]) -> tuple[list[Field], list[str]]:
     """Return the fields for pairs of field name and column name; return the problems too."""
-    fields, problems = [], []
+    fields, problems, classes = [], [], class_names(schema)
     for name, column in columns:
         kind = schema.field(column).type
         try:
@@ -151,9 +197,11 @@ def _fields_of(schema: pa.Schema, columns: Sequence[tuple[str, str]]) -> tuple[l
         except InputError as error:
             problems.append(f"{error.cause} (expected {error.expected})")
         encoding = _encoding_for(name, kind, _default_encoding(schema, column))
+        if encoding == "text" and name.rpartition(".")[2] == "cls" and column in classes:
+            encoding = "category"
         if encoding is None:
             problems.append(f"column {column!r} of type {kind} cannot be written as a field {name!r}")
-        fields.append(field_of(name, column, encoding or "", kind))
+        fields.append(field_of(name, column, encoding or "", kind, classes.get(column, ())))
     return fields, problems
 
 
@@ -172,11 +220,12 @@ def _repeated_columns(schema: pa.Schema) -> list[str]:
     return [f"duplicate column {name!r} ({schema.names.count(name)} times)" for name in _repeated(schema.names)]
 
 
-def _unusable(problems: Sequence[str]) -> InputError:
+def _unusable(problems: Sequence[str], remedy: str = "") -> InputError:
     return InputError(
         "the table's columns cannot be used as they are",
         found="; ".join(problems),
-        remedy="choose the key with --key COLUMN, and columns and their names with --map EXT=COLUMN (repeatable), "
+        remedy=remedy
+        or "choose the key with --key COLUMN, and columns and their names with --map EXT=COLUMN (repeatable), "
         "such as --map jpg=image --map cls=label",
     )
 
@@ -216,6 +265,8 @@ def _inferred_names(
     for column in columns:
         rule, payload = rule_of(schema.field(column).type), first_bytes.get(column)
         by_type = "npy" if _default_encoding(schema, column) == "npy" else rule.extension if rule else ""
+        if by_type == "txt" and _features(schema).get(column, {}).get("_type") == "Json":
+            by_type = "json"
         extensions.append(by_type or (sniff(payload) if payload else None) or "bin")
     names = []
     for column, extension in zip(columns, extensions, strict=True):
@@ -227,16 +278,16 @@ def _inferred_names(
 
 def _with_class_names(fields: Sequence[Field], schema: pa.Schema) -> tuple[list[Field], list[str]]:
     """Put a field with the names of the classes after each field of classes; return the problems too."""
-    known = class_names(schema)
     result, problems, count = [], [], 0
     for field in fields:
         result.append(field)
-        if field.column not in known:
-            continue
         kind = schema.field(field.column).type
-        if pa.types.is_signed_integer(unwrap(kind)):
+        if not field.names or is_list(unwrap(kind)) or field.encoding == "text":
+            continue
+        if pa.types.is_signed_integer(unwrap(kind)) or field.encoding == "category":
             count += 1
-            result.append(field_of(f"{field.name}.txt", field.column, "class", kind, known[field.column]))
+            encoding = "text" if field.encoding == "category" else "class"
+            result.append(field_of(f"{field.name}.txt", field.column, encoding, kind, field.names))
         else:
             problems.append(f"column {field.column!r} has class names, but the type {kind} (expected int64)")
     if not count and not problems:

@@ -20,7 +20,17 @@ from wdsplit.fields.arrow_types import map_children
 from wdsplit.fields.keys import Locate
 from wdsplit.fields.rules import is_binary, is_list, is_text
 
-__all__ = ["decoded_parts", "first_true", "json_text", "json_values", "plain", "scalar_text", "stored", "without_views"]
+__all__ = [
+    "decoded_parts",
+    "first_true",
+    "json_text",
+    "json_values",
+    "plain",
+    "scalar_text",
+    "stored",
+    "type_without_views",
+    "without_views",
+]
 
 _LARGE_STRING = pa.large_string()
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -82,18 +92,19 @@ def without_views(column: pa.Array) -> pa.Array:
 
     What list views hold stays as it is: Arrow casts no list views, but can take and slice them.
     """
-    kind = _without_views(column.type)
+    kind = type_without_views(column.type)
     return column if kind is column.type else column.cast(kind)
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
+def type_without_views(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `without_views` gives columns of a type."""
     if str(kind) == "string_view":
         return _LARGE_STRING
     if str(kind) == "binary_view":
         return pa.large_binary()
     if "_view" not in str(kind) or str(kind).startswith(("list_view", "large_list_view")):
         return kind
-    return map_children(kind, _without_views)
+    return map_children(kind, type_without_views)
 
 
 def plain(column: pa.Array, where: Locate) -> pa.Array:

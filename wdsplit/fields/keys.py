@@ -6,7 +6,8 @@ need an escape are treated one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from wdsplit.order.epoch import hash_stream
 from wdsplit.tar.headers import large_binary
 from wdsplit.tar.names import KEY_PATTERN, MAX_COMPONENT_BYTES, MAX_NAME_BYTES, ODD_KEY_PATTERN, escape_key
 
-__all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width"]
+__all__ = ["escape_keys", "hash_keys", "is_key_type", "number_keys", "number_width", "numbered_width"]
 
 Locate = Callable[[int], str]
 """Returns the place of a row of the batch for an error message, such as `part-3.parquet, row 17`."""
@@ -33,6 +34,16 @@ _HASH_WORDS = 13
 def number_width(num_rows: int) -> int:
     """Return the digits of the keys that number `num_rows` rows."""
     return max(_MIN_NUMBER_WIDTH, len(str(max(0, num_rows - 1))))
+
+
+def numbered_width(provenance: Mapping[str, Any]) -> int:
+    """Return the digits of the keys of a dataset whose rows were numbered; 0 if its keys come from a column.
+
+    Args:
+        provenance: That of its manifest.
+    """
+    is_numbered = provenance.get("key", "") is None and isinstance(provenance.get("num_rows"), int)
+    return number_width(provenance["num_rows"]) if is_numbered else 0
 
 
 def number_keys(numbers: npt.NDArray[np.int64], width: int) -> pa.LargeStringArray:

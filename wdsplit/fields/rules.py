@@ -1,4 +1,4 @@
-"""The rules: which Arrow type goes into which field, and how it is written. The README's table is made from them.
+"""The rules: which Arrow type goes into which field, and how it is written. docs/types.md is made from them.
 
 Pure (no I/O). The first rule that matches decides. Dictionaries count as their values, extension types as their
 storage. A type without a rule is refused, and so is a type that contains it.
@@ -103,7 +103,7 @@ def _is_zoned(kind: pa.DataType) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("null", pa.types.is_null, "", "", "refused: there is nothing to write", "`null`"),
+    Rule("null", pa.types.is_null, "", "", "left out with `--null omit`, else refused", "`null`"),
     Rule("boolean", pa.types.is_boolean, "integer", "cls", "`0` or `1`", "`false` or `true`"),
     Rule("integer of 8 to 64 bits", pa.types.is_integer, "integer", "cls", "decimal", "number, all digits"),
     Rule(

@@ -58,13 +58,11 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         accelerator = self.accelerator
         batches = iter(self.loader)
-        left = len(self.loader) - self.loader.step
         self.begin()
         self.remainder = 0
         try:
             for batch in batches:
-                left -= 1
-                self.end_of_dataloader = left == 0
+                self.end_of_dataloader = not batches.left
                 if accelerator.device_placement:
                     batch = send_to_device(batch, accelerator.device, non_blocking=accelerator.non_blocking)
                 yield batch

@@ -1,4 +1,4 @@
-"""Lightning: a DataModule of wdsplit's loaders, and a callback for loaders of one's own.
+"""Lightning: a DataModule of wdsplit's loaders, a callback for loaders of one's own, and one that logs statistics.
 
 Lightning saves and loads the state of its training loader by itself. It asks before any batch whether the loader can be
 iterated, counts the batches of the epoch under way on its own, and begins the first iteration before its epoch begins.
@@ -11,13 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsplit.errors import MissingDependencyError, TopologyError
-from wdsplit.integrations.opaque_loader import OpaqueLoader
+from wdsplit.errors import InputError, MissingDependencyError, TopologyError
+from wdsplit.integrations.opaque_loader import OpaqueLoader, other_length
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.monitor import Monitor, loader_of
 from wdsplit.loading.world import detect_rank
 
-__all__ = ["EpochCallback", "WdsplitDataModule"]
+__all__ = ["EpochCallback", "MonitorCallback", "WdsplitDataModule"]
 
 
 def _lightning() -> Any:
@@ -127,7 +128,12 @@ class _TrainingLoader(OpaqueLoader):
 
     def __iter__(self) -> Iterator[Any]:
         self.loader.set_epoch(_epoch(self._trainer))
+        _refuse_other_length(self._trainer, self.loader)
         yield from self.loader
+
+    def __len__(self) -> int:
+        """Return the steps of the epoch that the trainer is in, also before a checkpoint is loaded."""
+        return self.loader._length_of(_epoch(self._trainer))
 
     def _is_accumulating(self) -> bool:
         trainer = self._trainer
@@ -164,8 +170,15 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
             iter(trainer.fit_loop._data_fetcher)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the epoch."""
+        """Set the epoch.
+
+        Raises:
+            InputError: It has more or fewer batches than Lightning has counted.
+        """
         self._set_epoch(trainer)
+        for leaf in _leaves(trainer.train_dataloader):
+            if isinstance(leaf, (OpaqueLoader, Loader)):
+                _refuse_other_length(trainer, loader_of(leaf))
 
     def _set_epoch(self, trainer: Any) -> bool:
         """Tell whether some loader or dataset was in another epoch."""
@@ -179,6 +192,68 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
         for each in others:
             each.set_epoch(epoch)
         return bool(others)
+
+
+class MonitorCallback(_library.Callback):  # type: ignore[misc, name-defined]
+    """Logs statistics of each `wdsplit.Loader` that Lightning trains on to the Trainer's loggers.
+
+    They are those of `wdsplit.Monitor`, of rank 0, each time that the Trainer logs metrics (`log_every_n_steps`). Where
+    it trains on several loaders, names begin with `wdsplit/0/`, `wdsplit/1/`, ..., in the order of the loaders.
+    """
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget an earlier training."""
+        self._monitors: list[Monitor] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find the loaders: they may be others than those of the last epoch.
+
+        Raises:
+            InputError: There is no `wdsplit.Loader`.
+        """
+        leaves = list(_leaves(trainer.train_dataloader))
+        found = [leaf for leaf in leaves if isinstance(leaf, (OpaqueLoader, Loader))]
+        if not found:
+            raise InputError(
+                "MonitorCallback has no loader to log statistics of",
+                expected="a wdsplit.Loader or a WdsplitDataModule to train on",
+                found=", ".join(type(leaf).__name__ for leaf in leaves),
+                remedy="pass wdsplit.Loader(dataset, batch_size) to trainer.fit, or leave out the callback",
+            )
+        if [monitor.loader for monitor in self._monitors] != [loader_of(leaf) for leaf in found]:
+            numbers = [f"{number}/" for number in range(len(found))] if len(found) > 1 else [""]
+            self._monitors = [Monitor(leaf, f"wdsplit/{number}") for leaf, number in zip(found, numbers, strict=False)]
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log, if the Trainer logs metrics after this batch."""
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # what Lightning's own metrics are logged at
+        every = trainer.log_every_n_steps
+        if not every or (step + 1) % every or trainer.fit_loop._should_accumulate():
+            return
+        scalars = {name: value for monitor in self._monitors for name, value in monitor.scalars().items()}
+        for logger in trainer.loggers if scalars else ():
+            logger.log_metrics(scalars, step=step)
+
+
+def _refuse_other_length(trainer: Any, loader: Loader) -> None:
+    """Refuse an epoch whose view has another number of batches than Lightning has counted on.
+
+    Raises:
+        InputError: It has.
+    """
+    counted, epoch = trainer.num_training_batches, _epoch(trainer)
+    has_views = loader.dataset.source.view_text or loader.dataset.is_view_set
+    if (
+        not has_views
+        or trainer.limit_train_batches != 1.0
+        or trainer.overfit_batches
+        or len(list(_leaves(trainer.train_dataloader))) > 1
+    ):
+        return
+    if counted != loader._length_of(epoch):
+        raise other_length(
+            loader, epoch, counted, "let Lightning count anew: Trainer(reload_dataloaders_every_n_epochs=1)"
+        )
 
 
 def _epoch(trainer: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
 
-__all__ = ["OpaqueLoader"]
+__all__ = ["OpaqueLoader", "other_length"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,10 @@ class OpaqueLoader:
         """Choose the epoch of the next iteration; a position that was loaded is kept if it lies in that epoch."""
         self.loader.set_epoch(epoch)
 
+    def skip(self, first: int, last: int) -> None:
+        """Leave steps out of the epoch under way, else of the next one, as `wdsplit.Loader.skip`."""
+        self.loader.skip(first, last)
+
     def state_dict(self) -> dict[str, Any]:
         """Return how far the loader has got: the batches that were delivered.
 
@@ -82,3 +86,21 @@ class OpaqueLoader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r})"
+
+
+def other_length(loader: Loader, epoch: int, expected: int, remedy: str) -> InputError:
+    """Return the error for an epoch whose length is another one than a library has counted on.
+
+    Args:
+        loader: The loader.
+        epoch: The epoch.
+        expected: The batches that the library has counted.
+        remedy: What to do with this library.
+    """
+    return InputError(
+        "epochs with views of different sizes: the training would end too early, or leave samples out",
+        place=f"epoch {epoch} of {loader.dataset.source.url}",
+        expected=f"{expected:,} batches in each epoch, as the library has counted them",
+        found=f"{loader._length_of(epoch):,} batches",
+        remedy=remedy,
+    )

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wdsplit.errors import InputError
 from wdsplit.loading.loader import Loader
-from wdsplit.order.split import Step, Steps
-from wdsplit.order.state import State, dump_state
+from wdsplit.loading.states import dumped_state
+from wdsplit.order.split import Step
+from wdsplit.order.state import State
 
 __all__ = ["PrefetchingLoader", "StatefulBatches"]
 
@@ -26,19 +28,13 @@ class StatefulBatches(Iterator[tuple[Any, Step, State]]):
 
     def __init__(self, loader: Loader) -> None:
         self._batches = iter(loader)
-        values, dataset = loader.state_dict(), loader.dataset
-        self.begin = State(values["epoch"], values["position"])
-        self.order = dataset.order(self.begin.epoch)
-        steps = Steps(self.order, dataset.world(), loader.batch_size, self.begin.position)
-        self._steps, self._left = iter(steps), len(steps)
+        self.begin = loader._progress.state
+        self.order = self._batches.source.order(self.begin.epoch)
 
     def __next__(self) -> tuple[Any, Step, State]:
         """Return the next batch, its step and the state after it."""
         batch = next(self._batches)
-        step = next(self._steps)
-        self._left -= 1
-        epoch = self.begin.epoch
-        return batch, step, State(epoch, step.end) if self._left else State(epoch + 1, 0)
+        return batch, self._batches.step, self._batches.state
 
 
 class PrefetchingLoader:
@@ -82,15 +78,29 @@ class PrefetchingLoader:
         if reached is not None and reached.epoch != epoch:
             self._forget()
 
+    def skip(self, first: int, last: int) -> None:
+        """Leave steps out, as `wdsplit.Loader.skip`, before an epoch begins or right after `load_state_dict`.
+
+        Raises:
+            InputError: An iteration is under way, or as by `wdsplit.Loader.skip`.
+        """
+        if self._state() is not None:
+            raise InputError(
+                "steps cannot be skipped while batches are taken ahead of their use",
+                expected="skip before the epoch begins, or right after load_state_dict",
+                remedy="loader.load_state_dict(loader.state_dict()), then skip, then iterate",
+            )
+        self.loader.skip(first, last)
+
     def state_dict(self) -> dict[str, Any]:
         """Return how far the batches have got that were used, as plain JSON values: not those that were made ahead.
 
         It resumes on any number of ranks and with any batch size, here as in `wdsplit.Loader`.
         """
-        reached, dataset = self._state(), self.loader.dataset
+        reached = self._state()
         if reached is None:
             return self.loader.state_dict()
-        return dump_state(reached, dataset.source.fingerprint, dataset.options, dataset.world())
+        return dumped_state(self.loader.dataset, reached, self.loader.batch_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
@@ -112,7 +122,7 @@ class PrefetchingLoader:
         """
         reached = self._state()
         if reached is not None and self._is_used and not goes_on:
-            self.loader.set_epoch(reached.epoch)
+            self.loader._progress.resume(State(reached.epoch, 0, skips=reached.skips))
         elif reached is not None:
             self.loader.load_state_dict(self.state_dict())
         progress = StatefulBatches(self.loader)

@@ -16,9 +16,10 @@ from torch.utils.data import IterableDataset
 
 from wdsplit.errors import InputError, MissingDependencyError
 from wdsplit.integrations.accelerate import PreparedLoader
-from wdsplit.integrations.opaque_loader import OpaqueLoader
+from wdsplit.integrations.opaque_loader import OpaqueLoader, other_length
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
+from wdsplit.loading.monitor import Monitor
 
 try:
     from accelerate.utils import recursively_apply
@@ -32,6 +33,10 @@ __all__ = ["TrainerMixin", "WdsplitTrainer"]
 
 PAD = "__pad__"
 
+_OF_OTHER_LENGTHS = (
+    "the Trainer counts its steps by the first epoch: choose views of equal sizes, or train in a loop of your own"
+)
+
 
 class TrainerMixin:
     """What makes a Trainer take a `wdsplit.Dataset` for training, evaluation and prediction; others go on as before.
@@ -41,6 +46,11 @@ class TrainerMixin:
     the middle of an epoch, where the global batch is as large as it was, on any number of processes. What
     `compute_metrics` and `predict` get is without pads; the loss that `evaluate` tells is the Trainer's mean over
     batches, pads included.
+
+    Args:
+        args: As of the Trainer.
+        log_loading: Add the statistics of the loader, those of `wdsplit.Monitor`, to what is logged while training.
+        options: As of the Trainer.
     """
 
     _pads: list[Any] | None = None
@@ -48,8 +58,10 @@ class TrainerMixin:
 
     _is_made = False
     _train_dataset: Any = None
+    _monitor: Monitor | None = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, log_loading: bool = False, **options: Any) -> None:
+        self._log_loading = log_loading
         super().__init__(*args, **options)
         self._is_made = True
 
@@ -68,7 +80,15 @@ class TrainerMixin:
         if not isinstance(trainer.train_dataset, Dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
         _check_strategy(trainer.train_dataset, trainer.args)
-        return _TrainingLoader(self._loader(trainer.train_dataset, trainer._train_batch_size, "Training"), trainer)
+        loader = self._loader(trainer.train_dataset, trainer._train_batch_size, "Training")
+        self._monitor = Monitor(loader) if self._log_loading else None
+        return _TrainingLoader(loader, trainer)
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Log metrics; the loss of training steps with statistics of the loader, if asked."""
+        if self._monitor is not None and "loss" in logs:
+            logs = {**logs, **self._monitor.scalars()}
+        super().log(logs, *args, **options)  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return what is evaluated on."""
@@ -88,7 +108,7 @@ class TrainerMixin:
     def num_examples(self, dataloader: Any) -> int:
         """Return how many samples a loader's dataset has."""
         if isinstance(dataloader, OpaqueLoader):
-            return dataloader.loader.dataset.source.num_samples
+            return dataloader.loader.dataset.source.num_samples_at(dataloader.loader.epoch)
         number: int = super().num_examples(dataloader)  # type: ignore[misc]
         return number
 
@@ -185,8 +205,17 @@ class _TrainingLoader(PreparedLoader):
 
     def __init__(self, loader: Loader, trainer: Any) -> None:
         super().__init__(loader, trainer.accelerator)
+        self._counted = len(loader)
+        for epoch in loader.dataset.source.view_epochs:
+            if loader._length_of(epoch) != self._counted:
+                raise other_length(loader, epoch, self._counted, _OF_OTHER_LENGTHS)
         self.dataset = _Resumed(self, trainer)
         self.collate_fn = _unchanged
+
+    def __iter__(self) -> Iterator[Any]:
+        if len(self.loader) != self._counted:  # set_view was called
+            raise other_length(self.loader, self.loader.epoch, self._counted, _OF_OTHER_LENGTHS)
+        yield from super().__iter__()
 
 
 class _Resumed(IterableDataset[Any]):

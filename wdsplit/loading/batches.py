@@ -7,69 +7,111 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from wdsplit.errors import PipelineError
 from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
 from wdsplit.loading.transport.counters import Clock
 from wdsplit.order.epoch import Int64
+from wdsplit.order.skips import Skips
 from wdsplit.order.split import Step, Steps, worker_of
 from wdsplit.order.state import State
 
-__all__ = ["Batches", "EpochProgress", "SubBatch"]
+__all__ = ["Ahead", "Batches", "EpochProgress", "SubBatch"]
 
 SubBatch = tuple[Int64, Any]
 """The places in the batch of a worker's samples, and the samples: what `collate` made of them, or a list."""
+
+
+class Ahead(Protocol):
+    """Makes batches before they are delivered."""
+
+    def take(self, make: Callable[[], tuple[Step, Any]], left: int) -> tuple[Step, Any]:
+        """Return the next step and its batch.
+
+        Args:
+            make: Makes the step after those that were made, and its batch.
+            left: Steps that were not delivered, the next one included; at least 1.
+        """
 
 
 class Batches(Iterator[Any]):
     """The batches of one epoch, or of the rest of one.
 
     Args:
+        source: What is read; `set_view` gives the dataset another one, for the next iteration.
         epoch: The epoch.
         steps: Its steps, from where it begins.
         running: The workers' sub-batches of them.
         assemble: Makes a batch of a step's sub-batches and its number of samples.
         progress: Takes note of each batch that is delivered.
         clock: Measures how long the consumer waits, and how long it takes.
+        delivered: Called after each batch that is delivered, if given.
+        ahead: Makes what takes batches ahead of their delivery; None to make each one when it is requested.
+
+    Attributes:
+        epoch: The epoch.
+        left: Batches that are still to come.
+        skips: The positions of the epoch that are left out.
+        step: The step of the last batch, after the first one.
+        state: The state after it.
     """
 
     def __init__(
         self,
+        source: AnySource,
         epoch: int,
         steps: Steps,
         running: Running,
         assemble: Callable[[Sequence[SubBatch], int], Any],
         progress: EpochProgress,
         clock: Clock,
+        delivered: Callable[[], object] | None = None,
+        ahead: Callable[[], Ahead] | None = None,
     ) -> None:
+        self.source = source
         self.epoch = epoch
         self.running = running
         self.ended = False
         self._assemble = assemble
         self._progress = progress
         self._clock = clock
+        self._delivered = delivered
+        self._make_ahead = ahead
+        self._view = source.view_at(epoch)
         self._world_size = steps.world.world_size
-        self._steps = iter(steps)
-        self._left = len(steps)
+        self.step: Step
+        self.state = State(epoch, steps.start, self._view if steps.start else None, steps.skips)
+        self._give(steps)
         clock.begin()
+
+    def _give(self, steps: Steps) -> None:
+        self._steps = iter(steps)
+        self.left, self.skips = len(steps), steps.skips
+        self._ahead = None if self._make_ahead is None else self._make_ahead()
+
+    def go_on(self, steps: Steps, running: Running) -> None:
+        """Give other steps from here on: what was made ahead of those before is not delivered."""
+        self.running = running
+        self._give(steps)
 
     def __next__(self) -> Any:
         """Return the next batch."""
         if self.ended:
             raise StopIteration
         self._clock.enter()
-        if not self._left:
+        if not self.left:
             self._clock.leave(0)
             self.close()
             raise StopIteration
         delivered = 0
         try:
-            step = next(self._steps)
-            batch = self._batch(step)
+            step, batch = self._made() if self._ahead is None else self._ahead.take(self._made, self.left)
             delivered = len(step.positions)
         except BaseException as error:
             self.close(failed=True, at_once=not isinstance(error, Exception))
@@ -82,13 +124,18 @@ class Batches(Iterator[Any]):
             raise
         finally:
             self._clock.leave(delivered)
-        self._left -= 1
-        state = State(self.epoch, step.end) if self._left else State(self.epoch + 1, 0)
-        self._progress.deliver(self, state, is_last=not self._left)
+        self.left -= 1
+        self.step = step
+        after = State(self.epoch, step.end, self._view, self.skips)
+        self.state = after if self.left else State(self.epoch + 1, 0)
+        self._progress.deliver(self, self.state, is_last=not self.left)
+        if self._delivered is not None:
+            self._delivered()
         return batch
 
-    def _batch(self, step: Step) -> Any:
-        """Take each worker's sub-batch of a step and put them together."""
+    def _made(self) -> tuple[Step, Any]:
+        """Return the next step and its batch: each worker's sub-batch of it, put together."""
+        step = next(self._steps)
         owner = worker_of(step.positions, self._world_size, self.running.num_workers)
         taken = []
         for worker in range(self.running.num_workers):
@@ -98,7 +145,7 @@ class Batches(Iterator[Any]):
                 taken.append((places, sub_batch))
         batch = self._assemble(taken, len(step.positions))
         self.running.delivered()
-        return batch
+        return step, batch
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
         """End the iteration; workers end with it, unless they are persistent and all is well.
@@ -129,6 +176,7 @@ class EpochProgress:
         self._epochs_set = dataset.epochs_set
         self._next = State(dataset.epoch, 0)
         self._delivered: State | None = None
+        self._source = dataset.source
         self._batches: weakref.ref[Batches] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,9 +197,27 @@ class EpochProgress:
     @property
     def epoch(self) -> int:
         """The epoch of the iteration under way, else of the next one."""
-        start = self.start
+        start, batches = self.start, self.under_way
+        return start.epoch if batches is None else batches.epoch
+
+    @property
+    def under_way(self) -> Batches | None:
+        """The iteration that counts, unless it has ended."""
         batches = None if self._batches is None else self._batches()
-        return start.epoch if batches is None or batches.ended else batches.epoch
+        return None if batches is None or batches.ended else batches
+
+    @property
+    def source(self) -> AnySource:
+        """What the iteration under way reads, else what the next one will."""
+        epoch, batches = self.start.epoch, self.under_way
+        if batches is None or batches.epoch != epoch:
+            return self._dataset.source
+        return batches.source
+
+    def source_of(self, state: State) -> AnySource:
+        """Return what the positions of a state belong to: the views may have been set anew since."""
+        is_of_last = state.position > 0 and self._source.view_at(state.epoch) == state.view
+        return self._source if is_of_last else self._dataset.source
 
     def choose_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position within that epoch is kept."""
@@ -165,10 +231,16 @@ class EpochProgress:
 
     def begin(self, batches: Batches, start: State, is_empty: bool) -> None:
         """Count batches from `start` on; if they are left early, the next iteration begins their epoch anew."""
-        self._batches = weakref.ref(batches)
-        self._delivered, self._next = start, State(start.epoch, 0)
+        self._batches, self._source = weakref.ref(batches), batches.source
+        self._delivered, self._next = start, State(start.epoch, 0, skips=start.skips)
         if is_empty:
             self._delivered = self._next = State(start.epoch + 1, 0)
+
+    def skip(self, skips: Skips) -> None:
+        """Leave positions out of the epoch under way, or else of the next one: those that were left out before, too."""
+        self._next = replace(self._next, skips=skips)
+        if self._delivered is not None:
+            self._delivered = replace(self._delivered, skips=skips)
 
     def deliver(self, batches: Batches, state: State, is_last: bool) -> None:
         """Take note that batches were delivered up to a state, if they are those that count."""

@@ -7,82 +7,47 @@ memory, where `set_epoch` reaches all of them.
 
 from __future__ import annotations
 
-import copy
-import logging
+import dataclasses
 import multiprocessing.context
-import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wdsplit.errors import InputError, TopologyError, UnsizedError
+from wdsplit.loading.announcing import announce
+from wdsplit.loading.epochs import SharedEpoch, checked_epoch
 from wdsplit.loading.fluid import FluidPipeline
 from wdsplit.loading.iteration import Iteration, resumable, why_not_one_to_one
-from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
+from wdsplit.loading.opening import opened_source
+from wdsplit.loading.options import DatasetOptions, bad_samples_of, checked_options, with_flat_signature
 from wdsplit.loading.reading.lookup import find_sample
 from wdsplit.loading.reading.source import AnySource, Source
 from wdsplit.loading.second_split import refuse_counting_trainer, refuse_second_split, refuse_splitters
-from wdsplit.loading.stages.columns import ColumnStage, Rename, ToTuple
-from wdsplit.loading.stages.decoders import Handler, decode_sample_stage
-from wdsplit.loading.stages.randomness import GeneratorKind, RandomMap
-from wdsplit.loading.tars import open_dataset
-from wdsplit.loading.transport.shared_integers import SharedIntegers
+from wdsplit.loading.stages.columns import ColumnStage
+from wdsplit.loading.staging import Staging
+from wdsplit.loading.views import Opened, SharedSource, choice_of
 from wdsplit.loading.world import detect_rank, knows_rank, with_worker
-from wdsplit.order.distribution import ShardDistribution, reading_advice, shard_distribution
+from wdsplit.notebook import html_table
+from wdsplit.order.distribution import ShardDistribution, shard_distribution
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import AnyOrder, World, whole
-from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.shards.manifest import Manifest
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Dataset", "announce", "checked_epoch"]
+    from wdsplit.reporting.preview import Preview
 
-logger = logging.getLogger(__name__)
-
-
-def checked_epoch(epoch: int) -> int:
-    """Return an epoch as a plain integer; raise InputError if it is negative, too large or no integer."""
-    if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or not 0 <= operator.index(epoch) < 2**62:
-        raise InputError("invalid epoch", expected="an integer of at least 0", found=repr(epoch))
-    return operator.index(epoch)
+__all__ = ["Dataset"]
 
 
 _INTERNALS = {
     *("append", "close", "invoke", "iterator", "iterator1", "repeat", "stage", "with_epoch"),
     *("length", "nsamples", "pipeline", "repetitions", "size"),
-    *("apply_stages", "check_one_to_one", "column_stages", "epochs_set"),
+    *("check_one_to_one", "column_stages", "epochs_set", "is_view_set", "replaces_bad_samples", "staging"),
 }
 """What webdataset's pipelines and our loaders need of a dataset, and no user calls."""
-
-
-class SharedEpoch:
-    """An epoch number in memory that stages and worker processes share, and how often it was set."""
-
-    def __init__(self) -> None:
-        self._cells = SharedIntegers(2)
-        self._process = os.getpid()
-
-    def get(self) -> int:
-        """Return the epoch."""
-        return int(self._cells.array[0])
-
-    def set(self, epoch: int) -> None:
-        """Set the epoch, and count that."""
-        cells = self._cells.array
-        cells[0] = epoch
-        cells[1] += 1
-
-    def times_set(self) -> int:
-        """Return how often it was set.
-
-        Only the process of a rank asks so, no worker. Ranks may have been started with one dataset, and must not see
-        each other's epochs: so a process that did not make the numbers goes on with a copy.
-        """
-        if self._process != os.getpid():
-            self._cells, self._process = copy.deepcopy(self._cells), os.getpid()
-        return int(self._cells.array[1])
 
 
 class Dataset(FluidPipeline):
@@ -113,6 +78,12 @@ class Dataset(FluidPipeline):
         fields: The fields to read; None for all.
         limit: Only the first samples of the dataset, so many, to try a program out: to all else they are the whole
             dataset. None, or more than there are, for all.
+        view: Only the samples of a view: its name, as `wdsplit view` has stored it, or a `wdsplit.View`. Or views by
+            epoch: `{0: "easy", 10: None}` is "easy" in the epochs 0 to 9, and all samples from epoch 10 on. A view of
+            such a dict may also be a dict of the options `view`, `where`, `keys` and `exclude`.
+        where: Only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
+        keys: Only the samples with these keys: a list, or a file of them.
+        exclude: All samples but those with these keys: a list, or a file of them.
         storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
             `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
         fs: The file system that `path` is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; each process makes
@@ -125,6 +96,12 @@ class Dataset(FluidPipeline):
         cache_size: How much it may take: bytes, or a text like `200GB`; None for all that leaves a tenth of the disk.
         verify: Compare the bytes of each sample that is read with its checksum; a remote one that differs is fetched
             again, once. `wdsplit verify DATASET --emit checksums` makes the checksums.
+        on_bad_sample: What to do with a sample that is damaged, or for which a stage raises an error or gives nothing:
+            `raise` the error; or `substitute`: a good sample, of its lane if possible, takes its place, flagged
+            `__pad__`, so that all ranks stay in step. docs/bad-samples.md.
+        max_bad_samples: How many bad samples are replaced in an epoch on each rank before an error is raised: a number,
+            or a float, their part of the rank's samples.
+        bad_samples_file: A local file to which each bad sample is appended once, as a line of JSON.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`, or no such tar.
@@ -144,30 +121,22 @@ class Dataset(FluidPipeline):
     ) -> None:
         window = whole(window)
         chosen = checked_options(options, window)
-        url, manifest, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"])
-        if limit is not None:
-            manifest = first_samples(manifest, whole(limit))
-        order = OrderOptions(
-            chosen["seed"],
-            chosen["shuffle"],
-            chosen["lanes"] or manifest.lanes,
-            window or manifest.window,
-            chosen["tail"],
-        )
-        self._begin_with(Source(url, manifest, order, chosen["fields"], access), chosen)
+        source, opened = opened_source(path, window, limit, chosen)
+        self._begin_with(source, [opened], chosen)
 
-    def _begin_with(self, source: AnySource, options: DatasetOptions) -> None:
+    def _begin_with(self, source: AnySource, opened: Sequence[Opened], options: DatasetOptions) -> None:
         super().__init__(source)
+        self._source = SharedSource(source, opened, choice_of(options))
         rank, world_size = options["rank"], options["world_size"]
         self._rank = None if rank is None and world_size is None else detect_rank(rank, world_size)
         self._group = options["group"]
         self._epoch = SharedEpoch()
+        self._bad_samples = bad_samples_of(options)
 
     @property
     def source(self) -> AnySource:
-        """The first stage."""
-        source: AnySource = self.pipeline[0]
-        return source
+        """The first stage, with the views that were chosen last."""
+        return self._source.get()
 
     @property
     def manifest(self) -> Manifest:
@@ -212,6 +181,41 @@ class Dataset(FluidPipeline):
         refuse_second_split(self.source.url, self.world)
         self._epoch.set(checked_epoch(epoch))
 
+    @property
+    def replaces_bad_samples(self) -> bool:
+        """Whether others take the places of bad samples."""
+        return self._bad_samples is not None
+
+    def set_view(self, view: Any = None, *, where: Any = None, keys: Any = None, exclude: Any = None) -> None:
+        """Choose the samples of the next iterations, here and in all copies of the dataset made by stages.
+
+            for epoch in range(10):
+                dataset.set_view("easy" if epoch < 5 else None)
+                loader.set_epoch(epoch)
+                for batch in loader: ...
+
+        What was chosen before counts no more; a `limit` does. An iteration under way goes on as it began. A
+        `wdsplit.Loader` starts persistent workers anew. Those of torch's own DataLoader cannot see a new view, and
+        raise an error. All ranks must choose the same. Views by epoch, as `Dataset(view={0: "easy", 5: None})` has
+        them, need no call, and a loader that resumes finds them by itself.
+
+        Args:
+            view: As of `Dataset`: the name of a view, a `wdsplit.View`, a dict of these by epoch; None for all samples.
+            where: As of `Dataset`.
+            keys: As of `Dataset`.
+            exclude: As of `Dataset`.
+
+        Raises:
+            InputError: There is no such view, or an argument is invalid. Then the views stay as they were.
+            WdsplitError: A view or a table of samples cannot be read.
+        """
+        self._source.set({"view": view, "where": where, "keys": keys, "exclude": exclude})
+
+    @property
+    def is_view_set(self) -> bool:
+        """Whether `set_view` was called."""
+        return self._source.is_set
+
     def world(self) -> World:
         """Return rank and world size of this process.
 
@@ -253,7 +257,7 @@ class Dataset(FluidPipeline):
             place=self.source.url,
             found="the number of batches depends on ranks, workers and batch size",
             remedy="loop over wdsplit.Loader(dataset, batch_size), whose len() is the steps of this rank; the dataset "
-            f"has {self.source.num_samples} samples: dataset.source.num_samples",
+            f"has {self.source.num_samples_at(self.epoch)} samples: dataset.source.num_samples",
             url=self.source.url,
         )
 
@@ -279,20 +283,25 @@ class Dataset(FluidPipeline):
         Raises:
             InputError: The caller would split the samples a second time.
         """
-        refuse_second_split(self.source.url, self.world)
+        source, epoch = self.source, self.epoch
+        refuse_second_split(source.url, self.world)
+        outdated: Any = self._source.outdated()
+        if outdated is not None:
+            return outdated  # type: ignore[no-any-return]
         world = with_worker(self.world())
-        announce(self, world)
-        staged = self.compose()
-        staged.pipeline[1:] = [resumable(stage, self.invoke) for stage in self.pipeline[1:]]
-        return Iteration(self.source, self.epoch, world, staged.pipeline[1:], staged.apply_stages)
+        announce(source, epoch, world)
+        staging = self.staging()
+        resumed = [resumable(stage, self.invoke) for stage in staging.others]
+        return Iteration(source, epoch, world, dataclasses.replace(staging, others=resumed))
 
-    def apply_stages(self, samples: Iterator[dict[str, Any]], epoch: int) -> Iterator[Any]:
-        """Give what the stages after the source make of samples of an epoch."""
+    def staging(self) -> Staging:
+        """Return the stages after the source."""
         self._refuse_repetitions()
-        stream: Any = samples
-        for stage in self.pipeline[1:]:
-            stream = self.invoke(stage.at(epoch) if isinstance(stage, RandomMap) else stage, stream)
-        return iter(stream)
+        stages = self.pipeline[1:]
+        first = 0
+        if self._bad_samples is not None:
+            first = next((number for number, stage in enumerate(stages) if why_not_one_to_one(stage)), len(stages))
+        return Staging(stages[:first], stages[first:], self.invoke, self._bad_samples)
 
     def _refuse_repetitions(self) -> None:
         if self.repetitions != 1:
@@ -329,77 +338,14 @@ class Dataset(FluidPipeline):
             return list(stages)
         return None
 
-    def decode(
-        self,
-        *handlers: str | Handler,
-        only: Sequence[str] | str | None = None,
-        partial: bool = False,
-        allow_pickle: bool = False,
-        **options: Any,
-    ) -> Dataset:
-        """Decode the fields of each sample by their names, as webdataset's `decode` does, but unpickle nothing unasked.
-
-        `help(wdsplit.decode_sample_stage)` describes the rest.
-
-        Args:
-            handlers: Names of image formats (`pil`, `rgb8`, `torchrgb`, ...), or functions of name and bytes.
-            only: The fields that are decoded; None for all.
-            partial: Leave values alone that are not bytes.
-            allow_pickle: Decode pickles and object arrays too: they can run any code, so only if you trust the shards.
-            options: `pre`, `post`, `max_field_bytes`.
-        """
-        if "handler" in options:
-            raise InputError(
-                "decode takes no handler for errors",
-                expected="no handler=: a sample that was skipped would make ranks come apart",
-                remedy="leave it out; decode such a field by a function of your own that returns something else for it",
-            )
-        return self._with(
-            decode_sample_stage(*handlers, only=only, partial=partial, allow_pickle=allow_pickle, **options)
-        )
-
-    def map_random(
-        self, function: Callable[..., Any], field: str | None = None, generator: GeneratorKind = "numpy"
-    ) -> Dataset:
-        """Map samples by a function of chance: the same on any topology, and after a resume.
-
-        The function is called with the sample, or with the value of one field, and a generator that is seeded from the
-        dataset's seed, the epoch and the sample's position.
-
-        Args:
-            function: Called with (sample, generator), or (value, generator) if `field` is given.
-            field: The field that is replaced by what the function returns; None for the whole sample.
-            generator: `numpy` (numpy.random.Generator), `torch` (torch.Generator), `python` (random.Random); or
-                `global`: the function is called without one, while the global generators of all three are seeded, for
-                transforms that draw from those. Threads share them, so `global` does not go with them.
-        """
-        number = sum(isinstance(stage, RandomMap) for stage in self.pipeline)
-        return self._with(RandomMap(function, field, generator, self.options.seed, number))
-
-    def _with(self, stage: Any) -> Dataset:
-        dataset: Dataset = self.compose(stage)
-        return dataset
-
-    def to_tuple(self, *args: Any, **options: Any) -> Dataset:
-        """Make each sample a tuple of the named fields, as webdataset's `to_tuple` does."""
-        names = tuple(args[0].split()) if len(args) == 1 and isinstance(args[0], str) else args
-        dataset: Dataset = super().to_tuple(*args, **options) if options else self._with(ToTuple(names))
-        return dataset
-
-    def rename(self, **names: Any) -> Dataset:
-        """Give fields other names, `new="old"`, as webdataset's `rename` does."""
-        has_options = bool({"handler", "keep"} & names.keys())
-        dataset: Dataset = super().rename(**names) if has_options else self._with(Rename(names))
-        return dataset
-
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class names by their numbers, of the first field that has some; empty if none has.
+        """The class names by their numbers; empty if no column has class names. All datasets of a mixture must agree.
 
         Raises:
-            InputError: The dataset is a mixture.
+            InputError: Several columns have class names (see `manifest.class_names`), or datasets of a mixture differ.
         """
-        return next((field.names for field in self._single("class names").manifest.fields if field.names), ())
+        return self.source.classes
 
     def shard_distribution(self, num_workers: int = 0, batch_size: int = 1) -> ShardDistribution:
         """Return which shards this rank and its workers read in the next epoch, and what that costs.
@@ -425,6 +371,24 @@ class Dataset(FluidPipeline):
         source = self._single("numbers")
         return find_sample(source.storage(), source.manifest, key_or_index, source.access.open_directly)
 
+    def preview(self, n: int = 12, seed: int | None = None) -> Preview:
+        """Return some samples to look at, as they are stored: before any stage, and from all over the files.
+
+        A notebook shows pictures, sounds and texts; `print` shows a line for each. Thumbnails and the contact sheet
+        need `wdsplit[report]`; without it there are lines.
+
+        Args:
+            n: How many samples, up to 200.
+            seed: Which of them; None for the dataset's seed.
+
+        Raises:
+            InputError: `n` is invalid.
+            WdsplitError: A shard cannot be read.
+        """
+        from wdsplit.reporting.preview import preview  # above this package: see docs/design/layout.md
+
+        return preview(self.source, n, self.options.seed if seed is None else seed)
+
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise InputError: there are no items, only samples that come through the stages, and `sample`."""
         raise InputError(
@@ -435,8 +399,19 @@ class Dataset(FluidPipeline):
         )
 
     def __repr__(self) -> str:
-        stages = len(self.pipeline) - 1
-        return f"<{type(self).__name__} {self.source.url}: {self.source.num_samples:,} samples, {stages} stages>"
+        source, stages = self.source, len(self.pipeline) - 1
+        view = f" (view: {source.view_text})" if source.view_text else ""
+        num_samples = source.num_samples_at(self.epoch)
+        return f"<{type(self).__name__} {source.url}: {num_samples:,} samples{view}, {stages} stages>"
+
+    def _repr_html_(self) -> str:
+        seed = f"seed {self.options.seed}" if self.options.shuffle else "not shuffled"
+        stages = ", ".join(type(stage).__name__ for stage in self.pipeline[1:]) or "none"
+        rows = {**self.source.described(), "epoch": f"{self.epoch}, {seed}", "stages": stages}
+        if self.source.view_text:
+            num_samples = self.source.num_samples_at(self.epoch)
+            rows["view"] = f"{self.source.view_text}: {num_samples:,} samples in epoch {self.epoch}"
+        return html_table(f"{type(self).__name__} {self.source.url}", rows.items())
 
     def __getstate__(self) -> dict[str, Any]:
         """Settle the rank before a copy goes to a process that cannot find it out: a spawned worker of this rank."""
@@ -446,27 +421,3 @@ class Dataset(FluidPipeline):
             state["_rank"] = self.world()
         state["_group"] = None
         return state
-
-
-_announced: set[tuple[str, World, str]] = set()
-
-
-def announce(dataset: Dataset, world: World, num_workers: int = 0) -> None:
-    """Log once a process, dataset and world which rank and worker read, and what it costs if lanes are shared.
-
-    Args:
-        dataset: The dataset.
-        world: The reader.
-        num_workers: The workers of the rank, if its own process logs for all of them.
-    """
-    url, workers = dataset.source.url, f"{num_workers} workers"
-    if not num_workers:
-        workers = f"worker {world.worker} of {world.num_workers}"
-    if (url, world, workers) in _announced:
-        return
-    _announced.add((url, world, workers))
-    seed = dataset.options.seed
-    logger.info("%s: rank %d of %d, %s, seed %d", url, world.rank, world.world_size, workers, seed)
-    advice = reading_advice(dataset.options.lanes, world.world_size, num_workers or world.num_workers)
-    if advice is not None and world.rank == 0 and world.worker == 0:
-        logger.warning("%s: %s", url, advice)

@@ -7,25 +7,26 @@ same list, in an order that changes with the epoch. Nothing here reads samples.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import IterableDataset
 from webdataset.shardlists import expand_urls
 from webdataset.utils import pytorch_worker_info
 
 from wdsplit.errors import InputError
-from wdsplit.loading.dataset import checked_epoch
+from wdsplit.loading.epochs import checked_epoch
 from wdsplit.loading.shard_streams import ShardUrl, is_ours
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.order.epoch import OrderOptions, Tail, permutation
+from wdsplit.loading.views import CHOICES
+from wdsplit.order.epoch import OrderOptions, permutation
+from wdsplit.order.limits import Tail
 from wdsplit.order.split import World, whole
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.given import located
 from wdsplit.storage.opening import open_readable_storage
-from wdsplit.storage.patterns import has_magic, place_of
+from wdsplit.storage.patterns import has_magic, names_tar, place_of
 from wdsplit.urls import joined_url, shown_url
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _SHARD_LIST = 11
 _EPOCH, _FIRST, _FINISHED, _WARNED_TAIL, _WARNED_AGAIN = range(5)
 """Integers that copies and workers share: the epoch and its first shard, the epoch last read to its end, and which
 warnings were given."""
-
-_TAR = re.compile(r"\.(tar|tgz|tar\.\w+)$", re.IGNORECASE)
 
 
 class EpochShardList(IterableDataset[dict[str, str]]):
@@ -67,7 +66,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
     Whole shards are dealt out. If their number is no multiple of ranks x workers, some readers get a shard more than
     others, and ranks do not end together: with DDP that hangs. `tail` can even out the shards, but a repeated shard
     is not flagged, and shards of unequal size still give ranks unequal numbers of samples. `wdsplit.Loader` promises
-    equal steps and flags what it repeats; this list cannot.
+    equal steps and flags what it repeats; this list cannot. It has no views either: those choose samples.
 
     Args:
         urls: Shards: a URL or a path; a glob; braces, as webdataset has them (`::` between several patterns); the
@@ -97,7 +96,10 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         tail: Tail = "uneven",
         storage_options: Mapping[str, Any] | None = None,
         fs: AbstractFileSystem | None = None,
+        **others: NoReturn,
     ) -> None:
+        if others:
+            raise _not_taken(next(iter(others)))
         options = OrderOptions(whole(seed), bool(shuffle), lanes=1, window=1, tail=tail)
         if fs is not None:
             given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
@@ -176,6 +178,18 @@ class EpochShardList(IterableDataset[dict[str, str]]):
             warnings.warn(text, stacklevel=3)
 
 
+def _not_taken(name: str) -> Exception:
+    """Return the error for an option that the list does not have."""
+    if name not in CHOICES:
+        return TypeError(f"an EpochShardList has no argument {name!r}")
+    return InputError(
+        f"an EpochShardList has no {name}: it names whole shards, and reads no samples",
+        expected="all samples of the shards",
+        found=f"{name}=",
+        remedy=f"use wdsplit.Dataset(..., {name}=...), which gives each rank and worker its samples of a view",
+    )
+
+
 def _uneven(num_shards: int, world: World) -> str:
     """Say how many readers get more shards than others, and what to do."""
     readers = world.world_size * world.num_workers
@@ -236,7 +250,7 @@ def _named(text: str, options: Mapping[str, Any] | None, is_listed: bool) -> Ite
     literal = is_listed and (text.startswith("pipe:") or os.path.isfile(text))
     for url in [text] if literal else _expanded(text):
         if literal or url.startswith("pipe:") or not has_magic(url) or os.path.isdir(url):
-            is_remote_folder = is_ours(url) and not _TAR.search(shown_url(url))
+            is_remote_folder = is_ours(url) and not names_tar(url)
             yield from _of_dataset(url, options) if is_remote_folder or os.path.isdir(url) else [(url, None)]
             continue
         place = place_of(url, options)

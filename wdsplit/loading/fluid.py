@@ -1,36 +1,72 @@
-"""Webdataset's pipelines with their stages' types: editors and type checkers know what follows `.decode()`.
+"""Stages as methods: webdataset's, with their types, and those that wdsplit does in its own way.
 
-No code of its own beyond that: the stages are webdataset's.
+Editors and type checkers know what follows `.decode()`. webdataset is imported with the first stage that is its own.
 """
 
 # ruff: noqa: D102 (webdataset documents its stages)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from webdataset.compat import FluidInterface
-from webdataset.pipeline import DataPipeline
+from wdsplit.errors import InputError
+from wdsplit.loading.stages.columns import Rename, ToTuple
+from wdsplit.loading.stages.randomness import IMAGES, MAPS, Draws, GeneratorKind, RandomMap
 
 if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset as TorchDataset
     from typing_extensions import Self
 
-__all__ = ["FluidPipeline"]
+    from wdsplit.loading.stages.decoders import Handler
+    from wdsplit.order.epoch import OrderOptions
+
+    IterableDataset = TorchDataset[Any]
+else:
+    try:
+        from torch.utils.data import IterableDataset
+    except ModuleNotFoundError:
+        from webdataset.pytorch import IterableDataset  # what stands for torch's in webdataset's pipelines
+
+__all__ = ["FluidPipeline", "FluidStages"]
 
 
-class FluidPipeline(DataPipeline, FluidInterface):  # type: ignore[misc]
-    """A webdataset pipeline, each stage of which returns a pipeline of the same class."""
+class _OfWebdataset:
+    """A method of a class of webdataset's, which is imported when the method is first looked up.
+
+    Args:
+        kind: The class.
+        name: The method.
+    """
+
+    def __init__(self, kind: str, name: str) -> None:
+        self._kind, self._name = kind, name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        from webdataset import compat
+
+        method = getattr(getattr(compat, self._kind), self._name)
+        return method if instance is None else MethodType(method, instance)
+
+
+class FluidStages:
+    """What has stages: each of these methods returns a copy with one more."""
+
+    pipeline: list[Any]
 
     if TYPE_CHECKING:  # webdataset has no types
+
+        @property
+        def options(self) -> OrderOptions: ...
 
         def compose(self, *stages: Any) -> Self: ...
         def map(self, f: Callable[[Any], Any], handler: Callable[..., Any] = ...) -> Self: ...
         def map_dict(self, handler: Callable[..., Any] = ..., **functions: Callable[[Any], Any]) -> Self: ...
         def map_tuple(self, *functions: Callable[[Any], Any], handler: Callable[..., Any] = ...) -> Self: ...
         def select(self, predicate: Callable[[Any], bool], **options: Any) -> Self: ...
-        def to_tuple(self, *names: Any, **options: Any) -> Self: ...
-        def rename(self, **names: Any) -> Self: ...
         def rename_keys(self, *names: Any, **options: Any) -> Self: ...
         def extract_keys(self, *names: Any, **options: Any) -> Self: ...
         def batched(
@@ -46,4 +82,114 @@ class FluidPipeline(DataPipeline, FluidInterface):  # type: ignore[misc]
         def xdecode(self, *args: Any, **options: Any) -> Self: ...
         def mcached(self) -> Self: ...
         def lmdb_cached(self, *args: Any, **options: Any) -> Self: ...
+
+    def decode(
+        self,
+        *handlers: str | Handler,
+        only: Sequence[str] | str | None = None,
+        partial: bool = False,
+        allow_pickle: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Decode the fields of each sample by their names, as webdataset's `decode` does, but unpickle nothing unasked.
+
+        `help(wdsplit.decode_sample_stage)` describes the rest.
+
+        Args:
+            handlers: Names of image formats (`pil`, `rgb8`, `torchrgb`, ...), or functions of name and bytes.
+            only: The fields that are decoded; None for all.
+            partial: Leave values alone that are not bytes.
+            allow_pickle: Decode pickles and object arrays too: they can run any code, so only if you trust the shards.
+            options: `pre`, `post`, `max_field_bytes`.
+        """
+        if "handler" in options:
+            raise InputError(
+                "decode takes no handler for errors",
+                expected="no handler=: a sample that was skipped would make ranks come apart",
+                remedy="leave it out; Dataset(on_bad_sample='substitute') replaces samples that cannot be decoded",
+            )
+        from wdsplit.loading.stages.decoders import Decode, decode_sample_stage  # here, because it loads much
+
+        stage = decode_sample_stage(*handlers, only=only, partial=partial, allow_pickle=allow_pickle, **options)
+        if stage.draws_images:
+            number = sum(isinstance(other, Decode) and other.draws_images for other in self.pipeline)
+            stage = replace(stage, draws=Draws(IMAGES, self.options.seed, number))
+        return self.compose(stage)
+
+    def map_random(
+        self, function: Callable[..., Any], field: str | None = None, generator: GeneratorKind = "numpy"
+    ) -> Self:
+        """Map samples by a function of chance: the same on any topology, and after a resume.
+
+        The function is called with the sample, or with the value of one field, and a generator that is seeded from the
+        dataset's seed, the epoch and the sample's position.
+
+        Args:
+            function: Called with (sample, generator), or (value, generator) if `field` is given.
+            field: The field that is replaced by what the function returns; None for the whole sample.
+            generator: `numpy` (numpy.random.Generator), `torch` (torch.Generator), `python` (random.Random); or
+                `global`: the function is called without one, while the global generators of all three are seeded, for
+                transforms that draw from those. Threads share them, so `global` does not go with them.
+        """
+        number = sum(isinstance(stage, RandomMap) for stage in self.pipeline)
+        return self.compose(RandomMap(function, field, generator, Draws(MAPS, self.options.seed, number)))
+
+    def to_tuple(self, *args: Any, **options: Any) -> Self:
+        """Make each sample a tuple of the named fields, as webdataset's `to_tuple` does."""
+        names = tuple(args[0].split()) if len(args) == 1 and isinstance(args[0], str) else args
+        if not options:
+            return self.compose(ToTuple(names))
+        from webdataset import filters
+
+        return self.compose(filters.to_tuple(*args, **options))
+
+    def rename(self, **names: Any) -> Self:
+        """Give fields other names, `new="old"`, as webdataset's `rename` does."""
+        if not {"handler", "keep"} & names.keys():
+            return self.compose(Rename(names))
+        from webdataset import filters
+
+        return self.compose(filters.rename(**names))
+
+
+class FluidPipeline(IterableDataset, FluidStages):
+    """A source and stages, each of which returns a pipeline of the same class; as webdataset's `DataPipeline`.
+
+    Args:
+        source: What gives samples.
+    """
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.pipeline = [source]
+        self.repetitions = 1
+        self.length = self.nsamples = -1
+
+    def append(self, stage: Any) -> None:
+        self.pipeline.append(stage)
+
+    def compose(self, *stages: Any) -> Self:
+        """Return a copy with more stages: functions from an iterator to an iterator."""
+        copied = copy.copy(self)
+        copied.pipeline = [*self.pipeline, *stages]
+        return copied
+
+    def invoke(self, stage: Any, *samples: Any) -> Any:
+        if type(stage).__module__.startswith("wdsplit."):
+            return stage(*samples)
+        from webdataset.compat import DataPipeline
+
+        return DataPipeline.invoke(self, stage, *samples)
+
+    if TYPE_CHECKING:
+
         def with_length(self, n: int, silent: bool = False) -> Self: ...
+
+
+for _name in (
+    *("batched", "extract_keys", "listed", "lmdb_cached", "log_keys", "map", "map_dict", "map_tuple", "mcached"),
+    *("rename_keys", "rsample", "select", "shuffle", "slice", "unbatched", "unlisted", "xdecode"),
+):
+    setattr(FluidStages, _name, _OfWebdataset("FluidInterface", _name))
+for _name in ("close", "iterator", "iterator1", "repeat", "stage", "with_epoch", "with_length"):
+    setattr(FluidPipeline, _name, _OfWebdataset("DataPipeline", _name))

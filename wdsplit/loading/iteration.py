@@ -9,30 +9,34 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from itertools import chain, islice
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from webdataset import filters
 
 from wdsplit.errors import StateError
 from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.stages.columns import ColumnStage
-from wdsplit.loading.stages.decoders import Decode
 from wdsplit.loading.stages.randomness import RandomMap
+from wdsplit.loading.staging import Staging
+from wdsplit.loading.transport.counters import Counters
 from wdsplit.order.epoch import Int64
 from wdsplit.order.split import World, reader_positions, whole
-from wdsplit.order.state import State, differences, dump_state
+from wdsplit.order.state import State, differences, dump_state, refuse_other_view, view_in
+
+if TYPE_CHECKING:
+    from webdataset.filters import FilterFunction
 
 __all__ = ["Iteration", "resumable", "why_not_one_to_one"]
 
 logger = logging.getLogger(__name__)
 
-_ONE_TO_ONE = (ColumnStage, Decode, RandomMap)
+_ONE_TO_ONE = (ColumnStage, RandomMap)
 
 _KEEP_NOTHING = {
     "associate",
@@ -68,8 +72,17 @@ _NOT_ONE_TO_ONE = {**_UNRESUMABLE, "batched": "it gives one item for several sam
 _DROPPING = {"rsample", "select"}
 
 
+_FILTERS = "webdataset.filters"
+
+
+def _is_of_filters(stage: Any) -> bool:
+    """Tell whether a stage is a function of webdataset's with its arguments: nobody has one before the import."""
+    filters = sys.modules.get(_FILTERS)
+    return filters is not None and isinstance(stage, filters.FilterFunction)
+
+
 def _function(stage: Any) -> Any:
-    return stage.f if isinstance(stage, filters.FilterFunction) else stage
+    return stage.f if _is_of_filters(stage) else stage
 
 
 def _name(stage: Any) -> str:
@@ -83,7 +96,7 @@ def _name(stage: Any) -> str:
 def _name_in_webdataset(stage: Any) -> str:
     """Return the name of one of webdataset's own stages; nothing for another's."""
     function = _function(stage)
-    return _name(stage) if function is islice or getattr(function, "__module__", "") == filters.__name__ else ""
+    return _name(stage) if function is islice or getattr(function, "__module__", "") == _FILTERS else ""
 
 
 def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
@@ -101,10 +114,17 @@ def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
     return _Watched(stage, invoke)
 
 
-def why_not_one_to_one(stage: Any) -> str:
-    """Return the name of a stage that cannot give one sample for each it takes, and why; nothing if it may."""
+def why_not_one_to_one(stage: Any, strict: bool = False) -> str:
+    """Return the name of a stage that cannot give one sample for each it takes, and why; nothing if it may.
+
+    Args:
+        stage: A stage of a pipeline.
+        strict: Also of those that may drop samples.
+    """
     name = _name_in_webdataset(stage)
-    return f"{name}: {_NOT_ONE_TO_ONE[name]}" if name in _NOT_ONE_TO_ONE else ""
+    if name in _NOT_ONE_TO_ONE:
+        return f"{name}: {_NOT_ONE_TO_ONE[name]}"
+    return f"{name}: it may drop samples" if strict and _may_drop(stage) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +136,7 @@ class _Batched:
     partial: bool
 
     @classmethod
-    def from_stage(cls, stage: filters.FilterFunction) -> _Batched | None:
+    def from_stage(cls, stage: FilterFunction) -> _Batched | None:
         """Return the same as a stage of webdataset's, unless its size is invalid: it will say so itself."""
         bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
         bound.apply_defaults()
@@ -187,8 +207,7 @@ class Iteration(Iterator[Any]):
         source: What is read.
         epoch: The epoch.
         world: Which of all readers this is.
-        stages: The stages, as `resumable` returns them.
-        apply_stages: Applies them to samples of an epoch.
+        staging: The stages; of those that are not guarded, what `resumable` returns.
     """
 
     def __init__(
@@ -196,14 +215,13 @@ class Iteration(Iterator[Any]):
         source: AnySource,
         epoch: int,
         world: World,
-        stages: Sequence[Any],
-        apply_stages: Callable[[Iterator[Any], int], Iterator[Any]],
+        staging: Staging,
     ) -> None:
         self._source = source
         self._world = world
-        self._stages = stages
-        self._apply_stages = apply_stages
-        _warn_of_dropped_samples(source, world, stages)
+        self._stages = staging.others
+        self._staging = staging
+        _warn_of_dropped_samples(source, world, staging.others)
         self._begin(epoch, 0)
 
     def _begin(self, epoch: int, taken: int) -> int:
@@ -216,7 +234,8 @@ class Iteration(Iterator[Any]):
         reader = self._source.reader(order, self._world)
         lists = chain.from_iterable(block.lists() for block in read_blocks(reader, chain([first], chunks)))
         self._epoch, self._taken, self._is_over = epoch, _Taken(lists, taken), not len(first)
-        self._items = self._apply_stages(self._taken.samples, epoch)
+        readers, count = self._world.world_size * self._world.num_workers, partial(Counters(1).bad, 0, 1)
+        self._items = self._staging.applied_to(self._source, order, readers, count)(self._taken.samples)
         return 0
 
     def __next__(self) -> Any:
@@ -239,7 +258,7 @@ class Iteration(Iterator[Any]):
         for stage in self._stages:
             if isinstance(stage, _Watched) and not self._is_over:
                 stage.refuse_kept_items()
-        return self._dumped(self._epoch, self._taken.number)
+        return self._dumped(State(self._epoch, self._taken.number, self._source.view_at(self._epoch)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the rest of its epoch is given, nothing of what came before is read.
@@ -248,10 +267,11 @@ class Iteration(Iterator[Any]):
         gives the epoch that it is set to then. After the last item, a state has nothing left to give.
 
         Raises:
-            StateError: The state is of another dataset, other options, or another rank or worker, or it is damaged.
+            StateError: The state is of another dataset, another view, other options, or another rank or worker, or it
+                is damaged.
         """
         self._refuse_unresumable()
-        found = differences(state_dict, self._dumped(0, 0), counts=("epoch", "taken"))
+        found = differences(state_dict, self._dumped(State(0, 0)), counts=("epoch", "taken"))
         if found:
             raise StateError(
                 "the state does not belong to this reader of this dataset",
@@ -261,6 +281,9 @@ class Iteration(Iterator[Any]):
                 "each rank its own state; or use wdsplit.Loader, whose states resume on any number of them",
             )
         epoch, taken, chosen = state_dict["epoch"], state_dict["taken"], self._epoch
+        view = view_in(state_dict)
+        if taken:  # an epoch that has not begun may have any view
+            refuse_other_view(view, self._source.view_at(epoch), epoch, self._source.url)
         missing = self._begin(epoch, taken)
         if missing:
             raise StateError(
@@ -283,8 +306,8 @@ class Iteration(Iterator[Any]):
     def _fingerprint(self) -> str:
         return self._source.fingerprint
 
-    def _dumped(self, epoch: int, taken: int) -> dict[str, Any]:
-        values = dump_state(State(epoch, taken), self._fingerprint, self._source.options, self._world)
+    def _dumped(self, state: State) -> dict[str, Any]:
+        values = dump_state(state, self._fingerprint, self._source.options, self._world)
         values["taken"] = values.pop("position")
         return values | dataclasses.asdict(self._world)
 
@@ -339,5 +362,6 @@ def _warn_of_dropped_samples(source: AnySource, world: World, stages: Iterable[A
 
 def _may_drop(stage: Any) -> bool:
     """Tell whether a stage of webdataset's may drop samples, if only by a handler that goes on after errors."""
-    handler = stage.kw.get("handler") if isinstance(stage, filters.FilterFunction) else None
-    return _name_in_webdataset(stage) in _DROPPING or handler not in (None, filters.reraise_exception)
+    handler = stage.kw.get("handler") if _is_of_filters(stage) else None
+    drops = handler is not None and handler is not sys.modules[_FILTERS].reraise_exception
+    return drops or _name_in_webdataset(stage) in _DROPPING

@@ -7,45 +7,43 @@ step; this process weaves them into the batch. Only what cannot do without torch
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib.util
 import inspect
 import logging
+import math
 import multiprocessing
 import pickle
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from wdsplit.errors import InputError, MissingDependencyError, PipelineError, StateError
-from wdsplit.loading.batches import Batches, EpochProgress, SubBatch
-from wdsplit.loading.dataset import Dataset, announce, checked_epoch
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.loading.announcing import announce
+from wdsplit.loading.batches import Ahead, Batches, EpochProgress, SubBatch
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.epochs import checked_epoch
+from wdsplit.loading.loader_arguments import unknown_argument
+from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.running import Running
-from wdsplit.loading.transport.collate import Output, weave
-from wdsplit.loading.transport.counters import Clock, Statistics
+from wdsplit.loading.skips import skip_steps
+from wdsplit.loading.states import dumped_state, loaded_state, refuse_view_of
+from wdsplit.loading.statistics import Statistics
+from wdsplit.loading.transport.collate import Output, Strings, weave
+from wdsplit.loading.transport.counters import Clock, Totals
 from wdsplit.loading.transport.thread_workers import Threads
 from wdsplit.loading.worker import SubBatches
+from wdsplit.notebook import html_table
+from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Steps, World, whole
-from wdsplit.order.state import State, dump_state, parse_state
+from wdsplit.order.state import State, ViewMark
 
 __all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
-
-ARGUMENTS_OF_TORCH = {
-    "batch_sampler": "leave it out: batch_size and the order of the dataset decide",
-    "drop_last": 'open the dataset with wdsplit.Dataset(..., tail="drop"), or tail="pad" to fill up the last step',
-    "generator": "open the dataset with wdsplit.Dataset(..., seed=...), and draw random numbers in dataset.map_random",
-    "in_order": "leave it out: batches always come in order",
-    "pin_memory_device": "use pin_memory=True",
-    "sampler": "leave it out: each rank reads its share of the dataset's own order",
-    "shuffle": "open the dataset with wdsplit.Dataset(..., shuffle=True), its default, or shuffle=False",
-    "timeout": "leave it out: a worker that dies is an error, and one that is slow is waited for",
-    "worker_init_fn": "leave it out: workers are seeded; draw random numbers in dataset.map_random",
-}
-"""Arguments of torch's DataLoader that a Loader lacks, and what to write instead."""
 
 
 class Loader:
@@ -73,8 +71,12 @@ class Loader:
         persistent_workers: Keep the worker processes from one epoch to the next.
         multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`, or a context; None
             for Python's default.
+        log_every_s: Log a line of statistics every so many seconds, with the next batch: to the logger `wdsplit`, at
+            level INFO, on each rank. None for no such lines.
         output: What is stacked comes as `torch` tensors or `numpy` arrays; None for tensors if torch is installed, else
             arrays. What a `collate_fn` makes is left as it is.
+        strings: Columns of text, and columns of bytes, come as a `list`, or as an `arrow` array (a
+            `pyarrow.LargeStringArray` or `LargeBinaryArray`): then no Python object is made for each small value.
 
     Raises:
         InputError: An argument is invalid, or a stage of the dataset batches, shuffles or repeats.
@@ -94,11 +96,13 @@ class Loader:
         prefetch_bytes: int = 2**30,
         persistent_workers: bool = False,
         multiprocessing_context: str | BaseContext | None = None,
+        log_every_s: float | None = None,
         output: Output | None = None,
+        strings: Strings = "list",
         **unknown: NoReturn,
     ) -> None:
         if unknown:
-            raise _unknown_argument(next(iter(unknown)))
+            raise unknown_argument(next(iter(unknown)), inspect.signature(Loader).parameters)
         counts = {
             "batch_size": whole(batch_size),
             "num_workers": whole(num_workers),
@@ -107,7 +111,8 @@ class Loader:
         }
         context = multiprocessing_context
         method = context.get_start_method() if isinstance(context, BaseContext) else context
-        problems = [*_wrong_choices(dataset, workers, output, method), *_wrong_counts(counts)]
+        problems = [*_wrong_choices(dataset, workers, output, strings, method), *_wrong_counts(counts)]
+        problems += _wrong_interval(log_every_s)
         if problems:
             raise InputError("invalid Loader arguments", found="; ".join(problems))
         dataset.check_one_to_one()
@@ -115,6 +120,7 @@ class Loader:
         if not has_torch and (output == "torch" or (num_workers and workers == "process")):
             raise _needs_torch("tensors" if output == "torch" else "worker processes")
         self.output: Output = output or ("torch" if has_torch else "numpy")
+        self.strings = strings
         self.dataset = dataset
         self.batch_size: int = counts["batch_size"]
         self.num_workers: int = counts["num_workers"]
@@ -129,9 +135,13 @@ class Loader:
         self._sub_batches: SubBatches | None = None
         self._workers: Iterable[Any] | None = None
         self._running: weakref.ref[Running] | None = None
+        self.log_every_s = log_every_s
         self._clock = Clock()
-        self._counted = [0, 0, 0, 0]
-        self._lengths: dict[World, int] = {}
+        self._counted = Totals()
+        self._logged: Statistics | None = None
+        self._log_at: float | None = None
+        self._ahead: Callable[[], Ahead] | None = None
+        self._lengths: dict[tuple[World, ViewMark | None, Skips], int] = {}
 
     @property
     def epoch(self) -> int:
@@ -156,19 +166,41 @@ class Loader:
 
     def _step_at(self, state: State) -> int:
         """Return how many steps of its epoch a state has behind it: all but those that are left."""
-        order, world = self.dataset.order(state.epoch), self.dataset.world()
-        left = len(Steps(order, world, self.batch_size, state.position))
-        return len(Steps(order, world, self.batch_size)) - left
+        order, world = self._progress.source_of(state).order(state.epoch), self.dataset.world()
+        left = len(Steps(order, world, self.batch_size, state.position, state.skips))
+        return len(Steps(order, world, self.batch_size, 0, state.skips)) - left
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch."""
-        world = self.dataset.world()
-        length = self._lengths.get(world)
+        """Return the steps of a whole epoch without those that are skipped: of the current epoch, if epochs differ."""
+        return self._length_of(self._progress.start.epoch)
+
+    def _length_of(self, epoch: int) -> int:
+        source, start, world = self._progress.source, self._progress.start, self.dataset.world()
+        skips = start.skips if start.epoch == epoch else NO_SKIPS
+        known = world, source.view_at(epoch), skips
+        length = self._lengths.get(known)
         if length is None:
-            length = len(Steps(self.dataset.order(self._progress.start.epoch), world, self.batch_size))
-            if self.dataset.options.tail != "uneven":  # the same in every epoch
-                self._lengths[world] = length
+            length = len(Steps(source.order(epoch), world, self.batch_size, 0, skips))
+            if self.dataset.options.tail != "uneven":  # the same in every epoch of a view
+                self._lengths[known] = length
         return length
+
+    def skip(self, first: int, last: int) -> None:
+        """Leave the steps `first` to `last`, both included, out of the epoch under way, else out of the next one.
+
+        Call it on all ranks, before or while they iterate, and after `load_state_dict`: a state has its own skips.
+        The samples are not read. All other steps keep their samples and their numbers, as `wdsplit batch` lists them;
+        but `len(loader)` and `loader.step` do not count skipped steps. The state remembers them, for any number of
+        ranks and any batch size. Steps that are skipped already may be skipped again.
+
+        Args:
+            first: The first step that is left out, counted from 0 as if none was skipped.
+            last: The last one.
+
+        Raises:
+            InputError: There are no such steps, some were delivered, or the tail is `uneven`.
+        """
+        skip_steps(self._progress, self.dataset, self.batch_size, first, last, self._begin)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far this loader has got, as plain JSON values.
@@ -177,26 +209,15 @@ class Loader:
         epoch it names the beginning of the next one. It resumes on any number of ranks, workers and any batch size
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
-        dataset = self.dataset
-        return dump_state(self._progress.state, dataset.source.fingerprint, dataset.options, dataset.world())
+        return dumped_state(self.dataset, self._progress.state, self.batch_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
 
         Raises:
-            StateError: The state is of another dataset or other options.
+            StateError: The state is of another dataset, another view or other options.
         """
-        dataset = self.dataset
-        state = parse_state(state_dict, dataset.source.fingerprint, dataset.options, dataset.world())
-        num_positions = dataset.order(state.epoch).num_positions
-        if state.position >= max(1, num_positions):
-            raise StateError(
-                "the state lies beyond the end of its epoch",
-                expected=f"a position below {num_positions}",
-                found=str(state.position),
-                remedy="the state is damaged: use an earlier checkpoint",
-            )
-        self._progress.resume(state)
+        self._progress.resume(loaded_state(self.dataset, state_dict))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the workers out of a copy: it starts its own."""
@@ -214,29 +235,42 @@ class Loader:
     def __repr__(self) -> str:
         return f"Loader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
-    def __iter__(self) -> Iterator[Any]:
+    def _repr_html_(self) -> str:
+        world, workers = self.dataset.world(), f"{self.num_workers} ({self.workers})" if self.num_workers else "none"
+        rows = {
+            "dataset": self.dataset,
+            "batch": f"{self.batch_size:,} a rank, {self.batch_size * world.world_size:,} in all",
+            "rank": f"{world.rank} of {world.world_size}",
+            "workers": workers,
+            "next": f"step {self.step:,} of {len(self):,}, epoch {self.epoch}",
+        }
+        return html_table(type(self).__name__, rows.items())
+
+    def __iter__(self) -> Batches:
         """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
-        start, world = self._progress.start, self.dataset.world()
-        steps = Steps(self.dataset.order(start.epoch), world, self.batch_size, start.position)
-        announce(self.dataset, world, self.num_workers)
-        if not len(steps) and not start.position:
+        start, world, source = self._progress.start, self.dataset.world(), self.dataset.source
+        if start.position:  # set_view may have been called since it was loaded
+            refuse_view_of(self.dataset, start)
+        steps = Steps(source.order(start.epoch), world, self.batch_size, start.position, start.skips)
+        announce(source, start.epoch, world, self.num_workers)
+        if not len(steps) and not start.position and not start.skips and steps.order.num_samples:
             logger.warning(
                 "%s: there are no batches: %d samples are fewer than a global batch of %d, and tail='drop' drops them",
-                self.dataset.source.url,
-                self.dataset.source.num_samples,
+                source.url,
+                steps.order.num_samples,
                 self.batch_size * world.world_size,
             )
-        running = self._begin(start, world)
-        self._running = weakref.ref(running)
+        running = self._begin(source, steps)
         assemble = partial(self._assembled, running.lends)
-        batches = Batches(start.epoch, steps, running, assemble, self._progress, self._clock)
+        log = None if self.log_every_s is None else partial(self._log_when_due, self.log_every_s)
+        batches = Batches(source, start.epoch, steps, running, assemble, self._progress, self._clock, log, self._ahead)
         self._progress.begin(batches, start, is_empty=not len(steps))
         return batches
 
     def _assembled(self, borrowed: bool, sub_batches: Sequence[SubBatch], size: int) -> Any:
         """Return a batch of so many samples; `borrowed` sub-batches lie in memory that will be used again."""
         if self.collate_fn is None:
-            return weave(sub_batches, size, self.pin_memory, borrowed, self.output)
+            return weave(sub_batches, size, self.pin_memory, borrowed, self.output, self.strings)
         samples: list[Any] = [None] * size
         for places, sub_batch in sub_batches:
             for place, sample in zip(places.tolist(), sub_batch, strict=True):
@@ -245,31 +279,63 @@ class Loader:
 
     def statistics(self) -> Statistics:
         """Return what this loader has delivered so far, and whether it or its consumer is the bottleneck."""
-        made = [0] * 4 if self._sub_batches is None else self._sub_batches.counters.total()
-        samples, num_bytes, windows_read, windows_reused = (a + b for a, b in zip(self._counted, made, strict=True))
-        clock = self._clock
-        times = clock.wait_s, clock.compute_s
-        return Statistics(clock.batches, clock.samples, num_bytes, windows_read, windows_reused, *times, samples)
+        running, clock, state = self._sub_batches, self._clock, self._progress.state
+        made = self._counted if running is None else self._counted.plus(running.counters.total())
+        return Statistics(
+            batches=clock.batches,
+            samples=clock.samples,
+            num_bytes=made.num_bytes,
+            windows_read=made.windows_read,
+            windows_reused=made.windows_reused,
+            wait_s=clock.wait_s,
+            compute_s=clock.compute_s,
+            samples_made=made.samples,
+            fetched_bytes=made.fetched_bytes,
+            retries=made.retries,
+            epoch=state.epoch,
+            position=state.position,
+            rank=self.dataset.world().rank,
+            bad_samples=made.bad_samples,
+        )
 
-    def _begin(self, start: State, world: World) -> Running:
+    def _log_when_due(self, every_s: float) -> None:
+        """Log what happened since the last line, unless that was a short time ago."""
+        now = time.monotonic()
+        if self._log_at is None:
+            self._log_at = now + every_s
+        if now < self._log_at:
+            return
+        made, before = self.statistics(), self._logged
+        self._logged, self._log_at = made, now + every_s
+        world_size = self.dataset.world().world_size
+        place = f"rank {made.rank} of {world_size}, epoch {made.epoch}, step {self.step:,} of {len(self):,}"
+        logger.info("%s: %s: %s", self.dataset.source.url, place, made.summary(before))
+
+    def _begin(self, source: AnySource, steps: Steps) -> Running:
         """Begin to make the workers' sub-batches: step by step, worker by worker."""
         running = self._running() if self._running is not None else None
         if running is not None and self.persistent_workers:
             running.supersede()
-        sub_batches, workers = self._ready_workers(world)
-        sub_batches.begin(start.epoch, start.position)
+        sub_batches, workers = self._ready_workers(source, steps)
+        sub_batches.begin(steps.order.epoch, steps.start)
         try:
             parcels = self._threads(sub_batches) if workers is None else iter(workers)
         except BaseException as error:
             self._workers = None
             if self.num_workers and isinstance(error, (AttributeError, TypeError, pickle.PicklingError)):
-                raise _not_sent(error) from error
+                from wdsplit.loading.process_workers import not_sent
+
+                raise not_sent(error) from error
             raise
         forget = partial(self._forget, workers)
-        return Running(parcels, sub_batches, self.persistent_workers, max(1, self.num_workers), forget)
+        running = Running(parcels, sub_batches, self.persistent_workers, max(1, self.num_workers), forget)
+        self._running = weakref.ref(running)
+        return running
 
-    def _ready_workers(self, world: World) -> tuple[SubBatches, Iterable[Any] | None]:
+    def _ready_workers(self, source: AnySource, steps: Steps) -> tuple[SubBatches, Iterable[Any] | None]:
         """Return what workers make, and the workers: those of the last iteration if they stay and live, else new ones.
+
+        Workers have the views that the dataset had when they were made, and what was skipped then.
 
         Threads are always new, so for them the workers are None. Processes start when they are iterated.
         """
@@ -277,12 +343,14 @@ class Loader:
         if not all(process.is_alive() for process in processes):
             self._workers = None
         kept = self._sub_batches
-        if kept is not None and kept.world == world and self._workers is not None and self.persistent_workers:
+        is_current = kept is not None and kept.source is source
+        is_alike = kept is not None and (kept.world, kept.skips) == (steps.world, steps.skips)
+        if kept is not None and is_current and is_alike and self._workers is not None and self.persistent_workers:
             return kept, self._workers
         if kept is not None:
-            self._counted = [a + b for a, b in zip(self._counted, kept.counters.total(), strict=True)]
-        collated = self.collate_fn is None
-        made = SubBatches(self.dataset, self.batch_size, world, self.num_workers, collated, self.prefetch_bytes)
+            self._counted = self._counted.plus(kept.counters.total())
+        how = self.num_workers, self.collate_fn is None, self.prefetch_bytes, steps.skips
+        made = SubBatches(self.dataset, source, self.batch_size, steps.world, *how, as_arrow=self.strings == "arrow")
         self._sub_batches, self._workers = made, None
         if not self.num_workers:
             self._workers = made
@@ -290,8 +358,8 @@ class Loader:
             from wdsplit.loading.process_workers import worker_processes
 
             ahead = self.prefetch_factor, self.prefetch_bytes
-            how = self.persistent_workers, self.multiprocessing_context
-            self._workers = worker_processes(made, self.num_workers, *ahead, *how)
+            kind = self.persistent_workers, self.multiprocessing_context
+            self._workers = worker_processes(made, self.num_workers, *ahead, *kind)
         return made, self._workers
 
     def _forget(self, workers: Iterable[Any] | None) -> None:
@@ -307,14 +375,7 @@ class Loader:
         return Threads(parcels, self.prefetch_factor, self.prefetch_bytes // num_workers)
 
 
-def _unknown_argument(name: str) -> InputError:
-    known = [each for each in inspect.signature(Loader).parameters if each != "unknown"]
-    near = difflib.get_close_matches(name, [*known, *ARGUMENTS_OF_TORCH], 1)
-    remedy = ARGUMENTS_OF_TORCH.get(name) or (f"did you mean {near[0]!r}?" if near else "leave it out")
-    return InputError(f"a Loader has no argument {name!r}", expected=f"some of {', '.join(known)}", remedy=remedy)
-
-
-def _wrong_choices(dataset: Any, workers: str, output: str | None, method: str | None) -> list[str]:
+def _wrong_choices(dataset: Any, workers: str, output: str | None, strings: str, method: str | None) -> list[str]:
     """Return what is wrong with the arguments that are no numbers."""
     problems = []
     if not isinstance(dataset, Dataset):
@@ -325,6 +386,8 @@ def _wrong_choices(dataset: Any, workers: str, output: str | None, method: str |
         problems.append(f"multiprocessing_context = {method!r}: expected None for threads")
     if output not in (None, "torch", "numpy"):
         problems.append(f"output = {output!r}: expected 'torch' or 'numpy'")
+    if strings not in ("list", "arrow"):
+        problems.append(f"strings = {strings!r}: expected 'list' or 'arrow'")
     methods = multiprocessing.get_all_start_methods()
     if method is not None and method not in methods:
         problems.append(f"multiprocessing_context = {method!r}: expected one of {', '.join(methods)}")
@@ -341,14 +404,11 @@ def _wrong_counts(counts: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _not_sent(error: Exception) -> PipelineError:
-    return PipelineError(
-        "the dataset cannot be sent to worker processes",
-        expected="stages whose functions are defined at the top of a module",
-        found=f"{type(error).__name__}: {error}",
-        remedy="define them there instead of as a lambda or in another function; or use workers='thread', or "
-        "multiprocessing_context='fork'",
-    )
+def _wrong_interval(log_every_s: Any) -> list[str]:
+    is_number = isinstance(log_every_s, Real) and not isinstance(log_every_s, bool)
+    if log_every_s is None or (is_number and 0 <= log_every_s < math.inf):
+        return []
+    return [f"log_every_s = {log_every_s!r}: expected a number of seconds, or None"]
 
 
 def _has_cuda() -> bool:

@@ -5,25 +5,34 @@ Composition of the order of a mixture and a reader for each source.
 
 from __future__ import annotations
 
-import os
+import reprlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import xxhash
 
 from wdsplit.errors import InputError
 from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.mix_arguments import MixArguments, Path
+from wdsplit.loading.opening import open_dataset
 from wdsplit.loading.options import DatasetOptions, access_of, checked_options, with_flat_signature
-from wdsplit.loading.reading.block import Block, Gathered, Objects
+from wdsplit.loading.reading.block import Block, Gathered, Payloads
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
-from wdsplit.loading.reading.source import Source
-from wdsplit.loading.tars import open_dataset
+from wdsplit.loading.reading.source import Place, Source
+from wdsplit.loading.views import Opened
 from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions
-from wdsplit.order.mixture import MixedOrder, Quota, epoch_counts, source_seed
+from wdsplit.order.mixture import EpochShares, MixedOrder, Quota, source_seed
+from wdsplit.order.schedule import Schedule
 from wdsplit.order.split import World, assigned_lanes
+from wdsplit.order.state import ViewMark
+from wdsplit.order.views import EpochViews
 from wdsplit.storage.given import located
-from wdsplit.urls import shown_url
+from wdsplit.texts import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +42,7 @@ __all__ = ["MixedSource", "Mixture", "mix"]
 _EPOCHS_OPEN = 2
 """Epochs of a source that are read at once: lanes come to the end of one at slightly different positions."""
 
-Path = str | os.PathLike[str]
+SharesOf = Callable[[Sequence[int]], Sequence[int] | Schedule]
 
 
 class MixedSource:
@@ -41,41 +50,147 @@ class MixedSource:
 
     Args:
         sources: What is mixed.
-        counts: For each the samples that it gives an epoch.
+        shares_of: Returns for each the samples that it gives an epoch, by how many each has; or a schedule.
         options: The order's options; the window is each source's own.
     """
 
-    def __init__(self, sources: Sequence[Source], counts: Sequence[int], options: OrderOptions) -> None:
+    def __init__(self, sources: Sequence[Source], shares_of: SharesOf, options: OrderOptions) -> None:
         self.sources = tuple(sources)
-        self.counts = tuple(counts)
         self.options = options
         self.url = f"mix({', '.join(source.url for source in sources)})"
-        self._sizes = [source.num_samples for source in sources]
-        self.order(0)  # refuses what no order can be made of
+        self._shares_of = shares_of
+        self._shares: dict[tuple[int, ...], Sequence[int] | Schedule] = {}
+        for epoch in self.view_epochs:
+            self.order(epoch)  # refuses what no order can be made of
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """For each source the samples that it gives an epoch; the first, if epochs differ in that."""
+        return self.counts_at(0)
+
+    def counts_at(self, epoch: int) -> tuple[int, ...]:
+        """Return for each source the samples that it gives an epoch."""
+        shares = self._epoch_shares(epoch)
+        return shares.counts if isinstance(shares, EpochShares) else tuple(shares)
+
+    def _sizes_at(self, epoch: int) -> list[int]:
+        return [source.num_samples_at(epoch) for source in self.sources]
+
+    def _shares_at(self, epoch: int) -> Sequence[int] | Schedule:
+        """Return the shares that hold for the views of an epoch."""
+        sizes = tuple(self._sizes_at(epoch))
+        if sizes not in self._shares:
+            self._shares[sizes] = self._shares_of(sizes)
+        return self._shares[sizes]
+
+    def _epoch_shares(self, epoch: int) -> Sequence[int] | EpochShares:
+        shares = self._shares_at(epoch)
+        return shares.epoch(epoch) if isinstance(shares, Schedule) else shares
+
+    def with_views(self, views: Sequence[EpochViews]) -> MixedSource:
+        """Return the same mixture with other views of its sources."""
+        sources = [source.with_views(own) for source, own in zip(self.sources, views, strict=True)]
+        return MixedSource(sources, self._shares_of, self.options)
+
+    @cached_property
     def fingerprint(self) -> str:
-        """What a state belongs to: for each source in turn its samples an epoch, its fingerprint and its window."""
-        quotas = zip(self.sources, self.counts, strict=True)
+        """What a state belongs to: for each source in turn its samples an epoch, its fingerprint and its window.
+
+        The samples are those of an epoch without views: what these change, `view_at` says.
+        """
+        shares = self._shares_of([source.manifest.num_samples for source in self.sources])
+        if isinstance(shares, Schedule):
+            sources = " + ".join(f"{source.fingerprint}/{source.options.window}" for source in self.sources)
+            return f"schedule of {shares.fingerprint} of {sources}"
+        quotas = zip(self.sources, shares, strict=True)
         return " + ".join(f"{count} of {source.fingerprint}/{source.options.window}" for source, count in quotas)
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch, pads left out."""
-        return sum(self.counts)
+        """Samples of an epoch, pads left out; of the first, if epochs have different views."""
+        return self.num_samples_at(0)
+
+    def num_samples_at(self, epoch: int) -> int:
+        """Return the samples of an epoch, pads left out."""
+        return sum(self.counts_at(epoch))
+
+    def view_at(self, epoch: int) -> ViewMark | None:
+        """Return what a state says of the views of the sources in an epoch; None if all have all samples."""
+        marks = [source.view_at(epoch) for source in self.sources]
+        if not any(marks):
+            return None
+        names = ", ".join(f"{source.url}: {_name(mark)}" for source, mark in zip(self.sources, marks, strict=True))
+        found = (mark.fingerprint if mark else "" for mark in marks)
+        own = zip(self.counts_at(epoch), found, strict=True)
+        return ViewMark(names, xxhash.xxh3_128_hexdigest(repr(list(own)).encode()))
+
+    @property
+    def view_text(self) -> str:
+        """Which views the sources have, for people; empty if all have all samples."""
+        return "; ".join(f"{source.url}: {source.view_text}" for source in self.sources if source.view_text)
+
+    @property
+    def view_epochs(self) -> tuple[int, ...]:
+        """The epochs with which a source begins another view, rising; 0 is one."""
+        return tuple(sorted({epoch for source in self.sources for epoch in source.view_epochs}))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names of all sources.
+
+        Raises:
+            InputError: Two differ in them.
+        """
+        first, *others = self.sources
+        for other in others:
+            if other.classes != first.classes:
+                raise InputError(
+                    "the datasets of a mixture have different class names",
+                    place=other.url,
+                    expected=f"{reprlib.repr(first.classes)}, as {first.url} has them",
+                    found=reprlib.repr(other.classes),
+                    remedy="convert them with one list of classes: the same number means different classes",
+                )
+        return first.classes
 
     @property
     def sample_bytes(self) -> int:
         """About how many bytes of a shard a sample takes, of the source that has the largest."""
         return max(source.sample_bytes for source in self.sources)
 
+    def described(self) -> Mapping[str, Any]:
+        """Return what people ask first, for tables: for each dataset what an epoch takes of it."""
+        rows = zip(self.sources, self.counts, self._sizes_at(0), strict=True)
+        schedule = self._shares_at(0)
+        when = "in epoch 0" if isinstance(schedule, Schedule) else "an epoch"
+        taken: dict[str, Any] = {source.url: f"{count:,} {when}, of {size:,}" for source, count, size in rows}
+        if isinstance(schedule, Schedule):
+            taken["schedule"] = schedule.described()
+        return {"samples": self.num_samples, **taken, "order": counted(self.options.lanes, "lane")}
+
     def order(self, epoch: int) -> MixedOrder:
         """Return the order of an epoch."""
-        return MixedOrder(self._sizes, self.counts, self.options, epoch)
+        return MixedOrder(self._sizes_at(epoch), self._epoch_shares(epoch), self.options, epoch)
+
+    def order_of(self, source: int, source_epoch: int, epoch: int) -> EpochOrder:
+        """Return a source's own order in one of its own epochs, which quotas of an epoch of the mixture lead to."""
+        one = self.sources[source]
+        options = replace(self.options, seed=source_seed(self.options.seed, source), window=one.options.window)
+        return one.order_with(one.selection_at(epoch), options, source_epoch, equal_lanes=True)
 
     def reader(self, order: MixedOrder, world: World) -> BlockReader:
         """Return what reads the positions of an order for one of its readers."""
-        return _MixedReader(self.sources, order, world)
+        return _MixedReader(self, order, world)
+
+    def place(self, order: MixedOrder, position: int, orders: dict[Any, EpochOrder]) -> Place:
+        """Return where the sample of a position is."""
+        quota = next(order.quotas(np.array([position])))
+        key = quota.source, quota.source_epoch
+        if key not in orders:
+            orders[key] = self.order_of(*key, order.epoch)
+        source = self.sources[quota.source]
+        place = source.place(orders[key], int(quota.positions[0]), orders)
+        return place._replace(fields={"__source__": source.url})
 
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time."""
@@ -93,8 +208,9 @@ _MixedPlan = tuple[Int64, list[tuple[Quota, SampleReader, Any]]]
 class _MixedReader:
     """Reads the samples of a mixture's positions, each source by a reader of its own: a `BlockReader`."""
 
-    def __init__(self, sources: Sequence[Source], order: MixedOrder, world: World) -> None:
-        self._sources = sources
+    def __init__(self, mixture: MixedSource, order: MixedOrder, world: World) -> None:
+        self._mixture = mixture
+        self._sources = sources = mixture.sources
         self._order = order
         self._num_lanes = len(assigned_lanes(order.options.lanes, world))
         access = sources[0].access
@@ -106,6 +222,7 @@ class _MixedReader:
         self._readers: OrderedDict[tuple[int, int], SampleReader] = OrderedDict()
         self.num_read = 0
         self.num_reused = 0
+        self.as_arrow = False
 
     def plan(self, positions: Int64) -> _MixedPlan:
         """Return what is to be read for some positions."""
@@ -129,7 +246,7 @@ class _MixedReader:
             block = reader.carry_out(own)
             self.num_read += reader.num_read - read
             self.num_reused += reader.num_reused - reused
-            fields: dict[str, Objects | str] = {"__source__": self._sources[quota.source].url, **block.fields}
+            fields: dict[str, Payloads | str] = {"__source__": self._sources[quota.source].url, **block.fields}
             gathered.add(quota.rows, block.keys, block.urls, block.sizes, fields, {"__source__", *block.whole})
         return gathered.block(positions, self._order.pads(positions))
 
@@ -143,18 +260,18 @@ class _MixedReader:
         self._readers.move_to_end(key)
         return self._readers[key]
 
-    def _new_reader(self, number: int, epoch: int) -> SampleReader:
-        source, options = self._sources[number], self._order.options
-        own = replace(options, seed=source_seed(options.seed, number), window=source.options.window)
-        order = EpochOrder(source.manifest.shards.num_real, own, epoch, equal_lanes=True)
-        return source.reader_of(order, self._num_lanes, self.ahead)
+    def _new_reader(self, number: int, source_epoch: int) -> SampleReader:
+        order = self._mixture.order_of(number, source_epoch, self._order.epoch)
+        reader = self._mixture.sources[number].reader_of(order, self._num_lanes, self.ahead)
+        reader.as_arrow = self.as_arrow
+        return reader
 
 
 class Mixture(Dataset):
     """The samples of several datasets, mixed; made by `mix`. A `Dataset` in all else."""
 
-    def __init__(self, source: MixedSource, options: DatasetOptions) -> None:
-        self._begin_with(source, options)
+    def __init__(self, source: MixedSource, opened: Sequence[Opened], options: DatasetOptions) -> None:
+        self._begin_with(source, opened, options)
 
 
 @with_flat_signature
@@ -164,29 +281,40 @@ def mix(
     repeat: Mapping[Path, float] | None = None,
     choose: Mapping[Path, int] | None = None,
     num_samples: int | None = None,
+    schedule: Sequence[tuple[int, Mapping[Path, float]]] | None = None,
+    interpolate: Literal["step", "linear"] | None = None,
     **options: Unpack[DatasetOptions],
 ) -> Dataset:
     """Mix datasets: an epoch takes a quota of each, evenly spread.
 
-    Give either `weights`, or `repeat` and `choose`. A dataset of which an epoch takes fewer samples than it has goes on
-    in the next epoch where it stopped: no sample is seen a second time before all have been seen once. One of which it
-    takes more begins anew, in another order. Samples have a field `__source__`: the dataset that they are from.
+    Give either `weights`, or `repeat` and `choose`, or `schedule`. A dataset of which an epoch takes fewer samples than
+    it has goes on in the next epoch where it stopped: no sample is seen a second time before all have been seen once.
+    One of which it takes more begins anew, in another order. Samples have a field `__source__`: the dataset that they
+    are from.
 
     Args:
         weights: For each dataset's folder its part of an epoch: `{"data/a": 0.7, "data/b": 0.3}`.
         repeat: For each dataset's folder how often its samples appear an epoch; 0.5 takes half of them.
         choose: For each dataset's folder how many of its samples an epoch takes.
-        num_samples: Samples of an epoch, with `weights`; by default as many as all datasets have together.
+        num_samples: Samples of an epoch, with `weights` or `schedule`; by default as many as all datasets have
+            together.
+        schedule: Weights that change over time: pairs of a position and its weights, the first at position 0.
+            Positions count the samples of the mixture over all epochs: epoch E begins at E x `num_samples`. A dataset
+            that a point does not name has weight 0 there.
+        interpolate: Between two points, `step` (the default) keeps the weights of the earlier; `linear` changes them
+            evenly, in steps of a hundredth of the way.
         options: As of `Dataset`, for all datasets together (`read_ahead_bytes`, `connections`, `cache_size`) or the
             same for each. `tail` cannot be `uneven`; `lanes` is by default the most that one of the datasets has.
+            `view`, `where`, `keys` and `exclude` may be dicts of folders: `view={"data/a": "easy"}`. Shares are those
+            of the views, and an epoch continues in a dataset as if all epochs before had had its view.
 
     Raises:
         InputError: The quotas, or an option, are invalid.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
-    urls = _listed(weights, repeat, choose)
+    asked = MixArguments(weights, repeat, choose, num_samples, schedule, interpolate)
     chosen = checked_options(options)
-    places, chosen["storage_options"] = located(urls, chosen["storage_options"], chosen["fs"])
+    places, chosen["storage_options"] = located(asked.urls, chosen["storage_options"], chosen["fs"])
     access = access_of(chosen)
     opened = [open_dataset(place, access, chosen["cache_dir"]) for place in places]
     lanes = chosen["lanes"] or max(manifest.lanes for _, manifest, _ in opened)
@@ -195,34 +323,10 @@ def mix(
         Source(place, manifest, replace(order, window=manifest.window), chosen["fields"], own)
         for place, manifest, own in opened
     ]
-    sizes = [source.num_samples for source in sources]
-    by_weight, repeats, taken = (_in_order(asked, urls) for asked in (weights, repeat, choose))
-    names = [source.url for source in sources]
-    counts = epoch_counts(sizes, by_weight, repeats, taken, num_samples, names)
-    return Mixture(MixedSource(sources, counts, order), chosen)
+    shares_of = partial(asked.shares, names=[source.url for source in sources], lanes=lanes)
+    known = [Opened(url, manifest) for url, (_, manifest, _) in zip(asked.urls, opened, strict=True)]
+    return Mixture(MixedSource(sources, shares_of, order), known, chosen)
 
 
-def _in_order(shares: Mapping[Path, Any] | None, urls: Sequence[str]) -> list[Any] | None:
-    """Return the shares of the datasets; None for one that is not named."""
-    if shares is None:
-        return None
-    named = {str(path): share for path, share in shares.items()}
-    return [named.get(url) for url in urls]
-
-
-def _listed(*asked: Mapping[Path, Any] | None) -> list[str]:
-    """Return the datasets that are named, in their order."""
-    cause, example = "cannot tell which datasets to mix", "such as {'data/a': 0.7, 'data/b': 0.3}"
-    if not any(asked) or (asked[0] is not None and any(shares is not None for shares in asked[1:])):
-        found = "both" if any(asked) else "neither"
-        raise InputError(cause, expected=f"weights, {example}; or repeat= and choose=", found=found)
-    urls: list[str] = []
-    for shares in asked:
-        if shares is not None and not isinstance(shares, Mapping):
-            expected = f"a dict of folders and their shares, {example}"
-            raise InputError(cause, expected=expected, found=type(shares).__name__)
-        for path in shares or {}:
-            if str(path) in urls:
-                raise InputError("duplicate dataset", place=shown_url(str(path)), expected="one share of each dataset")
-            urls.append(str(path))
-    return urls
+def _name(mark: ViewMark | None) -> str:
+    return mark.name if mark else "all samples"

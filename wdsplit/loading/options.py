@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypedDict, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from wdsplit.errors import InputError
-from wdsplit.loading.reading.cache import ShardCache
+from wdsplit.errors import InputError, did_you_mean
+from wdsplit.loading.bad_samples import BadSamples, bad_samples_problems
 from wdsplit.loading.reading.source import Access
-from wdsplit.order.epoch import Tail, order_problems
+from wdsplit.order.epoch import order_problems
+from wdsplit.order.limits import Tail
 from wdsplit.order.split import whole
 from wdsplit.sizes import parse_size
 
-__all__ = ["DatasetOptions", "access_of", "checked_options", "with_flat_signature"]
+__all__ = ["DatasetOptions", "access_of", "bad_samples_of", "checked_options", "with_flat_signature"]
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -38,6 +38,13 @@ class DatasetOptions(TypedDict, total=False):
     cache_dir: Annotated[str | os.PathLike[str] | None, None]
     cache_size: Annotated[int | str | None, None]
     verify: Annotated[bool, False]
+    on_bad_sample: Annotated[Literal["raise", "substitute"], "raise"]
+    max_bad_samples: Annotated[int | float, 0.01]
+    bad_samples_file: Annotated[str | os.PathLike[str] | None, None]
+    view: Annotated[Any, None]
+    where: Annotated[Any, None]
+    keys: Annotated[Any, None]
+    exclude: Annotated[Any, None]
 
 
 _HINTS = get_type_hints(DatasetOptions, include_extras=True)
@@ -69,9 +76,8 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
     """
     for name in options:
         if name not in _DEFAULTS:
-            near = difflib.get_close_matches(name, _DEFAULTS, 1)
-            hint = f", did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+            hint = did_you_mean([name], _DEFAULTS)
+            raise TypeError(f"unexpected keyword argument {name!r}{', ' if hint else ''}{hint}")
     given: dict[str, Any] = {**_DEFAULTS, **options}
     for name in ("seed", "lanes", "read_ahead_bytes", "connections"):
         given[name] = whole(given[name])
@@ -90,6 +96,8 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
             "group goes with neither rank nor world_size: leave out group to say them yourself, or both to have them "
             "detected"
         )
+    given["max_bad_samples"] = whole(given["max_bad_samples"])
+    problems += bad_samples_problems(given["on_bad_sample"], given["max_bad_samples"], given["bad_samples_file"])
     if given["cache_size"] is not None:
         problems += _cache_problems(given["cache_dir"], given["cache_size"])
     if problems:
@@ -111,7 +119,24 @@ def access_of(options: DatasetOptions) -> Access:
     """Return how a dataset is reached, from checked options."""
     cache_dir, cache_size = options["cache_dir"], options["cache_size"]
     max_bytes = None if cache_size is None else parse_size(cache_size)
-    cache = None if cache_dir is None else ShardCache(cache_dir, max_bytes)
+    cache = None
+    if cache_dir is not None:
+        from wdsplit.loading.reading.cache import ShardCache  # here, because only remote datasets have one
+
+        cache = ShardCache(cache_dir, max_bytes)
     return Access(
-        options["storage_options"], options["read_ahead_bytes"], options["connections"], cache, options["verify"]
+        options["storage_options"],
+        options["read_ahead_bytes"],
+        options["connections"],
+        cache,
+        options["verify"],
+        salvages=options["on_bad_sample"] == "substitute",
     )
+
+
+def bad_samples_of(options: DatasetOptions) -> BadSamples | None:
+    """Return what is done about bad samples, from checked options; None if their errors are raised."""
+    file = options["bad_samples_file"]
+    if options["on_bad_sample"] == "raise":
+        return None
+    return BadSamples(options["max_bad_samples"], None if file is None else os.path.abspath(file))

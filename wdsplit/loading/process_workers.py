@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from wdsplit.errors import PipelineError
 from wdsplit.loading.worker import Bound, SubBatches
 
-__all__ = ["worker_processes"]
+__all__ = ["not_sent", "worker_processes"]
 
 
 def worker_processes(
@@ -61,3 +62,14 @@ class _Stream(IterableDataset[Any]):
 
 def _unchanged(sub_batch: Any) -> Any:
     return sub_batch
+
+
+def not_sent(error: Exception) -> PipelineError:
+    """Return the error that says why a dataset cannot be pickled."""
+    return PipelineError(
+        "the dataset cannot be sent to worker processes",
+        expected="stages whose functions are defined at the top of a module",
+        found=f"{type(error).__name__}: {error}",
+        remedy="define them there instead of as a lambda or in another function; or use workers='thread', or "
+        "multiprocessing_context='fork'",
+    )

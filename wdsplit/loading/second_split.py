@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from webdataset import shardlists
-
 from wdsplit.errors import InputError
 from wdsplit.order.split import World
 
@@ -64,6 +62,9 @@ def refuse_splitters(stages: Iterable[Any], url: str) -> None:
     Raises:
         InputError: There is one.
     """
+    shardlists = sys.modules.get("webdataset.shardlists")
+    if shardlists is None:  # then nobody has a stage of it
+        return
     splitters = (shardlists.split_by_node, shardlists.split_by_worker)
     names = [stage.__name__ for stage in stages if any(stage is each for each in splitters)]
     if names:

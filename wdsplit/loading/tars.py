@@ -1,6 +1,6 @@
-"""Datasets opened by what the user gave: a folder with a manifest, or tars without one.
+"""Tars without a manifest, opened as a dataset.
 
-Such tars are indexed once into a folder of the user's cache, named by their paths, sizes and versions: a tar that was
+They are indexed once into a folder of the user's cache, named by their paths, sizes and versions: a tar that was
 changed has another folder. Nothing is written beside them.
 """
 
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import xxhash
@@ -34,21 +32,16 @@ from wdsplit.loading.reading.source import Access
 from wdsplit.shards.files import read_manifest, write_manifest
 from wdsplit.shards.manifest import HEADER_NAME, Manifest, index_path
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
-from wdsplit.storage.given import located
 from wdsplit.storage.local import LocalStorage, local_path
-from wdsplit.storage.locks import open_locked
+from wdsplit.storage.locks import open_locked, unlock
 from wdsplit.storage.opening import is_remote
 from wdsplit.storage.patterns import has_magic, patterns, place_of
 from wdsplit.urls import shown_url
 
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
-
-__all__ = ["open_dataset"]
+__all__ = ["open_tars"]
 
 logger = logging.getLogger(__name__)
 
-_TAR = re.compile(r"\.(tar|tgz|tar\.\w+)$", re.IGNORECASE)
 _FORMAT = 1
 """Another number, if the same tars would give another manifest: what was written before is then not used."""
 _FOLDER = "indexes"
@@ -57,72 +50,32 @@ _TARS_AT_ONCE = 4
 _SILENT_S = 10.0
 
 
-def open_dataset(
-    path: Any, access: Access, cache_dir: str | os.PathLike[str] | None, fs: AbstractFileSystem | None = None
+def open_tars(
+    texts: Sequence[str], name: str | None, access: Access, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[str, Manifest, Access]:
-    """Open a dataset.
+    """Open tars without a manifest.
 
     Args:
-        path: The folder of a dataset; or a tar, a glob, a brace expression, or a list of these.
-        access: How it is reached.
-        cache_dir: Where indexes of tars are kept; None for the user's cache folder.
-        fs: The file system that it is on; None for what the path says itself.
+        texts: A tar, a glob, a brace expression, or several of these.
+        name: What to call them; None for the folder that they have in common.
+        access: How they are reached.
+        cache_dir: Where their indexes are kept; None for the user's cache folder.
 
     Returns:
-        What to call it, its manifest, and how its shards are reached.
+        What to call them, their manifest, and how they are reached.
 
     Raises:
-        DatasetNotFoundError: There is no dataset, or no such tar.
-        CorruptDataError: The manifest, or a tar, is damaged.
-        InputError: The path is invalid, or a tar holds an invalid sample.
-        StorageError: The system refused, or indexes cannot be written.
+        WdsplitError: As by `open_dataset`.
     """
-    texts, options = located(_texts(path), access.storage_options, fs)
-    access = dataclasses.replace(access, storage_options=options)
-    if isinstance(path, (str, os.PathLike)) and not _names_tars(texts[0]):
-        return texts[0], read_manifest(access.storage(texts[0])), access
-    folders = [text for text in texts if not _names_tars(text) and not _is_file(text, options)]
-    if folders:
-        raise _invalid(", ".join(map(shown_url, folders[:5])))
+    options = access.storage_options
     urls = _find_tars(texts, options)
     files = GatheredFiles(tuple(urls), "")
     check_paths(files.root, list(files.places))
     folder = _index_folder(cache_dir) / _identity(files, options)
     files = dataclasses.replace(files, companions=str(folder))
     manifest = _indexed(files, options)
-    name = texts[0] if isinstance(path, (str, os.PathLike)) else f"{files.root} ({len(urls)} tars)"
+    name = f"{files.root} ({len(urls)} tars)" if name is None else name
     return name, manifest, dataclasses.replace(access, tars=files)
-
-
-def _texts(path: Any) -> list[str]:
-    """Return paths and URLs as texts."""
-    given = [path] if isinstance(path, (str, os.PathLike)) else path
-    texts = [str(each) for each in given] if isinstance(given, Sequence) else []
-    wrong = [type(each).__name__ for each in given if not isinstance(each, (str, os.PathLike))] if texts else []
-    if wrong or not texts:
-        empty = "an empty list" if isinstance(given, Sequence) else type(path).__name__
-        raise _invalid(", ".join(wrong[:5]) or empty)
-    return texts
-
-
-def _invalid(found: str) -> InputError:
-    return InputError(
-        "invalid path of a dataset",
-        expected="the folder of a dataset; or a tar, a glob, a brace expression, or a list of tars",
-        found=found,
-        remedy="for several datasets use wdsplit.mix",
-    )
-
-
-def _is_file(text: str, options: Mapping[str, Any] | None) -> bool:
-    place = place_of(text, options)
-    return place.is_file(place.pattern)
-
-
-def _names_tars(text: str) -> bool:
-    """Tell whether a text names tars, and not the folder of a dataset."""
-    is_pattern = "{" in text or has_magic(text) or _TAR.search(shown_url(text)) is not None
-    return is_pattern and not (not is_remote(text) and os.path.isdir(local_path(text)))
 
 
 def _find_tars(texts: Sequence[str], options: Mapping[str, Any] | None) -> list[str]:
@@ -217,8 +170,7 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has a copy of the descriptor
-        os.close(fd)
+        unlock(fd)
 
 
 def _index(storage: GatheredStorage, files: GatheredFiles) -> Manifest:

@@ -13,25 +13,31 @@ import pickle
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice, repeat, tee
 from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
 
+from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError, WdsplitError, noted
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.reading.block import Block
 from wdsplit.loading.reading.reader import read_blocks
+from wdsplit.loading.reading.salvage import DAMAGE
+from wdsplit.loading.reading.source import AnySource
 from wdsplit.loading.stages.columns import requested_fields
+from wdsplit.loading.stages.randomness import at_epoch
+from wdsplit.loading.substitutes import ApplyStages
 from wdsplit.loading.transport.collate import collate, collate_columns
 from wdsplit.loading.transport.counters import Counters
 from wdsplit.loading.transport.shared_integers import SharedIntegers
-from wdsplit.loading.transport.shared_memory import SharedMemory
 from wdsplit.loading.transport.shared_segments import Ring, travelling
 from wdsplit.loading.transport.thread_workers import Raised
 from wdsplit.loading.world import with_worker
 from wdsplit.order.epoch import Int64, hash_stream
+from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import Step, Steps, World, worker_of
 
 __all__ = ["Bound", "SubBatches"]
@@ -55,23 +61,38 @@ class SubBatches:
 
     Args:
         dataset: The dataset.
+        source: What is read; set_view may give the dataset another one, which is for later iterations.
         batch_size: Samples a batch and rank.
         world: Rank and world size.
         num_workers: Workers, 0 for none.
         collated: Whether a sub-batch is columns, else a list of samples.
         prefetch_bytes: Bytes that all workers may have made ahead.
+        skips: Positions of the epoch that are left out; with others, other workers are needed.
+        as_arrow: Whether text and bytes end in arrays of Arrow, so that small ones may be read as such.
     """
 
     def __init__(
-        self, dataset: Dataset, batch_size: int, world: World, num_workers: int, collated: bool, prefetch_bytes: int
+        self,
+        dataset: Dataset,
+        source: AnySource,
+        batch_size: int,
+        world: World,
+        num_workers: int,
+        collated: bool,
+        prefetch_bytes: int,
+        skips: Skips = NO_SKIPS,
+        as_arrow: bool = False,
     ) -> None:
         self.dataset = dataset
+        self.source = source
         self.batch_size = batch_size
         self.world = world
         self.collated = collated
+        self.skips = skips
+        self._as_arrow = as_arrow
         self._steps_together = 1
         if num_workers and collated and dataset.column_stages() is not None:
-            step_bytes = dataset.source.sample_bytes * -(-batch_size // num_workers)
+            step_bytes = self.source.sample_bytes * -(-batch_size // num_workers)
             parcel_bytes = min(_PARCEL_BYTES, prefetch_bytes // num_workers // _PARCELS_AHEAD)
             self._steps_together = max(1, min(_PARCEL_STEPS, parcel_bytes // max(1, step_bytes)))
         self.counters = Counters(max(1, num_workers))
@@ -107,23 +128,26 @@ class SubBatches:
         epoch, start, seed, _, _ = self._begin.array.tolist()
         _seed_generators(hash_stream(seed, self.dataset.options.seed, epoch, start, *dataclasses.astuple(world)))
         self._iterations += 1
-        is_needed = self._need_of(self._iterations)
-        return self._sent(self._guarded(epoch, start, world, is_needed), world.worker, self.bound, is_needed)
+        parcels = self._guarded(epoch, start, world, self._iterations)
+        return self._sent(parcels, world.worker, self.bound, self._need_of(self._iterations))
 
     def of_worker(self, world: World) -> Iterator[Any]:
         """Give the parcels of one worker of this process."""
         epoch, start, _, number, _ = self._begin.array.tolist()
-        return self._guarded(epoch, start, world, self._need_of(number))
+        return self._guarded(epoch, start, world, number)
 
     def _need_of(self, number: int) -> Callable[[], bool]:
         """Return what tells whether an iteration, by its number, is under way."""
         begin = self._begin.array
         return lambda: bool(begin[3] == number and begin[4] < number)
 
-    def _guarded(self, epoch: int, start: int, world: World, is_needed: Callable[[], bool]) -> Iterator[Any]:
+    def _guarded(self, epoch: int, start: int, world: World, number: int) -> Iterator[Any]:
+        is_needed = self._need_of(number)
         try:
-            steps = Steps(self.dataset.source.order(epoch), self.world, self.batch_size, start)
-            yield from self._parcels(self._sub_batches(steps, world, is_needed), is_needed)
+            steps = Steps(self.source.order(epoch), self.world, self.batch_size, start, self.skips)
+            count = partial(self.counters.bad, world.worker, number)
+            apply = self.dataset.staging().applied_to(self.source, steps.order, world.world_size, count)
+            yield from self._parcels(self._sub_batches(steps, world, apply, is_needed), is_needed)
         except WdsplitError as error:
             yield [Raised(error)]
 
@@ -166,19 +190,24 @@ class SubBatches:
         except Exception as error:
             raise _portable(error, type(error)) from error.__cause__
 
-    def _sub_batches(self, steps: Steps, world: World, is_needed: Callable[[], bool]) -> Iterator[Any]:
+    def _sub_batches(
+        self, steps: Steps, world: World, apply: ApplyStages, is_needed: Callable[[], bool]
+    ) -> Iterator[Any]:
         blocks = self._blocks(steps, world)
         stages = self.dataset.column_stages() if self.collated else None
         if stages is None:
-            return self._streamed(steps, world, blocks, is_needed)
-        return (self._columnar(block, stages, steps.order.epoch) if len(block) else None for block in blocks)
+            return self._streamed(steps, world, blocks, apply, is_needed)
+        stages = [at_epoch(stage, steps.order.epoch) for stage in stages]
+        return (self._columnar(block, stages, apply) if len(block) else None for block in blocks)
 
     def _blocks(self, steps: Steps, world: World) -> Iterator[Block]:
         """Give this worker's samples of each step."""
-        reader = self.dataset.source.reader(steps.order, world)
+        reader = self.source.reader(steps.order, world)
+        reader.as_arrow = self._as_arrow and self.collated and self.dataset.column_stages() is not None
         num_read = num_reused = 0
-        together, ahead = tee(_together(steps, world, self.dataset.source.samples_at_once(world)))
-        for owned, block in zip(together, read_blocks(reader, map(np.concatenate, ahead)), strict=True):
+        together, ahead = tee(_together(steps, world, self.source.samples_at_once(world)))
+        blocks = self.counters.traffic(world.worker).counting(read_blocks(reader, map(np.concatenate, ahead)))
+        for owned, block in zip(together, blocks, strict=True):
             self.counters.read(world.worker, reader.num_read - num_read, reader.num_reused - num_reused)
             num_read, num_reused = reader.num_read, reader.num_reused
             first = 0
@@ -188,25 +217,35 @@ class SubBatches:
                 yield sub_batch
                 first += len(positions)
 
-    def _columnar(self, block: Block, stages: list[Any], epoch: int) -> Any:
+    def _columnar(self, block: Block, stages: list[Any], apply: ApplyStages) -> Any:
         """Return a step's sub-batch by way of its columns, or sample by sample where they cannot be had."""
-        columns: Any = block.columns(requested_fields(stages))
-        for stage in stages:
-            columns = None if columns is None else stage.columns(columns)
+        columns: Any = None if DAMAGE in block.fields else block.columns(requested_fields(stages))
+        try:
+            for stage in stages:
+                columns = None if columns is None else stage.columns(columns)
+        except Exception:
+            if not self.dataset.replaces_bad_samples:
+                raise
+            columns = None
         if columns is not None:
             return collate_columns(columns)
         counter = _Counter()
         try:
-            return collate(list(self.dataset.apply_stages(counter.count([block]), epoch)))
+            return collate(list(apply(counter.count([block]))))
         except Exception as error:
             raise counter.placed(error) from error.__cause__
 
     def _streamed(
-        self, steps: Steps, world: World, blocks: Iterator[Block], is_needed: Callable[[], bool]
+        self,
+        steps: Steps,
+        world: World,
+        blocks: Iterator[Block],
+        apply: ApplyStages,
+        is_needed: Callable[[], bool],
     ) -> Iterator[Any]:
         """Give sub-batches sample by sample, as long as they are needed."""
         counter = _Counter(is_needed)
-        stream = self.dataset.apply_stages(counter.count(blocks), steps.order.epoch)
+        stream = apply(counter.count(blocks))
         expected = 0
         for step in steps:
             size, before = len(_own(step, world)), expected
@@ -350,8 +389,9 @@ def _not_one_to_one(given: int, taken: int, keys: list[tuple[str, str]], taken_b
         place=f"a stage {what.format(key, url)}" if key else "",
         expected="as many samples out as in, so that every rank has the same steps",
         found=f"{taken} samples in, {given} out" + (", and then no more" if taken == given else ""),
-        remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage "
-        "(select, a map that returns None, a handler that skips): filter the table before it is converted",
+        remedy="leave batching and shuffling to the Loader and the Dataset; do not drop samples in a stage (select, a "
+        "map that returns None, a handler that skips): filter the table before it is converted, or open the dataset "
+        "with on_bad_sample='substitute'",
         key=key,
         url=url,
     )

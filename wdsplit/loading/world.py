@@ -261,8 +261,17 @@ def _of_tf_config(environ: Mapping[str, str]) -> tuple[World, str] | None:
         raise error.at("the environment's TF_CONFIG") from None
 
 
+def is_worker() -> bool:
+    """Tell whether this is a worker process of a DataLoader."""
+    return _worker_info() is not None
+
+
+def _worker_info() -> Any:
+    torch_data = sys.modules.get("torch.utils.data")
+    return None if torch_data is None else torch_data.get_worker_info()
+
+
 def with_worker(world: World) -> World:
     """Return the world with worker and number of workers of this DataLoader worker process, if it is one."""
-    torch_data = sys.modules.get("torch.utils.data")
-    info = None if torch_data is None else torch_data.get_worker_info()
+    info = _worker_info()
     return world if info is None else World(world.rank, world.world_size, info.id, info.num_workers)

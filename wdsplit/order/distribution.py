@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from wdsplit.order.epoch import EpochOrder, Int64, window_order
+from wdsplit.order.epoch import EpochOrder, Int64
 from wdsplit.order.split import Steps, World, readers_per_lane
 
 __all__ = ["Readers", "ShardDistribution", "reading_advice", "shard_distribution"]
@@ -35,7 +35,7 @@ class ShardDistribution:
         worker: This reader's worker.
         num_workers: Readers of each rank, at least 1.
         assigned_shards: The shards that this reader reads from, in the order of its first visits.
-        num_samples: Samples of the dataset, pads left out.
+        num_samples: Samples of the epoch, pads left out.
         num_pads: Pads that all ranks together are given in the epoch.
         read_amplification: How often a window is read, on average: see `Readers.read_amplification`.
         advice: What would make reading cheaper, or None if nothing would: see `reading_advice`.
@@ -63,7 +63,7 @@ def shard_distribution(order: EpochOrder, world: World, batch_size: int = 1) -> 
     """Return what one reader reads in one epoch, and what all of them do.
 
     Takes O((shards + lanes) log) whatever the number of samples: well below a second for 100,000 shards and 8,000
-    readers.
+    readers. Of a view all bitmaps are read: seconds for a billion samples.
 
     Args:
         order: The epoch's order.
@@ -176,23 +176,33 @@ class Readers:
 
     @cached_property
     def read_amplification(self) -> float:
-        """How many windows all readers together read for each window of the dataset.
+        """How many windows all readers together read for each window of the dataset, of a view with a selected sample.
 
         A window is read once by each reader that is given a sample of it: by min(P, its samples) of the P readers of
         its lane. Where two lanes part inside a window, the readers of each read it; a reader of both reads it twice,
-        because much lies between. So this is 1 where ranks x workers divides lanes of whole shards, a little more
+        because much lies between. Of an uneven view both visits are mostly at the same time: then it reads once what
+        counts twice here. So this is 1 where ranks x workers divides lanes of whole shards, a little more
         where lanes were cut, and less where `drop` leaves out whole windows. What is repeated as pads does not count.
         """
-        order, window = self._order, self._order.options.window
-        total = int((-(-order.counts // window)).sum())
-        return self._windows_read() / total if total else 0.0
+        return self._windows_read() / self.num_windows if self.num_windows else 0.0
+
+    @cached_property
+    def num_windows(self) -> int:
+        """Windows of the dataset, of a view those with a selected sample."""
+        return self._reads_of(np.arange(len(self._order.counts)), 1)
+
+    def _reads_of(self, shards: Int64, readers: int) -> int:
+        """Return how many windows are read of some shards in which so many readers take samples in turn."""
+        window, selection = self._order.options.window, self._order.selection
+        if selection is not None:
+            return selection.sum_of_windows(shards, window, readers)
+        full, rest = np.divmod(self._order.counts[shards], window)
+        return int((full * min(window, readers) + np.minimum(rest, readers)).sum())
 
     def _windows_read(self) -> int:
-        order, pieces = self._order, self._pieces
-        window, period = order.options.window, self._workers.period
+        order, pieces, period = self._order, self._pieces, self._workers.period
         is_whole = pieces.length == order.counts[pieces.shard]
-        full, rest = np.divmod(pieces.length[is_whole], window)
-        read = int((full * min(window, period) + np.minimum(rest, period)).sum())
+        read = self._reads_of(pieces.shard[is_whole], period)
         cut = ~is_whole
         first, stop = pieces.first[cut], pieces.first[cut] + pieces.length[cut]
         slots = np.unique(np.searchsorted(order.ends, first, side="right"))
@@ -207,12 +217,10 @@ class Readers:
 
     def _window_ends(self, slot: int) -> Int64:
         """Return where a shard's windows, in the order of their visits, end in the lane-major sequence of samples."""
-        order, window = self._order, self._order.options.window
-        shard = int(order.sequence[slot])
-        count = int(order.counts[shard])
-        visits = window_order(order.options, order.epoch, shard, count)
-        ends: Int64 = order.ends[slot] - count + np.cumsum(np.minimum(window, count - visits * window))
-        return ends
+        shard = int(self._order.sequence[slot])
+        _, ends = self._order.shard_windows(shard)
+        in_sequence: Int64 = self._order.ends[slot] - self._order.counts[shard] + ends
+        return in_sequence
 
 
 @dataclass(frozen=True)
@@ -235,15 +243,22 @@ class _Pieces:
 
 
 def _pieces(order: EpochOrder, given: Int64) -> _Pieces:
-    """Cut the lane-major sequence where shards and lanes end, of which the first `given` samples count."""
-    stops = order.lane_begin + given
-    borders = np.unique(np.concatenate([np.zeros(1, np.int64), order.ends, order.lane_begin, stops]))
+    """Cut the samples of lanes where shards end, of which the first `given` of each lane count."""
+    stops, stretches = order.lane_begin + given, order.stretches
+    ends = order.ends if stretches is None else stretches.places_of(order.ends[order.ends < order.num_samples])
+    parts = np.zeros(1, np.int64) if stretches is None else stretches.begins
+    borders = np.unique(np.concatenate([parts, ends, order.lane_begin, stops]))
     first, length = borders[:-1], np.diff(borders)
     lane = np.searchsorted(order.lane_begin, first, side="right") - 1
     is_given = first < stops[lane]
     first, length, lane = first[is_given], length[is_given], lane[is_given]
+    offset = first - order.lane_begin[lane]
+    if stretches is not None:
+        first = stretches.sources_of(first)
+        rising = np.argsort(first)
+        first, length, lane, offset = first[rising], length[rising], lane[rising], offset[rising]
     shard = order.sequence[np.searchsorted(order.ends, first, side="right")]
-    return _Pieces(first, length, shard, lane, first - order.lane_begin[lane])
+    return _Pieces(first, length, shard, lane, offset)
 
 
 class _Ring:

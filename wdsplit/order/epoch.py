@@ -6,28 +6,27 @@ items by a fixed 64-bit mixing hash, so golden values in the tests hold for ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsplit.errors import InputError
+from wdsplit.order.evened import Stretches, evened
+from wdsplit.order.limits import MAX_LANES, MAX_SEED, MAX_WINDOW, TAILS, Tail
+from wdsplit.order.selection import Selection
 
 __all__ = [
-    "MAX_LANES",
-    "MAX_SEED",
-    "MAX_WINDOW",
-    "TAILS",
     "EpochOrder",
     "Int64",
     "Located",
     "OrderOptions",
-    "Tail",
     "groups",
     "hash_numbers",
     "hash_stream",
+    "order_in_windows",
     "order_problems",
     "permutation",
     "places_in_windows",
@@ -36,14 +35,7 @@ __all__ = [
     "window_samples",
 ]
 
-Tail = Literal["pad", "drop", "uneven"]
-TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
-
 Int64 = npt.NDArray[np.int64]
-
-MAX_SEED = 2**63 - 1
-MAX_LANES = 2**20
-MAX_WINDOW = 2**40
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -172,11 +164,44 @@ def places_in_windows(options: OrderOptions, epoch: int, shards: Int64, windows:
     """
     if not options.shuffle:
         return np.broadcast_to(np.arange(size), (len(windows), size))
+    steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return np.argsort(_mix_numbers(_window_states(options, epoch, shards, windows) + steps), axis=1)
+
+
+def _window_states(options: OrderOptions, epoch: int, shards: Int64, windows: Int64) -> npt.NDArray[np.uint64]:
+    """Return the states of the hashes of n windows' samples: uint64 of shape (n, 1)."""
     state = np.full(len(windows), hash_stream(options.seed, epoch, _SAMPLES), np.uint64)
     for words in (shards, windows):
         state = _mix_numbers(state + np.uint64(_GOLDEN) + _mix_numbers(words.astype(np.uint64)))
-    steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return np.argsort(_mix_numbers(state[:, None] + steps), axis=1)
+    return state[:, None]
+
+
+def order_in_windows(
+    options: OrderOptions, epoch: int, shards: Int64, windows: Int64, places: Sequence[Int64]
+) -> list[Int64]:
+    """Return the order in which some samples of n windows are visited, when the others are left out.
+
+    Args:
+        options: What the order depends on.
+        epoch: The epoch.
+        shards: int64 of shape (n,): the shard of each window.
+        windows: int64 of shape (n,): its number in its shard.
+        places: For each window int64 of shape (samples,), rising: the samples, counted from the window's first.
+
+    Returns:
+        For each window int64 of shape (samples,): numbers of its `places`.
+    """
+    if not options.shuffle or not places:
+        return [np.arange(len(some)) for some in places]
+    sizes = np.array([len(some) for some in places])
+    is_sample = np.arange(sizes.max()) < sizes[:, None]
+    steps = np.zeros(is_sample.shape, np.uint64)
+    steps[is_sample] = np.concatenate(places) + 1
+    hashes = _mix_numbers(_window_states(options, epoch, shards, windows) + steps * np.uint64(_GOLDEN))
+    is_last = bool((hashes[is_sample] == _MASK).any())
+    hashes[~is_sample] = _MASK
+    order = np.argsort(hashes, axis=1, kind="stable" if is_last else None)  # samples come first, whatever their hashes
+    return [row[:size] for row, size in zip(order, sizes.tolist(), strict=True)]
 
 
 def window_samples(options: OrderOptions, epoch: int, shard: int, num_samples: int, window: int) -> Int64:
@@ -214,31 +239,49 @@ class EpochOrder:
     Built in O(shards log shards); a position costs a binary search. Immutable once built.
 
     Args:
-        counts: int64 of shape (shards,): samples of each shard, tar pads left out.
+        counts: int64 of shape (shards,): samples of each shard, tar pads left out; of a view those that are selected.
         options: Seed, lanes, window, tail.
         epoch: The epoch, at least 0.
         equal_lanes: Cut the lanes at equal counts even if whole shards come out even: then position p holds a sample
             exactly if p is below the number of samples.
+        selection: The samples that the epoch takes, of which `counts` are the counts; None for all. The others are left
+            out of the order that their shard would have; its windows stay those of the tar.
 
     Attributes:
+        totals: int64 of shape (shards,): samples of each shard, also those that are not selected.
+        selection: The samples that the epoch takes; None if it takes all.
         sequence: int64 of shape (shards,): the shards in lane-major order, lane 0's first.
         ends: int64 of shape (shards,): samples up to and with each shard of the sequence.
-        lane_begin: int64 of shape (lanes,): where each lane begins in the lane-major sequence of samples.
+        lane_begin: int64 of shape (lanes,): where each lane begins in the lane-major sequence of samples, or in that of
+            `stretches`.
         lane_length: int64 of shape (lanes,): samples of each lane, pads left out.
         is_recut: Whether the lanes were cut at equal counts, inside shards if need be, because lanes of whole shards
             could differ by more than 1 %, or because it was asked for.
-        num_samples: Samples of the dataset.
+        stretches: Of what the lanes are made if shards of which different numbers are selected made them uneven;
+            None if each lane is a part of the lane-major sequence.
+        num_samples: Samples of the epoch.
         num_positions: Positions of the epoch before the last step is filled. The same in every epoch: the number of
             samples if the lanes were cut, else C times the longest (`drop`: the shortest) that a lane can be.
     """
 
-    def __init__(self, counts: Int64, options: OrderOptions, epoch: int, equal_lanes: bool = False) -> None:
+    def __init__(
+        self,
+        counts: Int64,
+        options: OrderOptions,
+        epoch: int,
+        equal_lanes: bool = False,
+        selection: Selection | None = None,
+    ) -> None:
         if epoch < 0:
             raise InputError("invalid epoch", expected="at least 0", found=str(epoch))
+        if selection is not None and not np.array_equal(counts, selection.counts):
+            raise InputError("invalid order of a selection", expected="its counts", found="others")
         num_shards, lanes = len(counts), options.lanes
         self.options = options
         self.epoch = epoch
         self.counts = counts
+        self.totals = counts if selection is None else selection.totals
+        self.selection = None if selection is None or np.array_equal(counts, self.totals) else selection
         order = permutation(num_shards, options.seed, epoch, _SHARDS) if options.shuffle else np.arange(num_shards)
         self.sequence = _lane_major(order, lanes)
         self.ends = np.cumsum(counts[self.sequence])
@@ -247,8 +290,12 @@ class EpochOrder:
         shortest, longest = self._lane_bounds()
         differ = (longest - shortest) * 100 > longest * _UNEVEN_PERCENT
         self.is_recut = equal_lanes or (options.tail != "uneven" and differ)
+        self.stretches: Stretches | None = None
         if self.is_recut:
+            begin, length = self.lane_begin, self.lane_length
             self.lane_begin, self.lane_length = self._equal_lanes()
+            if self.selection is not None and differ:
+                self.stretches = evened(begin, length, self.lane_length)
             self.num_positions = self.num_samples
         else:
             self.num_positions = lanes * (shortest if options.tail == "drop" else longest)
@@ -281,16 +328,28 @@ class EpochOrder:
         Args:
             positions: int64 of any length, each at least 0; past the end of a lane they lead to pads.
         """
+        place, pad = self.places(positions)
+        slot = np.searchsorted(self.ends, place, side="right")
+        shard = self.sequence[slot]
+        return shard, place - (self.ends[slot] - self.counts[shard]), pad
+
+    def places(self, positions: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
+        """Return the place of each position in the lane-major sequence of all samples, and its pad flag."""
         lanes = self.options.lanes
         lane, offset = positions % lanes, positions // lanes
         length = self.lane_length[lane]
         pad = offset >= length
         back = length - 1 - (offset - length) % np.maximum(length, 1)
         wrapped = np.where(pad & (length > 0), back, offset)
-        place = (self.lane_begin[lane] + wrapped) % max(self.num_samples, 1)
-        slot = np.searchsorted(self.ends, place, side="right")
-        shard = self.sequence[slot]
-        return shard, place - (self.ends[slot] - self.counts[shard]), pad
+        place: Int64 = (self.lane_begin[lane] + wrapped) % max(self.num_samples, 1)
+        return place if self.stretches is None else self.stretches.sources_of(place), pad
+
+    def positions(self, places: Int64) -> Int64:
+        """Return the position of each place in the lane-major sequence of all samples."""
+        inside = places if self.stretches is None else self.stretches.places_of(places)
+        lane = np.searchsorted(self.lane_begin, inside, side="right") - 1
+        positions: Int64 = lane + self.options.lanes * (inside - self.lane_begin[lane])
+        return positions
 
     def locate(self, positions: Int64) -> Located:
         """Return the shard and the sample of each position: `visits`, with the shards' own order applied."""
@@ -305,13 +364,39 @@ class EpochOrder:
 
     def _samples(self, shard: Int64, visit: Int64) -> Int64:
         """Turn visits of shards into places in their tars."""
-        if not self.options.shuffle:
+        if not self.options.shuffle and self.selection is None:
             return visit
         samples = np.empty_like(visit)
         for number, rows in groups(shard):
-            order = visit_order(self.options, self.epoch, number, int(self.counts[number]))
-            samples[rows] = order[visit[rows]]
+            samples[rows] = self.shard_samples(number)[visit[rows]]
         return samples
+
+    def shard_samples(self, shard: int) -> Int64:
+        """Return the samples of a shard in the order of their visits: int64 of shape (counts[shard],)."""
+        samples = visit_order(self.options, self.epoch, shard, int(self.totals[shard]))
+        return samples if self.selection is None else samples[self.selection.mask(shard)[samples]]
+
+    def shard_windows(self, shard: int) -> tuple[Int64, Int64]:
+        """Return the windows of a shard in the order of their visits, those without samples of the epoch left out.
+
+        Returns:
+            int64 of shape (windows,): their numbers; and how many samples of the shard are visited up to the end of
+            each.
+        """
+        window, total = self.options.window, int(self.totals[shard])
+        windows = window_order(self.options, self.epoch, shard, total)
+        if self.selection is None:
+            return windows, np.cumsum(np.minimum(window, total - windows * window))
+        sizes = self.selection.window_counts(shard, window)[windows]
+        return windows[sizes > 0], np.cumsum(sizes[sizes > 0])
+
+    def window_samples(self, shard: int, window: int) -> Int64:
+        """Return the samples of a window in the order of their visits, as places in the shard."""
+        samples = window_samples(self.options, self.epoch, shard, int(self.totals[shard]), window)
+        if self.selection is None:
+            return samples
+        first = window * self.options.window
+        return samples[self.selection.mask(shard, first, first + len(samples))[samples - first]]
 
 
 def _lane_major(order: Int64, lanes: int) -> Int64:

@@ -1,7 +1,8 @@
-"""How well an epoch mixes: how much likelier than by chance two samples of one batch meet again in the next epoch.
+"""How well an epoch mixes: do samples of one batch meet again in the next epoch, and do batches hold all classes.
 
-Pure (no I/O). Up to some millions of samples all pairs are counted. Beyond, batches are drawn by a hash, pairs of one
-shard are followed into the next epoch, and pairs of different shards, whose places are independent, are counted.
+Pure (no I/O). Of small datasets all pairs, or all batches, are counted. Of larger ones batches are drawn by a hash:
+pairs of one shard are followed into the next epoch, and pairs of different shards, whose places are independent, are
+counted.
 """
 
 from __future__ import annotations
@@ -18,12 +19,9 @@ from wdsplit.order.epoch import (
     groups,
     hash_numbers,
     hash_stream,
-    visit_order,
-    window_order,
-    window_samples,
 )
 
-__all__ = ["MAX_COUNTED", "Mixing", "mixing"]
+__all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "draw_batches", "mixing", "positions_of"]
 
 Float64 = npt.NDArray[np.float64]
 
@@ -56,7 +54,7 @@ def mixing(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mixin
 
     Args:
         order: The order of an epoch.
-        following: The order of the next epoch, of the same dataset and options.
+        following: The order of the next epoch, of the same samples and options.
         global_batch: Samples of a step over all ranks, at least 1.
 
     Returns:
@@ -98,24 +96,20 @@ def _counted(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
 
 
 def _steps_of_samples(order: EpochOrder, global_batch: int) -> Int64:
-    """Return the step of each sample of the dataset, shard after shard: int64 of shape (num_samples,)."""
+    """Return the step of each sample of the epoch, shard after shard: int64 of shape (num_samples,)."""
     begins = np.cumsum(order.counts) - order.counts
     samples = np.empty(order.num_samples, np.int64)
     place = 0
     for shard in order.sequence.tolist():
         count = int(order.counts[shard])
-        samples[place : place + count] = begins[shard] + visit_order(order.options, order.epoch, shard, count)
+        visits = order.shard_samples(shard)
+        if order.selection is not None:
+            visits = np.argsort(np.argsort(visits))  # their ranks: numbers of the selected samples
+        samples[place : place + count] = begins[shard] + visits
         place += count
     steps = np.empty(order.num_samples, np.int64)
-    steps[samples] = _positions(order, np.arange(order.num_samples)) // global_batch
+    steps[samples] = order.positions(np.arange(order.num_samples)) // global_batch
     return steps
-
-
-def _positions(order: EpochOrder, places: Int64) -> Int64:
-    """Return the positions of places in the lane-major sequence of all samples."""
-    lane = np.searchsorted(order.lane_begin, places, side="right") - 1
-    positions: Int64 = lane + order.options.lanes * (places - order.lane_begin[lane])
-    return positions
 
 
 # Batches drawn
@@ -125,7 +119,7 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     num_steps = order.num_samples // global_batch
     if not num_steps:
         return _counted(order, following, global_batch)
-    drawn = _drawn_steps(num_steps, max(_MIN_BATCHES, _SAMPLED // global_batch), order)
+    drawn = _drawn(num_steps, max(_MIN_BATCHES, _SAMPLED // global_batch), order)
     positions = drawn[:, None] * global_batch + np.arange(global_batch)
     shard, visit, pad = order.visits(positions.reshape(-1))
     batch = np.repeat(np.arange(len(drawn)), global_batch)
@@ -143,12 +137,13 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
     return _mixing_of(float(each.mean()) * by_chance, by_chance, global_batch, error)
 
 
-def _drawn_steps(num_steps: int, count: int, order: EpochOrder) -> Int64:
-    """Return the numbers of some steps, all different: not at equal distances, as lanes end their windows together."""
-    if num_steps <= count:
-        return np.arange(num_steps)
+def _drawn(total: int, count: int, order: EpochOrder) -> Int64:
+    """Return some of so many numbers, all different, rising: not at equal distances, as lanes end windows together."""
+    if total <= count:
+        return np.arange(total)
     hashes = hash_numbers(hash_stream(order.options.seed, order.epoch, _DOMAIN), np.arange(2 * count))
-    return np.unique(hashes % np.uint64(num_steps))[:count].astype(np.int64)
+    numbers, firsts = np.unique(hashes % np.uint64(total), return_index=True)
+    return np.sort(numbers[np.argsort(firsts)[:count]]).astype(np.int64)
 
 
 def _pairs_by(sizes: Int64) -> Float64:
@@ -186,35 +181,141 @@ def _next_positions(order: EpochOrder, following: EpochOrder, shard: Int64, visi
     places = np.empty(len(shard), np.int64)
     for number, rows in groups(shard):
         places[rows] = begins[number] + _Visits(following, number).of(_Visits(order, number).samples(visit[rows]))
-    return _positions(following, places)
+    return following.positions(places)
 
 
 class _Visits:
     """The visits of one shard, of which only the windows that are asked for are put into their order."""
 
     def __init__(self, order: EpochOrder, shard: int) -> None:
-        self._order, self._shard, self._count = order, shard, int(order.counts[shard])
-        self._size = order.options.window
-        self._windows = window_order(order.options, order.epoch, shard, self._count)
-        self._ends = np.cumsum(np.minimum(self._size, self._count - self._windows * self._size))
-
-    def _places(self, window: int) -> Int64:
-        return window_samples(self._order.options, self._order.epoch, self._shard, self._count, window)
+        self._order, self._shard = order, shard
+        self._windows, self._ends = order.shard_windows(shard)
 
     def samples(self, visits: Int64) -> Int64:
         """Return the samples of some visits."""
         samples = np.empty(len(visits), np.int64)
         for slot, rows in groups(np.searchsorted(self._ends, visits, side="right")):
-            places = self._places(int(self._windows[slot]))
+            places = self._order.window_samples(self._shard, int(self._windows[slot]))
             samples[rows] = places[visits[rows] - (self._ends[slot] - len(places))]
         return samples
 
     def of(self, samples: Int64) -> Int64:
-        """Return the visits of some samples."""
-        slots = np.argsort(self._windows)
+        """Return the visits of some samples of the epoch."""
+        by_window = np.argsort(self._windows)
         visits = np.empty(len(samples), np.int64)
-        for window, rows in groups(samples // self._size):
-            places = self._places(window)
-            inside = np.argsort(places)[samples[rows] - window * self._size]
-            visits[rows] = self._ends[slots[window]] - len(places) + inside
+        for window, rows in groups(samples // self._order.options.window):
+            places = self._order.window_samples(self._shard, window)
+            by_place = np.argsort(places)
+            inside = by_place[np.searchsorted(places[by_place], samples[rows])]
+            slot = by_window[np.searchsorted(self._windows[by_window], window)]
+            visits[rows] = self._ends[slot] - len(places) + inside
         return visits
+
+
+def positions_of(order: EpochOrder, shards: Int64, samples: Int64) -> Int64:
+    """Return the position of each sample in an epoch: what `EpochOrder.locate` leads from, pads left out.
+
+    Args:
+        order: The epoch's order.
+        shards: int64 of shape (n,): their shards.
+        samples: int64 of shape (n,): their places in them.
+    """
+    begins = np.empty(len(order.counts), np.int64)
+    begins[order.sequence] = order.ends - order.counts[order.sequence]
+    places = np.empty(len(shards), np.int64)
+    for number, rows in groups(shards):
+        places[rows] = begins[number] + _Visits(order, number).of(samples[rows])
+    return order.positions(places)
+
+
+# Classes in the batches of a rank
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of ranks, and the samples in them; pads are left out.
+
+    Attributes:
+        batch: int64 of shape (n,): the number of the batch that each sample is in.
+        shard: int64 of shape (n,): its shard.
+        sample: int64 of shape (n,): its place there.
+        is_all: Whether these are all batches of all ranks, none was drawn.
+    """
+
+    batch: Int64
+    shard: Int64
+    sample: Int64
+    is_all: bool
+
+
+def draw_batches(order: EpochOrder, world_size: int, batch_size: int, max_samples: int, min_batches: int) -> Batches:
+    """Return batches of single ranks: all, if they hold few samples, else some that are drawn by a hash.
+
+    Args:
+        order: The order of the epoch.
+        world_size: Ranks.
+        batch_size: Samples of a rank's batch.
+        max_samples: Up to so many samples in all batches, or in those that are drawn.
+        min_batches: How many are drawn at least, even if they hold more samples.
+    """
+    global_batch = world_size * batch_size
+    is_all = order.num_positions <= max_samples
+    if is_all:
+        positions = np.arange(order.num_positions)
+        batch = positions // global_batch * world_size + positions % world_size
+    else:
+        num_batches = -(-order.num_positions // global_batch) * world_size
+        drawn = _drawn(num_batches, max(min_batches, max_samples // batch_size), order)
+        firsts = drawn // world_size * global_batch + drawn % world_size
+        positions = (firsts[:, None] + world_size * np.arange(batch_size)).reshape(-1)
+        batch = np.repeat(np.arange(len(drawn)), batch_size)
+    shard, visit, pad = order.visits(positions)
+    batch, shard, visit = batch[~pad], shard[~pad], visit[~pad]
+    sample = np.empty(len(shard), np.int64)
+    for number, rows in groups(shard):
+        sample[rows] = _Visits(order, number).samples(visit[rows])
+    return Batches(batch, shard, sample, is_all)
+
+
+@dataclass(frozen=True)
+class ClassMixing:
+    """How the classes of samples are spread over batches.
+
+    Attributes:
+        chi_squared: Chi-squared of a batch over the classes, whose shares are those in all of the batches; the mean.
+        error: The standard error of that mean.
+        ideal: What it is if batches are drawn at random: classes - 1.
+        classes_in_batch: Different classes in a batch, on average.
+        num_batches: Batches.
+    """
+
+    chi_squared: float
+    error: float
+    ideal: int
+    classes_in_batch: float
+    num_batches: int
+
+
+def class_mixing(batch: Int64, classes: Int64) -> ClassMixing | None:
+    """Compare the classes in each of some batches with those in all of them.
+
+    Args:
+        batch: int64 of shape (n,): the batch of each sample, any number.
+        classes: int64 of shape (n,): its class, at least 0.
+
+    Returns:
+        None if there are fewer than two batches or classes, or no batch has two samples.
+    """
+    batch = np.unique(batch, return_inverse=True)[1].reshape(-1)
+    sizes, shares = np.bincount(batch), np.bincount(classes) / max(1, len(classes))
+    num_batches, num_classes = len(sizes), int((shares > 0).sum())
+    if num_batches < 2 or num_classes < 2 or sizes.max() < 2:
+        return None
+    cells, counts = np.unique(batch * len(shares) + classes, return_counts=True)
+    its_batch, its_class = cells // len(shares), cells % len(shares)
+    # The sum of (count - expected)**2 / expected over all classes, of which absent ones add what they are expected.
+    terms = counts**2 / (sizes[its_batch] * shares[its_class])
+    each = np.bincount(its_batch, terms, num_batches) - sizes
+    # The shares are taken from the same batches, which costs one of their degrees of freedom.
+    mean, error = each.sum() / (num_batches - 1), each.std(ddof=1) / np.sqrt(num_batches)
+    return ClassMixing(float(mean), float(error), num_classes - 1, len(cells) / num_batches, num_batches)

@@ -17,6 +17,7 @@ import numpy as np
 
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.epoch import Int64, OrderOptions
+from wdsplit.order.skips import NO_SKIPS, Skips
 
 __all__ = [
     "AnyOrder",
@@ -117,23 +118,39 @@ class Steps:
         world: Rank and world size; the worker is ignored.
         batch_size: Samples a rank and step, at least 1.
         start: The position to start from: 0, or that of a checkpoint.
+        skips: Positions that are left out: steps are made of the others as if these were not there. Not with `uneven`.
     """
 
-    def __init__(self, order: AnyOrder, world: World, batch_size: int, start: int = 0) -> None:
+    def __init__(self, order: AnyOrder, world: World, batch_size: int, start: int = 0, skips: Skips = NO_SKIPS) -> None:
         if batch_size < 1:
             raise InputError("invalid batch size", expected="at least 1", found=str(batch_size))
         self.order = order
         self.world = world
         self.batch_size = batch_size
         self.start = start
+        self.skips = skips
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step over all ranks (B)."""
+        return self.batch_size * self.world.world_size
 
     def __len__(self) -> int:
         tail = self.order.options.tail
         if tail == "uneven":
             return -(-self._count_real() // self.batch_size)
-        left = max(0, self.order.num_positions - self.start)
-        global_batch = self.batch_size * self.world.world_size
-        return left // global_batch if tail == "drop" else -(-left // global_batch)
+        left = max(0, int(self.skips.numbers(self.order.num_positions)) - self._first)
+        return left // self.global_batch if tail == "drop" else -(-left // self.global_batch)
+
+    @property
+    def first_number(self) -> int:
+        """The number that the step at `start` has in the whole epoch, where skipped steps count too.
+
+        After a resume with another global batch, steps are counted so that the last one has the number that the last
+        step of the whole epoch has.
+        """
+        whole_epoch = Steps(self.order, self.world, self.batch_size)
+        return len(whole_epoch) - len(Steps(self.order, self.world, self.batch_size, self.start))
 
     def __iter__(self) -> Iterator[Step]:
         return self._uneven_steps() if self.order.options.tail == "uneven" else self._even_steps()
@@ -141,15 +158,24 @@ class Steps:
     @property
     def end(self) -> int:
         """The position after the last step of an even epoch."""
-        return self.start + len(self) * self.batch_size * self.world.world_size
+        return self._end(len(self)) if len(self) else self.start
+
+    @property
+    def _first(self) -> int:
+        """The number of the first position, if those that are left out do not count."""
+        return int(self.skips.numbers(self.start))
+
+    def _end(self, num_steps: int) -> int:
+        """Return the position after some even steps."""
+        return int(self.skips.positions(self._first + num_steps * self.global_batch - 1)) + 1
 
     def _even_steps(self) -> Iterator[Step]:
         rank, world_size = self.world.rank, self.world.world_size
-        stride = np.arange(self.batch_size) * world_size
+        stride, own_first = np.arange(self.batch_size) * world_size, self._first
         for step in range(len(self)):
-            begin = self.start + step * self.batch_size * world_size
+            begin = own_first + step * self.global_batch
             first = begin + (rank - begin) % world_size
-            yield Step(first + stride, begin + self.batch_size * world_size)
+            yield Step(self.skips.positions(first + stride), self._end(step + 1))
 
     def _uneven_steps(self) -> Iterator[Step]:
         rank, world_size = self.world.rank, self.world.world_size

@@ -1,43 +1,84 @@
 """The state dict of a loader: one integer of progress, and what it is only valid for.
 
-Pure (no I/O). Plain JSON values, so that it can travel in any checkpoint. It says nothing of ranks, workers or batches:
-a run may resume on other numbers of each.
+Pure (no I/O). Plain JSON values, so that it can travel in any checkpoint. It does not depend on ranks, workers or
+batches: a run may resume on other numbers of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wdsplit.errors import StateError
 from wdsplit.order.epoch import OrderOptions
+from wdsplit.order.skips import NO_SKIPS, Skips
 from wdsplit.order.split import World
 
-__all__ = ["STATE_VERSION", "State", "differences", "dump_state", "parse_state"]
+__all__ = [
+    "STATE_VERSION",
+    "State",
+    "ViewMark",
+    "differences",
+    "dump_state",
+    "is_stored_name",
+    "parse_state",
+    "refuse_other_view",
+    "view_in",
+]
 
 STATE_VERSION = 1
 
 _COUNT_LIMIT = 2**62
 
+_NAME, _FINGERPRINT = "view", "view_fingerprint"
+
+
+_SHOWN_DIGITS = 8
+_STORED_NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ViewMark:
+    """Which view an epoch has: what people call it, and the fingerprint of its selection, which alone is compared."""
+
+    name: str = field(compare=False)
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.fingerprint[:_SHOWN_DIGITS]})"
+
 
 @dataclass(frozen=True)
 class State:
-    """How far an epoch has got: every position below `position` was delivered, no other."""
+    """How far an epoch has got: every position below `position` was delivered or skipped, no other was delivered.
+
+    Attributes:
+        epoch: The epoch.
+        position: The position.
+        skips: The positions of this epoch that are left out.
+        view: The view of that epoch; None if it has all samples.
+    """
 
     epoch: int
     position: int
+    view: ViewMark | None = None
+    skips: Skips = NO_SKIPS
 
 
-def dump_state(state: State, fingerprint: str, options: OrderOptions, world: World) -> dict[str, Any]:
+def dump_state(
+    state: State, fingerprint: str, options: OrderOptions, world: World, global_batch: int | None = None
+) -> dict[str, Any]:
     """Return the state as a dict of plain JSON values.
 
     Args:
-        state: Epoch and position.
+        state: Epoch, position, view and skips.
         fingerprint: The manifest's fingerprint.
         options: The order's options; a state is only valid for the same ones.
         world: Rank and world size. They only matter, and are only written, where ranks advance unevenly.
+        global_batch: Samples of a step over all ranks, for people and `wdsplit batch`: a run may resume with another.
     """
     values = {
         "version": STATE_VERSION,
@@ -48,7 +89,66 @@ def dump_state(state: State, fingerprint: str, options: OrderOptions, world: Wor
     }
     if options.tail == "uneven":
         values |= {"rank": world.rank, "world_size": world.world_size}
+    if global_batch is not None:
+        values["global_batch"] = global_batch
+    if state.skips:
+        values["skipped"] = [list(each) for each in state.skips.ranges]
+    if state.view is not None:
+        values |= {_NAME: state.view.name, _FINGERPRINT: state.view.fingerprint}
     return values
+
+
+def refuse_other_view(found: ViewMark | None, here: ViewMark | None, epoch: int, place: str = "") -> None:
+    """Refuse a state of another view: its position means other samples.
+
+    Raises:
+        StateError: The views have different fingerprints, or one of them is that of all samples.
+    """
+    if found == here:
+        return
+    given = "the same view=, where=, keys= and exclude=, or call dataset.set_view with them before load_state_dict"
+    if found is None:
+        given = "all samples, or call dataset.set_view(None) before load_state_dict"
+    elif is_stored_name(found.name):
+        given = f"view={found.name!r}, or call dataset.set_view({found.name!r}) before load_state_dict"
+    remedy = f"open the dataset with {given}"
+    if found and here and found.name == here.name:
+        remedy = "the view was stored again since, with other samples"
+    raise StateError(
+        "the state belongs to another view of the dataset",
+        place=place,
+        expected=f"a state {_of(here)}, as epoch {epoch} has here",
+        found=f"a state {_of(found)}",
+        remedy=f"{remedy}; or start the epoch again without the state",
+    )
+
+
+def _of(view: ViewMark | None) -> str:
+    return f"of the view {view}" if view else "of all samples, without a view"
+
+
+def is_stored_name(name: Any) -> bool:
+    """Tell whether a view may be called so in a dataset; others are conditions, or several things at once."""
+    return isinstance(name, str) and _STORED_NAME.fullmatch(name) is not None
+
+
+def view_in(values: Mapping[str, Any]) -> ViewMark | None:
+    """Return the view that a state dict names.
+
+    Raises:
+        StateError: It names one in part.
+    """
+    name, fingerprint = values.get(_NAME), values.get(_FINGERPRINT)
+    if name is None and fingerprint is None:
+        return None
+    if not isinstance(name, str) or not isinstance(fingerprint, str):
+        raise StateError(
+            "the state is damaged",
+            expected=f"{_NAME} and {_FINGERPRINT}: texts, or neither",
+            found=f"{name!r} and {fingerprint!r}",
+            remedy="use an earlier checkpoint",
+        )
+    return ViewMark(name, fingerprint)
 
 
 def differences(values: Mapping[str, Any], here: Mapping[str, Any], counts: Collection[str]) -> list[str]:
@@ -78,6 +178,8 @@ def differences(values: Mapping[str, Any], here: Mapping[str, Any], counts: Coll
 def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptions, world: World) -> State:
     """Return the state that a dict holds, if it belongs to this dataset, these options and, if need be, this rank.
 
+    Whether its view is that of the dataset is for the caller to check, by `refuse_other_view`.
+
     Raises:
         StateError: It does not; all differences are named.
     """
@@ -87,7 +189,25 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
             "the state does not belong to this dataset and these options",
             found="; ".join(found),
             remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail, limit; "
-            "for a mixture also the same datasets in the same order, with the same shares), "
+            "for a mixture also the same datasets in the same order, with the same shares or schedule), "
             "and with tail `uneven` give each rank its own state; or start the epoch again without the state",
         )
-    return State(values["epoch"], values["position"])
+    return State(values["epoch"], values["position"], view_in(values), _parse_skips(values.get("skipped", ()), options))
+
+
+def _parse_skips(ranges: Any, options: OrderOptions) -> Skips:
+    """Return the skipped positions of a state dict."""
+    skips = NO_SKIPS
+    try:
+        for begin, end in ranges:
+            if not (type(begin) is type(end) is int and 0 <= begin < end < _COUNT_LIMIT) or options.tail == "uneven":
+                raise ValueError
+            skips = skips.added(begin, end)
+    except (TypeError, ValueError):
+        raise StateError(
+            "the state has invalid skipped positions",
+            expected="pairs of integers, begin and end; none with tail `uneven`",
+            found=repr(ranges)[:200],
+            remedy="the state is damaged: use an earlier checkpoint",
+        ) from None
+    return skips

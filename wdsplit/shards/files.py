@@ -1,15 +1,16 @@
 """The files of a dataset: shards, their indexes and the manifest, written to a storage and read back.
 
-A shard is published whole: its index first, then the tar, so that a tar under its final name is complete and has an
-index. Shards are read by `loading.reading.open_shard`.
+A shard is published whole: its index and its sample table first, then the tar, so that a tar under its final name is
+complete and has both. Shards are read by `loading.reading.open_shard`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import xxhash
 
@@ -23,16 +24,19 @@ from wdsplit.shards.manifest import (
     Manifest,
     Shard,
     checksum_of,
+    dump_header,
     dump_manifest,
     index_path,
     parse_manifest,
+    with_samples,
 )
+from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.shards.table import MAX_TABLE_BYTES
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.tar.index import dump_index
 from wdsplit.tar.members import Body, trailer_bytes
 
-__all__ = ["read_manifest", "write_manifest", "write_shard"]
+__all__ = ["read_manifest", "write_manifest", "write_samples_schema", "write_shard"]
 
 _TARS_REMEDY = (
     "give the folder of the tars, once `wdsplit index FOLDER` has made a dataset of them; "
@@ -42,14 +46,21 @@ _USUAL_SHARD_SAMPLES, _USUAL_SAMPLES = 2**20, 2**32
 """What a manifest says of more samples than these is compared with a file."""
 
 
-def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: int) -> Shard:
-    """Write a shard and its index, and publish both.
+def write_shard(
+    storage: Storage,
+    path: str,
+    bodies: Iterable[Body],
+    num_pads: int,
+    samples: Callable[[], pa.Table] | None = None,
+) -> Shard:
+    """Write a shard, its index and its sample table, and publish them: the shard last.
 
     Args:
         storage: Where to.
         path: The shard's path.
         bodies: Its samples, pads last, batch by batch.
         num_pads: How many of them are pads.
+        samples: Returns the sample table once `bodies` has ended; None to write none.
 
     Returns:
         The shard, as the manifest has it.
@@ -69,6 +80,9 @@ def write_shard(storage: Storage, path: str, bodies: Iterable[Body], num_pads: i
         file.write([end])
         with storage.publish(index_path(path)) as index:
             index.write([dump_index(offsets)])
+        if samples is not None:
+            with storage.publish(samples_path(path)) as table:
+                table.write([dump_samples(samples(), checksum_of(digest))])
     return Shard(path, len(offsets) - 1, num_pads, int(offsets[-1]) + len(end), checksum_of(digest))
 
 
@@ -161,6 +175,15 @@ def _where_else(storage: ReadableStorage) -> str:
     return (
         "check the path, and give the folder, not its files; a conversion that was stopped is continued with --resume"
     )
+
+
+def write_samples_schema(storage: Storage, schema: pa.Schema | None) -> None:
+    """Write the header anew if its columns of the sample tables are to be others, or none; nothing else changes."""
+    header = orjson.loads(storage.read(HEADER_NAME, MAX_HEADER_BYTES))
+    changed = with_samples(header, schema)
+    if changed != header:
+        with storage.publish(HEADER_NAME, durable=True) as file:
+            file.write([dump_header(changed)])
 
 
 def write_manifest(storage: Storage, manifest: Manifest) -> None:

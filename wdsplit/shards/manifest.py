@@ -9,16 +9,19 @@ from __future__ import annotations
 import dataclasses
 import reprlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
+from wdsplit import compute as pc
 from wdsplit.errors import CorruptDataError, InputError
-from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
+from wdsplit.notebook import html_table
+from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
+from wdsplit.shards.sample_tables import dump_schema, parse_schema
 from wdsplit.shards.table import (
     MAX_SHARD_SAMPLES,
     MAX_SHARDS,
@@ -29,6 +32,7 @@ from wdsplit.shards.table import (
     dump_shards,
     parse_shards,
 )
+from wdsplit.texts import counted, human_bytes
 
 __all__ = [
     "FORMAT_VERSION",
@@ -44,11 +48,13 @@ __all__ = [
     "Shard",
     "Shards",
     "checksum_of",
+    "dump_header",
     "dump_manifest",
     "first_samples",
     "index_path",
     "parse_manifest",
     "shard_path",
+    "with_samples",
 ]
 
 FORMAT_VERSION = 1
@@ -57,6 +63,8 @@ MAX_HEADER_BYTES = 256 * 1024**2
 RUN_FOLDER = ".wdsplit-run"
 """In the output while a conversion is unfinished: what it needs to be continued."""
 
+_HASHED_TOGETHER = 2**16
+"""Checksums that a fingerprint takes in at a time: a rank would keep the memory that those of all shards take."""
 _FIELD_TEXTS = ("arrow_schema", "column", "encoding", "name", "type")
 
 
@@ -69,7 +77,7 @@ class Field:
         column: The column it came from.
         encoding: How the column's values were written.
         type: The column's Arrow type, for people.
-        names: Of a field of class names all of them, by their numbers; else empty.
+        names: The class names of a column of classes, by their numbers; else empty.
         arrow_schema: The type that the values have once decoded: base64 of an Arrow schema of one field, as
             `fields.arrow_types` writes it.
     """
@@ -93,6 +101,7 @@ class Manifest:
         window: Samples read and shuffled together, at most (Q).
         pad: How the shards were made equal: repeat, drop or none.
         provenance: Inputs, options, versions and the plan's hash, for people; nothing is computed from it.
+        samples: The columns of the sample tables beside its shards; None if it has no such tables.
     """
 
     shards: Shards
@@ -101,11 +110,29 @@ class Manifest:
     window: int
     pad: str
     provenance: dict[str, Any]
+    samples: pa.Schema | None = None
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
         counts = f"{self.num_samples:,} samples and {self.num_pads:,} pads in {len(self.shards):,} shards"
         return f"<Manifest: {counts}; {fields}; lanes {self.lanes}, window {self.window}>"
+
+    def _repr_html_(self) -> str:
+        fields = [(one.name, one.column, one.type, one.encoding, ", ".join(one.names)) for one in self.fields]
+        facts = [*self.described().items(), ("fingerprint", self.fingerprint)]
+        header = ("field", "column", "type", "encoding", "classes")
+        return html_table("Manifest", facts) + html_table("Fields", fields, header)
+
+    def described(self) -> dict[str, Any]:
+        """Return what people ask first, for tables: counts, size, fields and numbers of classes."""
+        classes = ", ".join(f"{len(names):,} (field {name})" for name, names in self.class_names.items())
+        return {
+            "samples": self.num_samples,
+            "shards": f"{len(self.shards):,}, {human_bytes(self.num_bytes)}, with {counted(self.num_pads, 'pad')}",
+            "fields": ", ".join(f"{field.name} ({field.type})" for field in self.fields),
+            "classes": classes or "no names",
+            "order": f"{counted(self.lanes, 'lane')}, windows of up to {counted(self.window, 'sample')}",
+        }
 
     @property
     def num_samples(self) -> int:
@@ -123,12 +150,20 @@ class Manifest:
         return int(self.shards.column("num_bytes").sum())
 
     @property
+    def class_names(self) -> dict[str, tuple[str, ...]]:
+        """The class names of each field that has some, by their numbers: `{"cls": ("cat", "dog")}`."""
+        return {field.name: field.names for field in self.fields if field.names}
+
+    @cached_property
     def fingerprint(self) -> str:
         """What identifies the dataset's content: a hash of each shard's counts and checksum, in order."""
         digest = xxhash.xxh3_128()
         digest.update(self.shards.column("num_samples").astype("<i8").tobytes())
         digest.update(self.shards.column("num_pads").astype("<i8").tobytes())
-        digest.update(_lines(self.shards.table.column("checksum").combine_chunks()))
+        checksums = self.shards.table.column("checksum")
+        for first in range(0, len(checksums), _HASHED_TOGETHER):
+            digest.update(b"\n" if first else b"")
+            digest.update(_lines(checksums.slice(first, _HASHED_TOGETHER).combine_chunks()))
         return digest.hexdigest()
 
 
@@ -195,7 +230,19 @@ def dump_manifest(manifest: Manifest) -> tuple[bytes, bytes]:
         "shards_checksum": checksum_of(xxhash.xxh3_128(table)),
         "provenance": manifest.provenance,
     }
-    return orjson.dumps(header, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE), table
+    return dump_header(with_samples(header, manifest.samples)), table
+
+
+def with_samples(header: dict[str, Any], schema: pa.Schema | None) -> dict[str, Any]:
+    """Return a header with the columns of the sample tables, or with none, before its last entry."""
+    *others, last = ((name, value) for name, value in header.items() if name != "samples")
+    samples = {} if schema is None else {"samples": dump_schema(schema)}
+    return dict(others) | samples | dict([last])
+
+
+def dump_header(header: dict[str, Any]) -> bytes:
+    """Return the bytes of a header."""
+    return orjson.dumps(header, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def parse_manifest(header: bytes, table: bytes) -> Manifest:
@@ -222,6 +269,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
         fields["window"],
         fields["pad"],
         fields["provenance"],
+        fields.get("samples"),
     )
     for name, found in (
         ("num_samples", manifest.num_samples),
@@ -267,6 +315,11 @@ def _parse_header(header: bytes) -> dict[str, Any]:
         if not _is_field(field):
             texts = ", ".join(_FIELD_TEXTS)
             raise _bad_header(f"field {reprlib.repr(field)}", f"an object with the texts {texts}, maybe names")
+    try:
+        if "samples" in fields:
+            fields["samples"] = parse_schema(fields["samples"])
+    except ValueError as error:
+        raise _bad_header(f"sample tables with {error}", "columns as wdsplit writes them") from error
     try:
         orjson.dumps(fields["provenance"])  # it refuses what is nested so deep that nothing else could handle it
     except orjson.JSONEncodeError as error:

@@ -6,7 +6,6 @@ dataset needs it. The driver writes the files of the dataset before the header, 
 
 from __future__ import annotations
 
-import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -79,6 +78,8 @@ def write_sidecars(storage: Storage, manifest: Manifest, emit: Sequence[str]) ->
 
 def _publish_index(storage: Storage, manifest: Manifest) -> None:
     """Merge the shards' catalogs into Energon's `index.sqlite`, one shard in memory at a time."""
+    import sqlite3  # here, because few conversions write such an index
+
     with _scratch(storage) as local:
         scratch = Path(local.url).absolute() / _SCRATCH_NAME
         try:
@@ -115,6 +116,8 @@ def _build_index(scratch: Path, storage: Storage, manifest: Manifest) -> None:
     The file is of no use to anyone until it is whole, so there is no journal; and nobody else opens it, so there are no
     locks, which network file systems may not have.
     """
+    import sqlite3
+
     with closing(sqlite3.connect(f"{scratch.as_uri()}?nolock=1", uri=True, isolation_level=None)) as index:
         for pragma in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
             index.execute(f"PRAGMA {pragma}")

@@ -18,7 +18,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsplit.errors import InputError
 from wdsplit.shards.manifest import Manifest
 from wdsplit.tar.headers import padding_bytes
 from wdsplit.tar.members import header_bytes
@@ -27,11 +26,9 @@ __all__ = [
     "ENERGON_FOLDER",
     "ENERGON_NAMES",
     "ENERGON_SCHEMA",
-    "SIDECARS",
     "WIDS_NAME",
     "Catalog",
     "CatalogBuilder",
-    "check_emit",
     "dali_path",
     "dump_catalog",
     "dump_dali",
@@ -41,9 +38,6 @@ __all__ = [
     "needs_catalogs",
     "parse_catalog",
 ]
-
-SIDECARS = ("dali", "energon", "wids")
-"""What `--emit` takes."""
 
 WIDS_NAME = "wids.json"
 ENERGON_FOLDER = ".nv-meta"
@@ -147,22 +141,6 @@ class CatalogBuilder:
             np.concatenate([batch.starts for batch in batches]),
             np.concatenate([batch.sizes for batch in batches]),
         )
-
-
-def check_emit(emit: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the sidecars that were asked for, sorted, each once.
-
-    Raises:
-        InputError: There is no such sidecar.
-    """
-    unknown = [name for name in emit if name not in SIDECARS]
-    if unknown:
-        raise InputError(
-            "there is no such sidecar",
-            expected=f"some of {', '.join(SIDECARS)}",
-            found=", ".join(repr(name) for name in unknown),
-        )
-    return tuple(sorted(set(emit)))
 
 
 def needs_catalogs(emit: tuple[str, ...]) -> bool:

@@ -16,6 +16,7 @@ from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyEr
 from wdsplit.storage.given import GivenFileSystem
 from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt, transient_kind
 from wdsplit.storage.s3_errors import classify_s3, is_of_botocore
+from wdsplit.storage.traffic import count
 from wdsplit.urls import is_web, shown_url
 
 __all__ = [
@@ -122,8 +123,9 @@ class Connection:
         more: dict[str, Any] = {"cache_type": "none"} if self.protocol == "hf" else {}
         if type(fs).__module__ == "fsspec.implementations.arrow":
             more["seekable"] = True
-        data = fs.cat_file(self.path_of(place), start=start, end=stop, **more, **self.limits(fs))
-        return bytes(data)
+        data = bytes(fs.cat_file(self.path_of(place), start=start, end=stop, **more, **self.limits(fs)))
+        count(num_bytes=len(data))
+        return data
 
     def attempt(self, action: Callable[[Any], Answer], url: str, details: str = "") -> Answer:
         """Do something that may fail for a while with the file system."""

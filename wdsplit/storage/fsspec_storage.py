@@ -27,14 +27,14 @@ from wdsplit.storage.fsspec_connection import (
 )
 from wdsplit.storage.fsspec_writing import GatheredFile, gathered
 from wdsplit.storage.given import FS_OPTION
-from wdsplit.storage.interface import refuse_too_large
+from wdsplit.storage.interface import IsFolderError, refuse_too_large
 from wdsplit.storage.local import is_temporary
 from wdsplit.storage.remote_file import RemoteFile
 from wdsplit.storage.remote_lock import remote_lock
 from wdsplit.storage.retry import SHORT_DEADLINE_S, RetryOptions
 from wdsplit.urls import joined_url, shown_url
 
-__all__ = ["FsspecFile", "FsspecStorage", "IsFolderError"]
+__all__ = ["FsspecFile", "FsspecStorage"]
 
 logger = logging.getLogger(__name__)
 
@@ -252,10 +252,6 @@ class FsspecFile(RemoteFile):
 
     def _shorter(self, expected: int, found: int | None = None) -> CorruptDataError:
         return self._unlike("a file is shorter than expected", f"at least {expected} bytes", found)
-
-
-class IsFolderError(StorageError):
-    """There is a folder instead of a file."""
 
 
 def _removed(path: str, fs: Any) -> None:

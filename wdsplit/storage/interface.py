@@ -1,6 +1,6 @@
 """The interface of storages: a folder of named objects, and the files in it.
 
-Only protocols, and the check that all implementations share.
+Only protocols, and the check and the error that implementations share.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from wdsplit.errors import CorruptDataError
+from wdsplit.errors import CorruptDataError, StorageError
 
-__all__ = ["PendingFile", "ReadableFile", "ReadableStorage", "Storage", "refuse_too_large"]
+__all__ = ["IsFolderError", "PendingFile", "ReadableFile", "ReadableStorage", "Storage", "refuse_too_large"]
+
+
+class IsFolderError(StorageError):
+    """There is a folder instead of a file."""
 
 
 class PendingFile(Protocol):

@@ -136,14 +136,12 @@ class LocalStorage:
         """Write to a temporary name beside `path`; rename it if all went well, else remove it."""
         final = self.root / path
         temporary = final.with_name(temporary_name(final.name))
-        with translate_errors(final, writing=True):
-            final.parent.mkdir(parents=True, exist_ok=True)
-            with _NewFile(temporary) as file:
-                yield file
-                if durable:
-                    os.fsync(file.fd)
-                os.close(os.dup(file.fd))  # a network file system says here, if not before, that the file is not whole
-                os.replace(temporary, final)
+        with translate_errors(final, writing=True), _NewFile(temporary) as file:
+            yield file
+            if durable:
+                os.fsync(file.fd)
+            os.close(os.dup(file.fd))  # a network file system says here, if not before, that the file is not whole
+            file.rename(final)
 
     def remove(self, *paths: str) -> None:
         """Remove files, and folders with all that is in them."""
@@ -200,14 +198,25 @@ class _NewFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_renamed = False
 
     def __enter__(self) -> _NewFile:
-        self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            self.fd = _create(self.path)
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.fd = _create(self.path)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         os.close(self.fd)
-        self.path.unlink(missing_ok=True)
+        if not self._is_renamed:
+            self.path.unlink(missing_ok=True)
+
+    def rename(self, final: Path) -> None:
+        """Give the file its final name."""
+        os.replace(self.path, final)
+        self._is_renamed = True
 
     def write(self, pieces: Sequence[memoryview | bytes]) -> None:
         """Append the pieces, however few bytes the system takes at a time."""
@@ -220,3 +229,7 @@ class _NewFile:
                     del left[0]
                 if left and written:
                     left[0] = left[0][written:]
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

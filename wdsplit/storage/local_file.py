@@ -24,6 +24,12 @@ TRANSIENT_ERRNOS = frozenset(
 )
 """Errors of a network file system that may be gone a moment later."""
 
+_REMEDIES = {
+    errno.EMFILE: "raise `ulimit -n`: each lane that is read holds a shard open, or use fewer lanes",
+    errno.EACCES: "check permissions: those of the path, and of the folders above it",
+    errno.ENOTDIR: "check the path: it leads through a file",
+    errno.EEXIST: "check the path: it leads through a file",
+}
 _OTHER_FILES = 64
 """Files that a process must be able to open besides those that it reads for long."""
 
@@ -88,9 +94,17 @@ class LocalFile:
         return data
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from an offset on."""
-        with translate_errors(self._path):
+        """Fill a buffer with the bytes from an offset on, however few the system gives at a time."""
+        try:
+            filled = os.preadv(self._fd, [buffer], offset)
+        except OSError:
             filled = 0
+        if filled < len(buffer):
+            self._fill(buffer, offset, filled)
+
+    def _fill(self, buffer: memoryview, offset: int, filled: int) -> None:
+        """Fill a buffer of which some bytes were read."""
+        with translate_errors(self._path):
             while filled < len(buffer):
                 count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
                 if not count:
@@ -205,13 +219,10 @@ def translate_errors(path: Path, writing: bool = False) -> Iterator[None]:
                 remedy="check the path; a dataset may have been copied in part",
                 url=str(path),
             ) from error
-        too_many = error.errno == errno.EMFILE
         kind = UnansweredError if error.errno in TRANSIENT_ERRNOS else StorageError
         raise kind(
             f"the system refused: {error.strerror or error}",
             place=str(path),
-            remedy="raise `ulimit -n`: each lane that is read holds a shard open, or use fewer lanes"
-            if too_many
-            else "check permissions, free space and the mount",
+            remedy=_REMEDIES.get(error.errno or 0, "check permissions, free space and the mount"),
             url=str(path),
         ) from error

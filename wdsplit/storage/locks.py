@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-__all__ = ["ProcessLock", "leads_to", "open_locked"]
+__all__ = ["ProcessLock", "leads_to", "open_locked", "unlock"]
 
 
 class ProcessLock:
@@ -43,6 +43,12 @@ def open_locked(path: Path, wait: bool) -> int:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def unlock(fd: int) -> None:
+    """Close a file and let go of its lock, which a process that was forked meanwhile would keep: it has a copy."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def leads_to(path: Path, fd: int) -> bool:

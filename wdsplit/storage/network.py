@@ -11,6 +11,7 @@ from typing import TypeVar
 from wdsplit.errors import StorageError
 from wdsplit.storage.local_file import TRANSIENT_ERRNOS, FileVersion, LocalFile, replaced
 from wdsplit.storage.retry import Failure, FailureKind, Retries, RetryOptions, attempt
+from wdsplit.storage.traffic import count
 
 __all__ = ["NetworkFile"]
 
@@ -30,11 +31,14 @@ class NetworkFile(LocalFile):
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes from an offset on."""
-        return self._retried(lambda: LocalFile.read(self, offset, num_bytes))
+        data = self._retried(lambda: LocalFile.read(self, offset, num_bytes))
+        count(num_bytes=num_bytes)
+        return data
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes from an offset on."""
         self._retried(lambda: LocalFile.read_into(self, buffer, offset))
+        count(num_bytes=len(buffer))
 
     def expect(self, offset: int, num_bytes: int) -> None:
         """Do nothing: the system may wait for the server."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsplit.errors import InputError
-from wdsplit.storage.fsspec_storage import FsspecFile, FsspecStorage
 from wdsplit.storage.given import FS_OPTION
 from wdsplit.storage.interface import ReadableStorage, Storage
 from wdsplit.storage.local import LocalStorage
-from wdsplit.storage.s3 import S3Storage
-from wdsplit.storage.s3_file import S3File
-from wdsplit.storage.s3_options import S3Options
 from wdsplit.urls import is_web, shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.storage.fsspec_storage import FsspecFile, FsspecStorage
+    from wdsplit.storage.s3 import S3Storage
+    from wdsplit.storage.s3_file import S3File
 
 __all__ = ["is_remote", "open_object", "open_readable_storage", "open_storage"]
 
@@ -51,14 +52,19 @@ def _storage(url: str, options: Mapping[str, Any] | None) -> LocalStorage | S3St
     if not separator:
         return LocalStorage(url)
     given = options.get(FS_OPTION) if isinstance(options, Mapping) else None
-    if given is not None and scheme in given.schemes:
-        return FsspecStorage(url, options)
-    own = options if given is None or options is None else {k: v for k, v in options.items() if k != FS_OPTION}
-    if scheme.lower() == "file":
-        return LocalStorage(rest)
-    if scheme.lower() == "s3":
-        return S3Storage(f"s3://{rest}", S3Options.of(own or {}))
-    return FsspecStorage(url, own)
+    if given is None or scheme not in given.schemes:
+        if given is not None and options is not None:
+            options = {name: value for name, value in options.items() if name != FS_OPTION}
+        if scheme.lower() == "file":
+            return LocalStorage(rest)
+        if scheme.lower() == "s3":
+            from wdsplit.storage.s3 import S3Storage  # each store where it is needed: a start loads no other
+            from wdsplit.storage.s3_options import S3Options
+
+            return S3Storage(f"s3://{rest}", S3Options.of(options or {}))
+    from wdsplit.storage.fsspec_storage import FsspecStorage
+
+    return FsspecStorage(url, options)
 
 
 def is_remote(url: str) -> bool:

@@ -12,29 +12,45 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import braceexpand
 
 from wdsplit.errors import DatasetNotFoundError, InputError
-from wdsplit.storage.fsspec_storage import IsFolderError
-from wdsplit.storage.interface import ReadableStorage
+from wdsplit.storage.interface import IsFolderError, ReadableStorage
 from wdsplit.storage.local import local_path
 from wdsplit.storage.opening import is_remote, open_object, open_readable_storage
 from wdsplit.urls import is_web, joined_url, shown_url
 
-__all__ = ["Disk", "Store", "has_magic", "patterns", "place_of"]
+__all__ = ["Disk", "Store", "finds", "has_magic", "names_tar", "patterns", "place_of"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_PATHS = 1_000_000
 """Paths that a brace expression may name."""
+_TAR = re.compile(r"\.(tar|tgz|tar\.\w+)$", re.IGNORECASE)
 _INTEGERS = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 
 
 def has_magic(path: str) -> bool:
     """Tell whether a path or a URL is a glob; the `?` before the query of an http(s) URL does not make it one."""
     return glob.has_magic(path.partition("?")[0] if is_web(path) else path)
+
+
+def names_tar(url: str) -> bool:
+    """Tell whether a path or a URL ends as a tar does, compressed or not: what else it may name is a folder."""
+    return _TAR.search(shown_url(url)) is not None
+
+
+def finds(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Tell whether a glob matches a file, or a folder that it is in; both as the parts of their paths."""
+    if not pattern or not path:
+        return not pattern
+    if pattern[0] == "**":
+        return any(finds(pattern[1:], path[first:]) for first in range(len(path)))
+    is_hidden = path[0].startswith(".") and not pattern[0].startswith(".")
+    return not is_hidden and fnmatch.fnmatchcase(path[0], pattern[0]) and finds(pattern[1:], path[1:])
 
 
 class Disk:
@@ -67,29 +83,77 @@ class Disk:
                 escaped = "" if folder == os.curdir else glob.escape(folder)
                 yield from self._globbed(os.path.join(escaped, *rest))
 
-    def below(self, folder: str) -> list[str]:
-        """Return the files in a folder and below it; hidden ones are left out."""
-        found = (os.path.join(place, name) for place, names in _walked(folder) for name in names)
-        return [path for path in found if os.path.isfile(path)]
+    def refuse_unreadable(self, pattern: str) -> None:
+        """Refuse a path, or a glob, that leads through a folder which this process may not read.
+
+        Raises:
+            InputError: It does.
+        """
+        path = ""
+        for part in Path(pattern).parts:
+            try:
+                if glob.has_magic(part):
+                    os.listdir(path or os.curdir)
+                    return
+                os.stat(os.path.join(path, part))
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            except OSError as error:
+                error.filename = path or os.curdir
+                _refuse(error)
+            path = os.path.join(path, part)
+
+    def below(self, folder: str) -> Iterator[str]:
+        """Give the files in a folder and below it; hidden ones are left out."""
+        found = (os.path.join(place, name) for place, names in _walked(folder) for name in names if _is_visible(name))
+        return (path for path in found if os.path.isfile(path))
+
+    def listed(self, folder: str) -> Iterator[tuple[str, Mapping[str, int | None]]]:
+        """Give a folder and those below it, by their paths from there, and the names in each with their sizes.
+
+        Names are sorted. Hidden folders are names too, and nothing below them is given. A size is None: to learn it
+        takes a call for each file.
+        """
+        for place, names in _walked(folder):
+            path = os.path.relpath(place, folder)
+            yield "" if path == os.curdir else path, dict.fromkeys(sorted(names))
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Give a folder and those below it, and the names of their files; hidden ones are left out.
+    """Give a folder and those below it, and the names of their files and hidden folders, which are not entered.
 
     Links are followed, but each folder is given once: links that lead back into themselves would never end.
+
+    Raises:
+        InputError: A folder cannot be read.
     """
     seen: set[str] = set()
-    for folder, folders, files in os.walk(root or os.curdir, followlinks=True):
+    for folder, folders, files in os.walk(root or os.curdir, onerror=_refuse, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             logger.warning("%s: a link to a folder that is read already is left out", folder)
             folders.clear()
             continue
         seen.add(real)
-        visible = {name for name in folders if not name.startswith(".")}
+        hidden = [name for name in folders if not _is_visible(name)]
+        visible = {name for name in folders if _is_visible(name)}
         links = {name for name in visible if os.path.islink(os.path.join(folder, name))}
         folders[:] = [*sorted(visible - links), *sorted(links)]
-        yield os.path.relpath(folder) if not root else folder, [name for name in files if not name.startswith(".")]
+        yield os.path.relpath(folder) if not root else folder, files + hidden
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(
+        "a folder cannot be read",
+        place=str(error.filename),
+        found=error.strerror or type(error).__name__,
+        remedy="check its permissions, or name the folders and files that are meant",
+        url=str(error.filename),
+    ) from error
 
 
 class Store:
@@ -118,10 +182,15 @@ class Store:
         storage = open_readable_storage(fixed, self._options)
         return [(joined_url(fixed, path), is_folder) for path, is_folder in _globbed(storage, "", parts)]
 
-    def below(self, folder: str) -> list[str]:
-        """Return the files in a folder and below it; hidden ones are left out."""
-        storage = open_readable_storage(folder, self._options)
-        return [joined_url(folder, path) for path in _files_below(storage, "")]
+    def below(self, folder: str) -> Iterator[str]:
+        """Give the files in a folder and below it; hidden ones are left out."""
+        for place, names in self.listed(folder):
+            paths = (os.path.join(place, name) for name, size in names.items() if size is not None)
+            yield from (joined_url(folder, path) for path in paths if _is_visible(os.path.basename(path)))
+
+    def listed(self, folder: str) -> Iterator[tuple[str, Mapping[str, int | None]]]:
+        """Give a folder and those below it, as `Disk.listed` does; only a hidden folder has no size."""
+        return _listed(open_readable_storage(folder, self._options), "")
 
 
 def place_of(argument: str, storage_options: Mapping[str, Any] | None) -> Disk | Store:
@@ -160,12 +229,14 @@ def _globbed(storage: ReadableStorage, folder: str, parts: Sequence[str]) -> Ite
                     yield from _globbed(storage, f"{folder}{name}/", rest)
 
 
-def _files_below(storage: ReadableStorage, folder: str) -> Iterator[str]:
-    files, folders = _names(storage, folder)
-    yield from (f"{folder}{name}" for name in files if not name.startswith("."))
+def _listed(storage: ReadableStorage, folder: str) -> Iterator[tuple[str, dict[str, int | None]]]:
+    sizes = storage.sizes(folder)
+    folders = [name for name in storage.list(folder) if name not in sizes]
+    hidden = [name for name in folders if not _is_visible(name)]
+    yield folder, {name: sizes.get(name) for name in sorted([*sizes, *hidden])}
     for name in folders:
-        if not name.startswith("."):
-            yield from _files_below(storage, f"{folder}{name}/")
+        if _is_visible(name):
+            yield from _listed(storage, f"{folder}/{name}" if folder else name)
 
 
 def _names(storage: ReadableStorage, folder: str) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ from numbers import Real
 from typing import TypeVar
 
 from wdsplit.errors import InputError, UnansweredError
+from wdsplit.storage.traffic import count
 
 __all__ = ["SHORT_DEADLINE_S", "Failure", "FailureKind", "Retries", "RetryOptions", "attempt", "transient_kind"]
 
@@ -140,6 +141,7 @@ def attempt(
             max_s = _UNKNOWN_HOST_S if failure.kind is FailureKind.UNKNOWN_HOST else math.inf
             if not retries.wait(failure.retry_after_s, failure.name, max_s):
                 raise failure.error or _unanswered(failure, retries, max_s) from failure.cause
+            count(retries=1)
         finally:
             del failure  # the traceback of its error refers to this frame
 

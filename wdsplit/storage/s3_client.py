@@ -6,19 +6,20 @@ own retries are off: a read that stopped in the middle goes on from there, and a
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
-from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.locks import ProcessLock
 from wdsplit.storage.retry import SHORT_DEADLINE_S, Retries, attempt
 from wdsplit.storage.s3_errors import OPERATIONS, classify_s3, error_code
+from wdsplit.storage.s3_get import get_object, keep_requests
 from wdsplit.storage.s3_options import S3Options
 from wdsplit.urls import shown_url
 
@@ -63,13 +64,13 @@ def _new_client(options: S3Options) -> Any:
     takes = {name for operation in OPERATIONS for name in _parameters(client, operation)}
     unknown = sorted(options.s3_additional_kwargs.keys() - takes)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], takes, 1)
         raise InputError(
             "invalid s3_additional_kwargs",
             expected="parameters of S3's requests, such as ServerSideEncryption",
             found=", ".join(unknown),
-            remedy=f"did you mean {near[0]!r}?" if near else "check the names, and the version of botocore",
+            remedy=did_you_mean(unknown[:1], takes) or "check the names, and the version of botocore",
         )
+    keep_requests(client)
     return client
 
 
@@ -97,12 +98,11 @@ def _config(options: S3Options) -> Any:
     chosen["s3"] = {"addressing_style": style, **(chosen.get("s3") or {})}
     unknown = sorted(chosen.keys() - set(Config.OPTION_DEFAULTS))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], Config.OPTION_DEFAULTS, 1)
         raise InputError(
             "invalid config_kwargs",
             expected="arguments of botocore.config.Config",
             found=", ".join(unknown),
-            remedy=f"did you mean {near[0]!r}?" if near else "check the names, and the version of botocore",
+            remedy=did_you_mean(unknown[:1], Config.OPTION_DEFAULTS) or "check the names, and the version of botocore",
         )
     try:
         return Config(**{**own, **chosen})
@@ -185,6 +185,10 @@ class S3Client:
             # The answer to HEAD has no body to name the error: ask by a GET, which fails with the name.
             self.send("get_object", Key=key, Range="bytes=0-0")["Body"].close()
             raise
+
+    def get(self, key: str, asked: Mapping[str, str]) -> Any:
+        """Send a GET of an object once; of the headers Range and If-Match those that are asked for."""
+        return get_object(_clients.of(self._options), self._bucket, key, asked, partial(self.send, "get_object"))
 
     def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request once."""

@@ -12,6 +12,7 @@ from wdsplit.storage.remote_file import RemoteFile
 from wdsplit.storage.retry import Retries
 from wdsplit.storage.s3_client import S3Client
 from wdsplit.storage.s3_errors import NothingCameError, error_code
+from wdsplit.storage.traffic import count as count_traffic
 
 __all__ = ["S3File"]
 
@@ -79,9 +80,9 @@ class S3File(RemoteFile):
         """Ask for the bytes from an offset up to another, or for all; return what they are read from."""
         asked = {} if stop is None else {"Range": f"bytes={offset}-{stop - 1}"}
         if self._etag is not None:
-            asked["IfMatch"] = self._etag
+            asked["If-Match"] = self._etag
         try:
-            answer = self._client.send("get_object", Key=self._key, **asked)
+            answer = self._client.get(self._key, asked)
         except Exception as error:
             if error_code(error) in _CHANGED:
                 raise self._replaced("another version") from error
@@ -146,6 +147,7 @@ class _Filling:
             if not count:
                 return
             self._filled += count
+            count_traffic(num_bytes=count)
             retries.progressed()
 
 
@@ -155,3 +157,4 @@ def _skip(body: Any, num_bytes: int) -> None:
         if not data:
             raise NothingCameError
         num_bytes -= len(data)
+        count_traffic(num_bytes=len(data))

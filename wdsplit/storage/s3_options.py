@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.errors import InputError, MissingDependencyError, did_you_mean
 from wdsplit.storage.retry import RetryOptions
 from wdsplit.urls import shown_url
 
@@ -186,13 +185,10 @@ def _unknown(names: list[str], configured: list[str]) -> InputError:
     """Return the error for options that do not exist, or that concern s3fs alone."""
     known = sorted(_known() | set(_ALIASES) | {"client_kwargs"})
     of_s3fs = [name for name in names if name in _OF_S3FS]
-    near = difflib.get_close_matches(next((name for name in names if name not in _OF_S3FS), ""), known, 1)
-    if near:
-        remedy = f"did you mean {near[0]!r}?"
-    elif of_s3fs:
+    remedy = "leave it out; s3fs's own options work with fs=s3fs.S3FileSystem(...)"
+    if of_s3fs:
         remedy = f"leave it out, or read by s3fs itself: fs=s3fs.S3FileSystem({of_s3fs[0]}=...)"
-    else:
-        remedy = "leave it out; s3fs's own options work with fs=s3fs.S3FileSystem(...)"
+    remedy = did_you_mean([name for name in names if name not in _OF_S3FS][:1], known) or remedy
     return InputError(
         "there is no such storage option",
         place="fsspec's configuration of s3 (FSSPEC_S3...)" if configured == names else "storage_options",

@@ -1,6 +1,6 @@
 """Finding the input: the files that paths, folders, globs and brace expressions name.
 
-Nothing is opened here; a file counts as a table by its name alone.
+Nothing is opened here; a file counts as a table, an image or audio by its name alone.
 """
 
 from __future__ import annotations
@@ -13,23 +13,27 @@ from typing import Any
 
 from wdsplit.errors import InputError
 from wdsplit.shards.manifest import HEADER_NAME, SHARDS_NAME
+from wdsplit.shards.sample_tables import samples_path
 from wdsplit.storage.opening import is_remote
 from wdsplit.storage.patterns import Disk, Store, patterns, place_of
-from wdsplit.tables.formats.registry import FOLDER_SUFFIXES, is_compressed
+from wdsplit.tables.formats.registry import FOLDER_SUFFIXES, is_compressed, is_media
 from wdsplit.urls import shown_url
 
-__all__ = ["find_inputs"]
+__all__ = ["SPLIT", "find_inputs"]
 
 logger = logging.getLogger(__name__)
 
-_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![A-Za-z0-9])", re.IGNORECASE)
+SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![A-Za-z0-9])", re.IGNORECASE)
 """How files and folders begin that hold a split, as Hugging Face's do."""
+
+_BESIDE_TARS = samples_path(".tar")
 
 
 def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the files that paths, folders, globs and brace expressions name, in order.
 
-    A folder gives all tables of one format below it, sorted; a glob what it matches, sorted.
+    A folder gives all tables of one format below it, sorted, or itself if there are images, audio or videos below it; a
+    glob gives what it matches, sorted.
 
     Args:
         arguments: Paths or URLs.
@@ -60,15 +64,17 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
     if place.is_file(pattern):
         return [pattern]
     if place.is_folder(pattern):
-        found = _tables_below(place, pattern)
-        expected = f"a folder with files that end in one of {', '.join(FOLDER_SUFFIXES)}"
+        found = _inputs_below(place, pattern)
+        expected = f"a folder with images or audio, or files that end in one of {', '.join(FOLDER_SUFFIXES)}"
     else:
         matched = sorted(place.matched(pattern))
         found = [
-            path for match, is_folder in matched for path in (_tables_below(place, match) if is_folder else [match])
+            path for match, is_folder in matched for path in (_inputs_below(place, match) if is_folder else [match])
         ]
         expected = "a file, a folder, or a pattern that matches files"
     if not found:
+        if isinstance(place, Disk):
+            place.refuse_unreadable(pattern)
         raise InputError(
             "there is no such input",
             place=shown_url(pattern),
@@ -79,10 +85,19 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
     return found
 
 
-def _tables_below(place: Disk | Store, folder: str) -> list[str]:
-    """Return the tables in a folder and below it, sorted; they must be of one format."""
+def _inputs_below(place: Disk | Store, folder: str) -> list[str]:
+    """Return the tables in a folder and below it, or the folder itself if there is a media file among them."""
+    paths = []
+    for path in place.below(folder):
+        if is_media(path):
+            return [folder]
+        paths.append(path)
+    return _tables_below(folder, paths)
+
+
+def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
+    """Return which of the files below a folder are tables, sorted; they must be of one format."""
     found: dict[str, list[str]] = {}
-    paths = place.below(folder)
     headers = {shown_url(path) for path in paths if os.path.basename(shown_url(path)) == HEADER_NAME}
     manifests = {os.path.join(os.path.dirname(header), SHARDS_NAME) for header in headers}
     for path in sorted(paths):
@@ -95,10 +110,10 @@ def _tables_below(place: Disk | Store, folder: str) -> list[str]:
                 remedy="decompress it, move it away, or name the files that are meant by a pattern",
                 url=shown_url(path),
             )
-        if name is not None and shown_url(path) not in manifests:  # the list of shards of a dataset of ours is no table
+        # The list of shards of a dataset of ours is no table of rows, nor are the tables beside its tars.
+        if name is not None and shown_url(path) not in manifests and not shown_url(path).endswith(_BESIDE_TARS):
             found.setdefault(name, []).append(path)
     tables = [os.path.relpath(shown_url(path), shown_url(folder)) for paths in found.values() for path in paths]
-    _warn_of_partitions(shown_url(folder), tables)
     _warn_of_splits(shown_url(folder), tables)
     if len(found) > 1:
         kinds = sorted(found.items())
@@ -113,16 +128,9 @@ def _tables_below(place: Disk | Store, folder: str) -> list[str]:
     return next(iter(found.values()), [])
 
 
-def _warn_of_partitions(folder: str, paths: Sequence[str]) -> None:
-    parts = [part for path in paths for part in path.split(os.sep)[:-1]]
-    columns = sorted({part.partition("=")[0] for part in parts if "=" in part})
-    if columns:
-        logger.warning("%s: what folders say is not read as columns: %s", folder, ", ".join(columns))
-
-
 def _warn_of_splits(folder: str, paths: Sequence[str]) -> None:
     """Warn of what looks like data to train on beside data to test with: all of it becomes one dataset."""
-    splits = {match[1].lower() for path in paths for part in path.split(os.sep) if (match := _SPLIT.match(part))}
+    splits = {match[1].lower() for path in paths for part in path.split(os.sep) if (match := SPLIT.match(part))}
     if len(splits) > 1:
         logger.warning(
             "%s: tables of several splits become one dataset: %s; name those that are meant, as in '%s'",

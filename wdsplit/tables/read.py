@@ -5,25 +5,34 @@ Only this module and `formats` open input tables. A reader starts at any place a
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 
+from wdsplit.conditions.compare import join
 from wdsplit.engines.local import in_order, raise_if_cancelled
+from wdsplit.engines.watching import watched
 from wdsplit.errors import InputError, WdsplitError
 from wdsplit.fields.encode import media_bytes
-from wdsplit.fields.infer import class_names, needs_sniff
-from wdsplit.fields.json_values import decoded_parts, stored, without_views
+from wdsplit.fields.infer import needs_sniff
+from wdsplit.fields.json_values import decoded_parts, stored, type_without_views, without_views
 from wdsplit.order.epoch import Int64
 from wdsplit.storage.opening import is_remote
-from wdsplit.tables.formats.common import BATCH_BYTES, check_unchanged
-from wdsplit.tables.formats.registry import format_named, name_of_format
+from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, check_unchanged, unreadable
+from wdsplit.tables.formats.registry import format_named, name_of_format, refuse_misnamed
+from wdsplit.tables.partitions import Partitions
+from wdsplit.tables.schemas import Schemas, absent_columns, promoted, promotion_notes, with_partitions
 from wdsplit.tables.select import Picker
-from wdsplit.tables.table import FileRange, InputFile, Remote, Table
-from wdsplit.urls import shown_url
+from wdsplit.tables.table import FileRange, InputFile, Remote, Table, Value
+from wdsplit.urls import is_web, shown_url
 
 __all__ = ["Rows", "check_files", "file_batches", "first_payloads", "matching_groups", "open_inputs", "read_rows"]
 
@@ -64,29 +73,49 @@ class Rows:
         return self.table.where(int(self.numbers[row]))
 
 
-def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
+def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None, hive: bool = True) -> Table:
     """Open all files, several at once.
 
     Args:
         paths: Paths and URLs.
         storage_options: How to reach remote stores.
+        hive: Whether the names of folders such as `year=2024` are columns; never of tars.
 
     Raises:
-        InputError: A file cannot be read, or two differ in their format or their columns.
+        InputError: A file cannot be read, or two differ in their format or in columns that cannot be promoted.
     """
-    opened = list(in_order(lambda path: _open_file(path, storage_options), paths, _FOOTER_THREADS))
-    files = tuple(file for file, _ in opened)
-    paths = [file.path for file in files]
+    files: list[InputFile] = []
+    numbers: list[int] = []
+    found = Schemas()
+    opened = in_order(lambda path: _open_file(path, storage_options), paths, _FOOTER_THREADS)
+    for file, schema in watched("opening files", opened, len(paths)):
+        files.append(file)
+        numbers.append(found.add(file.path, schema, file.num_rows))
     _check_one_format(files)
     reader = format_named(files[0].format)
-    if not reader.TYPED:
-        return Table(
-            files, reader.common_schema({path: schema for path, (_, schema) in zip(paths, opened, strict=True)})
-        )
-    schema = opened[0][1]
-    for path, (_, other) in zip(paths, opened, strict=True):
-        _check_same_columns(paths[0], schema, path, other)
-    return Table(files, schema)
+    schema = promoted(found) if reader.TYPED else reader.common_schema(found.by_path())
+    if files[0].format == "tar":
+        return Table(tuple(files), schema)
+    folders = [_folder_of(path, file) if hive else "" for path, file in zip(paths, files, strict=True)]
+    partitions = Partitions(folders)
+    notes = [*promotion_notes(found, schema), *partitions.notes()]
+    # A field of CSV with nothing in it may be an empty text.
+    absent = [absent_columns(each, schema, files[0].format != "csv") for each in found.schemas]
+    constants: dict[tuple[int, str], tuple[tuple[str, Value], ...]] = {}
+    for place, of_file in enumerate(zip(numbers, folders, strict=True)):
+        if of_file not in constants:
+            values: dict[str, Value] = dict.fromkeys(absent[of_file[0]])
+            constants[of_file] = tuple((values | partitions.values(of_file[1])).items())
+        if constants[of_file]:
+            files[place] = replace(files[place], constants=constants[of_file])
+    return Table(tuple(files), with_partitions(schema, partitions, files[0].path), notes=tuple(notes))
+
+
+def _folder_of(path: str, file: InputFile) -> str:
+    """Return the absolute path, or the URL, of the folder that a file is in, given what the file was named by."""
+    if not is_remote(path):
+        return os.path.dirname(os.path.abspath(file.path))
+    return os.path.dirname(unquote(file.path) if is_web(file.path) else file.path)
 
 
 def _open_file(path: str, storage_options: Mapping[str, Any] | None) -> tuple[InputFile, pa.Schema]:
@@ -94,8 +123,13 @@ def _open_file(path: str, storage_options: Mapping[str, Any] | None) -> tuple[In
     path = shown_url(path)
     with _readable(path, "a table"):
         name = name_of_format(path, remote)
-    with _readable(path, format_named(name).WHAT):
-        return format_named(name).open_file(path, remote)
+    try:
+        with _readable(path, format_named(name).WHAT):
+            return format_named(name).open_file(path, remote)
+    except InputError:
+        with suppress(OSError):
+            refuse_misnamed(path, name, remote)
+        raise
 
 
 def _check_one_format(files: Sequence[InputFile]) -> None:
@@ -109,30 +143,6 @@ def _check_one_format(files: Sequence[InputFile]) -> None:
                 remedy="name the files of one format, as in 'raw/*.parquet', or convert them as two datasets",
                 url=file.path,
             )
-
-
-def _check_same_columns(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> None:
-    problems = []
-    for name in dict.fromkeys([*schema.names, *other.names]):
-        kinds = [", ".join(str(s.field(i).type) for i in s.get_all_field_indices(name)) for s in (schema, other)]
-        kinds = [kind or "missing" for kind in kinds]
-        if kinds[0] != kinds[1]:
-            problems.append(f"column {name!r} is {kinds[0]} in {first}, {kinds[1]} in {path}")
-    classes, others = class_names(schema), class_names(other)
-    problems += [
-        f"the classes of column {name!r} have other names, or another order, in {path} than in {first}"
-        for name in classes.keys() & others.keys()
-        if classes[name] != others[name]
-    ]
-    if problems:
-        raise InputError(
-            "two inputs differ in their columns",
-            place=path,
-            expected="the same columns and types in all inputs",
-            found="; ".join(problems),
-            remedy="cast the columns to one type, or convert the files as two datasets",
-            url=path,
-        )
 
 
 def first_payloads(table: Table, columns: Sequence[str]) -> dict[str, bytes | None]:
@@ -240,36 +250,95 @@ def file_batches(
     Raises:
         InputError: The file cannot be read.
     """
-    reader = format_named(file.format)
+    reader, constants = format_named(file.format), dict(file.constants)
+    if file.members is not None and columns:  # the files that rows name are read later: they have no type yet
+        yield from reader.read_batches(file, groups, columns, table.schema)
+        return
+    kinds = {name: type_without_views(table.schema.field(name).type) for name in columns}
+    own = [name for name in columns if name not in constants]
     with _readable(file.path, reader.WHAT):
-        for batch in reader.read_batches(file, groups, columns, table.schema):
+        batches = reader.read_batches(file, groups, own, table.schema) if own else _without_columns(file, groups)
+        for batch in batches:
             raise_if_cancelled()
-            yield pa.RecordBatch.from_arrays(list(map(without_views, batch.columns)), names=list(columns))
+            for arrays in _promoted(file, dict(zip(own, batch.columns, strict=True)), kinds):
+                rows = len(arrays[own[0]]) if own else len(batch)
+                arrays |= {name: _repeated(constants[name], kinds[name], rows) for name in kinds if name in constants}
+                yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], names=list(columns))
+
+
+def _without_columns(file: InputFile, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Give the rows of some row groups without any of the file's columns; nothing is read."""
+    num_rows = sum(file.row_groups[group] for group in groups)
+    for first in range(0, num_rows, MAX_BATCH_ROWS):
+        rows = pa.StructArray.from_buffers(pa.struct([]), min(MAX_BATCH_ROWS, num_rows - first), [None])
+        yield pa.RecordBatch.from_struct_array(rows)
+
+
+def _repeated(value: Value, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.nulls(rows, kind) if value is None else pa.repeat(pa.scalar(value, kind), rows)
+
+
+def _promoted(
+    file: InputFile, columns: dict[str, pa.Array], kinds: Mapping[str, pa.DataType]
+) -> Iterator[dict[str, pa.Array]]:
+    """Give columns of a file as the types of the table, in one part or, where dictionaries are decoded, in several."""
+    arrays = {name: without_views(column) for name, column in columns.items()}
+    if all(array.type == kinds[name] for name, array in arrays.items()):
+        yield arrays
+        return
+    for part in decoded_parts(list(arrays.values()), BATCH_BYTES):
+        yield {name: _cast(file, name, array, kinds[name]) for name, array in zip(arrays, part, strict=True)}
+
+
+def _cast(file: InputFile, name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column if column.type == kind or pa.types.is_dictionary(kind) else column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise InputError(
+            f"a value of column {name!r} is lost in the type that all files have in common",
+            place=file.path,
+            expected=f"values that {kind} holds",
+            found=f"{error} ({column.type})",
+            remedy="cast the column to one type in all files, or convert them as two datasets",
+            url=file.path,
+        ) from error
 
 
 def check_files(table: Table, first: int, stop: int) -> None:
     """Refuse local files with rows at the places first, ..., stop - 1 if they were written since the plan was made.
 
-    Remote ones are checked when they are read.
+    Remote ones, and the media files of a folder, are checked when they are read.
 
     Raises:
         InputError: One was, or is gone.
     """
     for part in table.ranges(first, stop):
-        if part.file.remote is None:
+        if part.file.remote is None and part.file.members is None:
             with _readable(part.file.path, format_named(part.file.format).WHAT):
                 check_unchanged(part.file)
 
 
-def matching_groups(file: InputFile, expression: Any) -> list[int]:
+def matching_groups(table: Table, file: InputFile, expression: Any, columns: Sequence[str]) -> list[int]:
     """Return the row groups of a file that may hold rows that meet a condition, and have rows at all.
+
+    Args:
+        table: The table.
+        file: A file of it.
+        expression: The condition.
+        columns: The columns that it reads.
 
     Raises:
         InputError: The file cannot be read.
     """
-    reader = format_named(file.format)
+    reader, schema = format_named(file.format), pa.schema([table.schema.field(name) for name in columns])
+    known = [
+        ds.field(name).is_null() if value is None else ds.field(name) == pa.scalar(value, schema.field(name).type)
+        for name, value in file.constants
+        if name in schema.names
+    ]
     with _readable(file.path, reader.WHAT):
-        return [group for group in reader.matching_groups(file, expression) if file.row_groups[group]]
+        groups = reader.matching_groups(file, expression, schema, join(operator.and_, known) if known else None)
+        return [group for group in groups if file.row_groups[group]]
 
 
 class _readable:  # noqa: N801 (used as a function)
@@ -285,10 +354,4 @@ class _readable:  # noqa: N801 (used as a function)
     def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
         if isinstance(error, WdsplitError) or not isinstance(error, (pa.ArrowException, OSError, ValueError)):
             return
-        raise InputError(
-            f"an input cannot be read as {self.what}",
-            place=self.path,
-            found=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
-            remedy="check permissions and that the file is whole; download or write it again",
-            url=self.path,
-        ) from error
+        raise unreadable(self.path, self.what, error) from error

@@ -7,6 +7,7 @@ rows of one group stay together.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsplit.conditions.compare import join
 from wdsplit.conditions.parse import Where, parse_where
-from wdsplit.errors import InputError
+from wdsplit.conditions.rows import rows_meeting
+from wdsplit.errors import InputError, did_you_mean
 from wdsplit.fields.json_values import scalar_text, stored
 from wdsplit.fields.keys import hash_keys
 from wdsplit.fields.rules import is_text
@@ -26,7 +29,6 @@ from wdsplit.tables.table import Split, Table
 __all__ = ["Picker", "check_group_type", "cut_splits", "hash_groups", "in_split"]
 
 _SPLIT_DOMAIN = 6
-_ROW_NAME = "wdsplit row number"
 _FRACTION_TOLERANCE = 1e-9
 _INTEGERS, _TEXTS = ("cls", "cls2", "index", "inx", "id"), ("txt", "text", "transcript")
 _JSON = ("json", "jsn")
@@ -74,7 +76,7 @@ def check_group_type(schema: pa.Schema, column: str) -> None:
         raise InputError(
             f"column {column!r} is not in the table",
             expected=f"one of {', '.join(schema.names)}",
-            remedy="check --key and --group-by",
+            remedy=did_you_mean([column], schema.names) or "check --key and --group-by",
         )
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -132,7 +134,10 @@ class Picker:
         self._where = _parsed(selection.where, table.schema, self._types) if selection.where else None
         where_columns = self._where.columns if self._where is not None else ()
         split_columns = (self._split.column,) if self._split is not None and self._split.column is not None else ()
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *split_columns)))
+        self.some_of = selection.some_of
+        self.where_columns: tuple[str, ...] = tuple(where_columns)
+        self.deciding: tuple[str, ...] = tuple(dict.fromkeys((*where_columns, *split_columns)))
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*self.deciding, *self.some_of)))
 
     @property
     def pruning(self) -> Any:
@@ -140,26 +145,36 @@ class Picker:
         return None if self._where is None else self._where.pruning
 
     @property
+    def all_null(self) -> Any:
+        """The condition that a row is empty, as an Arrow expression; None if rows may be empty."""
+        nulls = [pc.field(name).is_null() for name in self.some_of]
+        return join(operator.and_, nulls) if nulls else None
+
+    @property
     def picks_all(self) -> bool:
         """Whether no row is left out."""
-        return self._where is None and self._split is None
+        return self._where is None and self._split is None and not self.some_of
 
     def meeting(self, columns: Mapping[str, pa.Array], num_rows: int) -> Int64:
         """Return the rows that meet the condition: int64, rising."""
         if self._where is None:
             return np.arange(num_rows)
         arrays = [self._typed(name, columns[name]) for name in self._where.columns]
-        rows = pa.table([*arrays, pa.array(np.arange(num_rows))], names=[*self._where.columns, _ROW_NAME])
-        try:
-            kept: Int64 = rows.filter(self._where.expression).column(_ROW_NAME).to_numpy()
-        except pa.ArrowInvalid as error:
-            raise InputError(
-                "the condition cannot be computed for some row",
-                place=self._table.selection.where,
-                found=str(error),
-                remedy="keep numbers within 64 bits, and whole numbers beside floats below 2**53",
-            ) from error
-        return kept
+        return rows_meeting(self._where, arrays, num_rows, self._table.selection.where)
+
+    def filled(self, columns: Mapping[str, pa.Array], rows: Int64) -> Int64:
+        """Return those of some rows in which a column has a value that must have one; all if none must.
+
+        Args:
+            columns: Column name to array.
+            rows: int64 of shape (n,), rising.
+        """
+        if not self.some_of:
+            return rows
+        empty = np.ones(len(rows), np.bool_)
+        for name in self.some_of:
+            empty[empty] = _is_null(columns[name].take(pa.array(rows[empty])))
+        return rows[~empty]
 
     def _typed(self, name: str, column: pa.Array) -> pa.Array:
         """Return a column as the condition compares it: fields of tars come as bytes."""
@@ -187,11 +202,11 @@ class Picker:
         return hash_numbers(hash_stream(_SPLIT_DOMAIN), values)
 
     def picked(self, columns: Mapping[str, pa.Array], numbers: Int64) -> Int64:
-        """Return the rows that meet the condition and are in the split: int64, rising."""
-        rows = self.meeting(columns, len(numbers))
+        """Return the rows that meet the condition, are not empty, and are in the split: int64, rising."""
+        rows = self.filled(columns, self.meeting(columns, len(numbers)))
         if self._split is None:
             return rows
-        kept = {name: columns[name].take(pa.array(rows)) for name in self.columns}
+        kept = {name: columns[name].take(pa.array(rows)) for name in self.deciding}
         return rows[in_split(self.hashes(kept, numbers[rows]), self._split)]
 
 
@@ -213,6 +228,15 @@ def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType])
         for name in json:
             error.remedy = f"JSON in tars is compared as text: contains({name}, '\"label\": 3')"
         raise
+
+
+def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Tell which values are null, also where the values of a dictionary are: bool of shape (n,)."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary.is_valid().take(column.indices)
+        column = pc.if_else(column, column, pa.scalar(None, pa.bool_()))
+    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
 
 
 def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:

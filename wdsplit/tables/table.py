@@ -16,7 +16,12 @@ import pyarrow as pa
 
 from wdsplit.order.epoch import Int64
 
-__all__ = ["FileRange", "InputFile", "Remote", "Selection", "Split", "Table", "joined"]
+__all__ = ["FILE_NAME", "FileRange", "InputFile", "Remote", "Selection", "Split", "Table", "Value", "joined"]
+
+FILE_NAME = "file_name"
+"""The column of a folder's media files that has their paths below it."""
+Value = str | int | None
+"""What a column has in all rows of a file; None is null."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +54,11 @@ class InputFile:
         offsets: Where each row group begins and the last one ends, in bytes; empty if the footer says so itself.
         selected: Rows of each row group that are kept; None if all are.
         column_bytes: Size of each column when decoded, about; empty if that is not known.
+        constants: The columns of the table that the file does not hold, each with its value in all rows: null if it
+            lacks the column, or what the file's folders say.
         remote: How it is read, if it is remote.
+        members: Of a folder of media files: its rows, a row for each file. `num_bytes` are those of all these files,
+            `data_bytes` those of the rows, which name files rather than hold them.
     """
 
     path: str
@@ -63,7 +72,9 @@ class InputFile:
     offsets: tuple[int, ...] = ()
     selected: tuple[int, ...] | None = None
     column_bytes: tuple[tuple[str, int], ...] = ()
+    constants: tuple[tuple[str, Value], ...] = ()
     remote: Remote | None = field(default=None, repr=False, compare=False)
+    members: pa.Table | None = field(default=None, repr=False, compare=False)
 
     def narrowed(self, columns: Collection[str]) -> InputFile:
         """Return the file with the size of some of its columns only, if these sizes are known."""
@@ -81,6 +92,11 @@ class InputFile:
     def row_bytes(self) -> float:
         """Bytes of a row when decoded, about."""
         return self.data_bytes / max(1, self.num_rows)
+
+    @property
+    def named_bytes(self) -> float:
+        """Bytes of the file that a row names, on average; 0 where rows name none."""
+        return 0 if self.members is None else self.num_bytes / max(1, self.num_rows)
 
 
 @dataclass(frozen=True)
@@ -100,37 +116,41 @@ class Split:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are kept: of those that meet a condition the first few, and of these a split.
+    """Which rows are kept: of those that meet a condition and are not empty the first few, and of these a split.
 
     Attributes:
         where: The condition, as `conditions.parse` takes it; empty for all rows.
         limit: How many rows, at most; None for all.
         split: The split; None for all of them.
+        some_of: Columns of which at least one must have a value; none if all may be null.
     """
 
     where: str = ""
     limit: int | None = None
     split: Split | None = None
+    some_of: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
         """The text that a plan's hash takes in; it never changes, so that runs and datasets know their plan again."""
         split = self.split
         part = None if split is None else f"Part(column={split.column!r}, low={split.low}, high={split.high})"
-        return f"Selection(where={self.where!r}, limit={self.limit!r}, part={part})"
+        more = f", some_of={self.some_of!r}" if self.some_of else ""
+        return f"Selection(where={self.where!r}, limit={self.limit!r}, part={part}{more})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the selection as manifests and plan files have it; hashes as texts, as the highest has 65 bits."""
         split = self.split
         bounds = None if split is None else {"column": split.column, "low": str(split.low), "high": str(split.high)}
-        return {"where": self.where, "limit": self.limit, "part": bounds}
+        more = {"some_of": list(self.some_of)} if self.some_of else {}
+        return {"where": self.where, "limit": self.limit, "part": bounds, **more}
 
     @classmethod
     def from_json(cls, selection: Mapping[str, Any]) -> Selection:
         """Return the selection that `to_json` has written."""
         part = selection["part"]
         split = None if part is None else Split(part["column"], int(part["low"]), int(part["high"]))
-        return cls(selection["where"], selection["limit"], split)
+        return cls(selection["where"], selection["limit"], split, tuple(selection.get("some_of", ())))
 
 
 @dataclass(frozen=True)
@@ -174,11 +194,15 @@ class Table:
         files: The files, in order.
         schema: Their columns.
         selection: Which rows are kept; how many of each row group these are, the files know.
+        num_empty: Rows that are left out because none of `selection.some_of` has a value, of all splits together.
+        notes: What a user should know of the columns: what their types are promoted to, and where they come from.
     """
 
     files: tuple[InputFile, ...]
     schema: pa.Schema
     selection: Selection = Selection()
+    num_empty: int = 0
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def _numbers(self) -> Int64:
@@ -189,6 +213,11 @@ class Table:
     def _places(self) -> Int64:
         """The place of each file's first row that is kept, then the place after the last."""
         return np.cumsum([0, *(sum(file.counts) for file in self.files)])
+
+    @property
+    def names_files(self) -> bool:
+        """Whether rows name files that hold what is to be written."""
+        return self.files[0].members is not None
 
     @property
     def total_rows(self) -> int:
@@ -205,10 +234,16 @@ class Table:
         """Size of the rows that are kept when decoded, about."""
         return int(sum(file.row_bytes * sum(file.counts) for file in self.files))
 
+    @cached_property
+    def payload_bytes(self) -> int:
+        """Size of the rows that are kept as they will be written, about: `data_bytes`, and the files that they name."""
+        return self.data_bytes + int(sum(file.named_bytes * sum(file.counts) for file in self.files))
+
     def where(self, number: int) -> str:
         """Return file and row of a row, for an error."""
-        file = int(np.searchsorted(self._numbers, number, side="right")) - 1
-        return f"{self.files[file].path}, row {number - int(self._numbers[file])}"
+        place = int(np.searchsorted(self._numbers, number, side="right")) - 1
+        file, row = self.files[place], number - int(self._numbers[place])
+        return f"{file.path}, row {row}" if file.members is None else f"{file.path}/{file.members[FILE_NAME][row]}"
 
     def first_numbers(self, file: int, groups: Sequence[int]) -> tuple[int, ...]:
         """Return the number of the first row of each of some row groups of a file."""
@@ -248,4 +283,4 @@ def joined(tables: Sequence[Table]) -> Table:
         replace(file, selected=tuple(np.asarray(count, np.int64).tolist()))
         for file, count in zip(first.files, counts, strict=True)
     )
-    return Table(files, first.schema, replace(first.selection, split=None))
+    return replace(first, files=files, selection=replace(first.selection, split=None))

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from wdsplit import compute as pc
 
 __all__ = [
+    "BLANK",
     "BLOCK_BYTES",
     "MAX_MEMBER_BYTES",
     "NAME_BYTES",
@@ -55,16 +57,21 @@ _EVEN_BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFF
 
 _SUMMED_AT_ONCE = 128
 """Headers whose sums are computed together: few enough that intermediate results stay in the processor's cache."""
+_WIDE = 16
 
 # Digits, eight at a time: a header is seen as 64 little-endian words, the first byte of each in its lowest bits.
 _BYTE, _TWO_BYTES, _HALF, _LAST_BYTE = (np.uint64(bits) for bits in (8, 16, 32, 56))
 _LOW_BYTE, _HIGH_HALF = np.uint64(0xFF), np.uint64(0xFFFFFFFF << 32)
-_NAME_WORDS, _HEAD_WORDS = slice(0, 13), slice(0, 20)
-_DIGITS_7 = 21
+_DIGITS_7, _PREFIX_BYTE = 21, np.uint64(8 * (_PREFIX.start % 8))
 _ZEROS = np.uint64(0x3030303030303030)
-_NO_DIGITS = np.array([[0xF8F8F8F800000000], [0xF8F8F8F8F8F8F800], [0xF8F8F8F8F8F80000]], np.uint64)
-"""Bits that no digit has: of a size's first 4 digits, its 7 others, and a checksum's 6, each at the end of a word."""
-_ODD_DIGITS, _ODD_PAIRS, _ODD_FOURS = (np.uint64(mask) for mask in (0x0007000700070007, 0x3F0000003F, 0xFFF))
+_NO_DIGITS_4, _NO_DIGITS_7, _NO_DIGITS_6 = (
+    np.uint64(bits) for bits in (0xF8F8F8F800000000, 0x00F8F8F8F8F8F8F8, 0x0000F8F8F8F8F8F8)
+)
+"""Bits that no digit has: of a size's first 4 digits, of its 7 others, and of a checksum's 6, each in their word."""
+_DIGITS = np.uint64(0x0707070707070707)
+_JOIN_DIGITS, _JOIN_PAIRS, _JOIN_FOURS = (np.uint64(8**digits << 8 * digits | 1) for digits in (1, 2, 4))
+_JOIN_HALVES = np.uint64(1 << 32 | 1)
+"""Times two numbers of so many digits that follow one another is both in one, at the place of the second."""
 _BLANKS = 8 * ord(" ")
 _PAX_NAME = b"././@PaxHeader"
 _RECORD = re.compile(rb"([1-9][0-9]{0,9}) ([^=\n]+)=")
@@ -152,7 +159,7 @@ def extended_headers(names: pa.LargeBinaryArray, sizes: Int64) -> pa.LargeBinary
     lengths = _records(
         "size", pa.array(sizes).cast(pa.large_string()).cast(pa.large_binary()), sizes > MAX_MEMBER_BYTES
     )
-    records = pc.binary_join_element_wise(paths, lengths, _BLANK)
+    records = pc.binary_join_element_wise(paths, lengths, BLANK)
     num_bytes = np.asarray(pc.binary_length(records), np.int64)
     some = num_bytes > 0
     headers = _finished(np.tile(_PAX_TEMPLATE, (int(some.sum()), 1)), num_bytes[some])
@@ -161,7 +168,7 @@ def extended_headers(names: pa.LargeBinaryArray, sizes: Int64) -> pa.LargeBinary
         large_binary(np.where(some, BLOCK_BYTES, 0), headers.reshape(-1)),
         records,
         large_binary(padding, np.zeros(int(padding.sum()), np.uint8)),
-        _BLANK,
+        BLANK,
     )
 
 
@@ -173,7 +180,8 @@ def extended_bytes(name_lengths: Int64, sizes: Int64) -> Int64:
     return np.where(records > 0, BLOCK_BYTES + records + padding_bytes(records), 0)
 
 
-_BLANK = pa.scalar(b"", pa.large_binary())
+BLANK = large_binary(np.zeros(1, np.int64), np.empty(0, np.uint8))[0]
+"""No bytes, as a scalar: for joins. `pa.scalar` would import pandas, if it is installed."""
 
 
 def _records(keyword: str, values: pa.LargeBinaryArray, is_present: npt.NDArray[np.bool_]) -> pa.LargeBinaryArray:
@@ -181,7 +189,7 @@ def _records(keyword: str, values: pa.LargeBinaryArray, is_present: npt.NDArray[
     total = _record_bytes(keyword, np.asarray(pc.binary_length(values), np.int64))
     digits = pa.array(total).cast(pa.large_string()).cast(pa.large_binary())
     opening, end = pa.scalar(f" {keyword}=".encode(), pa.large_binary()), pa.scalar(b"\n", pa.large_binary())
-    return pc.if_else(pa.array(is_present), pc.binary_join_element_wise(digits, opening, values, end, _BLANK), _BLANK)
+    return pc.if_else(pa.array(is_present), pc.binary_join_element_wise(digits, opening, values, end, BLANK), BLANK)
 
 
 def _record_bytes(keyword: str, value_bytes: Int64) -> Int64:
@@ -209,50 +217,84 @@ def parse_headers(headers: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.bytes_
         False where the header is not that of a plain file with a right checksum: also where bytes follow the end of a
         name, or an old header is a folder's.
     """
-    words = headers.view("<u8")
-    head = np.ascontiguousarray(words[:, _HEAD_WORDS].T)
-    names, lengths, plain = _plain_names(headers, head[_NAME_WORDS])
+    words = _Words(headers)
+    names, lengths, plain = _plain_names(headers, words)
     # Bytes 120 to 159: the size begins in the second half of the first word and ends in the second one; the checksum
     # begins in the second half of the fourth word, and the kind follows it.
-    high, low, _, begin, rest = head[_SIZE.start // 8 :]
+    high, low, _, begin, rest = (words[number] for number in range(_SIZE.start // 8, _SIZE.start // 8 + 5))
     checksum = begin >> _HALF | rest << _HALF
-    fields = np.stack([high & _HIGH_HALF, low << _BYTE, checksum << _TWO_BYTES])
-    plain &= ~((fields ^ _ZEROS) & _NO_DIGITS).any(axis=0)
-    numbers = _octal(fields).astype(np.int64)
-    sizes = numbers[0] << _DIGITS_7 | numbers[1]
-    plain &= numbers[2] == _checksums_of_alike(headers, head, checksum)
+    sizes = _octal(high & _HIGH_HALF) << _DIGITS_7 | _octal(low << _BYTE)
+    plain &= ((high ^ _ZEROS) & _NO_DIGITS_4 | (low ^ _ZEROS) & _NO_DIGITS_7 | (checksum ^ _ZEROS) & _NO_DIGITS_6) == 0
+    plain &= _octal(checksum << _TWO_BYTES) == words.sums() - _folded(_paired(checksum)) + _BLANKS
     plain &= low >> _LAST_BYTE <= ord(" ")
-    plain &= headers[:, _PREFIX.start] == 0
+    plain &= words[_PREFIX.start // 8] >> _PREFIX_BYTE & _LOW_BYTE == 0
     kind = rest >> _HALF & _LOW_BYTE
     if (kind != ord("0")).any():
         plain &= (kind == ord("0")) | (kind == 0) & ~np.char.endswith(names, b"/")
-    return names, lengths, sizes, plain
+    return names, lengths, sizes if len(sizes) > 1 else np.repeat(sizes, len(names)), plain
+
+
+class _Words:
+    """The words of n headers, column by column: most are the same in all headers, and are looked at once.
+
+    Args:
+        headers: uint8 of shape (n, 512), n at least 1.
+
+    Attributes:
+        any: uint64 of shape (64,): the bits that any header has.
+        all: uint64 of shape (64,): the bits that all have.
+    """
+
+    def __init__(self, headers: npt.NDArray[np.uint8]) -> None:
+        words = headers.view("<u8")
+        self.any, self.all = _folded_rows(words, np.bitwise_or), _folded_rows(words, np.bitwise_and)
+        differing = np.flatnonzero(self.any != self.all)
+        self._columns = np.ascontiguousarray(words[:, differing].T)
+        self._places = {number: place for place, number in enumerate(differing.tolist())}
+
+    def __getitem__(self, number: int) -> npt.NDArray[np.uint64]:
+        """Return a word of each header: uint64 of shape (n,), or (1,) if it is the same in all of them."""
+        place = self._places.get(number)
+        return self.all[number : number + 1] if place is None else self._columns[place]
+
+    def sums(self) -> Int64:
+        """Return the sum of the bytes of each header: int64 of shape (n,)."""
+        same = _paired(self.all[self.any == self.all]).sum()
+        return _folded(_paired(self._columns).sum(axis=0) + same)
+
+
+def _folded_rows(words: npt.NDArray[np.uint64], fold: np.ufunc) -> npt.NDArray[np.uint64]:
+    """Return all rows of words as one: numpy takes as long for short rows as for longer ones, so many go at once."""
+    wide = words[: len(words) // _WIDE * _WIDE].reshape(-1, _WIDE * words.shape[1])
+    rest = words[len(wide) * _WIDE :]
+    folded = fold.reduce(wide, axis=0).reshape(_WIDE, -1)
+    return np.asarray(fold(fold.reduce(folded, axis=0), fold.reduce(rest, axis=0)))
 
 
 def _plain_names(
-    headers: npt.NDArray[np.uint8], words: npt.NDArray[np.uint64]
+    headers: npt.NDArray[np.uint8], words: _Words
 ) -> tuple[npt.NDArray[np.bytes_], Int64, npt.NDArray[np.bool_]]:
     """Return names, their lengths, and whether each is one: not empty, and nothing but NULs after its end.
 
     Args:
         headers: uint8 of shape (n, 512).
-        words: uint64 of shape (13, n): the first bytes of each.
+        words: Their words.
     """
-    used = np.flatnonzero(np.bitwise_or.reduce(words, axis=1).view(np.uint8)[:NAME_BYTES])
+    used = np.flatnonzero(words.any.view(np.uint8)[:NAME_BYTES])
     width = int(used[-1]) + 1 if len(used) else 1
     letters = np.ascontiguousarray(headers[:, :width])
     names = letters.view(f"S{width}").reshape(-1)
-    if letters.all():
+    if words.all.view(np.uint8)[:width].all() or letters.all():
         return names, np.full(len(names), width), np.ones(len(names), np.bool_)
     lengths = np.char.str_len(names)
     return names, lengths, (lengths > 0) & ((letters != 0).sum(axis=1) == lengths)
 
 
-def _octal(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _octal(words: npt.NDArray[np.uint64]) -> Int64:
     """Return the numbers of 8 octal digits each, the first in the lowest byte: pairs, then fours, then all."""
-    pairs = (words & _ODD_DIGITS) << np.uint64(3) | words >> np.uint64(8) & _ODD_DIGITS
-    fours = (pairs & _ODD_PAIRS) << np.uint64(6) | pairs >> np.uint64(16) & _ODD_PAIRS
-    numbers: npt.NDArray[np.uint64] = (fours & _ODD_FOURS) << np.uint64(12) | fours >> _HALF & _ODD_FOURS
+    pairs = (words & _DIGITS) * _JOIN_DIGITS >> _BYTE & _EVEN_BYTES
+    fours = pairs * _JOIN_PAIRS >> _TWO_BYTES & _PAIRS
+    numbers: Int64 = (fours * _JOIN_FOURS >> _HALF).view(np.int64)
     return numbers
 
 
@@ -275,30 +317,14 @@ def _paired(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _folded(lanes: npt.NDArray[np.uint64]) -> Int64:
     """Return the sum of the four lanes of each word."""
     pairs = (lanes & _PAIRS) + (lanes >> np.uint64(16) & _PAIRS)
-    return np.asarray((pairs & np.uint64(0xFFFFFFFF)) + (pairs >> _HALF), np.int64)
+    sums: Int64 = (pairs * _JOIN_HALVES >> _HALF).view(np.int64)
+    return sums
 
 
 def _checksums(headers: npt.NDArray[np.uint8]) -> Int64:
     """Return the checksums that n headers should have: the checksum's own bytes are taken as blanks."""
     field = np.ascontiguousarray(headers[:, _CHECKSUM_FIELD])
     return np.asarray(_sums(headers) - _sums(field) + _BLANKS)
-
-
-def _checksums_of_alike(
-    headers: npt.NDArray[np.uint8], head: npt.NDArray[np.uint64], field: npt.NDArray[np.uint64]
-) -> Int64:
-    """Return the same, but faster where headers differ in nothing but their first 160 bytes, as they mostly do.
-
-    Args:
-        headers: uint8 of shape (n, 512).
-        head: Their first words as columns: uint64 of shape (20, n).
-        field: The words that their checksums are: uint64 of shape (n,).
-    """
-    tail = headers[:, _HEAD_WORDS.stop * 8 :].view("<u8")
-    if not (tail == tail[:1]).all():
-        return _checksums(headers)
-    same = _folded(_paired(tail[:1]).sum(axis=1))
-    return np.asarray(_folded(_paired(head).sum(axis=0)) - _folded(_paired(field)) + same + _BLANKS)
 
 
 def are_sound(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:

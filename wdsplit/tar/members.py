@@ -7,6 +7,7 @@ uid and gid are 0, the mode is 0644, and there are no owner names. `scan` reads 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from wdsplit import compute as pc
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.tar.headers import (
+    BLANK,
     BLOCK_BYTES,
     MAX_MEMBER_BYTES,
     NAME_BYTES,
@@ -51,7 +53,6 @@ _LARGE_SAMPLE_BYTES = 16_384
 """From this mean size on, joining payloads costs more than writing each by itself."""
 _HUGE_SAMPLE_BYTES = 1024**2
 """A sample of this size is not copied, however small its neighbours are."""
-_BLANK = pa.scalar(b"", pa.large_binary())
 
 Int64 = npt.NDArray[np.int64]
 
@@ -81,10 +82,11 @@ class Body:
         """Return the bytes of all samples, in order: large payloads as they lie in memory, small ones joined first."""
         huge = np.flatnonzero(self.sample_bytes >= _HUGE_SAMPLE_BYTES)
         cuts = sorted({0, len(self.sample_bytes), *huge.tolist(), *(huge + 1).tolist()})
-        runs = (self._slice(first, stop) for first, stop in itertools.pairwise(cuts))
+        runs = (self.slice(first, stop) for first, stop in itertools.pairwise(cuts))
         return [part for run in runs for part in run._parts_of_a_kind()]
 
-    def _slice(self, first: int, stop: int) -> Body:
+    def slice(self, first: int, stop: int) -> Body:
+        """Return the members of some of the samples; nothing is copied."""
         return Body([piece[first:stop] for piece in self.pieces], self.sample_bytes[first:stop])
 
     def _parts_of_a_kind(self) -> list[memoryview]:
@@ -95,7 +97,7 @@ class Body:
 
     def join(self) -> memoryview:
         """Return the bytes of all samples, in order, as one buffer."""
-        joined = pc.binary_join_element_wise(*self.pieces, _BLANK)
+        joined = pc.binary_join_element_wise(*self.pieces, BLANK)
         if isinstance(joined, pa.ChunkedArray):
             joined = joined.combine_chunks()
         return memoryview(joined.buffers()[2] or b"")[: int(self.sample_bytes.sum())]
@@ -162,13 +164,13 @@ def _headers(keys: pa.Array, field: str, sizes: Int64, present: npt.NDArray[np.b
     long = lengths > USTAR_NAME_BYTES
     if not long.any() and (sizes <= MAX_MEMBER_BYTES).all():
         return large_binary(plain, pack_headers(_name_matrix(keys, lengths, field), sizes).reshape(-1))
-    names = pc.binary_join_element_wise(keys, pa.scalar(f".{field}".encode(), pa.large_binary()), _BLANK)
+    names = pc.binary_join_element_wise(keys, pa.scalar(f".{field}".encode(), pa.large_binary()), BLANK)
     _check_names(names, keys)
     matrix = np.zeros((len(keys), NAME_BYTES), np.uint8)
     matrix[~long] = _name_matrix(keys.filter(pa.array(~long)), lengths[~long], field)
     matrix[long] = _cut(names.filter(pa.array(long)))
     headers = pack_headers(matrix, np.where(sizes > MAX_MEMBER_BYTES, 0, sizes))
-    return pc.binary_join_element_wise(extended_headers(names, sizes), large_binary(plain, headers.reshape(-1)), _BLANK)
+    return pc.binary_join_element_wise(extended_headers(names, sizes), large_binary(plain, headers.reshape(-1)), BLANK)
 
 
 def _name_matrix(keys: pa.Array, lengths: Int64, field: str) -> npt.NDArray[np.uint8]:
@@ -176,7 +178,7 @@ def _name_matrix(keys: pa.Array, lengths: Int64, field: str) -> npt.NDArray[np.u
     fill = NAME_BYTES - lengths
     zeros = large_binary(fill, np.zeros(int(fill.sum()), np.uint8))
     tail = pa.scalar(f".{field}".encode(), pa.large_binary())
-    joined = pc.binary_join_element_wise(keys, tail, zeros, _BLANK)
+    joined = pc.binary_join_element_wise(keys, tail, zeros, BLANK)
     flat = np.frombuffer(joined.buffers()[2] or b"", np.uint8)[: len(keys) * NAME_BYTES]
     return flat.reshape(-1, NAME_BYTES)
 
@@ -232,23 +234,25 @@ class Members:
     counts: Int64
 
 
-def parse_members(data: memoryview, offsets: Int64, base: int = 0) -> Members:
+def parse_members(data: memoryview, offsets: Int64, base: int = 0, ends: Int64 | None = None) -> Members:
     """Parse the members of n samples that follow one another.
 
     Args:
         data: The bytes of the tar from `base` on; must reach to the last offset.
         offsets: int64 of shape (n + 1,): the tar offset of each sample's first header, then the end of the last.
         base: The tar offset at which `data` begins; a multiple of 512.
+        ends: int64 of shape (n,): the end of each sample, if other bytes follow some of them.
 
     Raises:
         CorruptDataError: A header is damaged, or a sample's members do not end where the next sample begins.
         InputError: A member is neither a file nor a folder.
     """
-    span = int(offsets[-1]) - base
+    end = int(offsets[-1] if ends is None else ends[-1])
+    span = end - base
     if span > len(data):
         raise CorruptDataError(
             "a shard is shorter than its index says",
-            expected=f"{int(offsets[-1])} bytes",
+            expected=f"{end} bytes",
             found=f"{base + len(data)} bytes",
             remedy="the file was truncated: copy or convert it again",
             offset=base + len(data),
@@ -258,19 +262,28 @@ def parse_members(data: memoryview, offsets: Int64, base: int = 0) -> Members:
     def blocks_at(places: Int64) -> npt.NDArray[np.uint8]:
         return np.asarray(blocks[(places - base) // BLOCK_BYTES])
 
-    return parse_plain_members(blocks_at, offsets) or _scanned_members(data[:span], offsets, base)
+    members = parse_plain_members(blocks_at, offsets, ends)
+    if members is not None:
+        return members
+    if ends is None:
+        return _scanned_members(data[:span], offsets, base)
+    cuts = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
+    split = zip(np.split(offsets, cuts), np.split(ends, cuts), strict=True)
+    runs = [np.append(begins, its_ends[-1]) for begins, its_ends in split]
+    return _joined([_scanned_members(data[: int(run[-1]) - base], run, base) for run in runs])
 
 
-def parse_plain_members(blocks_at: BlocksAt, offsets: Int64) -> Members | None:
+def parse_plain_members(blocks_at: BlocksAt, offsets: Int64, ends: Int64 | None = None) -> Members | None:
     """Parse members whose names and sizes are in plain headers, all samples at once; None if any member's is not.
 
     Args:
         blocks_at: Returns the blocks at n offsets, uint8 of shape (n, 512); it is asked for none beyond the last.
         offsets: As of `parse_members`.
+        ends: As of `parse_members`.
     """
-    ends = offsets[1:]
+    begins, ends = (offsets[:-1], offsets[1:]) if ends is None else (offsets, ends)
     rows = np.arange(len(ends))
-    position = offsets[:-1].copy()
+    position = begins.copy()
     columns: list[tuple[Any, ...]] = []
     while len(rows):
         if (position >= ends[rows]).any():
@@ -304,6 +317,12 @@ def _scanned_members(data: memoryview, offsets: Int64, base: int) -> Members:
     counts = np.diff(np.searchsorted(window.tops, offsets))
     names = np.array(window.names, np.bytes_)
     return Members(names, np.char.str_len(names), window.starts, window.sizes, counts)
+
+
+def _joined(parts: list[Members]) -> Members:
+    """Return members of samples that were parsed in several parts."""
+    columns = [[getattr(part, each.name) for part in parts] for each in dataclasses.fields(Members)]
+    return Members(*(np.concatenate(column) for column in columns))
 
 
 def _in_order(columns: list[tuple[Any, ...]], num_samples: int) -> Members:

@@ -16,15 +16,19 @@ from typing import Any, overload
 
 import numpy as np
 import orjson
+import pyarrow as pa
 import xxhash
 
 from wdsplit.conversion.plan.grouping import GroupPlaces, Groups, place_groups
 from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.errors import InputError
+from wdsplit.fields.sample_columns import kept_columns, sample_columns
+from wdsplit.notebook import html_table
 from wdsplit.order.defaults import default_lanes, default_window, lanes_of_shards, round_up
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.manifest import FORMAT_VERSION, MAX_SHARD_SAMPLES, MAX_SHARDS, Field
 from wdsplit.tables.table import Table
+from wdsplit.texts import counted, human_bytes
 
 __all__ = [
     "Plan",
@@ -35,8 +39,8 @@ __all__ = [
 ]
 
 DEFAULT_SHARD_BYTES = 256_000_000
-_FEW_SHARDS, _MAX_SHARDS_PER_ROW = 1024, 64
-"""So many shards are made of any table, so many for each row, and no more: a number was mistyped."""
+_MAX_SHARDS_PER_ROW = 10
+"""More are made only with `allow_pads`: a number may be mistyped."""
 _MEMBER_OVERHEAD_BYTES = 512 + 256
 """A header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
@@ -60,7 +64,7 @@ class Plan:
         table: The input, and which of its rows are selected.
         fields: The fields of each sample, in order.
         key: The key column, or None to number the rows.
-        options: What was asked for.
+        options: What was asked for; `shuffle` is decided.
         num_shards: Shards (S).
         lanes: Lanes (C).
         groups: Where groups of rows go, if rows are grouped.
@@ -76,15 +80,46 @@ class Plan:
     groups: GroupPlaces | None = field(default=None, compare=False)
     bounds: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{field.name}: {field.type}" for field in self.fields)
+        return f"<Plan: {self._counts()}; {fields}; lanes {self.lanes}>"
+
+    def _repr_html_(self) -> str:
+        order = "shuffled" if self.options.shuffle else "in the table's order"
+        facts = [
+            ("plan", self._counts()),
+            ("rows are", order),
+            ("lanes", self.lanes),
+            *(("note", note) for note in self.table.notes),
+        ]
+        fields = [(field.name, field.column, field.type, field.encoding) for field in self.fields]
+        return html_table("Plan", facts) + html_table("Fields", fields, ("field", "column", "type", "encoding"))
+
+    def _counts(self) -> str:
+        most = f"{counted(self.num_shards, 'shard')} of up to {counted(self.max_samples, 'sample')}"
+        rest = f", {counted(self.num_pads, 'pad')}, {self.num_dropped:,} dropped"
+        return f"{counted(self.num_rows, 'row')} -> {most}, about {human_bytes(self.shard_bytes)}{rest}"
+
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
-        return list(dict.fromkeys([one.column for one in self.fields] + ([self.key] if self.key else [])))
+        names = [one.column for one in self.fields] + ([self.key] if self.key else [])
+        return list(dict.fromkeys([*names, *self.kept]))
+
+    @cached_property
+    def kept(self) -> list[str]:
+        """The columns that the sample tables keep."""
+        return kept_columns(self.table.schema, self.fields, self.options.keep, self.options.no_keep)
+
+    @cached_property
+    def samples(self) -> pa.Schema:
+        """The columns of the sample tables."""
+        return sample_columns(self.table.schema, self.fields, self.kept)
 
     @property
     def scatters(self) -> bool:
         """Whether the plan puts rows into another order than the table's."""
-        return self.options.shuffle or self.groups is not None
+        return bool(self.options.shuffle) or self.groups is not None
 
     @property
     def num_rows(self) -> int:
@@ -115,11 +150,15 @@ class Plan:
         """Pads that will be written."""
         return self.max_samples * self.num_shards - self.num_samples if self.options.pad == "repeat" else 0
 
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of all shards, about."""
+        return _data_bytes(self.table, len(self.fields))
+
     @cached_property
     def window(self) -> int:
         """Samples of a window: as given, else by the table's bytes; the manifest has it by the bytes of the shards."""
-        num_bytes = _data_bytes(self.table, len(self.fields))
-        return self.options.window or default_window(num_bytes, self.num_rows, self.lanes)
+        return self.options.window or default_window(self.shard_bytes, self.num_rows, self.lanes)
 
     def rows(self, shard: int) -> tuple[int, int]:
         """Return the place of a shard's first row and the place after its last; the first shards have one more.
@@ -153,6 +192,8 @@ class Plan:
             "inputs": len(self.table.files),
             "rows": self.num_rows,
             "input_rows": self.table.total_rows,
+            "empty_rows": self.table.num_empty,
+            "notes": list(self.table.notes),
             "shards": self.num_shards,
             "samples_per_shard": self.max_samples,
             "pads": self.num_pads,
@@ -172,8 +213,11 @@ class Plan:
     def hash(self) -> str:
         """What names the run: a hash of all that decides the dataset.
 
-        Files count by base name, size and footer, so that a run can be resumed from another folder.
+        Files count by base name, size and footer, so that a run can be resumed from another folder; and by the values
+        that folders name. Which columns they lack, their footers say.
         """
+        options = self.options
+        values = [[(name, value) for name, value in file.constants if value is not None] for file in self.table.files]
         content = {
             "format": FORMAT_VERSION,
             "inputs": [
@@ -190,6 +234,8 @@ class Plan:
             "lanes": self.lanes,
             "window": self.options.window,
             "shuffle": self.options.seed if self.options.shuffle else None,
+            **({"partitions": values} if any(values) else {}),
+            **({"keep": options.keep, "no_keep": options.no_keep} if options.keep or options.no_keep else {}),
         }
         return xxhash.xxh3_128_hexdigest(orjson.dumps(content))
 
@@ -211,7 +257,9 @@ def make_plan(
     """
     if not table.num_rows:
         raise _no_rows(table)
-    columns = {one.column for one in fields} | ({key} if key is not None else set())
+    if options.shuffle is None:  # a table is sorted as a rule, tars were shuffled when they were written
+        options = replace(options, shuffle=table.files[0].format != "tar")
+    columns = {*(one.column for one in fields), *([key] if key is not None else []), *options.keep}
     table = replace(table, files=tuple(file.narrowed(columns) for file in table.files))
     num_rows, readers = table.num_rows, options.readers
     lanes = options.lanes or default_lanes(num_rows, _data_bytes(table, len(fields)), readers)
@@ -219,7 +267,7 @@ def make_plan(
         num_shards = _given_shards(options.shards, readers)
     else:
         num_shards = _derived_shards(table, len(fields), options, lanes)
-    _check_shards(num_shards, num_rows)
+    _check_shards(num_shards, num_rows, options)
     max_shards = len(groups) if groups is not None else num_rows
     if (options.pad != "repeat" or groups is not None) and num_shards > max_shards:
         if options.shards is not None or readers > max_shards:
@@ -233,14 +281,21 @@ def make_plan(
     return Plan(table, tuple(fields), key, options, num_shards, lanes, places, bounds)
 
 
-def _check_shards(num_shards: int, num_rows: int) -> None:
-    limit = min(MAX_SHARDS, max(_FEW_SHARDS, _MAX_SHARDS_PER_ROW * num_rows))
-    if num_shards > limit:
+def _check_shards(num_shards: int, num_rows: int, options: PlanOptions) -> None:
+    if num_shards > MAX_SHARDS:
         raise InputError(
             "too many shards",
-            expected=f"at most {limit:,} shards for {num_rows:,} rows",
+            expected=f"at most {MAX_SHARDS:,} shards",
             found=f"{num_shards:,}",
             remedy="use a smaller --world-size or --workers, or fewer --shards",
+        )
+    asked = max(options.readers, options.shards or 0, options.lanes or 0)
+    if options.pad == "repeat" and not options.allow_pads and min(num_shards, asked) > _MAX_SHARDS_PER_ROW * num_rows:
+        raise InputError(
+            "far more shards than rows: nearly all samples would be pads",
+            expected=f"at most {_MAX_SHARDS_PER_ROW * num_rows:,} shards for {num_rows:,} rows",
+            found=f"{num_shards:,} shards, for world_size {options.world_size:,} x workers {options.workers:,}",
+            remedy="use a smaller --world-size or --workers, fewer --shards or --lanes, or --allow-pads to write pads",
         )
     if -(-num_rows // num_shards) > MAX_SHARD_SAMPLES:
         raise InputError(
@@ -260,7 +315,7 @@ def _no_rows(table: Table) -> InputError:
             place=place,
             expected="at least one row",
             found=f"none of {table.total_rows} rows meets the selection",
-            remedy="check --where, --limit and --split",
+            remedy="check --where, --limit, --skip-empty and --split",
         )
     return InputError(
         "the input has no rows",
@@ -296,7 +351,7 @@ def _given_shards(shards: int, readers: int) -> int:
 
 
 def _data_bytes(table: Table, num_fields: int) -> int:
-    return table.data_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
+    return table.payload_bytes + table.num_rows * num_fields * _MEMBER_OVERHEAD_BYTES
 
 
 def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: int) -> int:

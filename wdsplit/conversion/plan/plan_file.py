@@ -11,7 +11,8 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
 
@@ -25,7 +26,7 @@ from wdsplit.conversion.plan.options import PlanOptions
 from wdsplit.conversion.plan.plan import Plan
 from wdsplit.errors import CorruptDataError, InputError, WdsplitError
 from wdsplit.shards.manifest import Field, checksum_of
-from wdsplit.tables.table import InputFile, Remote, Selection, Table
+from wdsplit.tables.table import InputFile, Remote, Selection, Table, Value
 
 __all__ = ["SavedPlan", "dump_plan", "is_plan", "parse_plan"]
 
@@ -37,6 +38,7 @@ _HEADER, _SCHEMA, _FILES, _GROUPS, _BOUNDS = (
     "groups.arrow",
     "bounds.arrow",
 )
+_MEMBERS = "members-{}.arrow"
 _DATE = (1980, 1, 1, 0, 0, 0)
 _UNIX, _MODE = 3, 0o100644 << 16
 _LEVEL = 1
@@ -97,6 +99,9 @@ def dump_plan(saved: SavedPlan) -> bytes:
         members[_GROUPS] = _dump_table(pa.table({"hashes": plan.groups.hashes, "starts": plan.groups.starts}))
     if plan.bounds:
         members[_BOUNDS] = _dump_table(pa.table({"bounds": np.array(plan.bounds, np.int64)}))
+    for number, file in enumerate(plan.table.files):
+        if file.members is not None:
+            members[_MEMBERS.format(number)] = _dump_table(file.members)
     header = {
         "wdsplit_plan": _FORMAT_VERSION,
         "wdsplit": saved.version,
@@ -111,6 +116,7 @@ def dump_plan(saved: SavedPlan) -> bytes:
         "num_shards": plan.num_shards,
         "lanes": plan.lanes,
         "selection": plan.table.selection.to_json(),
+        "num_empty": plan.table.num_empty,
         "checksums": {name: _checksum(data) for name, data in members.items()},
     }
     return _dump_zip({_HEADER: orjson.dumps(header, option=orjson.OPT_INDENT_2), **members})
@@ -151,6 +157,7 @@ def _files_table(files: Sequence[InputFile]) -> pa.Table:
     columns: dict[str, Any] = {name: pa.array([getattr(file, name) for file in files], pa.int64()) for name in _NUMBERS}
     columns |= {name: pa.array([getattr(file, name) for file in files], pa.string()) for name in _TEXTS}
     columns |= {name: _lists([getattr(file, name) for file in files]) for name in _LISTS}
+    columns["constants"] = pa.array([orjson.dumps(file.constants).decode() for file in files], pa.string())
     columns["modified"] = pa.array([str(file.modified_ns) for file in files], pa.string())
     columns["is_selected"] = pa.array([file.selected is not None for file in files], pa.bool_())
     columns["is_remote"] = pa.array([file.remote is not None for file in files], pa.bool_())
@@ -213,7 +220,11 @@ def _parse_header(data: bytes, version: str) -> dict[str, Any]:
 
 def _build(header: Mapping[str, Any], members: Mapping[str, bytes]) -> SavedPlan:
     schema = pa.ipc.read_schema(pa.py_buffer(members[_SCHEMA]))
-    table = Table(tuple(_files(_parse_table(members[_FILES]))), schema, Selection.from_json(header["selection"]))
+    files = _files(_parse_table(members[_FILES]))
+    for number, file in enumerate(files):
+        if _MEMBERS.format(number) in members:
+            files[number] = replace(file, members=_parse_table(members[_MEMBERS.format(number)]))
+    table = Table(tuple(files), schema, Selection.from_json(header["selection"]), header["num_empty"])
     groups, bounds = None, ()
     if _GROUPS in members:
         columns = _parse_table(members[_GROUPS])
@@ -238,6 +249,7 @@ def _files(table: pa.Table) -> list[InputFile]:
     columns = {name: table.column(name).to_pylist() for name in (*_NUMBERS, *_TEXTS, "is_selected", "is_remote")}
     columns |= {name: _tuples(table.column(name)) for name in _LISTS}
     columns["modified_ns"] = [int(text) for text in table.column("modified").to_pylist()]
+    columns["constants"] = [_constants(text) for text in table.column("constants").to_pylist()]
     are_selected, are_remote = columns.pop("is_selected"), columns.pop("is_remote")
     columns["selected"] = [
         one if is_one else None for one, is_one in zip(columns["selected"], are_selected, strict=True)
@@ -245,6 +257,11 @@ def _files(table: pa.Table) -> list[InputFile]:
     columns["remote"] = [Remote(path) if far else None for path, far in zip(columns["path"], are_remote, strict=True)]
     names = list(columns)
     return [InputFile(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+@lru_cache(1024)
+def _constants(text: str) -> tuple[tuple[str, Value], ...]:
+    return tuple((str(name), value) for name, value in orjson.loads(text))
 
 
 def _tuples(column: pa.ChunkedArray) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ changes nothing about what is gathered (`gather`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from wdsplit.order.permutation import RowPermutation
 from wdsplit.tables.read import Rows, read_rows
 from wdsplit.tables.select import hash_groups
 
-__all__ = ["BATCH_BYTES", "scatter", "task_bytes", "task_memory"]
+__all__ = ["BATCH_BYTES", "REMOTE_MEMORY", "loadable_bytes", "placed_rows", "scatter", "task_bytes", "task_memory"]
 
 _BASE_BYTES = 256 * 1024**2
 _JOB_BYTES = 128 * 1024**2
@@ -30,15 +30,31 @@ _COPIES = 6
 """How often a task has its rows in memory, at most: as read, sorted, encoded, laid out and written."""
 _FILE_BYTES, _ROW_GROUP_BYTES = 1024, 64
 """What a file of the input, and a row group of it, take in a plan, about."""
-_LEAST_BYTES, _MAX_BYTES = 8 * 1024**2, 1024**3
+_LEAST_BYTES, _USUAL_BYTES, _MAX_BYTES = 8 * 1024**2, 32 * 1024**2, 1024**3
+_USUAL_TASKS = 128
+REMOTE_MEMORY = 1024**3
+"""What conversions use on machines of which nothing is known, unless they are given more."""
 BATCH_BYTES = 16 * 1024**2
 """What a batch may have of rows that stay in their order, or that are handed on."""
 
 
-def task_bytes(memory_bytes: int, jobs: int) -> int:
-    """Return how many bytes of rows a task may buffer so that all jobs together keep to a memory bound."""
+def task_bytes(memory_bytes: int, jobs: int, local_bytes: int | None = None) -> int:
+    """Return how many bytes of rows a task may buffer so that all jobs together keep to a memory bound.
+
+    Args:
+        memory_bytes: The bound.
+        jobs: Jobs.
+        local_bytes: The bytes of all rows, if they are spilled to a local disk: no task buffers many more than it must,
+            because memory that is new to a process costs more than small reads. None for a bucket.
+    """
     free = (memory_bytes - _BASE_BYTES - _JOB_BYTES * jobs) // (jobs * _COPIES)
-    return min(_MAX_BYTES, max(_LEAST_BYTES, free))
+    enough = _MAX_BYTES if local_bytes is None else max(_USUAL_BYTES, local_bytes // _USUAL_TASKS)
+    return min(_MAX_BYTES, enough, max(_LEAST_BYTES, free))
+
+
+def loadable_bytes(memory_bytes: int, jobs: int) -> int:
+    """Return how many bytes of rows may be in memory at once, while all jobs write shards of them."""
+    return max(0, memory_bytes - _BASE_BYTES - jobs * (_JOB_BYTES + _COPIES * BATCH_BYTES))
 
 
 def task_memory(plan: Plan, buffer_bytes: int) -> int:
@@ -56,18 +72,23 @@ def _plan_bytes(plan: Plan) -> int:
 
 def scatter(job: Job, steps: Steps, task: ScatterTask) -> int:
     """Write the runs of a task; return its number of rows. Runs in a worker process; may run twice."""
-    plan = job.plan
-    places_of = _places(plan, task.first)
-    columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
     with open_output(job) as storage:
         runs = SortedRunWriter(storage, job, steps.prefix, task.name, steps.scattered_rows)
-        for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
+        for table, num_bytes in placed_rows(job.plan, task):
             raise_if_cancelled()
-            arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
-            table = pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
-            runs.append(table, rows.nbytes + len(rows) * ROW_BYTES)
+            runs.append(table, num_bytes)
         runs.end()
     return task.stop - task.first
+
+
+def placed_rows(plan: Plan, task: ScatterTask) -> Iterator[tuple[pa.Table, int]]:
+    """Read the rows of a task, batch by batch, with their places and numbers; and the bytes that each batch takes."""
+    places_of = _places(plan, task.first)
+    columns = [*plan.columns, *([plan.options.group_by] if plan.options.group_by is not None else [])]
+    for rows in read_rows(plan.table, task.first, task.stop, list(dict.fromkeys(columns))):
+        arrays = {f"c{i}": rows.columns[name] for i, name in enumerate(plan.columns)}
+        table = pa.table({PLACE: places_of(rows), NUMBER: rows.numbers, **arrays})
+        yield table, rows.nbytes + len(rows) * ROW_BYTES
 
 
 def _places(plan: Plan, first: int) -> Callable[[Rows], Int64]:

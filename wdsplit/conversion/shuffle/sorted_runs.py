@@ -28,6 +28,7 @@ from wdsplit.storage.interface import PendingFile, Storage
 __all__ = [
     "NUMBER",
     "PLACE",
+    "ArrowSink",
     "SortedRun",
     "SortedRunWriter",
     "damaged_spill",
@@ -37,6 +38,7 @@ __all__ = [
     "read_runs",
     "tasks_without_note",
     "unfinished_tasks",
+    "write_run",
 ]
 
 Task = TypeVar("Task", ScatterTask, MergeTask)
@@ -110,17 +112,17 @@ class SortedRunWriter:
         keep = np.flatnonzero(places < self.job.plan.num_samples)
         order = keep[np.argsort(places[keep], kind="stable")]
         path = f"{SPILL_FOLDER}/{self.prefix}-{self.name}-{self.job.buffer_bytes}-{len(self._runs):06d}.arrow"
-        size = _write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
+        size = write_run(self.storage, path, table.take(pa.array(order)), places[order] // self.cut_rows)
         self._runs.append(SortedRun(path, size, len(table), self._num_buffered))
         self._buffered, self._num_buffered = [], 0
 
 
-def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
+def write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> int:
     """Write sorted rows, a record batch a bucket; return the bytes of the file."""
     numbers, starts = np.unique(buckets, return_index=True)
     schema = table.schema.with_metadata({BUCKETS: orjson.dumps(numbers.tolist())})
     with storage.publish(path) as file:
-        sink = _Sink(file)
+        sink = ArrowSink(file)
         with pa.ipc.new_file(sink, schema) as writer:
             for start, stop in pairwise([*starts.tolist(), len(buckets)]):
                 batch = table.slice(start, stop - start).combine_chunks()
@@ -128,8 +130,8 @@ def _write_run(storage: Storage, path: str, table: pa.Table, buckets: Int64) -> 
     return sink.tell()
 
 
-class _Sink:
-    """A file object, as far as Arrow needs one, over a pending file."""
+class ArrowSink:
+    """A file object, as far as Arrow needs one, over what takes bytes."""
 
     closed = False
 
@@ -138,19 +140,21 @@ class _Sink:
         self._position = 0
 
     def write(self, data: bytes) -> int:
-        view = memoryview(data)
+        """Append bytes; return how many."""
+        view = memoryview(data).cast("B")
         self._file.write([view])
         self._position += view.nbytes
         return view.nbytes
 
     def tell(self) -> int:
+        """Return how many bytes were written."""
         return self._position
 
     def flush(self) -> None:
         """Have nothing to flush."""
 
     def close(self) -> None:
-        """Leave closing to the storage."""
+        """Leave closing to what takes the bytes."""
 
 
 def _note_path(prefix: str, name: str) -> str:

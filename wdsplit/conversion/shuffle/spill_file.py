@@ -79,9 +79,9 @@ class _Ranges:
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch a range at once, and keep it until another is."""
-        data = bytearray(stop - start)
-        self._storage.open(self._path, self.size).read_into(memoryview(data), start)
-        self._start, self._fetched = start, memoryview(data).toreadonly()
+        data = memoryview(pa.allocate_buffer(stop - start)).cast("B")  # Arrow's pool keeps its pages
+        self._storage.open(self._path, self.size).read_into(data, start)
+        self._start, self._fetched = start, data.toreadonly()
 
     def drop(self) -> None:
         """Keep nothing; what was read of it stays as long as somebody needs it."""

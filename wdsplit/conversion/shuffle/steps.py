@@ -20,6 +20,7 @@ from wdsplit.conversion.plan.plan import Plan
 from wdsplit.conversion.record.notes import read_note_of_plan
 from wdsplit.shards.manifest import RUN_FOLDER
 from wdsplit.storage.interface import Storage
+from wdsplit.tables.table import Table
 
 __all__ = [
     "ROW_BYTES",
@@ -29,8 +30,10 @@ __all__ = [
     "ScatterTask",
     "Steps",
     "cut_into_steps",
+    "cut_table",
     "read_cuts",
     "read_steps",
+    "spilled_bytes",
     "write_cuts",
 ]
 
@@ -40,6 +43,8 @@ _PLACES_NAME = f"{SPILL_FOLDER}/places.json"
 
 ROW_BYTES = 64
 """What a row takes besides its columns: its place, its number, and their sorting."""
+_SPILLED_ROW_BYTES = 16
+"""What it takes in a spill file besides its columns: its place and its number."""
 _BUCKETS_PER_TASK = 4
 _MAX_GATHERED = 256
 """With more tasks rows are merged: about where gathering from all tasks costs more than reading all rows once more."""
@@ -153,7 +158,7 @@ class Cuts:
 def write_cuts(storage: Storage, plan: Plan, buffer_bytes: int) -> Cuts:
     """Decide how a run scatters its rows, with `buffer_bytes` for a task; what was spilled before is removed."""
     storage.remove(SPILL_FOLDER)
-    places = _places(plan, buffer_bytes)
+    places = cut_table(plan.table, buffer_bytes)
     row_bytes = plan.table.data_bytes // plan.num_rows + ROW_BYTES
     bucket_rows = max(1, buffer_bytes // row_bytes // _BUCKETS_PER_TASK)
     prefix = f"{plan.hash[:8]}-{xxhash.xxh3_64_hexdigest(orjson.dumps([places, bucket_rows, _MAX_GATHERED]))[:8]}"
@@ -171,17 +176,24 @@ def cut_into_steps(prefix: str, num_rows: int, num_tasks: int, bucket_rows: int)
     return Steps(prefix, num_tasks, -(-num_rows // region_rows), region_rows, bucket_rows)
 
 
-def _places(plan: Plan, buffer_bytes: int) -> list[int]:
-    """Cut the table at row groups, so that a task has about as many rows as it may buffer, or one row group."""
+def cut_table(table: Table, task_bytes: int) -> list[int]:
+    """Cut a table at row groups, so that a task has about so many bytes of rows, or one row group."""
     cuts, place, num_bytes = [0], 0, 0.0
-    for file in plan.table.files:
+    for file in table.files:
         for rows in file.counts:
             place += rows
             num_bytes += rows * (file.row_bytes + ROW_BYTES)
-            if num_bytes >= buffer_bytes:
+            if num_bytes >= task_bytes:
                 cuts.append(place)
                 num_bytes = 0.0
     return cuts if cuts[-1] == place else [*cuts, place]
+
+
+def spilled_bytes(plan: Plan, buffer_bytes: int) -> int:
+    """Return how many bytes are spilled at once, about, with `buffer_bytes` for a task; twice all rows if merged."""
+    num_tasks = len(cut_table(plan.table, buffer_bytes)) - 1
+    times = 2 if cut_into_steps("", plan.num_rows, num_tasks, 1).merges else 1
+    return times * (plan.table.data_bytes + plan.num_rows * _SPILLED_ROW_BYTES)
 
 
 def read_steps(storage: Storage, plan: Plan) -> Steps | None:

@@ -1,7 +1,7 @@
 """Samples as columns: what is done with many samples is done with arrays, not sample by sample.
 
 Pure (no I/O). Payloads are bytes, or, where a copy ahead of time would only fill memory, calls that read
-them when they are asked for.
+them when they are asked for. Small payloads of a reader `as_arrow` lie in Arrow arrays: no object for each.
 """
 
 from __future__ import annotations
@@ -9,26 +9,43 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from wdsplit.order.epoch import Int64
 
-__all__ = ["Block", "Columns", "Gathered", "Objects", "Pending", "as_objects"]
+__all__ = [
+    "Block",
+    "Columns",
+    "Gathered",
+    "Objects",
+    "Payloads",
+    "Pending",
+    "Picked",
+    "as_list",
+    "as_objects",
+    "flat",
+    "picked",
+]
 
 Objects = npt.NDArray[np.object_]
 
 Pending = tuple[Callable[[int, int], bytes], int, int]
 """A payload that is yet to be read: what reads it, the offset and the number of bytes."""
 
+Payloads: TypeAlias = "Objects | pa.LargeBinaryArray"
+"""The payloads of a field: an array of objects, or, of a uniform window with small ones, an array of Arrow."""
+
 Columns = dict[str, Any] | tuple[Any, ...]
-"""Samples as columns, lists or arrays: of dicts by their keys, or of tuples by their places."""
+"""Samples as columns, lists or arrays, of numpy or Arrow: of dicts by their keys, or of tuples by their places."""
 
 _BYTES_AT_ONCE = 1024 * 1024
 """Payloads that become samples together: few enough that their memory is used again and again."""
-_SAMPLES_AT_ONCE = 1024
+_SAMPLES_AT_ONCE = 256
+"""Few enough that making their dicts seldom sets off a collection of garbage (each 700 that are new, by default)."""
 
 
 def as_objects(values: Sequence[Any]) -> Objects:
@@ -36,6 +53,39 @@ def as_objects(values: Sequence[Any]) -> Objects:
     array = np.empty(len(values), object)
     array[:] = values
     return array
+
+
+def as_list(values: Any) -> Any:
+    """Return a column of Arrow as a list of bytes or text; any other as it is."""
+    return values.to_numpy(zero_copy_only=False).tolist() if isinstance(values, pa.Array) else values
+
+
+def flat(values: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
+    """Return where the n values of an array of Arrow begin and end, int64 of shape (n + 1,), and all their bytes."""
+    _, offsets, data = values.buffers()
+    cuts = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    return cuts - cuts[0], np.frombuffer(data or b"", np.uint8)[cuts[0] : cuts[-1]]
+
+
+class Picked(NamedTuple):
+    """Some values of an array.
+
+    Attributes:
+        values: All of them.
+        places: int64 of shape (n,): which.
+    """
+
+    values: pa.LargeBinaryArray
+    places: Int64
+
+
+def picked(payloads: Payloads, places: Int64) -> Objects | Picked:
+    """Return some payloads; those of Arrow are copied only if they are few, as `Gathered` copies them once more."""
+    if not isinstance(payloads, pa.Array):
+        return payloads[places]
+    if 2 * len(places) >= len(payloads):
+        return Picked(payloads, places)
+    return Picked(payloads.take(pa.array(places)), np.arange(len(places)))
 
 
 @dataclass(frozen=True)
@@ -48,7 +98,8 @@ class Block:
         positions: int64 of shape (n,): places in the epoch's order.
         pads: bool of shape (n,): True where the sample is a repetition.
         sizes: int64 of shape (n,): bytes of all payloads of each sample.
-        fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field.
+        fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field. Or an array
+            of Arrow, without nulls.
         whole: Fields of which it is known that all samples have them, and that no payload is pending.
     """
 
@@ -57,7 +108,7 @@ class Block:
     positions: Int64
     pads: npt.NDArray[np.bool_]
     sizes: Int64
-    fields: dict[str, Objects]
+    fields: dict[str, Payloads]
     whole: Collection[str] = ()
 
     def __len__(self) -> int:
@@ -87,14 +138,24 @@ class Block:
             yield self.cut(first, first + size)._dicts()
 
     def _dicts(self) -> list[dict[str, Any]]:
-        named = zip(self.keys.tolist(), self.urls.tolist(), self.positions.tolist(), self.pads.tolist(), strict=True)
-        samples: list[dict[str, Any]] = [
-            {"__key__": key, "__url__": url, "__position__": position, "__pad__": pad}
-            for key, url, position, pad in named
-        ]
-        for name in self.fields:
-            payloads, is_lacking = self.payloads(name)
-            for sample, payload in zip(samples, payloads, strict=True):
+        payloads = {name: self.payloads(name) for name in self.fields}
+        given = [self.keys.tolist(), self.urls.tolist(), self.positions.tolist(), self.pads.tolist()]
+        two = list(payloads)[:2]
+        samples: list[dict[str, Any]]
+        if len(two) == 2 and not any(payloads[name][1] for name in two):  # a dict that is made with six need not grow
+            one, other = two
+            rows = zip(*given, *(payloads.pop(name)[0] for name in two), strict=True)
+            samples = [
+                {"__key__": key, "__url__": url, "__position__": position, "__pad__": pad, one: first, other: second}
+                for key, url, position, pad, first, second in rows
+            ]
+        else:
+            samples = [
+                {"__key__": key, "__url__": url, "__position__": position, "__pad__": pad}
+                for key, url, position, pad in zip(*given, strict=True)
+            ]
+        for name, (values, is_lacking) in payloads.items():
+            for sample, payload in zip(samples, values, strict=True):
                 if not is_lacking or payload is not None:
                     sample[name] = payload
         return samples
@@ -102,7 +163,7 @@ class Block:
     def columns(self, requested: Collection[str] | None = None) -> dict[str, Any] | None:
         """Return the samples as columns, named as in a sample; None if a sample lacks a field.
 
-        Positions and pads are arrays, all else lists.
+        Positions and pads are arrays, payloads lists or arrays of Arrow, all else lists.
 
         Args:
             requested: The fields that are read; None for all.
@@ -113,8 +174,11 @@ class Block:
             "__position__": self.positions,
             "__pad__": self.pads,
         }
-        for name in self.fields:
+        for name, payloads in self.fields.items():
             if requested is not None and name not in requested:
+                continue
+            if isinstance(payloads, pa.Array):
+                columns[name] = payloads
                 continue
             columns[name], is_lacking = self.payloads(name)
             if is_lacking:
@@ -123,7 +187,10 @@ class Block:
 
     def payloads(self, field: str) -> tuple[list[Any], bool]:
         """Return the payloads of a field as bytes, None where a sample lacks it; and whether one does."""
-        values: list[Any] = self.fields[field].tolist()
+        payloads = self.fields[field]
+        if isinstance(payloads, pa.Array):
+            return as_list(payloads), False
+        values: list[Any] = payloads.tolist()
         if field in self.whole:
             return values, False
         kinds = set(map(type, values))
@@ -143,6 +210,7 @@ class Gathered:
         self._keys, self._urls = np.empty(size, object), np.empty(size, object)
         self._sizes = np.zeros(size, np.int64)
         self._fields: dict[str, Objects] = {}
+        self._picked: dict[str, list[tuple[Int64, Picked]]] = {}
         self._num_whole: dict[str, int] = {}
 
     def add(
@@ -151,7 +219,7 @@ class Gathered:
         keys: Objects,
         urls: Objects | str,
         sizes: Int64,
-        fields: Mapping[str, Objects | str],
+        fields: Mapping[str, Payloads | Picked | str],
         whole: Collection[str] = (),
     ) -> None:
         """Put m samples into the given rows.
@@ -166,12 +234,34 @@ class Gathered:
         """
         self._keys[rows], self._urls[rows], self._sizes[rows] = keys, urls, sizes
         for name, payloads in fields.items():
-            if name not in self._fields:
-                self._fields[name] = np.empty(len(self._keys), object)
-            self._fields[name][rows] = payloads
+            if isinstance(payloads, pa.Array):
+                payloads = Picked(payloads, np.arange(len(rows)))
+            if isinstance(payloads, Picked):
+                self._picked.setdefault(name, []).append((rows, payloads))
+            else:
+                self._put(name, rows, payloads)
             self._num_whole[name] = self._num_whole.get(name, 0) + (len(rows) if name in whole else 0)
+
+    def _put(self, name: str, rows: Int64, payloads: Objects | str) -> None:
+        if name not in self._fields:
+            self._fields[name] = np.empty(len(self._keys), object)
+        self._fields[name][rows] = payloads
+
+    def _joined(self, name: str) -> Payloads:
+        """Return the payloads of a field: of Arrow if all are."""
+        parts = self._picked.get(name, [])
+        if parts and name not in self._fields and sum(len(rows) for rows, _ in parts) == len(self._keys):
+            places, begin = np.empty(len(self._keys), np.int64), 0
+            for rows, part in parts:
+                places[rows] = begin + part.places
+                begin += len(part.values)
+            return pa.concat_arrays([part.values for _, part in parts]).take(pa.array(places))
+        for rows, part in parts:
+            self._put(name, rows, part.values.to_numpy(zero_copy_only=False)[part.places])
+        return self._fields[name]
 
     def block(self, positions: Int64, pads: npt.NDArray[np.bool_]) -> Block:
         """Return the block of the samples at these positions."""
         whole = {name for name, count in self._num_whole.items() if count == len(self._keys)}
-        return Block(self._keys, self._urls, positions, pads, self._sizes, self._fields, whole)
+        fields = {name: self._joined(name) for name in self._num_whole}
+        return Block(self._keys, self._urls, positions, pads, self._sizes, fields, whole)

@@ -21,6 +21,7 @@ from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, W
 from wdsplit.loading.reading.cache_folder import CacheFolder, NoRoomError, PartialShard, is_downloading
 from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile, alone_with
 from wdsplit.loading.reading.open_shard import OpenShard, check_end, open_shard
+from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.interface import ReadableFile, ReadableStorage
 from wdsplit.storage.local import LocalStorage, local_path
@@ -126,7 +127,8 @@ class ShardCache:
         """Check all bytes of all shards that are here, and remove those that are damaged: they are downloaded again.
 
         Args:
-            progress: Called with the number of shards that were checked, the number of all, and the bytes checked.
+            progress: Called at the beginning and after each shard, with the number of shards that were checked, the
+                number of all, and the bytes checked.
 
         Returns:
             What was removed, in the order of their paths.
@@ -136,6 +138,7 @@ class ShardCache:
             StorageError: The system refused.
         """
         damages, num_bytes, tars = [], 0, self.folder.tars()
+        progress(0, len(tars), 0)
         for number, path in enumerate(tars, 1):
             with suppress(DatasetNotFoundError):  # it was evicted meanwhile
                 file = CachedFile(path)
@@ -281,7 +284,7 @@ def _check_all(file: CachedFile) -> None:
     shard = OpenShard(str(file.path), file, parse_index(index, num_samples, file.size))
     check_end(shard)
     for first in range(0, num_samples, _SAMPLES_AT_ONCE):
-        shard.window(first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
+        read_window(shard, first, min(num_samples, first + _SAMPLES_AT_ONCE), fields=())
 
 
 def _checksum(

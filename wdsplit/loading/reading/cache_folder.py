@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError, WdsplitError
-from wdsplit.loading.reading.cached_file import CachedFile, alone_with, unlock
+from wdsplit.loading.reading.cached_file import CachedFile, alone_with
 from wdsplit.shards.manifest import index_path
 from wdsplit.storage.local import LocalStorage
-from wdsplit.storage.locks import open_locked
+from wdsplit.storage.locks import open_locked, unlock
 
 __all__ = [
     "CacheFolder",
@@ -210,7 +210,7 @@ class CacheFolder:
                 _remove(file.path, _TAR, _INDEX)
 
     def usage(self) -> CacheUsage:
-        """Return what is there now; others may change it meanwhile."""
+        """Return the entries of the cache; other processes may change it meanwhile."""
         self._check_is_cache()
         with self.translated():
             entries = self._entries()
@@ -291,7 +291,7 @@ class CacheFolder:
         return kept
 
     def _entries(self) -> list[_Entry]:
-        """Return what is there, sorted by path."""
+        """Return the entries, sorted by path."""
         found: dict[str, dict[str, os.stat_result]] = {}
         for folder in self._subfolders():
             for item in os.scandir(folder):

@@ -14,9 +14,9 @@ import xxhash
 
 from wdsplit.shards.manifest import index_path
 from wdsplit.storage.local_file import LocalFile
-from wdsplit.storage.locks import leads_to
+from wdsplit.storage.locks import leads_to, unlock
 
-__all__ = ["NOTE_BYTES", "CachedFile", "alone_with", "unlock"]
+__all__ = ["NOTE_BYTES", "CachedFile", "alone_with"]
 
 NOTE_BYTES = 16
 """What ends the index of an entry: the proof that its tar was checked."""
@@ -91,12 +91,6 @@ def alone_with(path: Path) -> Iterator[bool]:
         yield is_alone
     finally:
         unlock(fd)
-
-
-def unlock(fd: int) -> None:
-    """Close a file and let go of its lock, which a process that was forked meanwhile would keep: it has a copy."""
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
 
 
 @functools.cache

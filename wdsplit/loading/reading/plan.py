@@ -9,12 +9,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsplit.order.epoch import EpochOrder, Int64, places_in_windows, window_order, window_samples
+from wdsplit.order.epoch import EpochOrder, Int64, order_in_windows, places_in_windows
 
 __all__ = ["Plan", "PlannedWindow", "Planner", "ShardVisit"]
 
@@ -22,23 +23,34 @@ _SLOT_BITS = 40
 _MAX_SLOTS = 1 << _SLOT_BITS
 
 
+Span: TypeAlias = "tuple[int, int, Int64 | None]"
+"""The first sample that is read of a window, the one after the last, and which of them are read; None for all."""
+
+
 @dataclass(frozen=True, eq=False)
 class ShardVisit:
-    """A shard in one epoch. All its windows have the same size but the one at its end, which may be visited any time.
+    """A shard in one epoch.
+
+    All its windows have the same size but the one at the shard's end, which may be visited any time. Of a view they
+    have any sizes.
 
     Attributes:
         shard: Its number in the manifest.
-        count: Its samples, pads left out.
+        count: The shard's samples, pads left out; also those that are not selected.
         windows: int64 of shape (windows,): its windows in the order of their visits.
+        ends: int64 of shape (windows,): how many of its samples are visited up to the end of each window.
         short_slot: Where the smaller window is among them; beyond all of them if there is none.
         short_size: Its samples, or 0.
+        spans: What is read of windows that will be planned next, by their slots.
     """
 
     shard: int
     count: int
     windows: Int64
+    ends: Int64
     short_slot: int
     short_size: int
+    spans: dict[int, Span] = field(default_factory=dict)
 
 
 class PlannedWindow:
@@ -46,27 +58,20 @@ class PlannedWindow:
 
     Attributes:
         visit: Its shard.
-        first: Its first sample.
-        stop: The sample after its last.
-        places: int64 of shape (stop - first,): its samples in the order of their visits, counted from `first`.
+        first: The first of its samples that is read.
+        stop: The sample after the last that is read.
+        chosen: int64 of shape (n,), rising: the samples from first to stop that are read; None for all of them.
+        places: int64 of shape (n,): the samples in the order of their visits, numbers among those that are read.
         num_visited: Samples of the shard that are visited before it.
-        following: First sample, and the one after the last, of the window that is visited next; None if it is the last.
+        following: First sample, the one after the last, and `chosen`, of the window that is visited next; None if it is
+            the last.
     """
 
-    __slots__ = ("__weakref__", "first", "following", "num_visited", "places", "stop", "visit")
+    __slots__ = ("__weakref__", "chosen", "first", "following", "num_visited", "places", "stop", "visit")
 
-    def __init__(
-        self,
-        visit: ShardVisit,
-        first: int,
-        stop: int,
-        places: Int64,
-        num_visited: int,
-        following: tuple[int, int] | None,
-    ) -> None:
+    def __init__(self, visit: ShardVisit, span: Span, places: Int64, num_visited: int, following: Span | None) -> None:
         self.visit = visit
-        self.first = first
-        self.stop = stop
+        self.first, self.stop, self.chosen = span
         self.places = places
         self.num_visited = num_visited
         self.following = following
@@ -114,8 +119,8 @@ class Planner:
     def plan(self, positions: Int64) -> Plan:
         """Return what is to be read for some positions, in any order: int64 of any length."""
         shards, visits, pads = self._order.visits(positions)
-        numbers, shard_of = np.unique(shards, return_inverse=True)
-        used = [self._visit(number) for number in numbers.tolist()]
+        distinct, shard_of = np.unique(shards, return_inverse=True)
+        used = [self._visit(shard) for shard in distinct.tolist()]
         slots = self._slots(used, shard_of, visits)
         wanted, window_of, first_of = _distinct(shard_of * _MAX_SLOTS + slots)
         keys = [(used[number >> _SLOT_BITS], number & (_MAX_SLOTS - 1)) for number in wanted.tolist()]
@@ -160,22 +165,23 @@ class Planner:
             if more and place + 1 == len(window.places):
                 self._last_of_lane.pop(lane, None)
             else:
-                self._last_of_lane[lane] = keys[number][0].shard, keys[number][1], window
+                self._last_of_lane[lane] = window.visit.shard, keys[number][1], window
 
     def _visit(self, shard: int) -> ShardVisit:
-        """Return a shard that is visited; it is forgotten when no plan and no window is of it."""
+        """Return a shard's visit; it is forgotten when no plan and no window is of it."""
         visit = self._visits.get(shard)
         if visit is None:
-            count = int(self._order.counts[shard])
-            windows = window_order(self._order.options, self._order.epoch, shard, count)
+            count = int(self._order.totals[shard])
+            windows, ends = self._order.shard_windows(shard)
             number, size = divmod(count, self._size)
-            slot = int(np.flatnonzero(windows == number)[0]) if size else len(windows)
-            visit = ShardVisit(shard, count, windows, slot, size)
-            self._visits[shard] = visit
+            slot = int(np.argmax(windows == number)) if size else len(windows)
+            visit = self._visits[shard] = ShardVisit(shard, count, windows, ends, slot, size)
         return visit
 
     def _slots(self, used: list[ShardVisit], shard_of: Int64, visits: Int64) -> Int64:
         """Return for each visit of a shard which of the shard's windows it falls into, in the order of their visits."""
+        if self._order.selection is not None:
+            return _slots_of_any(used, shard_of, visits)
         slot = np.array([visit.short_slot for visit in used], np.int64)[shard_of]
         size = np.array([visit.short_size for visit in used], np.int64)[shard_of]
         after = (visits - size) // self._size + 1
@@ -187,29 +193,50 @@ class Planner:
         """Return windows of shards by their place in the order of the visits, with the order of their samples."""
         shards = np.array([visit.shard for visit, _ in keys], np.int64)
         numbers = np.array([visit.windows[slot] for visit, slot in keys], np.int64)
-        is_full = np.array([slot != visit.short_slot for visit, slot in keys], np.bool_)
+        spans = [visit.spans.pop(slot) if slot in visit.spans else self._span(visit, slot) for visit, slot in keys]
         options, epoch = self._order.options, self._order.epoch
+        if self._order.selection is not None:
+            samples = [np.arange(first, stop) if chosen is None else chosen for first, stop, chosen in spans]
+            inside = [some - first for some, first in zip(samples, (numbers * self._size).tolist(), strict=True)]
+            places = order_in_windows(options, epoch, shards, numbers, inside)
+            return [self._window(*key, span, order) for key, span, order in zip(keys, spans, places, strict=True)]
+        is_full = np.array([slot != visit.short_slot for visit, slot in keys], np.bool_)
         full = iter(places_in_windows(options, epoch, shards[is_full], numbers[is_full], self._size))
-        return [
-            self._window(visit, slot, number, next(full) if whole else None)
-            for (visit, slot), number, whole in zip(keys, numbers.tolist(), is_full.tolist(), strict=True)
-        ]
+        rows = zip(keys, spans, is_full.tolist(), strict=True)
+        return [self._window(*key, span, next(full) if whole else self._short(key[0])) for key, span, whole in rows]
 
-    def _window(self, visit: ShardVisit, slot: int, number: int, places: Int64 | None) -> PlannedWindow:
-        first, stop = self._span(number, visit.count)
-        if places is None:
-            samples = window_samples(self._order.options, self._order.epoch, visit.shard, visit.count, number)
-            places = samples - first
-        num_visited = slot * self._size if slot <= visit.short_slot else (slot - 1) * self._size + visit.short_size
+    def _short(self, visit: ShardVisit) -> Int64:
+        """Return the order of the samples of a shard's smaller window."""
+        number = int(visit.windows[visit.short_slot])
+        return self._order.window_samples(visit.shard, number) - number * self._size
+
+    def _window(self, visit: ShardVisit, slot: int, span: Span, places: Int64) -> PlannedWindow:
+        num_visited = int(visit.ends[slot]) - len(places)
         following = None
         if slot + 1 < len(visit.windows):
-            following = self._span(int(visit.windows[slot + 1]), visit.count)
-        return PlannedWindow(visit, first, stop, places, num_visited, following)
+            following = visit.spans[slot + 1] = self._span(visit, slot + 1)
+        return PlannedWindow(visit, span, places, num_visited, following)
 
-    def _span(self, number: int, count: int) -> tuple[int, int]:
-        """Return the first sample of a window, and the one after its last, in a shard of so many samples."""
-        first = number * self._order.options.window
-        return first, min(count, first + self._order.options.window)
+    def _span(self, visit: ShardVisit, slot: int) -> Span:
+        """Return which samples of a window are read."""
+        first = int(visit.windows[slot]) * self._size
+        stop = min(visit.count, first + self._size)
+        if self._order.selection is None:
+            return first, stop, None
+        chosen = first + np.flatnonzero(self._order.selection.mask(visit.shard, first, stop))
+        first, stop = int(chosen[0]), int(chosen[-1]) + 1
+        return first, stop, None if stop - first == len(chosen) else chosen
+
+
+def _slots_of_any(used: list[ShardVisit], shard_of: Int64, visits: Int64) -> Int64:
+    """Return for each visit of a shard which of the shard's windows it falls into: windows of any sizes."""
+    if not used:
+        return visits
+    begins = np.cumsum([0, *(visit.ends[-1] for visit in used)])
+    ends = np.concatenate([begin + visit.ends for begin, visit in zip(begins.tolist(), used, strict=False)])
+    firsts = np.cumsum([0, *(len(visit.ends) for visit in used)])
+    slots: Int64 = np.searchsorted(ends, begins[shard_of] + visits, side="right") - firsts[shard_of]
+    return slots
 
 
 def _distinct(values: Int64) -> tuple[Int64, Int64, Int64]:

@@ -6,100 +6,126 @@ waits for room.
 
 from __future__ import annotations
 
-import mmap
+import contextvars
 import os
 import queue
 import threading
 import weakref
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from wdsplit.engines.private_memory import map_memory
 from wdsplit.loading.reading.open_shard import OpenShard
+from wdsplit.loading.reading.ranges import Range
+from wdsplit.order.epoch import Int64
+from wdsplit.storage.interface import ReadableFile
 from wdsplit.storage.locks import ProcessLock
 
-__all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard"]
+__all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard", "num_requests"]
 
 _REQUEST_BYTES = 12 * 1024**2
 """Ranges that lie side by side are fetched by one request, up to so many bytes."""
-_MIN_KEPT_BYTES = 1024**2
-_PAGE_BYTES = 2 * 1024**2
-"""A huge page: the system gives memory in pages of this size, if it can, a hundred times as fast as in small ones."""
-_MIN_HUGE_BYTES, _SMALL_PAGE_BYTES = 4 * _PAGE_BYTES, 64 * 1024
-"""Ranges below this are not rounded up to huge pages: up to half of the memory would be lost."""
+_REPLANNED = 1 / 4
+"""The part of the bytes planned ahead that is planned anew together."""
+
+
+def num_requests(num_windows: float, num_shards: float, window_bytes: int, lane_bytes: float) -> float:
+    """Return about how many requests fetch windows in random order: fewer than windows where they lie side by side.
+
+    Args:
+        num_windows: Windows that readers fetch.
+        num_shards: Shards that they are of; one counts for each of its readers.
+        window_bytes: Bytes of a window.
+        lane_bytes: Bytes of each lane that are planned ahead.
+    """
+    if not num_windows:
+        return 0.0
+    each = num_windows / num_shards
+    together = max(1.0, _REPLANNED * lane_bytes / max(1, window_bytes))
+    per_request = max(1, _REQUEST_BYTES // max(1, window_bytes))
+    # of n windows, k chosen at random lie in k (n - k + 1) / n rows; there are n / k such choices
+    return min(num_windows, num_shards * max(1.0, each - together + 1, each / per_request))
 
 
 class _Memory:
-    """Memory that ranges are fetched into, one after another: new memory costs more than what is read into it."""
+    """Memory that ranges are fetched into, one after another.
+
+    It is a single mapping, which the system fills by huge pages (2 MiB) as it is used, thirty times as fast as separate
+    mappings of a window each. What does not fit into a gap of it gets memory of its own.
+
+    Args:
+        num_bytes: How much may be in use, unless more is urgent.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._in_use = 0
-        self._free: list[mmap.mmap] = []
+        self._gaps = [(0, num_bytes)]
+        self._mapping = map_memory(num_bytes)
+        self._returned: deque[tuple[int | None, int]] = deque()
         self._changed = threading.Condition()
         self.is_closed = False
 
-    def filled(self, num_bytes: int, is_urgent: threading.Event, fill: Callable[[memoryview], None]) -> memoryview:
+    def filled(self, num_bytes: int, is_urgent: Callable[[], bool], fill: Callable[[memoryview], None]) -> memoryview:
         """Fill so many bytes, once there is room or they are urgent; they are free with the last reference to them."""
-        page = _PAGE_BYTES if num_bytes >= _MIN_HUGE_BYTES else _SMALL_PAGE_BYTES
-        room = num_bytes if num_bytes < _MIN_KEPT_BYTES else -(-num_bytes // page) * page
-        self._wait(room, is_urgent)
-        memory = None
+        start = self._take(num_bytes, is_urgent)
         try:
-            if num_bytes >= _MIN_KEPT_BYTES:
-                memory = self._pages(room)
-                room = len(memory)
-            array = np.empty(num_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8, num_bytes)
+            if start is None:
+                array = np.empty(num_bytes, np.uint8)
+            else:
+                array = np.frombuffer(self._mapping, np.uint8, num_bytes, start)
             fill(array.data)
         except BaseException:
-            self._give_back(memory, room)
+            self._give_back(start, num_bytes)
             raise
-        weakref.finalize(array, self._give_back, memory, room).atexit = False
+        weakref.finalize(array, self._give_back, start, num_bytes).atexit = False
         return array.data
 
-    def _wait(self, room: int, is_urgent: threading.Event) -> None:
-        """Take so many bytes of what may be in use, as soon as they are free."""
+    def _take(self, num_bytes: int, is_urgent: Callable[[], bool]) -> int | None:
+        """Wait for room; return where in the mapping it is, or None for memory of its own."""
         with self._changed:
-            while self._in_use and self._in_use + room > self._num_bytes:
-                if is_urgent.is_set() or self.is_closed:
+            self._reclaim()
+            while self._in_use and self._in_use + num_bytes > self._num_bytes:
+                if is_urgent() or self.is_closed:
                     break
                 self._changed.wait()
-            self._in_use += room
-            self._trim()
+                self._reclaim()
+            self._in_use += num_bytes
+            for place, (start, stop) in enumerate(self._gaps):
+                if stop - start >= num_bytes:
+                    self._gaps[place : place + 1] = [(start + num_bytes, stop)] if stop - start > num_bytes else []
+                    return start
+        return None
 
-    def _pages(self, num_bytes: int) -> mmap.mmap:
-        """Return memory of at least so many bytes, used before if there is any; the room for them was taken."""
-        with self._changed:
-            fitting = [memory for memory in self._free if num_bytes <= len(memory) <= 2 * num_bytes]
-            if fitting:
-                memory = min(fitting, key=len)
-                self._free.remove(memory)
-                self._in_use += len(memory) - num_bytes
-                return memory
-        memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory
+    def _reclaim(self) -> None:
+        """Join what was returned with the gaps beside it."""
+        while self._returned:
+            start, num_bytes = self._returned.popleft()
+            self._in_use -= num_bytes
+            if start is None:
+                continue
+            stop = start + num_bytes
+            place = bisect(self._gaps, (start, stop))
+            if place < len(self._gaps) and self._gaps[place][0] == stop:
+                stop = self._gaps.pop(place)[1]
+            if place and self._gaps[place - 1][1] == start:
+                place -= 1
+                start = self._gaps.pop(place)[0]
+            self._gaps.insert(place, (start, stop))
 
-    def _give_back(self, memory: mmap.mmap | None, room: int) -> None:
-        with self._changed:
-            self._in_use -= room
-            if memory is not None:
-                self._free.append(memory)
-            self._trim()
-            self._changed.notify_all()
-
-    def _trim(self) -> None:
-        """Let go of memory that is kept, so that all together is no more than may be in use."""
-        kept = sum(map(len, self._free))
-        while self._free and kept + self._in_use > self._num_bytes:
-            kept -= len(self._free.pop(0))
+    def _give_back(self, start: int | None, num_bytes: int) -> None:
+        """Return memory: any thread may come here, wherever it is, as the collector calls this."""
+        self._returned.append((start, num_bytes))
+        self.wake()
 
     def wake(self) -> None:
-        """Wake the fetches that wait for room: they may be urgent now."""
+        """Wake the fetches that wait for room."""
         with self._changed:
             self._changed.notify_all()
 
@@ -152,51 +178,62 @@ class LazyShard:
 
 
 class FetchRange(NamedTuple):
-    """The samples first, first + 1, ..., stop - 1 of a shard, which take about so many bytes."""
+    """The samples first, ..., stop - 1 of a shard, or those chosen of them, which take about so many bytes."""
 
     shard: LazyShard
     first: int
     stop: int
     num_bytes: int
+    chosen: Int64 | None = None
 
 
 class Fetch:
-    """Consecutive samples that are fetched by one request; of a shard on a disk there is nothing to fetch.
+    """Samples that are fetched by one request, unless there are gaps; of a shard on a disk there is nothing to fetch.
 
     Args:
-        shard: Their shard.
-        first: The first sample.
-        stop: The sample after the last.
+        ranges: Where they are: side by side in one shard, rising.
         memory: Where they are put.
     """
 
-    def __init__(self, shard: LazyShard, first: int, stop: int, memory: _Memory) -> None:
+    def __init__(self, ranges: Sequence[FetchRange], memory: _Memory) -> None:
         self._memory = memory
-        self._shard = shard
-        self._first = first
-        self._stop = stop
+        self._shard = ranges[0].shard
+        self._ranges = ranges
+        self._places: dict[int, Range] = {}
         self._pid = os.getpid()
-        self._is_urgent = threading.Event()
-        self._claim = threading.Lock()
-        self._done = threading.Event()
+        self._is_urgent = False
+        self._is_done = False
+        self._lock = threading.Lock()  # the lightest: there are thousands of fetches
         self._data: memoryview | None = None
         self._error: Exception | None = None
 
-    def run(self) -> None:
-        """Fetch them, unless another thread has begun to."""
-        if not self._claim.acquire(blocking=False):
+    def run(self, is_waiting: bool = False) -> None:
+        """Fetch them, unless they have come; if another thread is at it, leave it to that one or wait for it."""
+        if not self._lock.acquire(blocking=is_waiting):
             return
         try:
-            shard = self._shard.get()
-            if shard.file.is_remote:
-                begin, end = int(shard.offsets[self._first]), shard.end(self._stop)
-                self._data = self._memory.filled(
-                    end - begin, self._is_urgent, lambda buffer: shard.file.read_into(buffer, begin)
-                )
+            if not self._is_done:
+                self._fetch()
+                self._is_done = True
         except Exception as error:
-            self._error = error
+            self._error, self._is_done = error, True
         finally:
-            self._done.set()
+            self._lock.release()
+
+    def _fetch(self) -> None:
+        shard = self._shard.get()
+        if not shard.file.is_remote:
+            return
+        requests: list[Range] = []
+        num_bytes = 0
+        for _, first, stop, _, chosen in self._ranges:
+            place = num_bytes
+            for begin, end in shard.ranges(first, stop, chosen, shard.end(stop)):
+                num_bytes += end - begin
+                is_beside = requests and requests[-1][1] == begin
+                requests.append((requests.pop()[0] if is_beside else begin, end))
+            self._places[first] = place, num_bytes
+        self._data = self._memory.filled(num_bytes, lambda: self._is_urgent, partial(_fill, shard.file, requests))
 
     def is_requeued(self, fetches: queue.SimpleQueue[Fetch | None]) -> bool:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
@@ -204,12 +241,12 @@ class Fetch:
 
     def hurry(self) -> None:
         """Say that they are needed now: they need not wait for room."""
-        if self._pid == os.getpid() and not self._done.is_set() and not self._is_urgent.is_set():
-            self._is_urgent.set()
+        if self._pid == os.getpid() and not self._is_done and not self._is_urgent:
+            self._is_urgent = True
             self._memory.wake()
 
-    def data(self, first: int, stop: int) -> memoryview | None:
-        """Return the bytes of some of the samples, once they have come; None if they are to be read from a disk.
+    def data(self, first: int) -> memoryview | None:
+        """Return the bytes of the range whose first sample this is, once they have come; None if they are on a disk.
 
         None, too, in a process that was forked meanwhile: no thread went with it.
 
@@ -219,16 +256,18 @@ class Fetch:
         if self._pid != os.getpid():
             return None
         self.hurry()
-        if not self._done.is_set():
-            self.run()
-            self._done.wait()
+        self.run(is_waiting=True)
         if self._error is not None:
             raise self._error
-        if self._data is None:
-            return None
-        shard = self._shard.get()
-        begin = int(shard.offsets[self._first])
-        return self._data[int(shard.offsets[first]) - begin : shard.end(stop) - begin]
+        return None if self._data is None else self._data[slice(*self._places[first])]
+
+
+def _fill(file: ReadableFile, requests: Sequence[Range], buffer: memoryview) -> None:
+    """Fill a buffer with ranges of a file, one after another."""
+    place = 0
+    for begin, end in requests:
+        file.read_into(buffer[place : place + end - begin], begin)
+        place += end - begin
 
 
 class Ahead:
@@ -269,7 +308,7 @@ class Ahead:
     @property
     def has_room(self) -> bool:
         """Whether more shall be planned again: not for each range, so that more of them lie side by side."""
-        return self.num_planned <= self._planned_bytes * 3 // 4
+        return self.num_planned <= self._planned_bytes * (1 - _REPLANNED)
 
     def fetch(self, ranges: Sequence[FetchRange]) -> list[Fetch]:
         """Begin to fetch ranges, in their order; return for each the fetch that it is part of."""
@@ -278,16 +317,16 @@ class Ahead:
         fetches: list[Fetch] = [None] * len(ranges)  # type: ignore[list-item]
         queued: list[tuple[int, Fetch]] = []
         for run in _side_by_side(ranges):
-            first, last = ranges[run[0]], ranges[run[-1]]
-            fetch = Fetch(first.shard, first.first, last.stop, self._memory)
+            fetch = Fetch([ranges[place] for place in run], self._memory)
             queued.append((min(run), fetch))
             for place in run:
                 fetches[place] = fetch
         for _, fetch in sorted(queued, key=lambda each: each[0]):
             self._queue.put(fetch)
             if len(self._threads) < self._num_connections:
-                arguments = self._queue, self._memory, self._is_downloading
-                self._threads.append(threading.Thread(target=_work, args=arguments, daemon=True))
+                work = _work, self._queue, self._memory, self._is_downloading
+                context = contextvars.copy_context()  # what they fetch counts for the same reader
+                self._threads.append(threading.Thread(target=context.run, args=work, daemon=True))
                 self._threads[-1].start()
         return fetches
 

@@ -10,16 +10,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any, Protocol
 
 import numpy as np
 
-from wdsplit.loading.reading.block import Block, Gathered
-from wdsplit.loading.reading.open_shard import OpenShard, Part, Scratch, WindowPlace, read_windows
+from wdsplit.loading.reading.block import Block, Gathered, picked
+from wdsplit.loading.reading.open_shard import OpenShard
 from wdsplit.loading.reading.plan import Plan, PlannedWindow, Planner, ShardVisit
 from wdsplit.loading.reading.process_limits import allow_open_files, keep_freed_memory
 from wdsplit.loading.reading.read_ahead import Ahead, Fetch, FetchRange, LazyShard
-from wdsplit.loading.reading.window import Window
+from wdsplit.loading.reading.read_windows import Part, Scratch, WindowPlace, read_windows
+from wdsplit.loading.reading.window import AnyWindow
 from wdsplit.order.epoch import EpochOrder, Int64, groups
 from wdsplit.shards.manifest import Manifest, Shard
 
@@ -45,9 +47,11 @@ class BlockReader(Protocol):
         ahead: What fetches; None if there is nothing to fetch.
         num_read: Windows that were read and parsed so far.
         num_reused: Times that a window was in memory already.
+        as_arrow: Whether small payloads may come as arrays of Arrow, for those who take columns; False at first.
     """
 
     ahead: Ahead | None
+    as_arrow: bool
     num_read: int
     num_reused: int
 
@@ -116,11 +120,13 @@ class SampleReader:
         self.ahead = ahead
         self.num_read = 0
         self.num_reused = 0
+        self.as_arrow = False
         self._opener = opener
         self._manifest_shards = manifest.shards
         self._window_size = order.options.window
-        self._fields = fields
-        self._scratch = Scratch()
+        self._is_view = order.selection is not None
+        self.fields = fields
+        self.scratch = Scratch()
         self._planner = Planner(order)
         self._shards: weakref.WeakKeyDictionary[ShardVisit, _ReadShard] = weakref.WeakKeyDictionary()
         self._unfetched: list[PlannedWindow] = []
@@ -142,7 +148,9 @@ class SampleReader:
         if self.ahead is None or not planned:
             return
         ranges = [
-            FetchRange(self._shard(window.visit).lazy, window.first, window.stop, self._num_bytes(window))
+            FetchRange(
+                self._shard(window.visit).lazy, window.first, window.stop, self._num_bytes(window), window.chosen
+            )
             for window in planned
         ]
         self._fetches.update(zip(planned, self.ahead.fetch(ranges), strict=True))
@@ -156,8 +164,7 @@ class SampleReader:
         self.num_reused += len(plan.known)
         parts = {number: self._kept[window] for number, window in plan.known}
         while plan.new:
-            together = self._num_together(plan.new[0][1])
-            read = [plan.new.popleft() for _ in range(min(together, len(plan.new)))]
+            read = [plan.new.popleft() for _ in range(self._num_together(plan.new))]
             for (number, window), part in zip(read, self._read([window for _, window in read]), strict=True):
                 parts[number] = part
                 if window in plan.kept:
@@ -166,27 +173,34 @@ class SampleReader:
         gathered = Gathered(len(plan.positions))
         for parsed, rows, places in _by_parsed(plan, [parts[number] for number in range(len(parts))]):
             url = parsed.url if isinstance(parsed.url, str) else parsed.url[places]
-            fields = {name: payloads[places] for name, payloads in parsed.fields.items()}
+            fields = {name: picked(payloads, places) for name, payloads in parsed.fields.items()}
             gathered.add(rows, parsed.keys[places], url, parsed.sizes[places], fields, parsed.whole)
         return gathered.block(plan.positions, plan.pads)
 
-    def _num_together(self, window: PlannedWindow) -> int:
-        """Return how many windows, from this one on, are read together."""
+    def _num_together(self, new: Collection[tuple[int, PlannedWindow]]) -> int:
+        """Return how many windows, from the first on, are read together."""
+        window = next(iter(new))[1]
         is_large = self.ahead is not None and self._num_bytes(window) > _LARGE_WINDOW_BYTES
         if is_large and self._shard(window.visit).lazy.get().file.is_remote:
             return 1
-        return min(_WINDOWS_TOGETHER, -(-_SAMPLES_TOGETHER // self._window_size))
+        most = min(_WINDOWS_TOGETHER, len(new))
+        if not self._is_view:
+            return min(most, -(-_SAMPLES_TOGETHER // self._window_size))
+        ends = accumulate(len(each.places) for _, each in islice(new, most))
+        return next((number for number, end in enumerate(ends, 1) if end >= _SAMPLES_TOGETHER), most)
 
     def _read(self, windows: list[PlannedWindow]) -> list[Part]:
         """Read windows, and let the system begin to read those that come after them in their shards."""
-        places = []
-        for window in windows:
-            data = self._fetched(window)
-            opened = self._shard(window.visit).lazy.get()
-            places.append(WindowPlace(opened, window.first, window.stop, data))
-            if window.following is not None:
-                opened.expect(*window.following)
-        return read_windows(places, self._fields, self._scratch)
+        places = [self.place(window) for window in windows]
+        return read_windows(places, self.fields, self.scratch, as_arrow=self.as_arrow)
+
+    def place(self, window: PlannedWindow) -> WindowPlace:
+        """Return where a window is, with its bytes if they were fetched."""
+        data = self._fetched(window)
+        opened = self._shard(window.visit).lazy.get()
+        if window.following is not None:
+            opened.expect(*window.following)
+        return WindowPlace(opened, window.first, window.stop, data, window.chosen)
 
     def _fetched(self, window: PlannedWindow) -> memoryview | None:
         """Return the bytes of a window that were fetched; None if they are still to be read."""
@@ -195,15 +209,14 @@ class SampleReader:
             return None
         if self.ahead is not None:
             self.ahead.num_planned -= self._planned_bytes(window)
-        return fetch.data(window.first, window.stop)
+        return fetch.data(window.first)
 
     def _shard(self, visit: ShardVisit) -> _ReadShard:
         """Return a shard, opened when it is first needed, forgotten when no plan and no window is of it."""
         shard = self._shards.get(visit)
         if shard is None:
             opener, listed = self._opener, self._manifest_shards[visit.shard]
-            shard = _ReadShard(listed, LazyShard(lambda: opener(listed)))
-            self._shards[visit] = shard
+            shard = self._shards[visit] = _ReadShard(listed, LazyShard(lambda: opener(listed)))
         return shard
 
     def _num_bytes(self, window: PlannedWindow) -> int:
@@ -216,7 +229,7 @@ class SampleReader:
         return max(_MIN_PLANNED_BYTES, self._num_bytes(window))
 
 
-def _by_parsed(plan: Plan, parts: list[Part]) -> Iterator[tuple[Window, Int64, Int64]]:
+def _by_parsed(plan: Plan, parts: list[Part]) -> Iterator[tuple[AnyWindow, Int64, Int64]]:
     """Give what was parsed together, with the rows of a plan that it fills and the places of their samples there.
 
     A window of few samples takes part in one call of numpy for many: so it costs no more than a large one.

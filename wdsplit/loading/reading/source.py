@@ -5,27 +5,42 @@ Composition of the manifest, the order and the reader.
 
 from __future__ import annotations
 
+import copy
+import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from wdsplit.errors import InputError, StorageError
-from wdsplit.loading.reading.cache import ShardCache
+import numpy as np
+
+from wdsplit.errors import CorruptDataError, InputError, StorageError, did_you_mean
 from wdsplit.loading.reading.open_shard import OpenShard, open_shard, with_checksums
 from wdsplit.loading.reading.read_ahead import Ahead
 from wdsplit.loading.reading.reader import BlockReader, SampleReader
+from wdsplit.loading.reading.salvage import SalvagingReader
 from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.selection import Selection
 from wdsplit.order.split import AnyOrder, World, assigned_lanes
+from wdsplit.order.state import ViewMark
+from wdsplit.order.views import EpochViews, mark_of
 from wdsplit.shards.manifest import Manifest, Shard
 from wdsplit.storage.gathered import GatheredFiles, GatheredStorage
 from wdsplit.storage.interface import ReadableStorage
 from wdsplit.storage.opening import open_readable_storage
 from wdsplit.urls import shown_url
 
-__all__ = ["Access", "AnySource", "Source"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from wdsplit.loading.reading.cache import ShardCache
+
+__all__ = ["Access", "AnySource", "Place", "Source", "name_with_view"]
+
+logger = logging.getLogger(__name__)
 
 _MIN_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
@@ -47,6 +62,7 @@ class Access:
         cache: Keeps the shards on the node's own disk.
         verify: Compare each sample that is read with its checksum.
         tars: The shards, if they are tars without a manifest beside them; their indexes are their companions.
+        salvages: Give damaged samples as errors instead of raising: see `salvage`.
     """
 
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -55,6 +71,7 @@ class Access:
     cache: ShardCache | None = None
     verify: bool = False
     tars: GatheredFiles | None = None
+    salvages: bool = False
 
     def storage(self, url: str) -> ReadableStorage:
         """Return where a dataset is."""
@@ -71,24 +88,39 @@ class Access:
             shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
         """
         num_connections = max(_MIN_CONNECTIONS, self.connections // num_workers)
-        if self.read_ahead_bytes is None:
-            num_bytes = max(_READ_AHEAD_BYTES // num_workers, window_bytes)
-        else:
-            num_bytes = self.read_ahead_bytes // num_workers
+        num_bytes = self.ahead_bytes(num_workers, window_bytes)
         planned_bytes = num_bytes if self.cache is None else num_bytes + shard_bytes
         return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
+
+    def ahead_bytes(self, num_workers: int, window_bytes: int) -> int:
+        """Return how many bytes one of the workers of a rank fetches before they are needed; arguments as `ahead`."""
+        if self.read_ahead_bytes is None:
+            return max(_READ_AHEAD_BYTES // num_workers, window_bytes)
+        return self.read_ahead_bytes // num_workers
 
     def open_shard(
         self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard:
         """Open a shard, from the cache if there is one with room for it."""
-        opened = None if self.cache is None else self.cache.open(storage, shard, is_needed)
+        opened = None if self.cache is None else self._cached(self.cache, storage, shard, is_needed)
         if opened is None and not is_needed():
             raise StorageError("a shard is not needed any more", place=f"{storage.url}/{shard.path}")
         if self.cache is None or opened is None:
             return self.open_directly(storage, shard)
-        again = partial(self._open_again, self.cache, opened, storage, shard)
+        again = functools.cache(partial(self._open_again, self.cache, opened, storage, shard))
         return replace(self._verified(opened, storage, shard), again=again)
+
+    def _cached(
+        self, cache: ShardCache, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
+    ) -> OpenShard | None:
+        """Open a shard from the cache; one that is damaged as a whole is read where it is, if damage is salvaged."""
+        try:
+            return cache.open(storage, shard, is_needed)
+        except CorruptDataError as error:
+            if not self.salvages:
+                raise
+            logger.warning("%s/%s: not cached, because it is damaged: %s", storage.url, shard.path, error.cause)
+            return None
 
     def open_directly(self, storage: ReadableStorage, shard: Shard) -> OpenShard:
         """Open a shard where it is, whether there is a cache or not."""
@@ -100,6 +132,22 @@ class Access:
     def _open_again(self, cache: ShardCache, opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
         cache.discard(opened)
         return self.open_shard(storage, shard)
+
+
+class Place(NamedTuple):
+    """Where the sample of a position is.
+
+    Attributes:
+        source: What reads it.
+        shard: Its shard's number.
+        sample: Its place in the shard's tar.
+        fields: What the samples of a mixture have besides their own fields.
+    """
+
+    source: Source
+    shard: int
+    sample: int
+    fields: Mapping[str, Any] = {}
 
 
 class AnySource(Protocol):
@@ -119,11 +167,32 @@ class AnySource(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch, pads left out."""
+        """Samples of an epoch, pads left out; of the first, if epochs have different views."""
+
+    def num_samples_at(self, epoch: int) -> int:
+        """Return the samples of an epoch, pads left out."""
+
+    def view_at(self, epoch: int) -> ViewMark | None:
+        """Return what a state says of the view of an epoch; None if it has all samples."""
+
+    @property
+    def view_text(self) -> str:
+        """Which views epochs have, for people; empty if all have all samples."""
+
+    @property
+    def view_epochs(self) -> tuple[int, ...]:
+        """The epochs with which another view begins, rising; 0 is one."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names by their numbers; empty if there are none."""
 
     @property
     def sample_bytes(self) -> int:
         """About how many bytes of a shard a sample takes."""
+
+    def described(self) -> Mapping[str, Any]:
+        """Return what people ask first, for tables."""
 
     def order(self, epoch: int) -> AnyOrder:
         """Return the order of an epoch."""
@@ -133,6 +202,14 @@ class AnySource(Protocol):
 
     def samples_at_once(self, world: World) -> int:
         """Return how many samples a reader shall read at a time."""
+
+    def place(self, order: Any, position: int, orders: dict[Any, EpochOrder]) -> Place:
+        """Return where the sample of a position of an order is; `orders` keeps what is needed for the next ones."""
+
+
+def name_with_view(source: AnySource) -> str:
+    """Return what to call a source: its URL, and which views its epochs have."""
+    return f"{source.url}, view {source.view_text}" if source.view_text else source.url
 
 
 class Source:
@@ -144,6 +221,7 @@ class Source:
         options: The order's options.
         fields: The fields to read; None for all.
         access: How the dataset is reached.
+        selection: The samples that epochs take; None for all.
 
     Raises:
         InputError: The dataset has no such field.
@@ -156,29 +234,89 @@ class Source:
         options: OrderOptions,
         fields: Collection[str] | None = None,
         access: Access | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.url = shown_url(url)
         self._url = url
         self.access = access or Access()
         self.manifest = manifest
         self.options = options
+        self.views = EpochViews.of(selection)
         self.fields = None if fields is None else frozenset(fields)
+        self._last_order: tuple[int, Selection | None, EpochOrder] | None = None
         known = [each.name for each in manifest.fields]
         unknown = sorted((self.fields or frozenset()).difference(known))
         if unknown:
             raise InputError(
-                "the dataset has no such field", place=self.url, expected=", ".join(known), found=", ".join(unknown)
+                "the dataset has no such field",
+                place=self.url,
+                expected=", ".join(known),
+                found=", ".join(unknown),
+                remedy=did_you_mean(unknown, known),
             )
 
-    @cached_property
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the last order out of a copy: it is sooner made than sent."""
+        return {**self.__dict__, "_last_order": None}
+
+    @property
     def fingerprint(self) -> str:
         """What a state belongs to."""
         return self.manifest.fingerprint
 
+    def selection_at(self, epoch: int) -> Selection | None:
+        """Return the samples that an epoch takes; None for all."""
+        return self.views.selection_at(epoch)
+
+    def with_views(self, views: EpochViews) -> Self:
+        """Return the same source with other views."""
+        source = copy.copy(self)
+        source.views = views
+        return source
+
     @property
     def num_samples(self) -> int:
-        """Samples of the dataset, pads left out."""
-        return self.manifest.num_samples
+        """Samples that an epoch takes, pads left out; the first, if epochs have different views."""
+        return self.num_samples_at(0)
+
+    def num_samples_at(self, epoch: int) -> int:
+        """Return the samples that an epoch takes, pads left out."""
+        selection = self.selection_at(epoch)
+        return self.manifest.num_samples if selection is None else selection.num_samples
+
+    def view_at(self, epoch: int) -> ViewMark | None:
+        """Return what a state says of the view of an epoch; None if it has all samples."""
+        return mark_of(self.views.at(epoch))
+
+    @property
+    def view_text(self) -> str:
+        """Which views epochs have, for people; empty if all have all samples."""
+        return str(self.views) if self.views else ""
+
+    @property
+    def view_epochs(self) -> tuple[int, ...]:
+        """The epochs with which another view begins, rising; 0 is one."""
+        return tuple(epoch for epoch, _ in self.views)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names of the one column of classes among the fields that are read; empty if there is none.
+
+        Raises:
+            InputError: Several columns have class names.
+        """
+        fields = [each for each in self.manifest.fields if self.fields is None or each.name in self.fields]
+        read = list({each.column: each for each in fields if each.names}.values())
+        if len(read) > 1:
+            example = repr(read[0].name)
+            raise InputError(
+                "several columns have class names",
+                place=self.url,
+                expected="one column of classes",
+                found=", ".join(f"column {each.column!r} in field {each.name!r}" for each in read),
+                remedy=f"ask by field: dataset.manifest.class_names[{example}]; or read one: fields=[..., {example}]",
+            )
+        return read[0].names if read else ()
 
     @property
     def sample_bytes(self) -> int:
@@ -195,9 +333,33 @@ class Source:
         """About how many bytes a shard has: the mean."""
         return self.manifest.num_bytes // max(1, len(self.manifest.shards))
 
+    def described(self) -> Mapping[str, Any]:
+        """Return what people ask first, for tables."""
+        return replace(self.manifest, lanes=self.options.lanes, window=self.options.window).described()
+
     def order(self, epoch: int) -> EpochOrder:
-        """Return the order of an epoch."""
-        return EpochOrder(self.manifest.shards.num_real, self.options, epoch)
+        """Return the order of an epoch. The last one is kept: threads, and processes that are forked, have it too."""
+        selection, last = self.selection_at(epoch), self._last_order
+        if last is None or last[0] != epoch or last[1] is not selection:
+            self._last_order = last = epoch, selection, self.order_with(selection, self.options, epoch)
+        return last[2]
+
+    def order_with(
+        self, selection: Selection | None, options: OrderOptions, epoch: int, equal_lanes: bool = False
+    ) -> EpochOrder:
+        """Return the order of an epoch with a selection and options that need not be its own, as mixtures do."""
+        num_real = self.manifest.shards.num_real
+        if selection is None:
+            return EpochOrder(num_real, options, epoch, equal_lanes)
+        if not np.array_equal(selection.totals, num_real):
+            raise InputError(
+                "a selection is not one of this dataset's samples",
+                place=self.url,
+                expected=f"{self.manifest.num_samples:,} samples in {len(num_real):,} shards",
+                found=f"{int(selection.totals.sum()):,} samples in {len(selection):,} shards",
+                remedy="select again: the dataset was replaced since, or its shards are others",
+            )
+        return EpochOrder(selection.counts, options, epoch, equal_lanes, selection)
 
     def reader(self, order: EpochOrder, world: World) -> SampleReader:
         """Return what reads the positions of an order for one of its readers."""
@@ -210,12 +372,19 @@ class Source:
 
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
         """Return what reads the positions of any order of this dataset's samples, which visit so many lanes."""
-        opener = partial(self.access.open_shard, self.storage())
+        storage = self.storage()
+        opener = partial(self.access.open_shard, storage)
         if not self.is_ahead:
             ahead = None
         if ahead is not None:
             opener = partial(opener, is_needed=_while_kept(ahead))
-        return SampleReader(opener, self.manifest, order, num_lanes, self.fields, ahead)
+        arguments = opener, self.manifest, order, num_lanes, self.fields, ahead
+        return SalvagingReader(storage.url, *arguments) if self.access.salvages else SampleReader(*arguments)
+
+    def place(self, order: EpochOrder, position: int, orders: dict[Any, EpochOrder]) -> Place:
+        """Return where the sample of a position is."""
+        located = order.locate(np.array([position]))
+        return Place(self, int(located.shard[0]), int(located.sample[0]))
 
     def storage(self) -> ReadableStorage:
         """Return where the dataset is."""

@@ -6,22 +6,50 @@ Pure (no I/O).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading.block import Block, Objects, as_objects
+from wdsplit.loading.reading.block import Block, Objects, Payloads, as_objects
 from wdsplit.order.epoch import Int64
 from wdsplit.tar.members import Members
 from wdsplit.tar.names import MAX_FIELDS, RESERVED_FIELDS, split_member
 
-__all__ = ["Window", "pieces"]
+__all__ = ["AnyWindow", "Window", "pieces", "with_gaps"]
 
+_MAX_ARROW_BYTES = 512
+"""Payloads up to this mean size are copied as arrays of Arrow; above, an object costs less than a second copy."""
 _EVERY_OTHER = 0x55
 """Eight flags of which the first, the third, ... are set."""
+_FEW_PIECES = 512
+"""Up to so many pieces, microseconds are lost without `to_numpy`, which imports pandas, if it is installed."""
+
+
+class AnyWindow(Protocol):
+    """Consecutive samples of a shard: what a `Block` takes of them; the attributes are those of `Window`."""
+
+    @property
+    def url(self) -> Objects | str:
+        """What to call the shard."""
+
+    @property
+    def keys(self) -> Objects:
+        """The keys."""
+
+    @property
+    def sizes(self) -> Int64:
+        """Bytes of the payloads."""
+
+    @property
+    def fields(self) -> dict[str, Payloads]:
+        """The payloads."""
+
+    @property
+    def whole(self) -> Collection[str]:
+        """Fields that all samples have."""
 
 
 class Window:
@@ -34,6 +62,8 @@ class Window:
             those that are needed is pending. It gets a boolean array that tells which are needed; the others may be
             anything.
         requested: The fields to read; None for all.
+        copied: Returns the payloads of some members, by their rising numbers (int64), as an array of Arrow; None to
+            have none so.
 
     Attributes:
         url: What to call the shard; object of shape (n,) where samples of several shards were parsed together.
@@ -53,25 +83,41 @@ class Window:
         members: Members,
         payloads: Callable[[npt.NDArray[np.bool_]], tuple[Objects, bool]],
         requested: Collection[str] | None = None,
+        copied: Callable[[Int64], pa.LargeBinaryArray] | None = None,
     ) -> None:
         self.url: Objects | str = url
         uniform = _uniform(members)
         self.is_uniform = uniform is not None
         self.keys, self._members = uniform or _ragged(members)
         chosen = {name: rows for name, rows in self._members.items() if requested is None or name in requested}
+        self._sizes = members.sizes
         self.sizes: Int64 = np.zeros(len(self.keys), np.int64)
+        self.fields: dict[str, Payloads] = {}
         is_needed = np.zeros(len(members.names) + 1, np.bool_)  # the last is that of no member: -1
-        for rows in chosen.values():
-            self.sizes += np.where(rows < 0, 0, members.sizes[rows])
-            is_needed[rows] = True
-        values, are_read = payloads(is_needed[:-1]) if chosen else (np.empty(0, object), True)
+        for name, rows in chosen.items():
+            sizes = members.sizes[rows] if self.is_uniform else np.where(rows < 0, 0, members.sizes[rows])
+            self.sizes += sizes
+            if copied is not None and self.is_uniform and sizes.sum() <= _MAX_ARROW_BYTES * len(sizes):
+                self.fields[name] = copied(rows)
+            else:
+                is_needed[rows] = True
+        values, are_read = payloads(is_needed[:-1]) if len(self.fields) < len(chosen) else (np.empty(0, object), True)
         if not self.is_uniform:
             values = np.concatenate([values, np.array([None], object)])
-        self.fields = {name: values[rows] for name, rows in chosen.items()}
+        self.fields = {
+            name: self.fields[name] if name in self.fields else values[rows] for name, rows in chosen.items()
+        }
         self.whole: Collection[str] = tuple(chosen) if self.is_uniform and are_read else ()
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def total_sizes(self) -> Int64:
+        """Return the bytes of all payloads of each sample, also of those that are not requested."""
+        total = np.zeros(len(self), np.int64)
+        for rows in self._members.values():
+            total += np.where(rows < 0, 0, self._sizes[rows])
+        return total
 
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
         """Give the field names of each sample with its key, also those that are not needed; once if all are alike."""
@@ -103,16 +149,31 @@ def pieces(data: Any, starts: Int64, sizes: Int64, requested: npt.NDArray[np.boo
         sizes: int64 of shape (n,): their bytes; no piece reaches into the next one, or beyond the end.
         requested: bool of shape (n,).
     """
-    cuts = np.stack([starts, starts + sizes], axis=1).reshape(-1)
-    if not len(cuts):
+    if not len(starts):
         return np.empty(0, object)
+    flags = np.full(len(starts) // 4 + 1, _EVERY_OTHER, np.uint8) if requested.all() else _flags(requested)
+    values = with_gaps(data, starts, sizes, flags)
+    if len(starts) <= _FEW_PIECES:
+        return as_objects(values.to_pylist()[::2])
+    return np.asarray(values.to_numpy(zero_copy_only=False)[::2], object)
+
+
+def with_gaps(
+    data: Any, starts: Int64, sizes: Int64, flags: npt.NDArray[np.uint8] | None = None
+) -> pa.LargeBinaryArray:
+    """Return pieces of some bytes, at least one, and between them what is left out; nothing is copied.
+
+    Args:
+        data: As of `pieces`.
+        starts: As of `pieces`.
+        sizes: As of `pieces`.
+        flags: Bits that say which of the 2 n - 1 values are no nulls; None for all of them.
+    """
+    cuts = np.stack([starts, starts + sizes], axis=1).reshape(-1)
     if cuts[0] < 0 or cuts[-1] > len(data) or (cuts[1:] < cuts[:-1]).any():
         raise ValueError(f"{len(starts)} pieces overlap, or lie outside of {len(data)} bytes")
-    count = len(cuts) - 1  # pieces, and between them what is left out
-    flags = np.full(count // 8 + 1, _EVERY_OTHER, np.uint8) if requested.all() else _flags(requested)
-    buffers = [pa.py_buffer(flags), pa.py_buffer(cuts), pa.py_buffer(data)]
-    values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, buffers).to_numpy(zero_copy_only=False)
-    return np.asarray(values[::2], object)
+    buffers = [None if flags is None else pa.py_buffer(flags), pa.py_buffer(cuts), pa.py_buffer(data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(cuts) - 1, buffers)
 
 
 def _flags(requested: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
@@ -157,16 +218,16 @@ def _same_stems(names: npt.NDArray[np.uint8], stem: Int64, suffixes: list[bytes]
         stem: int64 of shape (n,): bytes of what comes before the suffix, in the names of all members of a sample.
         suffixes: For each member what must follow.
     """
-    same_length = bool((stem == stem[0]).all())
+    count, same_length = len(stem), bool((stem == stem[0]).all())
     for number, suffix in enumerate(suffixes):
-        own, requested = names[:, number], np.frombuffer(suffix, np.uint8)
+        own = names[:, number]
         if same_length:
             ends = own[:, stem[0] : stem[0] + len(suffix)]
-            apart = own[:, : stem[0]] != names[:, 0, : stem[0]]
+            is_apart = number > 0 and own[:, : stem[0]].tobytes() != names[:, 0, : stem[0]].tobytes()
         else:
             ends = np.take_along_axis(own, stem[:, None] + np.arange(len(suffix)), axis=1)
-            apart = (own != names[:, 0]) & (np.arange(names.shape[2]) < stem[:, None])
-        if (ends != requested).any() or (number and apart.any()):
+            is_apart = bool(((own != names[:, 0]) & (np.arange(names.shape[2]) < stem[:, None])).any())
+        if is_apart or ends.tobytes() != suffix * count:
             return False
     return True
 
@@ -179,9 +240,12 @@ def _keys(names: npt.NDArray[np.uint8], lengths: Int64) -> Objects | None:
         lengths: int64 of shape (n,): bytes of each key; less than the width.
     """
     width = int(lengths.max())
-    place, ends = np.arange(width + 1), lengths[:, None]
-    ended = np.where(place == ends, np.uint8(0), names[:, : width + 1])
-    joined = (ended if (lengths == width).all() else ended[place <= ends]).tobytes()[:-1]
+    ended = np.zeros((len(names), width + 1), np.uint8)
+    ended[:, :width] = names[:, :width]
+    if (lengths != width).any():
+        place, ends = np.arange(width + 1), lengths[:, None]
+        ended = np.where(place == ends, np.uint8(0), ended)[place <= ends]
+    joined = ended.tobytes()[:-1]
     is_odd = b"." in joined or b"__/" in joined
     if is_odd and not all(split_member(key + b".x") == (key, b"x") for key in joined.split(b"\0")):
         return None

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from webdataset import filters
-
 from wdsplit.loading.reading.block import Columns
 
 __all__ = ["ColumnStage", "Rename", "ToTuple", "requested_fields"]
@@ -45,6 +43,8 @@ class ToTuple:
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[Any]:
         """Give a tuple for each sample."""
+        from webdataset import filters  # here, because columns do without it
+
         stream: Iterator[Any] = filters.to_tuple(*self.names)(samples)
         return stream
 
@@ -53,7 +53,7 @@ class ToTuple:
         if not isinstance(columns, dict) or any(name not in columns for name in self.names):
             return None
         chosen = tuple(columns[name] for name in self.names)
-        if any(isinstance(column, list) and any(value is None for value in column) for column in chosen):
+        if any(isinstance(column, list) and type(None) in set(map(type, column)) for column in chosen):
             return None
         return chosen
 
@@ -71,6 +71,8 @@ class Rename:
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[Any]:
         """Give each sample with its fields renamed."""
+        from webdataset import filters
+
         stream: Iterator[Any] = filters.rename(**self.names)(samples)
         return stream
 

@@ -7,15 +7,18 @@ may touch them is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
+import pyarrow as pa
 from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError, MissingDependencyError, PipelineError, WdsplitError, noted
-from wdsplit.loading.reading.block import Columns
+from wdsplit.loading.reading.block import Columns, as_list
 from wdsplit.loading.stages.images import ImageField, Resized, extension_of
-from wdsplit.loading.stages.payloads import COLUMNS, Inflate, Payloads
+from wdsplit.loading.stages.payloads import ARROW_COLUMNS, COLUMNS, Inflate, Payloads
+from wdsplit.loading.stages.randomness import Drawing, Draws, Shift, position_of
 
 __all__ = ["Decode", "Handler", "decode_sample_stage"]
 
@@ -23,26 +26,38 @@ Handler = Callable[[str, bytes], Any]
 """Takes a field's name with a dot before it and its bytes; returns the value, or None to leave it to the next."""
 
 _OURS = (Inflate, ImageField, Payloads, Resized)
+_IMAGES = (ImageField, Resized)
 
 
 @dataclass(frozen=True)
-class Decode:
+class Decode(Drawing):
     """A stage that decodes the fields of samples; made by `decode_sample_stage`.
 
     Attributes:
         handlers: What may decode a field: the first that returns a value does.
         only: The fields that are decoded; None for all. Those that begin with two underscores never are.
         partial: Leave values alone that are not bytes, instead of refusing them.
+        draws: What random parts of images are drawn from; None outside of a dataset.
     """
 
     handlers: tuple[Handler, ...]
     only: frozenset[str] | None
     partial: bool
+    draws: Draws | None = None
 
     @property
     def is_columnar(self) -> bool:
         """Whether no function of the user's has a say, so that `columns` may be used."""
         return all(isinstance(handler, _OURS) for handler in self.handlers)
+
+    @property
+    def draws_images(self) -> bool:
+        """Whether random parts of images are taken."""
+        return any(isinstance(handler, Resized) and handler.draws for handler in self.handlers)
+
+    def at(self, epoch: int, shift: Shift | None = None) -> Decode:
+        """Return the stage for an epoch."""
+        return self if self.draws is None else replace(self, draws=self.draws.at(epoch, shift))
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Give the samples, in their order, with their fields decoded."""
@@ -61,35 +76,62 @@ class Decode:
         The values are those that `sample` gives row by row, and so are the errors. Not to be used unless `is_columnar`.
 
         Args:
-            columns: For each field n values: bytes, but for the fields that are not decoded.
+            columns: For each field n values, a list or an array of Arrow: bytes, but for the fields that are not
+                decoded.
 
         Returns:
             For each field n values: int64 of shape (n,) for integers, an array of shape (n, ...) for npy of one shape
-            and dtype (numbers, in native byte order), else a list. Fields that are not decoded come as they are.
+            and dtype (numbers, in native byte order), else a list; text of Arrow stays in Arrow. Fields that are not
+            decoded come as they are.
         """
         if not isinstance(columns, dict):
             return None
         try:
             return {
-                name: self._column(name, values) if self._is_decoded(name) else values
+                name: self._column(name, values, columns) if self._is_decoded(name) else values
                 for name, values in columns.items()
             }
         except Exception:
-            for row in zip(*columns.values(), strict=True):
+            for row in zip(*map(as_list, columns.values()), strict=True):
                 self.sample(dict(zip(columns, row, strict=True)))
             raise
 
     def _is_decoded(self, name: str) -> bool:
         return name[:2] != "__" and (self.only is None or name in self.only)
 
-    def _column(self, name: str, values: Sequence[Any]) -> Any:
+    def _column(self, name: str, values: Sequence[Any], columns: dict[str, Any]) -> Any:
         decode = COLUMNS.get(extension_of(name))
         is_known = decode is not None and any(isinstance(handler, Payloads) for handler in self.handlers)
-        if is_known and set(map(type, values)) == {bytes}:
-            column = decode(values)  # type: ignore[misc]
+        if isinstance(values, pa.Array):
+            is_payloads = is_known and pa.types.is_large_binary(values.type)
+            decode_arrow = ARROW_COLUMNS.get(extension_of(name)) if is_payloads else None
+            column = None if decode_arrow is None else decode_arrow(values)
             if column is not None:
                 return column
-        return [self._value(name, value, {}) for value in values]
+            values = as_list(values)
+        if set(map(type, values)) == {bytes}:
+            column = decode(values) if is_known else self._images(name, values, columns)  # type: ignore[misc]
+            if column is not None:
+                return column
+        rows = self._rows_of(columns)
+        return [self._value(name, value, row) for value, row in zip(values, rows, strict=False)]
+
+    def _rows_of(self, columns: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        """Return for each sample what its draws depend on."""
+        if self.draws is None:
+            return repeat({})
+        return [{"__position__": position} for position in columns["__position__"].tolist()]
+
+    def _seed_of(self, sample: Mapping[str, Any]) -> int | None:
+        return None if self.draws is None else self.draws.seed_of(position_of(sample, "decode"))
+
+    def _images(self, name: str, values: Sequence[bytes], columns: dict[str, Any]) -> Any:
+        """Return a column of images that are decoded at once; None if they are not."""
+        takers = (handler for handler in self.handlers if isinstance(handler, _IMAGES) and handler.takes(name))
+        taker = next(takers, None)
+        if not isinstance(taker, Resized):
+            return None
+        return taker.column(values, map(self._seed_of, self._rows_of(columns)))
 
     def _value(self, name: str, value: Any, sample: Mapping[str, Any]) -> Any:
         if not isinstance(value, bytes):
@@ -105,7 +147,10 @@ class Decode:
         key, data = f".{name}", value
         for handler in self.handlers:
             try:
-                result = handler(key, data)
+                if isinstance(handler, Resized) and handler.takes(key):
+                    result = handler(key, data, self._seed_of(sample))
+                else:
+                    result = handler(key, data)
             except Exception as error:
                 if isinstance(handler, _OURS):
                     raise _located(error, name, sample) from error

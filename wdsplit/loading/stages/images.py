@@ -1,39 +1,47 @@
 """Images: decoded no larger than is asked for, and refused by their headers if they are bombs.
 
-Composition of the libraries that decode images; all are optional and imported when used. Nothing here is random: which
-scale a JPEG is decoded at depends on its size and the target's alone. Pixels come as they are stored: an EXIF
+Composition of the libraries that decode images; all are optional and imported when used. Which scale a JPEG is decoded
+at depends on its size, the part that is taken and the target's alone. Pixels come as they are stored: an EXIF
 orientation is not applied, as webdataset, Pillow and torchvision do not.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from webdataset.autodecode import IMAGE_EXTENSIONS, ImageHandler, imagespecs
+from webdataset.autodecode import IMAGE_EXTENSIONS, imagespecs
 
-from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.errors import InputError, PipelineError
+from wdsplit.loading.stages.crops import Box, middle_box, random_box
+from wdsplit.loading.stages.image_files import check_pixels, imported, open_image, pixels_of
 
 __all__ = ["Crop", "ImageField", "Library", "Output", "Resized", "extension_of", "resized"]
 
-Crop = Literal["center"]
+Crop = Literal["center", "random"]
 Library = Literal["simplejpeg", "pillow"]
 Output = Literal["torch", "numpy", "pil"]
 
 _IMAGE_EXTENSIONS = frozenset(IMAGE_EXTENSIONS)
+_RESIZED_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp"})
 _RESIZED_FORMATS = ("JPEG", "PNG", "WEBP")
-_PROGRAM_FORMATS = frozenset({"EPS", "WMF"})
-"""Formats that Pillow leaves to another program, such as Ghostscript, which would run what a stranger wrote."""
 
 _JPEG_MAGIC = b"\xff\xd8\xff"
 _LEAST_SCALE = 2
 """JPEG is decoded whole or at four, three, two or one eighth: at five to seven eighths it costs more than whole."""
 
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""What torchvision's `RandomResizedCrop` takes by default."""
+
 Pixels = npt.NDArray[np.uint8]
+Draw = Callable[[], float]
+"""Gives random numbers from 0 up to 1."""
 
 
 def extension_of(key: str) -> str:
@@ -43,7 +51,7 @@ def extension_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class ImageField:
-    """Decodes images as webdataset's handler of the same name does, once the header has been looked at.
+    """Decodes images as webdataset's handler of the same name does, unless their headers say that they are too large.
 
     Attributes:
         spec: What comes out: `pil`, `rgb8`, `torchrgb8` and the others that webdataset has.
@@ -56,121 +64,196 @@ class ImageField:
             expected = f"a function or one of {', '.join(imagespecs)}"
             raise InputError("unknown decoder", expected=expected, found=repr(self.spec))
 
+    def takes(self, key: str) -> bool:
+        """Tell by its name whether a field is an image."""
+        return extension_of(key).lower() in _IMAGE_EXTENSIONS
+
     def __call__(self, key: str, data: bytes) -> Any:
         """Return the image, or None if the field is none."""
-        if extension_of(key).lower() not in _IMAGE_EXTENSIONS:
+        if not self.takes(key):
             return None
-        _open_image(data).close()
-        return ImageHandler(self.spec)(key, data)
+        kind, dtype, mode = imagespecs[self.spec]
+        image = open_image(data)
+        if kind == "pil":
+            return image.convert(mode.upper())
+        pixels: npt.NDArray[Any] = pixels_of(image, mode.upper())
+        if dtype == "float":
+            pixels = pixels.astype(np.float32) / 255
+        if kind == "numpy":
+            return pixels
+        planes = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
+        return imported("torch").from_numpy(planes.copy())
 
 
 @dataclass(frozen=True)
 class Resized:
-    """Decodes JPEG, PNG and WebP to one size; made by `resized`."""
+    """Decodes JPEG, PNG and WebP to one size; made by `resized`.
+
+    A seed gives one image the same part and mirror image wherever it is decoded.
+    """
 
     height: int
     width: int
     crop: Crop | None
+    flip: bool
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
     library: Library
     output: Output
-    extensions: ClassVar[frozenset[str]] = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp"})
 
-    def __call__(self, key: str, data: bytes) -> Any:
-        """Return the image, or None if the field is none of the three."""
-        if extension_of(key).lower() not in self.extensions:
+    @property
+    def draws(self) -> bool:
+        """Whether the part that is taken, or whether it is mirrored, is drawn at random."""
+        return self.flip or self.crop == "random"
+
+    def takes(self, key: str) -> bool:
+        """Tell by its name whether a field is one of the three."""
+        return extension_of(key).lower() in _RESIZED_EXTENSIONS
+
+    def __call__(self, key: str, data: bytes, seed: int | None = None) -> Any:
+        """Return the image, or None if the field is none of the three; `seed` is needed if `draws`."""
+        if not self.takes(key):
             return None
-        is_jpeg = data[: len(_JPEG_MAGIC)] == _JPEG_MAGIC
-        pixels = self._by_simplejpeg(data) if is_jpeg and self.library == "simplejpeg" else None
-        if pixels is None:
-            pixels = self._by_pillow(data)
-        if self.output == "torch":
-            return self._planes(pixels)
-        pixels = self._resampled(pixels)
-        return _imported("PIL.Image").fromarray(pixels) if self.output == "pil" else pixels
+        pixels = self._memory()
+        self._decode(data, seed, pixels)
+        if self.output == "pil":
+            return imported("PIL.Image").fromarray(pixels)
+        return self._delivered(pixels)
 
-    def _by_simplejpeg(self, data: bytes) -> Pixels | None:
-        """Return what is needed of a JPEG, of about the size that is; None for CMYK, which is left to Pillow."""
-        simplejpeg = _imported("simplejpeg")
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-        _check_pixels(width, height)
-        if colorspace in ("CMYK", "YCCK"):
-            return None
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data, "RGB", min_height=self.height, min_width=self.width, min_factor=_LEAST_SCALE
-        )
-        top, left, height, width = self._box(*pixels.shape[:2])
-        return np.ascontiguousarray(pixels[top : top + height, left : left + width])
+    def column(self, values: Sequence[bytes], seeds: Iterable[int | None]) -> Any:
+        """Return all images of a column in one tensor or array, into which each is decoded; None for Pillow's images.
 
-    def _by_pillow(self, data: bytes) -> Pixels:
-        image = _open_image(data, _RESIZED_FORMATS)
-        if image.mode[0] in "IF":
-            raise InputError(
-                "an image has more than 8 bits a channel",
-                expected="8 bits",
-                found=f"mode {image.mode}",
-                remedy="decode it with a function of your own: what it is to be scaled by is not known here",
-            )
-        image.draft(None, (self.width, self.height))
-        image = image.convert("RGB")
-        top, left, height, width = self._box(image.height, image.width)
-        box = (left, top, left + width, top + height)
-        bilinear = _imported("PIL.Image").Resampling.BILINEAR
-        return np.array(image.resize((self.width, self.height), bilinear, box=box, reducing_gap=2.0))
-
-    def _resampled(self, pixels: Pixels) -> Pixels:
-        """Return pixels of the size that is needed, of shape (height, width, 3)."""
-        if pixels.shape[:2] == (self.height, self.width):
-            return pixels
-        resampled = self._interpolated(_imported("torch").from_numpy(pixels)[None].permute(0, 3, 1, 2))
-        return np.ascontiguousarray(resampled.permute(1, 2, 0).numpy())
-
-    def _planes(self, pixels: Pixels) -> Any:
-        """Return a tensor of the size that is needed, of shape (3, height, width)."""
-        planes = _imported("torch").from_numpy(pixels).permute(2, 0, 1)
-        return planes if pixels.shape[:2] == (self.height, self.width) else self._interpolated(planes[None])
-
-    def _interpolated(self, planes: Any) -> Any:
-        """Resize by torch, whose kernel is Pillow's method in vector instructions, and lets other threads run.
-
-        What torch takes for channels_last by its strides, an image of several planes in one, comes back as such; a
-        batch made by `[None]` alone it takes for planes, and gives planes without a copy. Either is one thread's work
-        if its memory is contiguous: more would keep other ranks' processors busy waiting.
+        Args:
+            values: The bytes of n images.
+            seeds: A seed for each, None if nothing is drawn.
         """
-        interpolate = _imported("torch.nn.functional").interpolate
-        return interpolate(planes, (self.height, self.width), mode="bilinear", antialias=True)[0]
+        if self.output == "pil":
+            return None
+        pixels = self._memory(len(values))
+        for out, data, seed in zip(pixels, values, seeds, strict=False):
+            self._decode(data, seed, out)
+        return self._delivered(pixels)
 
-    def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of the part of an image that is needed."""
-        if self.crop is None:
-            return 0, 0, height, width
-        cut_height, cut_width = height, width
-        if self.height * width >= self.width * height:
-            cut_width = max(1, (2 * height * self.width + self.height) // (2 * self.height))
+    def _memory(self, *count: int) -> Pixels:
+        """Return memory for an image, or for so many."""
+        shape = (3, self.height, self.width) if self.output == "torch" else (self.height, self.width, 3)
+        return np.empty((*count, *shape), np.uint8)
+
+    def _delivered(self, pixels: Pixels) -> Any:
+        return imported("torch").from_numpy(pixels) if self.output == "torch" else pixels
+
+    def _decode(self, data: bytes, seed: int | None, out: Pixels) -> None:
+        """Decode an image into memory of the shape of the output."""
+        draw, is_flipped = _no_chance, False
+        if self.draws:
+            if seed is None:
+                raise _no_seed()
+            draw = random.Random(seed).random
+            is_flipped = draw() < 0.5 and self.flip
+        if self.library == "pillow":
+            pixels = self._by_pillow(data, draw)
+        elif data[: len(_JPEG_MAGIC)] == _JPEG_MAGIC:
+            pixels = self._by_simplejpeg(data, draw)
         else:
-            cut_height = max(1, (2 * width * self.height + self.width) // (2 * self.width))
-        return (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width
+            pixels = pixels_of(_opened(data), "RGB")
+            size = pixels.shape[0], pixels.shape[1]
+            pixels = self._resampled(pixels, self._part(self._planned(*size, draw)[0], size, size))
+        if is_flipped:
+            pixels = pixels[:, ::-1]
+        planes = out if self.output == "torch" else out.transpose(2, 0, 1)
+        planes[:] = pixels.transpose(2, 0, 1)
+
+    def _by_simplejpeg(self, data: bytes, draw: Draw) -> Pixels:
+        simplejpeg = imported("simplejpeg")
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        check_pixels(width, height)
+        if colorspace in ("CMYK", "YCCK"):
+            return self._by_pillow(data, draw)
+        box, min_height, min_width = self._planned(height, width, draw)
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, "RGB", min_height=min_height, min_width=min_width, min_factor=_LEAST_SCALE
+        )
+        return self._resampled(pixels, self._part(box, (height, width), (pixels.shape[0], pixels.shape[1])))
+
+    def _by_pillow(self, data: bytes, draw: Draw) -> Pixels:
+        image = _opened(data)
+        size = image.height, image.width
+        box, min_height, min_width = self._planned(*size, draw)
+        image.draft(None, (min_width, min_height))
+        top, left, height, width = self._part(box, size, (image.height, image.width))
+        image = image.convert("RGB").resize(
+            (self.width, self.height),
+            imported("PIL.Image").Resampling.BILINEAR,
+            box=(left, top, left + width, top + height),
+            reducing_gap=2.0,
+        )
+        return np.asarray(image)
+
+    def _resampled(self, pixels: Pixels, box: Box) -> Pixels:
+        """Return a part of an image in the size that is needed, of shape (height, width, 3).
+
+        torch's kernel is Pillow's method in vector instructions, and lets other threads run. It is one thread's work if
+        its memory is contiguous: more would keep other ranks' processors busy waiting. Of images whose channels come
+        last it makes such images, and the planes of these are copied faster than torch makes them.
+        """
+        part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        if part.shape[:2] == (self.height, self.width):
+            return part
+        batch = imported("torch").from_numpy(np.require(part, requirements=("C", "W")))[None].permute(0, 3, 1, 2)
+        interpolate = imported("torch.nn.functional").interpolate
+        resampled = interpolate(batch, (self.height, self.width), mode="bilinear", antialias=True)[0]
+        found: Pixels = resampled.permute(1, 2, 0).numpy()
+        return found
+
+    def _planned(self, height: int, width: int, draw: Draw) -> tuple[Box | None, int, int]:
+        """Return the part of an image that is drawn at random, if any, and the size that it need not exceed."""
+        if self.crop != "random":
+            return None, self.height, self.width
+        box = random_box(height, width, self.scale, self.ratio, draw)
+        return box, -(-self.height * height // box.height), -(-self.width * width // box.width)
+
+    def _part(self, box: Box | None, size: tuple[int, int], decoded: tuple[int, int]) -> Box:
+        """Return the part that is taken of an image, which was decoded at another size."""
+        if box is not None:
+            return box.scaled(size, decoded)
+        return middle_box(*decoded, (self.height, self.width)) if self.crop else Box(0, 0, *decoded)
 
 
 def resized(
     size: int | tuple[int, int],
     *,
     crop: Crop | None = None,
+    flip: bool = False,
+    scale: tuple[float, float] = SCALE,
+    ratio: tuple[float, float] = RATIO,
     library: Library = "simplejpeg",
     output: Output = "torch",
 ) -> Resized:
     """Return a decoder of JPEG, PNG and WebP to one size, for `Dataset.decode`.
 
-    A JPEG is decoded at the least of four, three, two or one eighth that is no smaller than what is asked for
-    (`pillow` has no three), else whole; then resized (bilinear, antialiased). Smaller images are enlarged. What comes
-    is always RGB: grey is repeated, transparency left out, CMYK converted. An EXIF orientation is not applied.
-    Deterministic for one library.
+        train = train.decode(wdsplit.resized(224, crop="random", flip=True)).to_tuple("jpg", "cls")
+        test = test.decode(wdsplit.resized(224, crop="center")).to_tuple("jpg", "cls")
+
+    A JPEG is decoded at the least of four, three, two or one eighth at which the part that is taken is no smaller than
+    what is asked for (`pillow` has no three), else whole; then resized (bilinear, antialiased). Smaller images are
+    enlarged. What comes is always RGB: grey is repeated, transparency left out, CMYK converted. An EXIF orientation is
+    not applied. Deterministic for one library.
+
+    What is random is drawn as in `Dataset.map_random`: the same on any topology and after a resume, different in each
+    epoch. All images of a sample get the same draws.
+
+    A `Loader` decodes each image into its place in the tensor of its batch: no stage should take the images apart from
+    `rename` and `to_tuple`.
 
     Args:
         size: Height and width in pixels, or one number for both.
         crop: None squeezes the whole image into the size; `center` keeps its proportions and takes the largest part
-            of them from the middle.
-        library: What decodes JPEG: `simplejpeg` (the fastest; refuses any file that libjpeg warns of) or `pillow`. They
-            differ by rounding, so neither stands in for the other by itself.
+            of them from the middle; `random` takes a part as torchvision's `RandomResizedCrop` does.
+        flip: Mirror every other image, at random.
+        scale: Of `random`: the least and the greatest share of the image's area.
+        ratio: Of `random`: the least and the greatest width / height of the part, before it is resized.
+        library: What decodes JPEG: `simplejpeg` (the fastest; refuses any file that libjpeg warns of), with torch to
+            resize; or `pillow` for both. They differ by rounding, so neither stands in for the other by itself.
         output: `torch`: a uint8 tensor of shape (3, height, width); `numpy`: uint8 of shape (height, width, 3);
             `pil`: a PIL image.
 
@@ -183,58 +266,51 @@ def resized(
         problems.append(f"size = {size!r}: expected one or two integers of at least 1")
     for name, value, known in (
         ("crop", crop, (None, *get_args(Crop))),
+        ("flip", flip, (False, True)),
         ("library", library, get_args(Library)),
         ("output", output, get_args(Output)),
     ):
         if value not in known:
             problems.append(f"{name} = {value!r}: expected one of {', '.join(map(repr, known))}")
+    problems += _wrong_ranges(crop, {"scale": (scale, SCALE, 1.0), "ratio": (ratio, RATIO, math.inf)})
     if problems:
         raise InputError("invalid arguments of resized", found="; ".join(problems))
-    return Resized(height, width, crop, library, output)
+    return Resized(height, width, crop, flip, (scale[0], scale[1]), (ratio[0], ratio[1]), library, output)
 
 
-def _open_image(data: bytes, formats: tuple[str, ...] | None = None) -> Any:
-    """Open an image with Pillow, which reads no more than its header."""
-    pillow = _imported("PIL.Image")
-    try:
-        image = pillow.open(io.BytesIO(data), formats=formats)
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise _too_many_pixels(str(error)) from error
-    _check_pixels(*image.size)
-    if image.format in _PROGRAM_FORMATS:
+def _wrong_ranges(crop: Crop | None, ranges: Mapping[str, tuple[Any, tuple[float, float], float]]) -> Iterator[str]:
+    """Say what is wrong with ranges, each given with its default and its greatest value."""
+    for name, (value, default, largest) in ranges.items():
+        is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+        if not is_pair or not all(isinstance(bound, Real) for bound in value):
+            yield f"{name} = {value!r}: expected two numbers"
+        elif not 0 < value[0] <= value[1] <= largest or value[1] == math.inf:
+            up_to = f" up to {largest:g}" if largest < math.inf else ""
+            yield f"{name} = {value!r}: expected two rising numbers above 0{up_to}"
+        elif crop != "random" and tuple(value) != default:
+            yield f"{name} = {value!r}: it goes with crop='random' only"
+
+
+def _opened(data: bytes) -> Any:
+    """Open an image of the three formats with 8 bits a channel."""
+    image = open_image(data, _RESIZED_FORMATS)
+    if image.mode[0] in "IF":
         raise InputError(
-            f"images of the format {image.format} are not decoded",
-            expected="a format that runs no other program",
-            remedy="pass a function of your own to decode if you trust where the data comes from",
+            "an image has more than 8 bits a channel",
+            expected="8 bits",
+            found=f"mode {image.mode}",
+            remedy="decode it with a function of your own: what it is to be scaled by is not known here",
         )
     return image
 
 
-def _check_pixels(width: int, height: int) -> None:
-    max_pixels = _imported("PIL.Image").MAX_IMAGE_PIXELS
-    if max_pixels is not None and width * height > max_pixels:
-        raise _too_many_pixels(f"{width} x {height} pixels")
+def _no_chance() -> float:
+    raise AssertionError("nothing is drawn")
 
 
-def _too_many_pixels(found: str) -> InputError:
-    return InputError(
-        "an image has too many pixels, so it was not decoded",
-        expected=f"at most {_imported('PIL.Image').MAX_IMAGE_PIXELS}",
-        found=found,
-        remedy="raise PIL.Image.MAX_IMAGE_PIXELS if you trust where the data comes from",
+def _no_seed() -> PipelineError:
+    return PipelineError(
+        "there is no seed to draw a random part of an image from",
+        expected="a sample of a wdsplit.Dataset, decoded by Dataset.decode",
+        remedy="elsewhere use resized without flip=True and crop='random', and transforms of your own after it",
     )
-
-
-def _imported(module: str) -> Any:
-    """Import an optional library."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        names = {"PIL.Image": "pillow", "simplejpeg": "simplejpeg"}
-        if error.name == "torch":
-            raise MissingDependencyError.for_extra("torch") from error
-        if module not in names:
-            raise
-        raise MissingDependencyError(
-            f"{names[module]} is not installed", remedy="install it, or wdsplit with it: pip install 'wdsplit[images]'"
-        ) from error

@@ -20,13 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pyarrow as pa
 from webdataset import autodecode, tenbin
 from webdataset.autodecode import Continue
 
 from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.loading.reading.block import flat
 from wdsplit.loading.stages.images import extension_of
 
-__all__ = ["COLUMNS", "Inflate", "Payloads"]
+__all__ = ["ARROW_COLUMNS", "COLUMNS", "Inflate", "Payloads"]
 
 Array = npt.NDArray[Any]
 
@@ -251,6 +253,29 @@ COLUMNS: dict[str, Callable[[Sequence[bytes]], Any]] = {
     "npy": _stacked_npy,
 }
 """What decodes a whole column: the values that `Payloads` gives, or None if they must be decoded one by one."""
+
+
+def _arrow_texts(values: pa.LargeBinaryArray) -> pa.LargeStringArray | None:
+    try:
+        return values.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _arrow_integers(values: pa.LargeBinaryArray) -> Array | None:
+    try:
+        numbers = values.cast(pa.large_string()).cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    is_decimal = flat(values)[1].max(initial=0) <= ord("9")  # Arrow takes 0x1f for a number, too
+    return np.array(numbers) if is_decimal else None
+
+
+ARROW_COLUMNS: dict[str, Callable[[pa.LargeBinaryArray], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), _arrow_texts),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _arrow_integers),
+}
+"""What decodes a column of Arrow: the values that `COLUMNS` gives, or None if only that can."""
 
 
 # Errors

@@ -6,9 +6,11 @@ same on any number of ranks and workers, and after a resume.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,42 +23,102 @@ from wdsplit.order.epoch import hash_stream
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
-__all__ = ["GeneratorKind", "RandomMap"]
+__all__ = ["IMAGES", "MAPS", "Drawing", "Draws", "GeneratorKind", "RandomMap", "Shift", "at_epoch", "position_of"]
 
 GeneratorKind = Literal["numpy", "torch", "python", "global"]
 _KINDS = ("numpy", "torch", "python", "global")
-_DOMAIN = 12
-"""Domain of the hash, beside those of `order`."""
+MAPS, IMAGES = 12, 15
+"""Kinds of stages that draw: domains of the hash, beside those of `order`."""
+
+
+@dataclass
+class Shift:
+    """By how much positions are moved before generators are seeded from them: a substitute draws what its own would."""
+
+    by: int = 0
 
 
 @dataclass(frozen=True)
-class RandomMap:
+class Draws:
+    """What the generators of a stage are seeded from, besides the position of each sample.
+
+    Attributes:
+        kind: Which kind of stage it is.
+        seed: The dataset's seed.
+        number: Which of a dataset's stages of this kind: each draws numbers of its own.
+        epoch: The epoch.
+        shift: By how much positions are moved.
+    """
+
+    kind: int
+    seed: int
+    number: int
+    epoch: int = 0
+    shift: Shift = dataclasses.field(default_factory=Shift)
+
+    def at(self, epoch: int, shift: Shift | None) -> Draws:
+        """Return the same for an epoch."""
+        return replace(self, epoch=epoch, shift=shift or Shift())
+
+    def seed_of(self, position: int) -> int:
+        """Return the seed of the sample at a position."""
+        return hash_stream(self.seed, self.kind, self.number, self.epoch, position + self.shift.by)
+
+
+class Drawing(ABC):
+    """A stage that draws random numbers."""
+
+    @abstractmethod
+    def at(self, epoch: int, shift: Shift | None = None) -> Self:
+        """Return the stage for an epoch."""
+
+
+def at_epoch(stage: Any, epoch: int, shift: Shift | None = None) -> Any:
+    """Return a stage for an epoch: another one if it draws random numbers."""
+    return stage.at(epoch, shift) if isinstance(stage, Drawing) else stage
+
+
+def position_of(sample: Any, stage: str) -> int:
+    """Return the position of a sample that a stage draws random numbers for.
+
+    Raises:
+        PipelineError: It has none any more.
+    """
+    if not isinstance(sample, dict) or "__position__" not in sample:
+        raise PipelineError(
+            "a sample has no position to seed a generator from",
+            expected="a dict with __position__",
+            found=f"a {type(sample).__name__}",
+            remedy=f"call {stage} before to_tuple, and keep __position__ in a map: return {{**sample, ...}}",
+        )
+    return int(sample["__position__"])
+
+
+@dataclass(frozen=True)
+class RandomMap(Drawing):
     """A stage that maps each sample by a function of chance.
 
     Attributes:
         function: Called with the sample, or with the value of `field`, and a generator (unless it is `global`).
         field: The field that the result replaces; None for the whole sample.
         generator: What kind of generator.
-        seed: The dataset's seed.
-        number: Which of a dataset's stages of this kind: each draws numbers of its own.
-        epoch: The epoch.
+        draws: What it is seeded from.
     """
 
     function: Callable[..., Any]
     field: str | None
     generator: GeneratorKind
-    seed: int
-    number: int
-    epoch: int = 0
+    draws: Draws
 
     def __post_init__(self) -> None:
         if self.generator not in _KINDS:
             raise InputError("invalid generator", expected=", ".join(_KINDS), found=repr(self.generator))
 
-    def at(self, epoch: int) -> RandomMap:
+    def at(self, epoch: int, shift: Shift | None = None) -> RandomMap:
         """Return the stage for an epoch."""
-        return replace(self, epoch=epoch)
+        return replace(self, draws=self.draws.at(epoch, shift))
 
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Give what the function makes of each sample."""
@@ -70,14 +132,7 @@ class RandomMap:
         return (self._mapped(sample) for sample in samples)
 
     def _mapped(self, sample: Any) -> Any:
-        if not isinstance(sample, dict) or "__position__" not in sample:
-            raise PipelineError(
-                "a sample has no position to seed a generator from",
-                expected="a dict with __position__",
-                found=f"a {type(sample).__name__}",
-                remedy="call map_random before to_tuple, and keep __position__ in a map: return {**sample, ...}",
-            )
-        seed = hash_stream(self.seed, _DOMAIN, self.number, self.epoch, sample["__position__"])
+        seed = self.draws.seed_of(position_of(sample, "map_random"))
         if self.field is None:
             return self._drawn(sample, seed)
         if self.field not in sample:

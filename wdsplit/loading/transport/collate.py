@@ -1,7 +1,8 @@
 """Batches: samples into columns, and the workers' columns woven into one.
 
-Numbers, arrays and tensors are stacked; all else comes as lists. Columns are numpy's arrays, unless they were made of
-tensors, so numpy's batches need no torch. A batch does not depend on the number of its sub-batches.
+Numbers, arrays and tensors are stacked; all else comes as lists, but text and bytes as arrays of Arrow on request.
+Columns are numpy's arrays, unless they were made of tensors, so numpy's batches need no torch. A batch does not depend
+on the number of its sub-batches.
 """
 
 from __future__ import annotations
@@ -13,15 +14,30 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from wdsplit.errors import PipelineError
-from wdsplit.loading.reading.block import Columns
+from wdsplit.loading.reading.block import Columns, as_list, flat
 from wdsplit.order.epoch import Int64
 
-__all__ = ["Column", "Output", "as_array", "collate", "collate_columns", "is_plain", "num_bytes", "weave"]
+__all__ = [
+    "Column",
+    "Output",
+    "Strings",
+    "arrow_of",
+    "as_array",
+    "collate",
+    "collate_columns",
+    "is_plain",
+    "num_bytes",
+    "weave",
+]
 
 Output = Literal["torch", "numpy"]
 """What numbers, arrays and tensors are in a batch: torch's tensors, or numpy's arrays."""
+
+Strings = Literal["list", "arrow"]
+"""What columns of nothing but text, or of nothing but bytes, are in a batch: lists, or arrays of Arrow."""
 
 Places = slice | Int64
 """The places of a sub-batch's samples in the batch."""
@@ -37,7 +53,8 @@ class Column:
 
     Attributes:
         kind: What the values are: tensor, array, number or other.
-        data: A tensor of tensors, an array of arrays or numbers, each with one more dimension in front; else a list.
+        data: A tensor of tensors, an array of arrays or numbers, each with one more dimension in front; else a list, or
+            of text or bytes an array of Arrow (large_string, large_binary) without nulls.
         is_plain: Whether it is known that all values are bytes, or all of them text.
     """
 
@@ -46,7 +63,10 @@ class Column:
     is_plain: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go as bytes where numpy has the dtype: a tensor, and an array too, is slow to pickle."""
+        """Go as bytes where numpy has the dtype: a tensor, and an array too, is slow to pickle. So does Arrow's."""
+        if isinstance(self.data, pa.Array):
+            cuts, data = flat(self.data)
+            return _arrow_column_of, (pa.types.is_large_string(self.data.type), cuts.tobytes(), data.tobytes())
         array = as_array(self.data)
         if array is None:
             return Column, (self.kind, self.data, self.is_plain)
@@ -56,6 +76,17 @@ class Column:
 def _column_of(kind: str, dtype: str, shape: tuple[int, ...], data: bytearray) -> Column:
     array = np.frombuffer(data, dtype).reshape(shape)
     return Column(kind, _as_tensor(array) if kind == "tensor" else array)
+
+
+def _arrow_column_of(is_text: bool, cuts: bytes, data: bytes) -> Column:
+    return Column("other", arrow_of(is_text, cuts, data), is_plain=True)
+
+
+def arrow_of(is_text: bool, cuts: Any, data: Any) -> pa.Array:
+    """Return the array of Arrow of which `flat` has given cuts and bytes, in their memory."""
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
+    kind = pa.large_string() if is_text else pa.large_binary()
+    return pa.Array.from_buffers(kind, len(memoryview(cuts).cast("B")) // 8 - 1, buffers)
 
 
 def as_array(data: Any) -> npt.NDArray[Any] | None:
@@ -122,6 +153,10 @@ def collate_columns(columns: Columns) -> Any:
 
 
 def _whole_column(values: Any, name: str) -> Column:
+    if _is_tensor(values):
+        return Column("tensor", values)
+    if isinstance(values, pa.Array):
+        return Column("other", values, is_plain=True)
     if not isinstance(values, np.ndarray):
         return _column(values, name)
     is_numbers = values.ndim == 1 and values.dtype in (np.int64, np.float64, np.bool_)
@@ -136,6 +171,8 @@ def num_bytes(sub_batch: Any, lists: bool = True) -> int:
         lists: Whether to count columns of bytes or text too: of many small values that takes long.
     """
     if isinstance(sub_batch, Column):
+        if isinstance(sub_batch.data, pa.Array):
+            return int(sub_batch.data.nbytes)
         if sub_batch.is_plain:
             return sum(map(len, sub_batch.data)) if lists else 0
         return num_bytes(sub_batch.data)
@@ -154,7 +191,12 @@ def num_bytes(sub_batch: Any, lists: bool = True) -> int:
 
 
 def weave(
-    sub_batches: Sequence[tuple[Int64, Any]], size: int, pin: bool, borrowed: bool = False, output: Output = "torch"
+    sub_batches: Sequence[tuple[Int64, Any]],
+    size: int,
+    pin: bool,
+    borrowed: bool = False,
+    output: Output = "torch",
+    strings: Strings = "list",
 ) -> Any:
     """Put the columns of sub-batches together.
 
@@ -164,9 +206,10 @@ def weave(
         pin: Whether tensors shall lie in pinned memory.
         borrowed: Whether the sub-batches lie in memory that will be used again, so that all must be copied.
         output: What is not a list comes as tensors, or as arrays.
+        strings: What columns of text or bytes come as.
 
     Returns:
-        A dict or a tuple of tensors (or arrays) and lists, or one of them.
+        A dict or a tuple of tensors (or arrays) and lists (or arrays of Arrow), or one of them.
 
     Raises:
         PipelineError: The sub-batches do not go together, as `collate` would have said of their samples.
@@ -180,7 +223,12 @@ def weave(
     values = [sub_batch for _, sub_batch in sub_batches]
 
     def woven(columns: list[Column], name: str) -> Any:
-        column = _weave_column(list(zip(spaced, columns, strict=True)), size, pin, borrowed, name)
+        pairs = list(zip(spaced, columns, strict=True))
+        if strings == "arrow" and all(column.is_plain for column in columns):
+            strings_column = _weave_strings(pairs, size)
+            if strings_column is not None:
+                return strings_column
+        column = _weave_column(pairs, size, pin, borrowed, name)
         return column if isinstance(column, list) else _delivered(column, output, name)
 
     if isinstance(first, dict):
@@ -303,10 +351,11 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
     if kinds == {"other"}:
         values: list[Any] = [None] * size
         for places, column in sub_batches:
+            data = as_list(column.data)
             if isinstance(places, slice):
-                values[places] = column.data
+                values[places] = data
                 continue
-            for place, value in zip(places.tolist(), column.data, strict=True):
+            for place, value in zip(places.tolist(), data, strict=True):
                 values[place] = value
         return values
     first = sub_batches[0][1].data
@@ -328,6 +377,34 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
     for places, array in placed:
         woven[places] = array
     return woven if pinned is None else pinned
+
+
+def _weave_strings(sub_batches: Sequence[tuple[Places, Column]], size: int) -> pa.Array | None:
+    """Return columns of text, or of bytes, as an array of Arrow in memory of its own.
+
+    None if some are text and others bytes, or if text is not UTF-8, as of some paths: whatever the sub-batches.
+    """
+    order, begin = np.empty(size, np.int64), 0
+    arrays = []
+    for places, column in sub_batches:
+        array = _arrow_strings(column.data)
+        if array is None:
+            return None
+        order[places] = np.arange(begin, begin + len(array))
+        begin += len(array)
+        arrays.append(array)
+    if len({str(array.type) for array in arrays}) > 1:
+        return None
+    return pa.concat_arrays(arrays).take(pa.array(order))
+
+
+def _arrow_strings(data: Any) -> pa.Array | None:
+    if isinstance(data, pa.Array):
+        return data
+    try:
+        return pa.array(data, pa.large_string() if isinstance(data[0], str) else pa.large_binary())
+    except UnicodeEncodeError:
+        return None
 
 
 def _delivered(column: Any, output: Output, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a loader has done so far, and whether it or the training waits.
+"""What the workers of a loader have made and read, and how long the loader and its consumer wait for each other.
 
 Composition. Workers count in memory that all processes share, each in a row of its own.
 """
@@ -7,86 +7,53 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import NamedTuple
 
 from wdsplit.loading.transport.shared_integers import SharedIntegers
+from wdsplit.storage.traffic import Traffic
 
-__all__ = ["Clock", "Counters", "Statistics"]
+__all__ = ["Clock", "Counters", "Totals"]
 
-_SAMPLES, _BYTES, _READ, _REUSED = range(4)
-_BUSY_SHARE = 0.1
+_SAMPLES, _BYTES, _READ, _REUSED, _FETCHED, _RETRIES, _BAD = range(7)
 _GAPS_KEPT = 10_000
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Counters of a loader, from its beginning on.
+class Totals(NamedTuple):
+    """What workers have made and read.
 
     Attributes:
-        batches: Batches that were delivered.
-        samples: Samples in these batches.
-        num_bytes: Bytes of the payloads of all samples that the workers have made.
+        samples: Samples that were made.
+        num_bytes: Bytes of their payloads.
         windows_read: Windows that were read and parsed.
         windows_reused: Times that a window was in memory already.
-        wait_s: Seconds that the consumer has waited for batches.
-        compute_s: Seconds that the consumer has taken between batches.
-        samples_made: Samples that the workers have made: those of batches that were made ahead too.
+        fetched_bytes: Bytes that came from remote storage.
+        retries: Requests to remote storage that were sent again.
+        bad_samples: Samples in whose places others were given.
     """
 
-    batches: int
-    samples: int
-    num_bytes: int
-    windows_read: int
-    windows_reused: int
-    wait_s: float
-    compute_s: float
-    samples_made: int = 0
+    samples: int = 0
+    num_bytes: int = 0
+    windows_read: int = 0
+    windows_reused: int = 0
+    fetched_bytes: int = 0
+    retries: int = 0
+    bad_samples: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counters as plain values, with `wait_share` and `bottleneck`."""
-        return {**asdict(self), "wait_share": self.wait_share, "bottleneck": self.bottleneck}
-
-    @property
-    def delivered_bytes(self) -> int:
-        """About how many bytes of payloads were delivered: workers are ahead, so it is in proportion to the samples."""
-        return self.num_bytes * self.samples // max(1, self.samples_made)
-
-    @property
-    def wait_share(self) -> float:
-        """The part of the time in which the consumer waited, from 0 to 1."""
-        total = self.wait_s + self.compute_s
-        return self.wait_s / total if total else 0.0
-
-    @property
-    def bottleneck(self) -> str:
-        """`loader` if the consumer waits for more than a tenth of the time, else `model`."""
-        return "loader" if self.wait_share > _BUSY_SHARE else "model"
-
-    def __str__(self) -> str:
-        seconds = self.wait_s + self.compute_s
-        if not self.batches or not seconds:
-            return "nothing was delivered yet"
-        rate = f"{self.samples / seconds:,.0f} samples/s, {self.delivered_bytes / 1e6 / seconds:,.1f} MB/s"
-        advice = {
-            "loader": "the loader is the bottleneck: more workers, or less to decode",
-            "model": "the model is the bottleneck: the loader keeps up",
-        }[self.bottleneck]
-        return (
-            f"{self.batches:,} batches, {self.samples:,} samples; {rate}; waited {self.wait_share:.0%} of the time: "
-            f"{advice}"
-        )
+    def plus(self, other: Totals) -> Totals:
+        """Return the sums."""
+        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class Counters:
-    """What the workers of a loader have made.
+    """What the workers of a loader have made: `Totals` of each.
 
     Args:
         num_workers: Rows; one for each worker.
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._rows = SharedIntegers(num_workers, 4)
+        self._rows = SharedIntegers(num_workers, len(Totals._fields))
+        self._bad = SharedIntegers(num_workers, 2)
 
     def made(self, worker: int, samples: int, num_bytes: int) -> None:
         """Count samples of a worker."""
@@ -100,9 +67,22 @@ class Counters:
         row[_READ] += windows_read
         row[_REUSED] += windows_reused
 
-    def total(self) -> list[int]:
-        """Return samples, bytes, windows read and windows reused of all workers."""
-        return [int(value) for value in self._rows.array.sum(axis=0)]
+    def traffic(self, worker: int) -> Traffic:
+        """Return what counts bytes and retries of remote storage for a worker."""
+        return Traffic(self._rows.array[worker, _FETCHED : _RETRIES + 1])
+
+    def bad(self, worker: int, iteration: int) -> int:
+        """Count a bad sample of a worker; return how many all workers have found in the iteration of this number."""
+        self._rows.array[worker, _BAD] += 1
+        found = self._bad.array
+        if found[worker, 0] != iteration:
+            found[worker] = iteration, 0
+        found[worker, 1] += 1
+        return int(found[found[:, 0] == iteration, 1].sum())
+
+    def total(self) -> Totals:
+        """Return what all workers have made together."""
+        return Totals(*self._rows.array.sum(axis=0).tolist())
 
 
 class Clock:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError
+from wdsplit.loading.reading.block import flat
 from wdsplit.loading.reading.process_limits import keep_freed_memory
-from wdsplit.loading.reading.window import pieces
-from wdsplit.loading.transport.collate import Column, as_array, is_plain, num_bytes
-from wdsplit.loading.transport.shared_memory import SharedMemory
+from wdsplit.loading.transport.collate import Column, arrow_of, as_array, is_plain, num_bytes
+from wdsplit.order.epoch import Int64
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +45,11 @@ class _Array:
 
 
 @dataclass(frozen=True)
-class _Bytes:
+class _Strings:
+    is_text: bool
     offset: int
-    lengths: _Array
+    num_bytes: int
+    cuts: _Array
 
 
 @dataclass(frozen=True)
@@ -149,15 +153,21 @@ class _Pieces:
     def add_column(self, column: Column) -> Any:
         """Lay out a column; return what finds it again."""
         if column.kind != "other":
-            flat = _flat_bytes(column.data)
-            return _Array(column.kind, column.data.dtype, tuple(column.data.shape), self._add([flat], len(flat)))
+            data = _flat_bytes(column.data)
+            return _Array(column.kind, column.data.dtype, tuple(column.data.shape), self._add([data], len(data)))
+        if isinstance(column.data, pa.Array):
+            cuts, data = flat(column.data)
+            return self._add_strings(pa.types.is_large_string(column.data.type), cuts, [data])
         if not column.is_plain or type(column.data[0]) is not bytes:
             return self.add_bytes(_pickled(column))
         lengths = np.fromiter(map(len, column.data), np.int64, len(column.data))
-        total = int(lengths.sum())
-        pieces = [b"".join(column.data)] if total < _SMALL_BYTES * len(lengths) else column.data
-        offset = self._add(pieces, total)
-        return _Bytes(offset, self.add_column(Column("number", lengths)))
+        cuts = np.concatenate([[0], np.cumsum(lengths)])
+        is_small = cuts[-1] < _SMALL_BYTES * len(lengths)
+        return self._add_strings(False, cuts, [b"".join(column.data)] if is_small else column.data)
+
+    def _add_strings(self, is_text: bool, cuts: Int64, pieces: Sequence[Any]) -> _Strings:
+        num_bytes = int(cuts[-1])
+        return _Strings(is_text, self._add(pieces, num_bytes), num_bytes, self.add_column(Column("number", cuts)))
 
     def add_bytes(self, data: bytes) -> _Pickled:
         """Lay out what was pickled."""
@@ -244,10 +254,9 @@ def _taken(segment: memoryview, entry: Any) -> Any:
         return Column(entry.kind, _taken_array(segment, entry))
     if isinstance(entry, _Pickled):
         return pickle.loads(segment[entry.offset : entry.offset + entry.num_bytes])
-    lengths = _taken_array(segment, entry.lengths)
-    ends = np.cumsum(lengths)
-    view = segment[entry.offset : entry.offset + int(ends[-1])]
-    return Column("other", pieces(view, ends - lengths, lengths, np.ones(len(ends), np.bool_)).tolist(), is_plain=True)
+    cuts = _taken_array(segment, entry.cuts)
+    view = segment[entry.offset : entry.offset + entry.num_bytes]
+    return Column("other", arrow_of(entry.is_text, cuts, view), is_plain=True)
 
 
 def _taken_array(segment: memoryview, entry: _Array) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import xxhash
+from pyarrow.fs import LocalFileSystem
 
 from wdsplit.errors import InputError
 from wdsplit.tables.formats.opening import RemoteInput
@@ -24,6 +27,7 @@ __all__ = [
     "open_unchanged",
     "sliced",
     "stat_of",
+    "unreadable",
 ]
 
 BATCH_BYTES = 16 * 1024**2
@@ -95,9 +99,14 @@ def check_names(fields: Iterable[pa.Field]) -> None:
             check_names(field.type)
 
 
-def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return all row groups: the `matching_groups` of formats without statistics."""
-    return range(len(file.row_groups))
+def matching_groups(file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
+    """Return all row groups, or none if what is known of the file rules them out: for formats without statistics."""
+    if known is None:
+        return range(len(file.row_groups))
+    parquet, disk = ds.ParquetFileFormat(), LocalFileSystem()
+    unread = parquet.make_fragment(file.path, filesystem=disk, partition_expression=known)
+    dataset = ds.FileSystemDataset([unread], schema, parquet, disk)
+    return range(len(file.row_groups)) if list(dataset.get_fragments(expression)) else ()
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -106,3 +115,27 @@ def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES // row_bytes))
     for first in range(0, len(batch), rows):
         yield batch.slice(first, rows)
+
+
+def unreadable(path: str, what: str, error: Exception) -> InputError:
+    """Return the error for an input that a library, or the system, could not read.
+
+    Args:
+        path: What to call the input.
+        what: What it was read as, such as `parquet`.
+        error: What was raised.
+    """
+    found = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    cause = f"an input cannot be read as {what}"
+    remedy = "check that the file is whole; download or write it again"
+    if isinstance(error, PermissionError):
+        cause, remedy = "an input cannot be read: permission denied", "check the permissions of the file"
+    elif "crypt" in found:
+        cause = "an input is encrypted"
+        remedy = "decrypt it first: read it with its keys (pyarrow.parquet.encryption), and write it without encryption"
+    elif isinstance(error, pa.ArrowNotImplementedError) or re.search(
+        r"not (currently |yet )*(support|impl|built)", found
+    ):
+        cause = f"an input is {what} of a kind that pyarrow {pa.__version__} cannot read"
+        remedy = "write it again by the program that wrote it, with other compression or encodings; or update pyarrow"
+    return InputError(cause, place=path, found=found, remedy=remedy, url=path)

@@ -261,24 +261,11 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
 
     Args:
         schemas: Path to columns, as `open_file` returns them.
-
-    Raises:
-        InputError: A file lacks a column that another has.
     """
-    first = next(iter(schemas))
-    fields = {field.name: field for field in schemas[first]}
-    for path, schema in schemas.items():
-        odd = sorted({*schema.names} ^ {*fields})
-        if odd:
-            raise InputError(
-                "two inputs differ in their columns",
-                place=path,
-                expected="the same columns in all inputs",
-                found="; ".join(f"column {name!r} is only in {first if name in fields else path}" for name in odd),
-                remedy="correct the header, or convert the files as two datasets",
-                url=path,
-            )
-        fields = {name: _joined(field, schema.field(name)) for name, field in fields.items()}
+    fields: dict[str, pa.Field] = {}
+    for schema in schemas.values():
+        for field in schema:
+            fields[field.name] = _joined(fields.get(field.name, field), field)
     types = {name: pa.string() if pa.types.is_null(field.type) else field.type for name, field in fields.items()}
     return pa.schema(types)
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from wdsplit.engines.local import ahead
+from wdsplit.tables.formats import common
 from wdsplit.tables.formats.common import BATCH_BYTES, MAX_BATCH_ROWS, changed, check_unchanged, checksum
 from wdsplit.tables.formats.opening import AHEAD_BYTES, MAX_BUFFER_BYTES, RemoteInput, open_input
 from wdsplit.tables.table import InputFile, Remote
@@ -183,16 +184,23 @@ def _column_sizes(groups: Sequence[Any], schema: pa.Schema) -> dict[str, int]:
     return sizes
 
 
-def matching_groups(file: InputFile, expression: Any) -> Sequence[int]:
-    """Return the row groups whose statistics do not rule the condition out."""
+def matching_groups(file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
+    """Return the row groups whose statistics, and what is known of the file, do not rule the condition out."""
+    groups = common.matching_groups(file, expression, schema, known)
+    if not groups or not {*schema.names} - {name for name, _ in file.constants}:
+        return groups
     if file.remote is None:
-        return _matching_groups(file.path, expression)
+        return _matching_groups(file.path, expression, schema, known)
     with RemoteInput(file.remote) as source:
         _footer_of(source)  # so that it is buffered
-        return _matching_groups(source.as_arrow(), expression)
+        return _matching_groups(source.as_arrow(), expression, schema, known)
 
 
-def _matching_groups(source: Any, expression: Any) -> Sequence[int]:
+def _matching_groups(source: Any, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
     filesystem = LocalFileSystem() if isinstance(source, str) else None
-    fragment = ds.ParquetFileFormat().make_fragment(source, filesystem=filesystem)
-    return sorted(group.id for part in fragment.split_by_row_group(expression) for group in part.row_groups)
+    fragment = ds.ParquetFileFormat().make_fragment(source, filesystem=filesystem, partition_expression=known)
+    try:
+        parts = fragment.split_by_row_group(expression, schema=schema)  # statistics are cast to the types of all files
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # they cannot be: reading refuses what is lost
+        return range(fragment.num_row_groups)
+    return sorted(group.id for part in parts for group in part.row_groups)

@@ -7,6 +7,7 @@ A module of a format offers what `Format` says. Everything else, such as selecti
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -14,10 +15,21 @@ from typing import Any, Protocol, cast
 import pyarrow as pa
 
 from wdsplit.errors import InputError
+from wdsplit.fields.infer import MEDIA_SUFFIXES
 from wdsplit.tables.formats.opening import open_input
 from wdsplit.tables.table import InputFile, Remote
+from wdsplit.urls import shown_url
 
-__all__ = ["FOLDER_SUFFIXES", "Format", "format_named", "is_compressed", "name_of_format"]
+__all__ = [
+    "FOLDER_SUFFIXES",
+    "Format",
+    "format_named",
+    "is_compressed",
+    "is_media",
+    "is_table",
+    "name_of_format",
+    "refuse_misnamed",
+]
 
 
 @dataclass(frozen=True)
@@ -27,18 +39,18 @@ class _Names:
     Attributes:
         suffixes: How their names end.
         other_suffixes: How the names of some end, which are looked for in no folder.
-        magic: How their bytes begin; empty if that is not certain.
+        magic: How their bytes may begin; empty if that is not certain.
     """
 
     suffixes: tuple[str, ...]
     other_suffixes: tuple[str, ...] = ()
-    magic: bytes = b""
+    magic: tuple[bytes, ...] = ()
 
 
 _FORMATS = {
-    "parquet": _Names((".parquet",), (".pq",), b"PAR1"),
-    "arrow": _Names((".arrow", ".feather", ".ipc"), magic=b"ARROW1"),
-    "orc": _Names((".orc",), magic=b"ORC"),
+    "parquet": _Names((".parquet",), (".pq",), (b"PAR1", b"PARE")),  # the latter with an encrypted footer
+    "arrow": _Names((".arrow", ".feather", ".ipc"), magic=(b"ARROW1",)),
+    "orc": _Names((".orc",), magic=(b"ORC",)),
     "csv": _Names((".csv", ".tsv")),
     "jsonl": _Names((".jsonl", ".ndjson"), (".json",)),
     "tar": _Names((".tar",)),
@@ -55,7 +67,7 @@ class Format(Protocol):
     """What a module of a format offers."""
 
     TYPED: bool
-    """Whether its files say the types of their columns, so that all must agree."""
+    """Whether its files say the types of their columns, which are then promoted."""
 
     WHAT: str
     """What its files are called in a message, such as `parquet`."""
@@ -88,7 +100,7 @@ class Format(Protocol):
         Args:
             file: The file.
             groups: The row groups, rising.
-            columns: Names of the columns, in the order requested, at least one.
+            columns: Names of columns that the file has, in the order requested, at least one.
             schema: The columns of the whole input, which a file without types of its own is read by.
 
         Raises:
@@ -96,14 +108,31 @@ class Format(Protocol):
             pa.ArrowException, OSError, ValueError: It cannot be read; the caller names the file.
         """
 
-    def matching_groups(self, file: InputFile, expression: Any) -> Sequence[int]:
-        """Return the row groups that may hold rows that meet a condition, rising; all if nothing is known."""
+    def matching_groups(self, file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
+        """Return the row groups that may hold rows that meet a condition, rising; all if nothing is known.
+
+        Args:
+            file: The file.
+            expression: The condition.
+            schema: The columns of the whole input that the condition reads.
+            known: A condition that all rows of the file meet, as its `constants` say; None if they say nothing.
+        """
 
 
 def is_compressed(path: str) -> bool:
     """Tell whether a name is that of a compressed table."""
     lower = path.lower()
     return lower.endswith((".tgz", *(f"{suffix}{more}" for suffix in _SUFFIXES for more in _COMPRESSED)))
+
+
+def is_media(path: str) -> bool:
+    """Tell whether a name is that of an image, of audio or of a video."""
+    return os.path.splitext(shown_url(path))[1].lower() in MEDIA_SUFFIXES
+
+
+def is_table(path: str) -> bool:
+    """Tell whether a name is that of a table of a known format."""
+    return shown_url(path).lower().endswith(tuple(_SUFFIXES))
 
 
 def format_named(name: str) -> Format:
@@ -122,11 +151,10 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
         if lower.endswith(suffix):
             return name
     compressed = lower.endswith(_COMPRESSED)
-    with open_input(path, remote) as file:
-        first = file.read(8)
-    for name, names in _FORMATS.items():
-        if names.magic and first.startswith(names.magic):
-            return name
+    first = _first_bytes(path, remote)
+    found = _format_that_begins(first)
+    if found is not None:
+        return found
     raise InputError(
         "the format of an input is not known",
         place=path,
@@ -135,3 +163,36 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
         remedy="decompress it first: rows are read from the middle of a file" if compressed else "rename the file",
         url=path,
     )
+
+
+def refuse_misnamed(path: str, name: str, remote: Remote | None = None) -> None:
+    """Refuse a file whose first bytes are those of another format than its name ends in.
+
+    Args:
+        path: As of `open_file`.
+        name: The format that its name ends in.
+        remote: As of `open_file`.
+
+    Raises:
+        InputError: They are.
+    """
+    found = _format_that_begins(_first_bytes(path, remote))
+    if found not in (None, name):
+        raise InputError(
+            "the name of an input ends as another format's",
+            place=path,
+            expected=f"{name}, by its name",
+            found=f"{found}, by its first bytes",
+            remedy=f"rename it to end in .{found}",
+            url=path,
+        )
+
+
+def _first_bytes(path: str, remote: Remote | None) -> bytes:
+    with open_input(path, remote) as file:
+        return file.read(8)
+
+
+def _format_that_begins(first: bytes) -> str | None:
+    """Return the format of a file that begins so, if that is certain."""
+    return next((name for name, names in _FORMATS.items() if first.startswith(names.magic)), None)

@@ -45,6 +45,13 @@ class SharedMemory:
         if advice is not None:
             self._mapped(begin + num_bytes).madvise(advice, begin, num_bytes)
 
+    def write(self, begin: int, data: memoryview | bytes) -> None:
+        """Fill allocated bytes, in any process; a view would take twice as long, for its page faults."""
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._descriptor, left, begin)
+            left, begin = left[written:], begin + written
+
     def view(self, begin: int, num_bytes: int) -> memoryview:
         """Return allocated bytes, whichever process has allocated them."""
         return memoryview(self._mapped(begin + num_bytes))[begin : begin + num_bytes]

@@ -1,0 +1,143 @@
+"""Joining a partition: the row of each sample, and the keys that lack a row or a sample, or are repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from wdsplit.annotating.job import KEY, NUMBER, RAW, ROW, SHARD, AnnotateJob, Span
+from wdsplit.annotating.options import Duplicates
+from wdsplit.annotating.scatter import RunWriter, read_partition
+from wdsplit.conversion.shuffle.sorted_runs import SortedRun
+from wdsplit.order.epoch import Int64
+
+__all__ = ["NUM_EXAMPLES", "Counted", "Joined", "Matches", "join", "match"]
+
+NUM_EXAMPLES = 3
+
+
+class Counted(NamedTuple):
+    """Keys of one kind, such as those without a row.
+
+    Attributes:
+        total: How many there are.
+        examples: The first of them: where each is, as numbers, and the key.
+    """
+
+    total: int
+    examples: list[list[Any]]
+
+    def plus(self, other: Counted) -> Counted:
+        """Return both together, with the first examples of both."""
+        examples = sorted([*self.examples, *other.examples])[:NUM_EXAMPLES]
+        return Counted(self.total + other.total, examples)
+
+
+class Joined(NamedTuple):
+    """What was found in a partition.
+
+    Attributes:
+        runs: The values of its samples, by groups of shards.
+        missing: Samples without a row: shard, sample, key.
+        extra: Rows without a sample: row, key.
+        duplicates: Rows whose key another row has that is used: row, that row, key.
+    """
+
+    runs: list[SortedRun]
+    missing: Counted
+    extra: Counted
+    duplicates: Counted
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Which rows and samples have the same key.
+
+    Attributes:
+        rows: int64 of shape (samples,): the row of each sample; -1 if it has none.
+        extra: int64: the rows that no sample has.
+        duplicates: int64: the rows whose key has a sample, for which another row is used.
+        used: int64 of the same shape: these other rows.
+    """
+
+    rows: Int64
+    extra: Int64
+    duplicates: Int64
+    used: Int64
+
+
+def join(job: AnnotateJob, rows: list[SortedRun], keys: list[SortedRun], task: Span) -> Joined:
+    """Join the rows and the keys of a partition. Runs in a worker process; may run twice."""
+    storage = job.open_storage()
+    table = read_partition(storage, rows, task.number, job.rows_schema)
+    samples = read_partition(storage, keys, task.number, job.keys_schema)
+    found = match(table.column(KEY), table.column(RAW), samples.column(KEY), job.duplicates)
+    taken = table.select([field.name for field in job.joined_fields]).take(pa.array(found.rows, mask=found.rows < 0))
+    columns = [samples.column(SHARD), samples.column(ROW), *taken.columns]
+    runs = RunWriter(storage, job, f"found-{task.number:06d}")
+    runs.append(pa.Table.from_arrays(columns, schema=job.found_schema), job.group_of(samples.column(SHARD).to_numpy()))
+    missing = np.flatnonzero(found.rows < 0)
+    numbers = table.column(NUMBER).to_numpy()
+    of_rows = table.column(KEY), table.column(RAW)
+    return Joined(
+        runs.end(),
+        _counted(missing, [samples.column(SHARD).to_numpy(), samples.column(ROW).to_numpy()], [samples.column(KEY)]),
+        _counted(found.extra, [numbers], of_rows),
+        _counted(found.duplicates, [numbers, _spread(numbers[found.used], found.duplicates, len(table))], of_rows),
+    )
+
+
+def _spread(values: Int64, places: Int64, size: int) -> Int64:
+    """Return an array of some size with values at some places."""
+    spread = np.zeros(size, np.int64)
+    spread[places] = values
+    return spread
+
+
+def _counted(rows: Int64, places: Sequence[Int64], keys: Sequence[pa.ChunkedArray]) -> Counted:
+    """Count some rows; give the first by their places, and by the last of their keys that is not null."""
+    examples = []
+    for row in rows[:NUM_EXAMPLES].tolist():
+        texts = [column[row].as_py() for column in keys]
+        examples.append([*(int(place[row]) for place in places), [text for text in texts if text is not None][-1]])
+    return Counted(len(rows), examples)
+
+
+def match(keys: pa.ChunkedArray, raw: pa.ChunkedArray, samples: pa.ChunkedArray, duplicates: Duplicates) -> Matches:
+    """Find the row of each sample.
+
+    Args:
+        keys: The keys of the rows as tars have them, escaped.
+        raw: The same as the table has them, null where that is the same: it may have been read from samples, and so be
+            escaped already.
+        samples: The keys of the samples.
+        duplicates: Which of several rows with one key is used.
+    """
+    num_rows, num_samples = len(keys), len(samples)
+    has_raw = raw.null_count < num_rows
+    codes, num_codes = _codes([keys, samples, *([raw.fill_null("")] if has_raw else [])])
+    of_rows, of_samples, of_raw = np.split(codes, [num_rows, num_rows + num_samples])
+    has_sample = np.zeros(num_codes, np.bool_)
+    has_sample[of_samples] = True
+    if has_raw:
+        of_rows = np.where(has_sample[of_raw] & ~has_sample[of_rows], of_raw, of_rows)
+    numbers = np.arange(num_rows)
+    row_of = np.full(num_codes, -1)
+    order = numbers if duplicates == "last" else numbers[::-1]
+    row_of[of_rows[order]] = order  # the last one stays
+    used, is_extra = row_of[of_rows], ~has_sample[of_rows]
+    repeated = np.flatnonzero((used != numbers) & ~is_extra)
+    return Matches(row_of[of_samples], np.flatnonzero(is_extra), repeated, used[repeated])
+
+
+def _codes(columns: Sequence[pa.ChunkedArray]) -> tuple[npt.NDArray[np.int32], int]:
+    """Return a number for each text, the same for the same text, and how many there are."""
+    encoded = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.large_string())
+    chunks = encoded.dictionary_encode().chunks
+    codes = [np.zeros(0, np.int32), *(np.asarray(chunk.indices) for chunk in chunks)]
+    return np.concatenate(codes), len(chunks[-1].dictionary) if chunks else 0

@@ -1,0 +1,216 @@
+"""A run and what it leaves in the dataset: what may be replaced, what can be continued, and what is removed.
+
+While a run is unfinished, `annotations/NAME.run` has its plan, and the spill files and notes of its tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar
+
+import orjson
+import pyarrow.compute as pc
+import xxhash
+
+from wdsplit.annotating.job import AnnotateJob, Cuts, Span
+from wdsplit.conversion.record.notes import read_note
+from wdsplit.engines.local import in_order
+from wdsplit.errors import ConvertError, OutputExistsError, WdsplitError
+from wdsplit.shards.annotations import ANNOTATIONS_FOLDER, RUN_SUFFIX, is_part_of
+from wdsplit.shards.manifest import RUN_FOLDER
+from wdsplit.storage.interface import Storage
+
+__all__ = ["AnnotationRun", "noted"]
+
+Result = TypeVar("Result")
+
+_NOTES_AT_ONCE = 16
+_LOCK, _PLAN = "lock", "plan.json"
+
+
+class AnnotationRun:
+    """The run that makes, or made, an annotation.
+
+    Args:
+        storage: The dataset.
+        name: The annotation's name.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage, self._name = storage, name
+        self._folder = f"{ANNOTATIONS_FOLDER}/{name}{RUN_SUFFIX}"
+
+    @property
+    def path(self) -> str:
+        """The folder of the run, with that of the dataset."""
+        return os.path.join(self._storage.url, self._folder)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether there is a run that is still to be finished."""
+        return bool(self._plan())
+
+    def _plan(self) -> dict[str, Any]:
+        """Return what the run has noted of its plan; an empty note if there is none."""
+        note = read_note(self._storage, f"{self._folder}/{_PLAN}")
+        return note if isinstance(note, dict) else {}
+
+    def refuse(self, names: Sequence[str], overwrite: bool, resume: bool) -> None:
+        """Refuse to replace an annotation or an unfinished run that was not meant.
+
+        Args:
+            names: The dataset's annotations.
+            overwrite: Whether either may be replaced.
+            resume: Whether to continue an unfinished run.
+
+        Raises:
+            OutputExistsError: There is one, and it may not be replaced; or there is no run that can be continued.
+        """
+        unfinished, exists = self.is_unfinished, self._name in names
+        same_letters = [name for name in names if name.lower() == self._name.lower() and name != self._name]
+        if same_letters:
+            self._refuse("an annotation has the same name but for case", same_letters[0], "choose another --name")
+        if resume and not (unfinished or exists):
+            self._refuse("there is no unfinished run to resume", "nothing", "leave out --resume", "an unfinished run")
+        if unfinished and not (overwrite or resume):
+            remedy = "use --resume to continue it, or --overwrite to start anew"
+            self._refuse("a run of this annotation is unfinished", "an unfinished run", remedy)
+        if exists and not (overwrite or resume):
+            remedy = "use --overwrite to replace it, or choose another --name"
+            self._refuse(f"the dataset has an annotation {self._name!r} already", "", remedy, "")
+
+    def _refuse(self, cause: str, found: str, remedy: str, expected: str = "no annotation of this name") -> NoReturn:
+        place = f"{self._storage.url}, annotation {self._name!r}"
+        raise OutputExistsError(cause, place, expected, found, remedy, self._storage.url)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other run of this annotation out; folders that this takes go with the block, unless needed."""
+        try:
+            with self._storage.lock(f"{self._folder}/{_LOCK}"):
+                try:
+                    yield
+                finally:
+                    if not (self._storage.is_remote or self.is_unfinished):
+                        self._storage.remove(self._folder)
+        finally:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Remove the folder of all annotations if it is empty."""
+        if not self._storage.is_remote:
+            with suppress(OSError):  # another run may have begun
+                os.rmdir(os.path.join(self._storage.url, ANNOTATIONS_FOLDER))
+
+    def refuse_other(self, live: str, folder: str) -> None:
+        """Refuse to resume what is finished, if it was made by another plan, given both folders of tables.
+
+        Raises:
+            OutputExistsError: It was.
+        """
+        if live != folder:
+            remedy = "use --overwrite to replace it, or choose another --name"
+            self._refuse("the annotation that is there was made by another plan", live, remedy, folder)
+
+    def cuts(self, job: AnnotateJob, modified: str, resume: bool, live: str | None) -> Cuts:
+        """Begin a run, or continue one; return how it is cut into tasks.
+
+        Args:
+            job: What all tasks are given; a new run has its cuts.
+            modified: A hash of when its inputs were written.
+            resume: Whether to continue a run.
+            live: The folder of the annotation that is there; None if there is none.
+
+        Raises:
+            OutputExistsError: The unfinished run has another table, key, or columns.
+        """
+        plan = self._plan()
+        if resume and plan:
+            if plan.get("run") != job.run:
+                remedy = "use the table and options of that run, or --overwrite to start anew"
+                self._refuse(
+                    "the unfinished run was made by another plan", f"plan {plan.get('run')}", remedy, f"plan {job.run}"
+                )
+            if plan.get("modified") != modified:
+                remedy = "use --overwrite to start anew"
+                self._refuse("an input was written since the run began", "another time of writing", remedy, "the same")
+            self._remove_temporary(self._storage, job)
+            rows, keys, groups = (tuple(plan[name]) for name in ("rows", "keys", "groups"))
+            return Cuts(rows, keys, groups, plan["num_partitions"])
+        left = [name for name in self._storage.list(self._folder) if name not in (_LOCK, RUN_FOLDER)]
+        self._storage.remove(*(f"{self._folder}/{name}" for name in left))
+        self._remove_folders(live)
+        with self._storage.publish(f"{self._folder}/{_PLAN}", durable=True) as file:
+            file.write([orjson.dumps({"run": job.run, "modified": modified, **dataclasses.asdict(job.cuts)})])
+        return job.cuts
+
+    def spill_folder(self, job: AnnotateJob, cuts: Cuts) -> str:
+        """Return the folder of a run's spill files: a late task of another run, or of other cuts, takes no place."""
+        return f"{self._folder}/{job.run}-{xxhash.xxh3_64_hexdigest(orjson.dumps(dataclasses.asdict(cuts)))}"
+
+    def _remove_temporary(self, storage: Storage, job: AnnotateJob) -> None:
+        """Remove what attempts that were killed have left under temporary names."""
+        spilled = [name for name in storage.list(self._folder) if name.startswith(f"{job.run}-")]
+        paths = pc.unique(pc.replace_substring_regex(job.shards.table.column("path"), "[^/]*$", ""))
+        tables = [f"{job.folder}/{folder}".rstrip("/") for folder in paths.to_pylist()]
+        for folder in (self._folder, *(f"{self._folder}/{name}" for name in spilled), *tables):
+            storage.remove_temporary(folder)
+
+    def refuse_taken_over(self, job: AnnotateJob) -> None:
+        """Refuse to end a run where another one has begun meanwhile, if no lock has kept it out.
+
+        Raises:
+            ConvertError: There is another run, or none.
+        """
+        found = self._plan().get("run")
+        if found != job.run:
+            raise ConvertError(
+                "another run of this annotation has taken over, or ended it",
+                place=f"{self._storage.url}, annotation {self._name!r}",
+                expected=f"plan {job.run}",
+                found=f"plan {found}" if found else "no plan",
+                remedy="see that one process at a time makes an annotation, on all machines",
+            )
+
+    def end(self, live: str | None) -> None:
+        """Remove what only an unfinished run needs, and the tables of all but the annotation that is there."""
+        self._storage.remove(f"{self._folder}/{_PLAN}", self._folder)
+        self._remove_folders(live)
+
+    def _remove_folders(self, live: str | None) -> None:
+        for entry in self._storage.list(ANNOTATIONS_FOLDER):
+            is_folder = is_part_of(entry, self._name) and not entry.endswith((".json", RUN_SUFFIX))
+            if is_folder and f"{ANNOTATIONS_FOLDER}/{entry}" != live:
+                self._storage.remove(f"{ANNOTATIONS_FOLDER}/{entry}")
+
+    def leave_resumable(self, job: AnnotateJob) -> None:
+        """Remove temporary files after an error; a store that does not answer is not waited for."""
+        storage = self._storage.with_short_deadline()
+        try:
+            self._remove_temporary(storage, job)
+        except WdsplitError:
+            if not storage.is_remote:
+                raise
+
+    def done(self, job: AnnotateJob, name: str, tasks: Sequence[Span]) -> dict[int, Any]:
+        """Return what the tasks of a pass have noted that are done, by their numbers."""
+        there = set(self._storage.list(job.spill_folder))
+        noted = [task for task in tasks if _note_name(name, task) in there]
+        paths = [f"{job.spill_folder}/{_note_name(name, task)}" for task in noted]
+        notes = in_order(lambda path: read_note(self._storage, path), paths, _NOTES_AT_ONCE)
+        return {task.number: note for task, note in zip(noted, notes, strict=True) if note is not None}
+
+
+def noted(job: AnnotateJob, name: str, work: Callable[[AnnotateJob, Span], Result], task: Span) -> tuple[Span, Result]:
+    """Do a task of a pass, and note what it returns, so that a later run need not do it again."""
+    result = work(job, task)
+    with job.open_storage().publish(f"{job.spill_folder}/{_note_name(name, task)}") as file:
+        file.write([orjson.dumps(result, default=list)])
+    return task, result
+
+
+def _note_name(name: str, task: Span) -> str:
+    return f"{name}-{task.number:06d}.json"

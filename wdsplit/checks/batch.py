@@ -1,0 +1,369 @@
+"""What the ranks saw in a step: `wdsplit.batch` and `wdsplit.batches`.
+
+Composition of the order, a loader's state and the headers of the samples; no batch is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.checks.keys import keys_and_labels
+from wdsplit.checks.places import Places, parts_of, places_of, samples_at
+from wdsplit.checks.sample_files import save_samples
+from wdsplit.checks.states import read_state
+from wdsplit.errors import InputError, StateError, WdsplitError
+from wdsplit.loading.opening import open_source
+from wdsplit.loading.reading.block import Objects, as_objects
+from wdsplit.loading.reading.source import AnySource
+from wdsplit.loading.views import CHOICES
+from wdsplit.notebook import html_table
+from wdsplit.order.epoch import Int64, groups
+from wdsplit.order.seen import SeenStep, SeenSteps
+from wdsplit.order.split import World, whole
+from wdsplit.order.state import State, is_stored_name, parse_state, refuse_other_view
+from wdsplit.texts import counted
+
+__all__ = ["Batch", "batch", "batches"]
+
+_MAX_SAMPLES = 2**20
+"""More than that are a mistyped number."""
+_ORDER_NAMES = ("seed", "shuffle", "tail", "lanes", "window")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch:
+    """What the ranks see in a step. Arrays have the shape (samples,), in the order of the positions.
+
+    Attributes:
+        epoch: The epoch.
+        step: The number of the step in the epoch, counted from 0 as by `Loader.step`; skipped steps count too.
+        num_steps: Steps of the whole epoch.
+        world_size: Ranks of the training.
+        is_skipped: Whether the state leaves the step out (`Loader.skip`): these samples are not seen.
+        positions: int64: the place of each sample in the epoch's order, as `__position__`.
+        ranks: int64: the rank that each is given to.
+        pads: bool: True where a sample is repeated only to fill up, as `__pad__`.
+        keys: object: the key of each (str).
+        shards: object: the path of its shard in the dataset (str).
+        numbers: int64: its place in the shard, pads left out.
+        sources: object: the dataset that it is from (str), as `__source__` in a mixture.
+        labels: object: its class (str), None where it has none; None if the dataset has no classes.
+    """
+
+    epoch: int
+    step: int
+    num_steps: int
+    world_size: int
+    is_skipped: bool
+    positions: Int64
+    ranks: Int64
+    pads: npt.NDArray[np.bool_]
+    keys: Objects
+    shards: Objects
+    numbers: Int64
+    sources: Objects
+    labels: Objects | None
+    source: AnySource = field(compare=False)
+    places: Places = field(compare=False)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """Read the samples: dicts of `__key__`, `__url__`, `__position__`, `__pad__` and the fields as bytes.
+
+        Raises:
+            WdsplitError: A shard cannot be read.
+        """
+        read = samples_at(parts_of(self.source), self.places)
+        for sample, position, pad in zip(read, self.positions.tolist(), self.pads.tolist(), strict=True):
+            yield sample | {"__position__": position, "__pad__": pad}
+
+    def save(self, folder: str | os.PathLike[str], overwrite: bool = False) -> list[str]:
+        """Write the payloads as FOLDER/KEY.FIELD, each sample once, and return the paths.
+
+        The folders in a key are kept. Those of a mixture have folders of their own: FOLDER/0 for its first dataset.
+
+        Args:
+            folder: The folder, made if need be.
+            overwrite: Replace files that exist.
+
+        Raises:
+            OutputExistsError: A file exists already.
+            StorageError: A file cannot be written.
+            WdsplitError: A shard cannot be read.
+        """
+        once, written = self.once(), []
+        is_mixture = len(parts_of(self.source)) > 1
+        for part, rows in groups(once.places.part):
+            place = Path(folder) / str(part) if is_mixture else Path(folder)
+            written += save_samples(once.take(rows).samples(), place, overwrite)
+        return written
+
+    def of_rank(self, rank: int) -> Batch:
+        """Return the part of a rank: the batch that its loader gives.
+
+        Raises:
+            TopologyError: There is no such rank.
+        """
+        return self.take(np.flatnonzero(self.ranks == World(whole(rank), self.world_size).rank))
+
+    def once(self) -> Batch:
+        """Return the same without the samples that came before."""
+        columns = np.stack([self.places.part, self.places.shard, self.places.sample])
+        return self.take(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
+
+    def take(self, rows: Int64 | slice) -> Batch:
+        """Return some of the samples."""
+        arrays = ("positions", "ranks", "pads", "keys", "shards", "numbers", "sources")
+        places = Places(self.places.part[rows], self.places.shard[rows], self.places.sample[rows])
+        labels = None if self.labels is None else self.labels[rows]
+        own = {name: getattr(self, name)[rows] for name in arrays}
+        return Batch(**{**vars(self), **own, "labels": labels, "places": places})
+
+    def __repr__(self) -> str:
+        return f"<Batch: epoch {self.epoch}, step {self.step}: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        columns = {"rank": self.ranks, "position": self.positions, "shard": self.shards, "key": self.keys}
+        columns |= {} if self.labels is None else {"class": self.labels}
+        title = f"Epoch {self.epoch}, step {self.step}: {self.summary}"
+        return html_table(title, zip(*(column.tolist() for column in columns.values()), strict=True), tuple(columns))
+
+    @property
+    def summary(self) -> str:
+        """How many samples, of how many shards."""
+        num_shards = len(set(zip(self.places.part.tolist(), self.places.shard.tolist(), strict=True)))
+        text = f"{counted(len(self), 'sample')} of {counted(num_shards, 'shard')}"
+        num_pads = int(self.pads.sum())
+        return f"{text}, {counted(num_pads, 'pad')}" if num_pads else text
+
+
+def batch(dataset: Any, step: int, **arguments: Any) -> Batch:
+    """Return what the ranks see in a step of training: keys, shards, positions, ranks, pads and classes.
+
+        seen = wdsplit.batch("data/train", step=1200, epoch=0, batch_size=32, world_size=8)
+        print(seen.keys, seen.labels)
+
+    Args:
+        dataset: As of `batches`.
+        step: The number of the step.
+        arguments: As of `batches`.
+
+    Raises:
+        InputError: There is no such step, or an argument is invalid.
+        WdsplitError: The dataset cannot be read, or the state does not belong to it.
+    """
+    return batches(dataset, [step], **arguments)[0]
+
+
+def batches(
+    dataset: Any,
+    steps: Iterable[int] | None = None,
+    *,
+    last: int | None = None,
+    epoch: int | None = None,
+    batch_size: int | None = None,
+    world_size: int | None = None,
+    state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> list[Batch]:
+    """Return what the ranks see in some steps of training. Of the samples only headers and classes are read.
+
+    Steps are counted as by `Loader.step`. A run that was resumed with another global batch counts from where it was
+    resumed: give the state that it was resumed from. Skipped steps (`Loader.skip`) count too.
+
+    Args:
+        dataset: The dataset's folder, or tars, as of `Dataset`; or a `Dataset` or mixture that is open.
+        steps: The numbers of the steps.
+        last: Instead of `steps`: the last steps before the state, so many, without those that were skipped. Those that
+            its epoch lacks are taken from the end of the epoch before.
+        epoch: The epoch; by default that of the state, else 0.
+        batch_size: Samples a batch and rank; by default by what the state says of the global batch.
+        world_size: Ranks; by default by what the state says of the global batch, else 1.
+        state: What `Loader.state_dict` returned, or a file that holds it: JSON, or a checkpoint of torch; `FILE:KEY` if
+            it holds several. Seed, shuffle, tail, lanes, window and a stored view are the state's.
+        options: As of `Dataset`, if the dataset is a folder: `seed`, `limit`, `view`, `storage_options`, ...
+
+    Returns:
+        A batch for each step, in their order.
+
+    Raises:
+        InputError: There is no such step, or an argument is invalid.
+        StateError: The state does not belong to the dataset.
+        WdsplitError: The dataset cannot be read.
+    """
+    if isinstance(state, (str, os.PathLike)):
+        state = read_state(state)
+    source = _opened(dataset, state, options)
+    run = _Run(source, *_topology(batch_size, world_size, state or {}))
+    if state is not None:
+        run = replace(run, state=_parsed(state, source), rank=state.get("rank"))
+    if (steps is None) == (last is None) or (last is not None and run.state is None):
+        expected = "steps=[...], or state= and last="
+        raise InputError("cannot tell which steps to list", expected=expected, remedy="give one of them")
+    if last is not None and run.state is not None:
+        seen = run.last(run.state, _at_least(1, "last", last))
+    else:
+        start = 0 if run.state is None else run.state.epoch
+        seen = run.steps(start if epoch is None else _at_least(0, "epoch", epoch), steps or ())
+    return _read(source, seen, run.world_size)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A training: what it reads, on how many ranks, and how far it has got, if that is known."""
+
+    source: AnySource
+    batch_size: int
+    world_size: int
+    state: State | None = None
+    rank: int | None = None
+
+    def steps(self, epoch: int, numbers: Iterable[int]) -> list[_Seen]:
+        """Return steps of an epoch by their numbers."""
+        numbers, finder = [_at_least(0, "step", each) for each in numbers], self._finder(epoch)
+        self._refuse_many(len(numbers))
+        return [_Seen(finder.step(number), len(finder)) for number in numbers]
+
+    def last(self, state: State, count: int) -> list[_Seen]:
+        """Return the last steps before the state, also of the epoch before."""
+        self._refuse_many(count)
+        finder = self._finder(state.epoch)
+        found = [_Seen(step, len(finder)) for step in islice(finder.before(), count)]
+        if len(found) < count and state.epoch:
+            before = self._finder(state.epoch - 1)
+            numbers = range(len(before) - 1, -1, -1)[: count - len(found)]
+            found += [_Seen(before.step(number), len(before)) for number in numbers]
+        return found[::-1]
+
+    def _finder(self, epoch: int) -> SeenSteps:
+        state = self.state if self.state is not None and self.state.epoch == epoch else None
+        return SeenSteps(self.source.order(epoch), self.batch_size, self.world_size, state, self.rank)
+
+    def _refuse_many(self, num_steps: int) -> None:
+        count = num_steps * self.batch_size * self.world_size
+        if count > _MAX_SAMPLES:
+            raise InputError(
+                "too many samples to list",
+                expected=f"at most {_MAX_SAMPLES:,}",
+                found=f"{count:,}",
+                remedy="ask for fewer steps at a time",
+            )
+
+
+class _Seen(NamedTuple):
+    """A step, and how many its whole epoch has."""
+
+    step: SeenStep
+    num_steps: int
+
+
+def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, Any]) -> AnySource:
+    source: AnySource | None = getattr(dataset, "source", None)
+    if source is not None:
+        if options:
+            raise InputError(
+                "an open dataset has its options already", found=", ".join(options), remedy="leave them out"
+            )
+        return source
+    if state is not None:
+        if not isinstance(state, Mapping) or not state.keys() >= set(_ORDER_NAMES):
+            expected = "what loader.state_dict() returned"
+            raise StateError("not the state of a loader", expected=expected, found=repr(state)[:200])
+        options = {name: state[name] for name in _ORDER_NAMES} | options
+        if not options.keys() & set(CHOICES) and is_stored_name(state.get("view")):
+            options["view"] = state["view"]
+    try:
+        return open_source(dataset, **options)
+    except WdsplitError:
+        if state is not None and options.keys() & set(CHOICES):  # a view of another dataset may be what is missing
+            all_samples = {name: value for name, value in options.items() if name not in CHOICES}
+            _refuse_other_dataset(state, open_source(dataset, **all_samples))
+        raise
+
+
+def _refuse_other_dataset(state: Mapping[str, Any], source: AnySource) -> None:
+    found = state.get("fingerprint") if isinstance(state, Mapping) else None
+    if isinstance(found, str) and found != source.fingerprint:
+        raise StateError(
+            "the state is of another dataset",
+            place=source.url,
+            expected=f"fingerprint {source.fingerprint}",
+            found=f"fingerprint {found}",
+            remedy="name the dataset that the training has read; converted again, it may be another one",
+        ) from None
+
+
+def _parsed(state: Mapping[str, Any], source: AnySource) -> State:
+    """Return what a state says, if it belongs to the dataset."""
+    _refuse_other_dataset(state, source)
+    world = World()
+    if isinstance(state, Mapping) and source.options.tail == "uneven":
+        world = World(state.get("rank", 0), state.get("world_size", 1))
+    found = parse_state(state, source.fingerprint, source.options, world)
+    try:
+        refuse_other_view(found.view, source.view_at(found.epoch), found.epoch, source.url)
+    except StateError as error:
+        error.remedy = "choose the samples as the training did: view=, where=, keys=, exclude= (--view, --where, ...)"
+        raise
+    return found
+
+
+def _topology(batch_size: int | None, world_size: int | None, state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the batch size and the number of ranks, of which the state may know the product."""
+    size = None if batch_size is None else _at_least(1, "batch_size", batch_size)
+    ranks = None if world_size is None else _at_least(1, "world_size", world_size)
+    if ranks is None and state.get("tail") == "uneven":
+        ranks = _at_least(1, "world_size", state.get("world_size"))
+    global_batch = whole(state.get("global_batch"))
+    if type(global_batch) is int and global_batch > 0:
+        if size is None and global_batch % (ranks or 1) == 0:
+            size = global_batch // (ranks or 1)
+        elif size is not None and ranks is None and global_batch % size == 0:
+            ranks = global_batch // size
+    if size is None:
+        found = f"a global batch of {global_batch} in the state, {ranks} ranks" if global_batch else ""
+        raise InputError(
+            "the batch size is unknown",
+            expected="batch_size, samples a batch and rank"
+            + ("; and world_size, unless it is 1" if ranks is None else ""),
+            found=found,
+            remedy="give those that the training had",
+        )
+    return size, ranks or 1
+
+
+def _at_least(low: int, name: str, value: Any) -> int:
+    number = whole(value)
+    if type(number) is not int or number < low:
+        raise InputError(f"invalid {name}", expected=f"an integer of at least {low}", found=repr(value))
+    return number
+
+
+def _read(source: AnySource, seen: list[_Seen], world_size: int) -> list[Batch]:
+    """Read the keys and classes of the samples of some steps, together."""
+    if not seen:
+        return []
+    located = [places_of(source, source.order(step.epoch), step.positions) for step, _ in seen]
+    columns = [np.concatenate([getattr(places, name) for places, _ in located]) for name in ("part", "shard", "sample")]
+    parts = parts_of(source)
+    keys, labels = keys_and_labels(parts, Places(*columns))
+    pairs = zip(columns[0].tolist(), columns[1].tolist(), strict=True)
+    shards = as_objects([parts[part].manifest.shards[shard].path for part, shard in pairs])
+    sources = as_objects([part.url for part in parts])[columns[0]]
+    made, stop = [], 0
+    for (step, num_steps), (places, pads) in zip(seen, located, strict=True):
+        rows = slice(stop, stop := stop + len(pads))
+        own = keys[rows], shards[rows], places.sample, sources[rows], None if labels is None else labels[rows]
+        head = step.epoch, step.number, num_steps, world_size, step.is_skipped, step.positions, step.ranks, pads
+        made.append(Batch(*head, *own, source, places))
+    return made

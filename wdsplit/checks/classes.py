@@ -1,0 +1,134 @@
+"""How well the classes of a dataset are mixed in the batches of a rank, and what helps if they are not.
+
+Composition of the order and the labels of the samples in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.checks.labels import read_labels
+from wdsplit.errors import InputError, did_you_mean
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.mixing import Batches, ClassMixing, class_mixing, draw_batches
+from wdsplit.shards.manifest import Manifest
+from wdsplit.storage.interface import ReadableStorage
+
+__all__ = ["MixedClasses", "measure_classes"]
+
+_MAX_LABELS, _MAX_REMOTE_LABELS = 2**16, 2**11
+"""Labels that are read, about: of a remote dataset each takes up to three small requests."""
+_MAX_REMOTE_BYTES = 64 * 1024**2
+"""A remote dataset up to this size is read whole."""
+_MIN_BATCHES = 16
+_FEWEST_PER_CLASS = 2
+_BAD, _ERRORS = 2, 3
+"""Classes are badly mixed if chi-squared, less so many standard errors, is above so many times the ideal."""
+
+
+@dataclass(frozen=True)
+class MixedClasses:
+    """How a field's classes are spread over the batches of a rank.
+
+    Attributes:
+        field: The field.
+        mixing: The figures.
+        is_exact: Whether all batches of the epoch were counted, none was drawn.
+        is_bad: Whether they are so badly mixed that it harms training.
+        remedy: What helps; empty if they are mixed well.
+    """
+
+    field: str
+    mixing: ClassMixing
+    is_exact: bool
+    is_bad: bool
+    remedy: str
+
+
+def measure_classes(
+    storage: ReadableStorage,
+    manifest: Manifest,
+    order: EpochOrder,
+    world_size: int,
+    batch_size: int,
+    field: str | None = None,
+) -> MixedClasses | None:
+    """Read the labels of an epoch's batches, or of some of them, and compare their classes.
+
+    Args:
+        storage: Where the dataset is.
+        manifest: Its manifest.
+        order: The order of the epoch.
+        world_size: Ranks.
+        batch_size: Samples of a rank's batch.
+        field: The field of the classes; None for `cls` and those that end in `.cls`: of several, the one whose classes
+            are mixed worst.
+
+    Returns:
+        None if the dataset has no such field, its values are no classes, or the topology has no two batches of two
+        samples.
+
+    Raises:
+        InputError: There is no such field, or its values are no classes; if it was asked for.
+        WdsplitError: A shard is missing or damaged.
+    """
+    names = _fields(manifest, field)
+    if not names or batch_size < 2 or not order.num_samples:
+        return None
+    is_small = manifest.num_bytes <= _MAX_REMOTE_BYTES
+    max_labels = _MAX_REMOTE_LABELS if storage.is_remote and not is_small else _MAX_LABELS
+    batches = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
+    whole = batches.is_all and is_small
+    labels = read_labels(storage, manifest, batches.shard, batches.sample, names, whole)
+    found = [_mixed(name, labels[name], batches, manifest, field is not None) for name in names]
+    classes = (each for each in found if each is not None)
+    return max(classes, key=lambda each: each.mixing.chi_squared / each.mixing.ideal, default=None)
+
+
+def _fields(manifest: Manifest, field: str | None) -> list[str]:
+    names = [each.name for each in manifest.fields]
+    if field is None:
+        return [name for name in names if name.rpartition(".")[2] == "cls"]
+    if field not in names:
+        raise InputError(
+            f"the dataset has no field {field!r}",
+            expected=f"one of {', '.join(names)}",
+            remedy=did_you_mean([field], names) or "name a field of classes with --class-field",
+        )
+    return [field]
+
+
+def _mixed(
+    name: str, labels: list[bytes | None], batches: Batches, manifest: Manifest, is_requested: bool
+) -> MixedClasses | None:
+    encoded = pa.array(labels, pa.binary()).dictionary_encode(null_encoding="encode")
+    num_classes = len(encoded.dictionary)
+    if num_classes * _FEWEST_PER_CLASS > len(labels):
+        if is_requested:
+            raise InputError(
+                f"field {name!r} holds no classes: hardly any two samples have the same value",
+                expected="values that many samples share",
+                found=f"{num_classes:,} values in {len(labels):,} samples",
+                remedy="name a field of classes with --class-field",
+            )
+        return None
+    mixing = class_mixing(batches.batch, encoded.indices.to_numpy().astype(np.int64))
+    if mixing is None:
+        return None
+    is_bad = mixing.chi_squared - _ERRORS * mixing.error > _BAD * mixing.ideal
+    return MixedClasses(name, mixing, batches.is_all, is_bad, _remedy(manifest) if is_bad else "")
+
+
+def _remedy(manifest: Manifest) -> str:
+    """Return what mixes the classes of a dataset, by how it was made."""
+    options = manifest.provenance.get("options") or {}
+    if manifest.provenance.get("adopted"):
+        return "write the tars anew in a random order: wdsplit convert --shuffle"
+    if options.get("group_by"):
+        return f"convert again without --group-by {options['group_by']}, which keeps neighbours together"
+    if options.get("shuffle"):
+        return "convert again with more --lanes, or a smaller --window"
+    return "convert again without --no-shuffle (tars: with --shuffle)"

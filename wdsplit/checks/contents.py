@@ -1,0 +1,185 @@
+"""What the fields of a dataset hold: classes, sizes of images, how many samples have them.
+
+Composition of the manifest and the readers of fields. A small dataset is counted whole; of a large one samples are
+drawn, the same ones each time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.checks.labels import read_fields
+from wdsplit.fields.image_sizes import IMAGE_EXTENSIONS, image_sizes
+from wdsplit.order.epoch import Int64, hash_stream
+from wdsplit.order.numbers import SampleNumbers
+from wdsplit.shards.manifest import Field, Manifest
+from wdsplit.storage.interface import ReadableStorage
+
+__all__ = ["Contents", "FieldContents", "ImageSizes", "read_contents"]
+
+_MAX_ALL, _MAX_ALL_BYTES = 2**16, 2**29
+"""A local dataset of so much is counted whole."""
+_MAX_DRAWN, _MAX_REMOTE_DRAWN = 1024, 256
+"""Samples that are read of a larger one; of a remote one each takes up to three small requests."""
+_MAX_IMAGES = 64
+_MAX_REMOTE_BYTES = 2**23
+"""A remote dataset up to this size is read whole, if all its samples are."""
+_MAX_LABEL_BYTES = 64
+_HEAD_BYTES = 2**16
+"""What is read of an image: the size is in its header."""
+_MAX_DISTINCT, _MAX_DISTINCT_DRAWN = 0.5, 0.9
+"""Values are no classes if more of them differ: of all samples, and of some, in which a class may occur once."""
+_DOMAIN = 14
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """The sizes of some images, by their headers.
+
+    Attributes:
+        num_read: Images whose header was read.
+        width: Pixels: the smallest, the median, the largest.
+        height: Pixels: the smallest, the median, the largest.
+    """
+
+    num_read: int
+    width: tuple[int, int, int]
+    height: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class FieldContents:
+    """What a field holds in the samples that were read.
+
+    Attributes:
+        name: The field.
+        num_present: Samples that have it.
+        num_bytes: Its bytes in a sample that has it: the least, the median, the most; None if no sample has it.
+        classes: Samples of each class, of those that were read, in the order of their numbers or names; empty if it
+            holds no classes.
+        images: The sizes of its images; None if it holds none.
+    """
+
+    name: str
+    num_present: int
+    num_bytes: tuple[int, int, int] | None
+    classes: dict[str, int]
+    images: ImageSizes | None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the fields of a dataset hold.
+
+    Attributes:
+        num_read: Samples that were read, pads left out.
+        is_exact: Whether these are all samples of the dataset, or of the view.
+        fields: What each field holds, in the order of the manifest.
+    """
+
+    num_read: int
+    is_exact: bool
+    fields: tuple[FieldContents, ...]
+
+
+def read_contents(storage: ReadableStorage, manifest: Manifest, numbers: SampleNumbers) -> Contents:
+    """Read the headers and small fields of all samples, or of some, and the headers of some images.
+
+    Args:
+        storage: Where the dataset is.
+        manifest: Its manifest.
+        numbers: Its samples, or those of a view.
+
+    Raises:
+        WdsplitError: A shard is missing or damaged.
+    """
+    samples = _drawn(len(numbers), _num_drawn(storage, manifest, len(numbers)))
+    is_exact = len(samples) == len(numbers)
+    whole = len(samples) == manifest.num_samples and manifest.num_bytes <= _MAX_REMOTE_BYTES
+
+    def read(some: Int64, fields: list[str], value: Callable[[Any, str], Any]) -> dict[str, list[Any]]:
+        shard, sample = numbers.places(some)
+        return read_fields(storage, manifest, shard, sample, fields, whole, value)
+
+    found = read(samples, [field.name for field in manifest.fields], _size_and_label)
+    images = [name for name in found if name.rpartition(".")[2] in IMAGE_EXTENSIONS]
+    some = samples[_drawn(len(samples), min(len(samples), _MAX_IMAGES))]
+    heads = read(some, images, _head) if images else {}
+    distinct = _MAX_DISTINCT if is_exact else _MAX_DISTINCT_DRAWN
+    fields = (_contents(field, found[field.name], heads.get(field.name, []), distinct) for field in manifest.fields)
+    return Contents(len(samples), is_exact, tuple(fields))
+
+
+def _num_drawn(storage: ReadableStorage, manifest: Manifest, count: int) -> int:
+    if storage.is_remote:
+        return min(count, _MAX_REMOTE_DRAWN)
+    return count if count <= _MAX_ALL and manifest.num_bytes <= _MAX_ALL_BYTES else min(count, _MAX_DRAWN)
+
+
+def _drawn(count: int, drawn: int) -> Int64:
+    """Return which of some samples are drawn: one of each of as many equal parts; rising."""
+    if drawn >= count:
+        return np.arange(count)
+    begins = [count * number // max(1, drawn) for number in range(drawn + 1)]
+    places = [begin + hash_stream(0, _DOMAIN, begin) % (end - begin) for begin, end in pairwise(begins)]
+    return np.array(places, np.int64)
+
+
+def _size_and_label(payload: Any, url: str) -> tuple[int, bytes | None]:
+    """Return the bytes of a payload, and itself if it may be a label; one that is not read yet is too large."""
+    if not isinstance(payload, bytes):
+        return payload[2], None
+    return len(payload), payload if len(payload) <= _MAX_LABEL_BYTES else None
+
+
+def _head(payload: Any, url: str) -> bytes:
+    """Return the first bytes of a payload."""
+    if isinstance(payload, bytes):
+        return payload[:_HEAD_BYTES]
+    read, offset, size = payload
+    return bytes(read(offset, min(size, _HEAD_BYTES)))
+
+
+def _contents(
+    field: Field, found: list[tuple[int, bytes | None] | None], heads: list[bytes | None], max_distinct: float
+) -> FieldContents:
+    present = [each for each in found if each is not None]
+    sizes = _three(size for size, _ in present) if present else None
+    is_label = field.name.rpartition(".")[2] == "cls"
+    classes = _classes([label for _, label in present], field.names, max_distinct) if is_label else {}
+    images = _image_sizes([head for head in heads if head is not None])
+    return FieldContents(field.name, len(present), sizes, classes, images)
+
+
+def _classes(labels: list[bytes | None], names: tuple[str, ...], max_distinct: float) -> dict[str, int]:
+    """Return how many samples each class has, named ones that none has too; nothing if these are no classes."""
+    counts = Counter(labels)
+    if None in counts or (not names and len(counts) > max_distinct * len(labels)):
+        return {}
+    texts = {label.decode("utf-8", "backslashreplace"): count for label, count in counts.items() if label is not None}
+    found = dict.fromkeys(names, 0)
+    for text in sorted(texts, key=lambda text: (not text.isdecimal(), int(text) if text.isdecimal() else 0, text)):
+        is_named = text.isdecimal() and int(text) < len(names)
+        name = names[int(text)] if is_named else text
+        found[name] = found.get(name, 0) + texts[text]
+    return found
+
+
+def _image_sizes(heads: list[bytes]) -> ImageSizes | None:
+    """Return the sizes of images by their headers; None if none can be read."""
+    sides = image_sizes(pa.array(heads, pa.large_binary()))
+    widths, heights = (side.drop_null().to_pylist() for side in sides)
+    return ImageSizes(len(widths), _three(widths), _three(heights)) if widths else None
+
+
+def _three(numbers: Iterable[int]) -> tuple[int, int, int]:
+    """Return the smallest, the median (one of them) and the largest of some numbers."""
+    ordered = sorted(numbers)
+    return ordered[0], ordered[len(ordered) // 2], ordered[-1]

@@ -1,0 +1,105 @@
+"""Keys and classes of some samples: from their headers, or of a remote dataset from its sample tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.checks.labels import read_fields
+from wdsplit.checks.places import Places
+from wdsplit.engines.local import in_order
+from wdsplit.loading.reading.block import Objects, as_objects
+from wdsplit.loading.reading.source import Source
+from wdsplit.order.epoch import Int64, groups
+from wdsplit.shards.manifest import Field, Manifest
+from wdsplit.shards.sample_tables import read_samples
+from wdsplit.storage.interface import ReadableStorage
+
+__all__ = ["keys_and_labels", "label_field"]
+
+_CONNECTIONS = 32
+_MAX_LABEL_BYTES = 256
+_ROWS_PER_SAMPLE = 8192
+"""A sample table of a remote dataset is one request, the headers of a sample are two: with up to so many rows for each
+sample that is asked for, tables are faster."""
+
+
+def keys_and_labels(parts: tuple[Source, ...], places: Places) -> tuple[Objects, Objects | None]:
+    """Return the keys of samples and, if a part has classes, the classes: object of shape (samples,), str or None.
+
+    Raises:
+        WdsplitError: A shard is missing or damaged.
+    """
+    keys, labels = np.empty(len(places.part), object), np.empty(len(places.part), object)
+    fields = [label_field(part.manifest) for part in parts]
+    for number, rows in groups(places.part):
+        field, where = fields[number], np.stack([places.shard[rows], places.sample[rows]])
+        distinct, row_of = np.unique(where, axis=1, return_inverse=True)
+        found_keys, found_labels = _read(parts[number], field, *distinct)
+        keys[rows] = as_objects(found_keys)[row_of.reshape(-1)]
+        if field is not None:
+            labels[rows] = as_objects(list(map(_namer(field), found_labels)))[row_of.reshape(-1)]
+    return keys, labels if any(fields) else None
+
+
+def label_field(manifest: Manifest) -> Field | None:
+    """Return the field of the classes: the first with class names, else the first `cls`; None if there is none."""
+    named = [each for each in manifest.fields if each.names]
+    plain = [each for each in manifest.fields if each.name.rpartition(".")[2] == "cls"]
+    return next(iter([*named, *plain]), None)
+
+
+def _read(part: Source, field: Field | None, shard: Int64, sample: Int64) -> tuple[list[Any], list[Any]]:
+    """Return the keys of some samples, in the order of the shards, and what their field of classes says."""
+    storage, manifest = part.storage(), part.manifest
+    num_rows = int(manifest.shards.num_real[np.unique(shard)].sum())
+    if storage.has_latency and _has_columns(manifest, field) and num_rows <= _ROWS_PER_SAMPLE * len(shard):
+        return _from_tables(storage, manifest, field, shard, sample)
+    names = ["__key__", *([] if field is None else [field.name])]
+    read = read_fields(storage, manifest, shard, sample, names, False, _value)
+    return read["__key__"], read[names[-1]]
+
+
+def _has_columns(manifest: Manifest, field: Field | None) -> bool:
+    """Tell whether there are sample tables, with the classes if there are any."""
+    if manifest.samples is None or field is None:
+        return manifest.samples is not None
+    number = manifest.samples.get_field_index(field.column)
+    return number >= 0 and bool(pa.types.is_integer(manifest.samples.field(number).type))
+
+
+def _from_tables(
+    storage: ReadableStorage, manifest: Manifest, field: Field | None, shard: Int64, sample: Int64
+) -> tuple[list[Any], list[Any]]:
+    names = ["__key__", *([] if field is None else [field.column])]
+    numbers, runs = zip(*groups(shard), strict=True)
+
+    def read(number: int) -> pa.Table:
+        return read_samples(storage, manifest.shards[number], names, manifest.samples)
+
+    keys: list[Any] = []
+    labels: list[Any] = []
+    for table, rows in zip(in_order(read, numbers, _CONNECTIONS), runs, strict=True):
+        taken = table.take(sample[rows])
+        keys += taken.column("__key__").to_pylist()
+        labels += [None if each is None else str(each) for each in taken.column(names[-1]).to_pylist()]
+    return keys, labels
+
+
+def _value(payload: Any, url: str) -> str | None:
+    """Return a key, or what a small payload says."""
+    if isinstance(payload, str):
+        return payload
+    if (len(payload) if isinstance(payload, bytes) else payload[2]) > _MAX_LABEL_BYTES:
+        return None
+    content = payload if isinstance(payload, bytes) else bytes(payload[0](*payload[1:]))
+    return content.decode("utf-8", "replace").strip()
+
+
+def _namer(field: Field) -> Callable[[str | None], str | None]:
+    """Return what gives the class names of a field by their numbers."""
+    names = dict(zip(map(str, range(len(field.names))), field.names, strict=True))
+    return lambda text: None if text is None else names.get(text, text)

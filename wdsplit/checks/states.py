@@ -1,0 +1,109 @@
+"""The state of a loader, found in a file: by itself, or somewhere in a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from wdsplit.errors import DatasetNotFoundError, MissingDependencyError, StateError, StorageError
+
+__all__ = ["read_state"]
+
+_NAMES = {"version", "epoch", "position", "fingerprint", "seed", "shuffle", "lanes", "window", "tail"}
+"""What every state of a loader has."""
+_MAX_DEPTH, _SHOWN = 20, 5
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the state of a loader from a file.
+
+    Args:
+        path: A JSON file, or a checkpoint of torch, which is loaded with `weights_only=True`; it is the state, or holds
+            it somewhere. If it holds several, `FILE:KEY` or `FILE:KEY.KEY` names one.
+
+    Raises:
+        StateError: There is no state in the file, or there are several.
+        MissingDependencyError: It is a checkpoint of torch, which is not installed.
+        DatasetNotFoundError: There is no such file.
+        StorageError: It cannot be read.
+    """
+    file, keys = _split(os.fspath(path))
+    content = _content(file)
+    found = {".".join(map(str, where)): state for where, state in _states(content, ())}
+    if keys:
+        found = {where: state for where, state in found.items() if where == keys or where.startswith(f"{keys}.")}
+    distinct = list({json.dumps(state, sort_keys=True, default=repr): state for state in found.values()}.values())
+    if len(distinct) != 1:
+        several = ", ".join(list(found)[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+        raise StateError(
+            "several states of a loader in the file" if found else "no state of a loader in the file",
+            place=f"{file}:{keys}" if keys else file,
+            expected="one dict that loader.state_dict() returned, by itself or in a checkpoint",
+            found=several or _described(content),
+            remedy=f"name one: {file}:{next(iter(found))}" if found else "save loader.state_dict() with the checkpoint",
+        )
+    return dict(distinct[0])
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return the file, and the keys that lead to the state in it."""
+    file, separator, keys = path.rpartition(":")
+    return (file, keys) if separator and not Path(path).exists() and Path(file).exists() else (path, "")
+
+
+def _content(path: str) -> Any:
+    """Return what a file holds."""
+    try:
+        with open(path, "rb") as file:
+            is_json = file.read(1024).lstrip()[:1] in (b"{", b"[")
+        if is_json:
+            return json.loads(Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise DatasetNotFoundError("no such file", place=path, url=path) from error
+    except OSError as error:
+        raise StorageError("the file cannot be read", place=path, found=error.strerror or "") from error
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.for_extra("torch") from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zip and torch
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> StateError:
+    return StateError(
+        "the file is neither JSON nor a checkpoint that torch loads with weights_only=True",
+        place=path,
+        found=(str(error).splitlines() or [type(error).__name__])[0][:200],
+        remedy="save the state beside the checkpoint: json.dump(loader.state_dict(), file)",
+    )
+
+
+def _states(value: Any, where: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Give the states in a value, each with the keys that lead to it."""
+    if isinstance(value, Mapping):
+        if value.keys() >= _NAMES:
+            yield where, value
+            return
+        children = value.items()
+    elif isinstance(value, (list, tuple)):
+        children = dict(enumerate(value)).items()
+    else:
+        return
+    for key, child in children if len(where) < _MAX_DEPTH else ():
+        yield from _states(child, (*where, key))
+
+
+def _described(content: Any) -> str:
+    """Say what a file holds instead of a state."""
+    if not isinstance(content, Mapping):
+        return f"a {type(content).__name__}"
+    names = [str(name)[:40] for name in list(content)[:_SHOWN]]
+    return f"a dict of {', '.join(names)}{', ...' if len(content) > _SHOWN else ''}" if names else "an empty dict"

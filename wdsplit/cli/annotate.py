@@ -1,0 +1,221 @@
+"""`wdsplit annotate`: columns of a table joined to the samples of a dataset."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import shlex
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+import wdsplit
+from wdsplit.annotating.options import DUPLICATES, AnnotateOptions
+from wdsplit.cli.conversion import given, option_of, parse_columns, parse_mapping
+from wdsplit.cli.help import HelpCommand
+from wdsplit.cli.options import engine_options, json_option, open_engine
+from wdsplit.cli.progress import progress_bar
+from wdsplit.cli.stored import list_stored
+from wdsplit.cli.terminal import byte_size, echo_json, human_bytes, say_next, stderr, wrapped
+from wdsplit.texts import counted
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.annotating.driver import AnnotateProgress
+    from wdsplit.engines.local import Engine
+    from wdsplit.shards.annotations import Annotation
+
+__all__ = ["annotate_command"]
+
+_DOING = {
+    "read": ("reading", "rows"),
+    "rows": ("reading rows", "rows"),
+    "keys": ("reading keys", "samples"),
+    "join": ("joining", ""),
+    "write": ("writing", ""),
+}
+
+
+@click.command(
+    "annotate",
+    cls=HelpCommand,
+    short_help="Join columns of a table to the samples of DATASET.",
+    epilog="""Examples:
+
+\b
+  wdsplit annotate data/train scores.parquet --key id
+  wdsplit annotate data/train 'scores/*.csv' --key id --name quality --columns score,language
+  wdsplit annotate s3://bucket/train s3://bucket/scores/ --key id --engine ray
+  wdsplit annotate data/train --list
+  wdsplit annotate data/train --drop quality""",
+)
+@click.argument("dataset")
+@click.argument("tables", nargs=-1, metavar="[TABLE...]")
+@click.option("--key", metavar="COLUMN", help="Column with the keys of the samples.")
+@click.option("--name", help="Name of the annotation.  [default: that of the first file, without its extension]")
+@option_of(
+    AnnotateOptions,
+    "columns",
+    multiple=True,
+    metavar="NAME[,NAME...]",
+    help="Join these columns, besides those that --map names.  [default: all]",
+)
+@option_of(
+    AnnotateOptions,
+    "mapping",
+    multiple=True,
+    metavar="NAME=COLUMN",
+    help="Join a column under another name; repeatable.",
+)
+@option_of(AnnotateOptions, "hive", flag="--hive/--no-hive", default=True, show_default=True)
+@option_of(AnnotateOptions, "allow_missing")
+@option_of(AnnotateOptions, "allow_extra")
+@option_of(AnnotateOptions, "allow_duplicates", type=click.Choice(DUPLICATES))
+@engine_options
+@option_of(AnnotateOptions, "memory", type=byte_size, metavar="SIZE")
+@option_of(AnnotateOptions, "overwrite")
+@option_of(AnnotateOptions, "resume")
+@click.option("--list", "lists", is_flag=True, help="List the annotations of DATASET.")
+@click.option("--drop", metavar="NAME", help="Remove this annotation; shards stay as they are.")
+@json_option
+@click.pass_context
+def annotate_command(
+    context: click.Context,
+    /,
+    dataset: str,
+    tables: tuple[str, ...],
+    key: str | None,
+    name: str | None,
+    columns: tuple[str, ...],
+    mapping: tuple[str, ...],
+    jobs: int | None,
+    engine: str,
+    address: str | None,
+    log: TextIO | None,
+    lists: bool,
+    drop: str | None,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    """Join columns of a table to the samples of DATASET, by their keys.
+
+    TABLE is a file of any format that `wdsplit convert` reads, a folder, a glob or a brace expression. The columns can
+    then be named in conditions of `wdsplit view`. No shard is changed. Keys are those of the column that the dataset
+    was converted with, or as samples have them; row numbers where it was converted without --key. A run that was
+    interrupted is continued with --resume.
+    """
+    if lists or drop is not None:
+        own = {"dataset", "as_json"} | ({"lists"} if lists else {"drop"})
+        others = given(context, {str(parameter.name) for parameter in context.command.params} - own)
+        if others:
+            raise click.UsageError(f"{', '.join(others)}: not with --{'list' if lists else 'drop'}")
+        _list(dataset, as_json) if lists else _drop(dataset, str(drop), as_json)
+        return
+    if not tables or key is None:
+        raise click.UsageError("give a TABLE and its --key COLUMN, or --list, or --drop NAME")
+    arguments["mapping"] = parse_mapping(mapping, "NAME=COLUMN, such as score=aesthetic_score")
+    options = AnnotateOptions(columns=parse_columns(columns), **arguments)
+    _annotate(dataset, tables, key, name, options, open_engine(engine, address, jobs), log, as_json)
+
+
+def _annotate(
+    dataset: str,
+    tables: tuple[str, ...],
+    key: str,
+    name: str | None,
+    options: AnnotateOptions,
+    engine: Engine,
+    log: TextIO | None,
+    as_json: bool,
+) -> None:
+    """Join a table, and say what was joined; if it is interrupted, how to continue."""
+    has_begun, started = False, time.monotonic()
+    try:
+        with progress_bar("opening files", log) as bar:
+
+            def show(progress: AnnotateProgress) -> None:
+                nonlocal has_begun
+                has_begun = True
+                doing, unit = _DOING[progress.name]
+                bar.update(progress.done, progress.total or None, doing, **({unit: progress.done} if unit else {}))
+
+            made = wdsplit.annotate(dataset, tables, key, name or "", options, show, engine=engine)
+    except KeyboardInterrupt:
+        if has_begun:
+            stderr("what is done is kept; continue with the same command and --resume")
+        raise
+    if as_json:
+        echo_json({"dataset": shown_url(dataset), **_as_json(made)})
+        return
+    click.echo(wrapped(f"{shown_url(dataset)}: {_summary(made)}\ntook {time.monotonic() - started:.1f} s"))
+    say_next(f"wdsplit view {shown_url(dataset)} good --where {_example(made)}")
+
+
+def _summary(made: Annotation) -> str:
+    """Return what people want to know of an annotation that was made."""
+    matched = made.num_samples - made.num_missing
+    lines = [
+        f"annotation {made.name!r}: {_columns(made)}",
+        f"rows for {matched:,} of {counted(made.num_samples, 'sample')}, {human_bytes(made.num_bytes)}",
+    ]
+    if made.num_missing:
+        lines.append(f"missing: {counted(made.num_missing, 'sample')} without a row, null (--allow-missing)")
+    if made.num_extra:
+        lines.append(f"extra: {counted(made.num_extra, 'row')} without a sample, left out (--allow-extra)")
+    if made.num_duplicates:
+        lines.append(f"duplicate keys: {counted(made.num_duplicates, 'row')} left out (--allow-duplicates)")
+    return "\n".join(lines)
+
+
+def _columns(made: Annotation) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in made.schema)
+
+
+def _example(made: Annotation) -> str:
+    """Return a condition on the first column, in quotes."""
+    import pyarrow as pa
+
+    numbers = [field for field in made.schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
+    field = [*numbers, *made.schema][0]
+    is_plain = field.name.isidentifier() and not keyword.iskeyword(field.name)
+    column = field.name if is_plain else f"column({json.dumps(field.name, ensure_ascii=False)})"
+    return shlex.quote(f"{column} > 0.5" if numbers else f"{column} is not None")
+
+
+def _as_json(annotation: Annotation) -> dict[str, Any]:
+    from wdsplit.shards.sample_tables import dump_schema
+
+    return {
+        "name": annotation.name,
+        "columns": dump_schema(annotation.schema),
+        "samples": annotation.num_samples,
+        "missing": annotation.num_missing,
+        "extra": annotation.num_extra,
+        "duplicates": annotation.num_duplicates,
+        "bytes": annotation.num_bytes,
+    }
+
+
+def _list(dataset: str, as_json: bool) -> None:
+    """List the annotations of a dataset."""
+    from wdsplit.shards.annotations import scan_annotations
+
+    def made_for(annotation: Annotation) -> str:
+        return annotation.fingerprint
+
+    header = ("annotation", "samples", "missing", "columns")
+    list_stored(dataset, header, scan_annotations, made_for, _row, _as_json, as_json)
+
+
+def _row(found: Annotation) -> tuple[str, ...]:
+    return f"{found.num_samples - found.num_missing:,}", f"{found.num_missing:,}", _columns(found)
+
+
+def _drop(dataset: str, name: str, as_json: bool) -> None:
+    """Remove an annotation."""
+    wdsplit.drop_annotation(dataset, name)
+    if as_json:
+        echo_json({"dataset": shown_url(dataset), "removed": name})
+    else:
+        click.echo(f"{shown_url(dataset)}: removed annotation {name!r}")

@@ -1,0 +1,198 @@
+"""`wdsplit batch`: what the ranks saw in a step of training."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+import wdsplit
+from wdsplit.cli.drawing import terminal_width
+from wdsplit.cli.help import LOADING, HelpCommand
+from wdsplit.cli.options import json_option, shuffle_options, view_options
+from wdsplit.cli.terminal import echo_json, stderr, table, wrapped
+from wdsplit.errors import OutputExistsError
+from wdsplit.texts import counted, safe_text
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from wdsplit.checks.batch import Batch
+
+__all__ = ["batch_command"]
+
+_DEFAULT_LAST, _CLASSES_SHOWN = 10, 8
+_MIN_KEY, _LONG = 12, 10_000
+
+
+class _StepsType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
+    """A step, such as 1200, or steps from the first to the last, such as 1195:1200."""
+
+    name = "N|FIRST:LAST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        first, separator, last = str(value).partition(":")
+        if not (first.isdecimal() and (not separator or last.isdecimal())) or (separator and int(last) < int(first)):
+            self.fail(f"{value!r}: expected a number such as 1200, or the first and the last such as 1195:1200")
+        return range(int(first), int(last or first) + 1)
+
+
+@click.command(
+    "batch",
+    cls=HelpCommand,
+    groups=LOADING,
+    short_help="List the samples that a step of training has seen.",
+    epilog="""Examples:
+
+\b
+  wdsplit batch data/train --step 1200 --world-size 8 --batch-size 32
+  wdsplit batch data/train --state checkpoint.json --last 10 -o seen/
+  wdsplit batch data/train --state checkpoint.pt:loader --step 1195:1200 --report seen.html""",
+)
+@click.argument("dataset")
+@click.option("--step", "steps", type=_StepsType(), help="Step, or first and last step, counted from 0.")
+@click.option("--epoch", type=click.IntRange(0), help="Epoch.  [default: that of --state, else 0]")
+@click.option("--world-size", type=click.IntRange(1), help="Number of ranks.  [default: by --state, else 1]")
+@click.option("--batch-size", type=click.IntRange(1), help="Samples a batch and rank.  [default: by --state]")
+@click.option("--rank", type=click.IntRange(0), help="List this rank's samples only.  [default: all ranks]")
+@click.option(
+    "--state",
+    metavar="FILE[:KEY]",
+    help="Take seed, shuffle, tail, lanes, window and view from the loader's state in a JSON file or a checkpoint of "
+    "torch, and count steps as the loader does that resumes from it. KEY says which state, if there are several.",
+)
+@click.option("--last", type=click.IntRange(1), help="The last N steps before --state.  [default: 10, without --step]")
+@shuffle_options
+@click.option("--lanes", type=click.IntRange(1), help="Lanes.  [default: the dataset's]")
+@click.option("--window", type=click.IntRange(1), help="Samples of a window.  [default: the dataset's]")
+@click.option("--limit", type=click.IntRange(1), help="Samples of the dataset, if it was opened with limit=.")
+@view_options
+@click.option("-o", "--output", metavar="FOLDER", help="Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD.")
+@click.option("--overwrite", is_flag=True, help="With -o: replace files that exist.")
+@click.option("--report", "page", metavar="PAGE", help="Write a page that shows the samples, such as seen.html.")
+@json_option
+@click.pass_context
+def batch_command(
+    context: click.Context,
+    /,
+    dataset: str,
+    steps: range | None,
+    last: int | None,
+    state: str | None,
+    rank: int | None,
+    output: str | None,
+    overwrite: bool,
+    page: str | None,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    """List the samples that a step of training has seen: keys, shards, positions, ranks, pads and classes.
+
+    Steps are counted as by Loader.step: from 0 in each epoch. A run that was resumed with another global batch (world
+    size x batch size) counts from where it was resumed: give the state that it was resumed from with --state. Steps
+    that were skipped (Loader.skip) count too.
+
+    Of the samples only headers and classes are read, unless -o or --report is given.
+    """
+    if steps is not None and last is not None:
+        raise click.UsageError("--step and --last contradict each other")
+    if steps is None and state is None:
+        raise click.UsageError("give --step, or --state for the steps before it")
+    source = context.get_parameter_source
+    asked = {name: value for name, value in arguments.items() if source(name) is ParameterSource.COMMANDLINE}
+    asked |= {"steps": steps} if steps is not None else {"last": last or _DEFAULT_LAST}
+    found = wdsplit.batches(dataset, state=state, **asked)
+    if steps is None:
+        _tell_of_gaps(found, asked["last"])
+    if rank is not None:
+        found = [each.of_rank(rank) for each in found]
+    folders = _saved(found, output, overwrite) if output is not None else []
+    if page is not None and found:
+        from wdsplit.reporting.batch_page import save_batch_page
+
+        save_batch_page(found, page)
+    if as_json:
+        echo_json([_as_json(each, dataset) for each in found])
+        return
+    lists_rows = not folders and page is None
+    for number, each in enumerate(found):
+        click.echo(("\n" if number and lists_rows else "") + wrapped(_head(each, shown_url(dataset))))
+        if lists_rows:
+            click.echo(_rows(each))
+    for name in [*map(str, folders), *([page] if page else [])]:
+        click.echo(name)
+
+
+def _tell_of_gaps(found: list[Batch], last: int) -> None:
+    """Say that steps before the state are of the epoch before, or that there are fewer than were asked for."""
+    later = sum(each.epoch == found[-1].epoch for each in found) if found else 0
+    if later < len(found):
+        which = counted(len(found) - later, "step")
+        stderr(
+            f"{which} of epoch {found[0].epoch}, then {later} of epoch {found[-1].epoch}: the state is that far into it"
+        )
+    if len(found) < last:
+        stderr(f"there are only {counted(len(found), 'whole step')} before the state")
+
+
+def _saved(found: list[Batch], output: str, overwrite: bool) -> list[Path]:
+    """Save the payloads of each step in a folder of its own, and return the folders."""
+    several = len({each.epoch for each in found}) > 1
+    folders = [Path(output) / f"{f'epoch{each.epoch}-' if several else ''}step{each.step:06d}" for each in found]
+    for folder in folders:
+        if folder.exists() and not overwrite:
+            remedy = "name another folder, or pass --overwrite"
+            raise OutputExistsError("the folder exists already", place=str(folder), remedy=remedy)
+    for each, folder in zip(found, folders, strict=True):
+        each.save(folder, overwrite)
+    return folders
+
+
+def _as_json(found: Batch, dataset: str) -> dict[str, Any]:
+    columns = {
+        "key": found.keys.tolist(),
+        "shard": found.shards.tolist(),
+        "rank": found.ranks.tolist(),
+        "position": found.positions.tolist(),
+        "pad": found.pads.tolist(),
+        "class": [None] * len(found) if found.labels is None else found.labels.tolist(),
+    }
+    rows = zip(*columns.values(), strict=True)
+    return {
+        "dataset": shown_url(dataset),
+        "epoch": found.epoch,
+        "step": found.step,
+        "steps": found.num_steps,
+        "skipped": found.is_skipped,
+        "samples": [dict(zip(columns, row, strict=True)) for row in rows],
+    }
+
+
+def _head(found: Batch, dataset: str) -> str:
+    """Return what a step holds, in a few lines."""
+    lines = [f"{dataset}, epoch {found.epoch}, step {found.step} of {found.num_steps}: {found.summary}"]
+    if found.is_skipped:
+        lines.append("skipped: the state leaves these samples out")
+    classes = Counter(found.labels.tolist() if found.labels is not None else ()).most_common()
+    if classes and len(classes) < len(found):
+        shown = [f"{safe_text(str(name), 30)} {count}" for name, count in classes[:_CLASSES_SHOWN]]
+        more = f", and {len(classes) - len(shown)} more" if len(classes) > len(shown) else ""
+        lines.append(f"classes: {', '.join(shown)}{more}")
+    return "\n".join(lines)
+
+
+def _rows(found: Batch) -> str:
+    """Return a line for each sample; in a terminal keys are shortened to fit."""
+    columns: dict[str, list[Any]] = {"rank": found.ranks.tolist()} if found.ranks.any() else {}
+    columns |= {"position": found.positions.tolist(), "shard": [safe_text(path, 60) for path in found.shards]}
+    if found.pads.any():
+        columns["pad"] = ["pad" if each else "" for each in found.pads]
+    columns["class"] = [] if found.labels is None else [safe_text(str(each), 30) for each in found.labels]
+    columns = {name: values for name, values in columns.items() if values}
+    taken = sum(2 + max(len(name), *(len(str(value)) for value in values)) for name, values in columns.items())
+    limit = max(_MIN_KEY, terminal_width() - taken) if sys.stdout.isatty() else _LONG
+    columns["key"] = [safe_text(key, limit) for key in found.keys]
+    return table(tuple(columns), list(zip(*columns.values(), strict=True))) if len(found) else "no samples"

@@ -1,0 +1,147 @@
+"""Pictures made of characters: bars, lines of blocks, and who reads which shard.
+
+Blocks are drawn where the output can show them, else plain characters. Colours only repeat what the picture says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, groupby
+from math import ceil
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from wdsplit.checks.inspect import Assignment, ReaderShare
+
+__all__ = ["bar", "draw_option", "draw_readers", "sparkline", "terminal_width"]
+
+_HEIGHTS, _PLAIN_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
+_SHADES, _PLAIN_SHADES = " ░▒▓█", " .:+#"
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+_MAX_ROWS = 32
+_MAX_CELL, _MAX_WIDTH = 8, 400
+_LEFT, _RIGHT = 14, 12
+"""Columns for the numbers of rank and worker, and for the samples."""
+
+draw_option = click.option("--draw", is_flag=True, help="Draw which rank and worker reads which shard.")
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size().columns
+
+
+def _glyphs(blocks: str, plain: str) -> str:
+    """Return the characters that the output can show."""
+    try:
+        blocks.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return plain
+    return plain if os.environ.get("TERM") == "dumb" else blocks
+
+
+def _glyph(glyphs: str, share: float) -> str:
+    """Return the character for a share from 0 to 1; only 0 is blank, and only 1 is full."""
+    last = len(glyphs) - 1
+    return glyphs[last if share >= 1 else 0 if share <= 0 else max(1, min(last - 1, round(share * last)))]
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar of a share from 0 to 1 of the width; only for 0 there is none."""
+    return _glyphs(_SHADES, _PLAIN_SHADES)[-1] * (max(1, round(share * width)) if share > 0 else 0)
+
+
+def sparkline(shares: Sequence[float], width: int) -> str:
+    """Return a character for each share from 0 to 1; where they are more than the width, for means of neighbours."""
+    each = max(1, -(-len(shares) // max(1, width)))
+    parts = [shares[begin : begin + each] for begin in range(0, len(shares), each)]
+    glyphs = _glyphs(_HEIGHTS, _PLAIN_HEIGHTS)
+    return "".join(_glyph(glyphs, sum(part) / len(part)) for part in parts)
+
+
+def draw_readers(found: Assignment, width: int) -> str:
+    """Return a picture of the shards, and of the ranks and workers that read them: a row each, or each rank if many.
+
+    Args:
+        found: Who reads what.
+        width: Columns of the terminal.
+    """
+    counts, room = found.shard_samples, max(1, min(width, _MAX_WIDTH) - _LEFT - _RIGHT)
+    strip = _Strip(len(counts), max(1, -(-len(counts) // room)), max(1, min(_MAX_CELL, room // max(1, len(counts)))))
+    most = max(counts, default=0)
+    tenths = [ceil(10 * count / max(1, most)) / 10 for count in counts]  # a sample more or less is not shown
+    sizes = sparkline(tenths, room)
+    header = (f"shards 0 to {len(counts) - 1:,}" if counts else "no shards").ljust(len(sizes) * strip.cell)
+    lines = [
+        click.style(f"{'rank':>4}  {'worker':>6}  {header}  {'samples':>10}", bold=True),
+        f"{'size':>12}  {''.join(glyph * strip.cell for glyph in sizes)}  {f'<= {most:,}':>10}",
+    ]
+    rows = _rows(found.readers)
+    shown = rows if len(rows) <= _MAX_ROWS else rows[: _MAX_ROWS - 2]
+    for rank, worker, samples, shards in shown:
+        picture = click.style(strip.draw(shards), fg=_COLOURS[rank % len(_COLOURS)])
+        lines.append(f"{rank:>4}  {worker:>6}  {picture}  {samples:>10,}")
+    left = rows[len(shown) :]
+    if left:
+        of_each = f"samples: {_range([row[2] for row in left])}, shards: {_range([len(row[3]) for row in left])}"
+        lines.append(f" ...  {len(left):,} more ranks, of each {of_each}")
+    if strip.each > 1:
+        shades = _glyphs(_SHADES, _PLAIN_SHADES)
+        lines.append(f"a column is {strip.each:,} shards: {shades[1]} few of them are read, {shades[-1]} all")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """Shards in columns side by side: one in each, or neighbours in one.
+
+    Attributes:
+        num_shards: Shards.
+        each: Shards of a column; the last may have fewer.
+        cell: Characters of a column.
+    """
+
+    num_shards: int
+    each: int
+    cell: int
+
+    @cached_property
+    def _totals(self) -> list[int]:
+        """The shards of each column."""
+        return self._count(range(self.num_shards))
+
+    def _count(self, shards: Iterable[int]) -> list[int]:
+        counts = [0] * -(-self.num_shards // self.each)
+        for shard in shards:
+            counts[shard // self.each] += 1
+        return counts
+
+    def draw(self, shards: Iterable[int]) -> str:
+        """Return a shade for each column: how many of its shards are among these."""
+        glyphs = _glyphs(_SHADES, _PLAIN_SHADES)
+        parts = zip(self._count(shards), self._totals, strict=True)
+        return "".join(_glyph(glyphs, part / total) * self.cell for part, total in parts)
+
+
+def _rows(readers: Sequence[ReaderShare]) -> list[tuple[int, str, int, set[int]]]:
+    """Return rank, worker, samples and shards of each row."""
+    if len(readers) <= _MAX_ROWS:
+        return [(one.rank, str(one.worker), one.samples, set(one.shards)) for one in readers]
+    rows = []
+    for rank, group in groupby(readers, key=lambda one: one.rank):
+        part = list(group)
+        shards = set(chain.from_iterable(one.shards for one in part))
+        rows.append((rank, "all" if len(part) > 1 else "0", sum(one.samples for one in part), shards))
+    return rows
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

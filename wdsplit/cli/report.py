@@ -1,0 +1,122 @@
+"""`wdsplit report`: a page that shows what is in a dataset, whether it is mixed, and whether training will wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import wdsplit
+from wdsplit.cli.help import LOADING, HelpCommand
+from wdsplit.cli.options import Decorator, batch_size_option, view_options, with_options
+from wdsplit.cli.terminal import human_bytes
+from wdsplit.errors import InputError
+from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
+
+__all__ = ["report_command"]
+
+
+class _TopologyType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
+    """Ranks x workers, such as 8x4."""
+
+    name = "RxW"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Topology:
+        try:
+            return value if isinstance(value, Topology) else Topology.parse(value)
+        except InputError as error:
+            self.fail(f"{error.found!r}: expected {error.expected}", param, ctx)
+
+
+def _number(name: str, default: float | None, text: str) -> Decorator:
+    return click.option(name, type=float, default=default, show_default=default is not None, help=text)
+
+
+_cluster_options = with_options(
+    (
+        _number("--link", Cluster.link_gbits, "Gbit/s between a node and the storage."),
+        _number("--latency", Cluster.latency_ms, "Milliseconds to the first byte of a request."),
+        _number("--step-time", Cluster.step_ms, "Milliseconds of a training step."),
+        _number(
+            "--sample-time",
+            Cluster.sample_ms,
+            "Milliseconds of a worker for a sample.  [default: 0.1, and 10 a megapixel of its images]",
+        ),
+        click.option(
+            "--ranks-per-node",
+            type=click.IntRange(1),
+            default=Cluster.ranks_per_node,
+            show_default=True,
+            help="Ranks that share a node's link, at most.",
+        ),
+        _number("--request-price", Cluster.price_per_1000_requests, "Price of 1,000 requests."),
+        _number("--gb-price", Cluster.price_per_gb, "Price of a GB that leaves the store."),
+    )
+)
+
+
+@click.command(
+    "report",
+    cls=HelpCommand,
+    groups=LOADING,
+    short_help="Make a page of DATASET: samples, classes, mixing, who reads what.",
+    epilog="""Examples:
+
+\b
+  wdsplit report data/train -o report.html
+  wdsplit report s3://bucket/train -o report.html --topology 16x8 --link 25 --step-time 120""",
+)
+@click.argument("dataset", nargs=-1, required=True)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write.")
+@click.option("--samples", type=click.IntRange(0, 200), default=24, show_default=True, help="Samples to show.")
+@click.option("--label", metavar="FIELD", help="Field that holds the classes.  [default: found by its name and values]")
+@click.option(
+    "--topology",
+    "topologies",
+    type=_TopologyType(),
+    multiple=True,
+    help="Ranks x workers to compare; repeatable. The first screen judges 8x4 if it is among them, else the last.  "
+    f"[default: {', '.join(f'{each.world_size}x{each.num_workers}' for each in DEFAULT_TOPOLOGIES)}]",
+)
+@batch_size_option(64)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
+@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle the order.")
+@click.option(
+    "--max-read",
+    metavar="SIZE",
+    help="Read a dataset of up to so many bytes whole; sample a larger one.  [default: 256MiB, remote 64MiB]",
+)
+@view_options
+@_cluster_options
+def report_command(
+    dataset: tuple[str, ...],
+    output: str,
+    topologies: tuple[Topology, ...],
+    link: float,
+    latency: float,
+    step_time: float,
+    sample_time: float | None,
+    ranks_per_node: int,
+    request_price: float,
+    gb_price: float,
+    **arguments: Any,
+) -> None:
+    """Make a page that shows what is in DATASET, whether it is mixed, and whether training will wait for it.
+
+    The page is one file that needs no network and runs no script. Several datasets are shown as a mixture of all
+    their samples.
+    """
+    cluster = Cluster(
+        link_gbits=link,
+        latency_ms=latency,
+        step_ms=step_time,
+        sample_ms=sample_time,
+        ranks_per_node=ranks_per_node,
+        price_per_1000_requests=request_price,
+        price_per_gb=gb_price,
+    )
+    options = wdsplit.ReportOptions(topologies=topologies or DEFAULT_TOPOLOGIES, cluster=cluster, **arguments)
+    made = wdsplit.report(list(dataset), output, options)
+    for verdict in made.verdicts:
+        click.echo(f"{verdict.question} {verdict.answer}. {verdict.text} {verdict.remedy}".rstrip())
+    click.echo(f"{output}: {human_bytes(len(made.html.encode()))}")

@@ -1,0 +1,45 @@
+"""The rows of a batch that meet a condition.
+
+Pure (no I/O).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from wdsplit.conditions.parse import Where
+from wdsplit.errors import InputError
+
+__all__ = ["rows_meeting"]
+
+_ROW_NAME = "wdsplit row number"
+
+
+def rows_meeting(where: Where, columns: Sequence[Any], num_rows: int, text: str) -> npt.NDArray[np.int64]:
+    """Return the rows that meet a condition: int64, rising.
+
+    Args:
+        where: The condition.
+        columns: Its columns, in their order: arrays of Arrow.
+        num_rows: Rows of the batch.
+        text: The condition's text, for an error.
+
+    Raises:
+        InputError: The condition cannot be computed for some row.
+    """
+    rows = pa.table([*columns, pa.array(np.arange(num_rows))], names=[*where.columns, _ROW_NAME])
+    try:
+        kept: npt.NDArray[np.int64] = rows.filter(where.expression).column(_ROW_NAME).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise InputError(
+            "the condition cannot be computed for some row",
+            place=text,
+            found=str(error),
+            remedy="keep numbers within 64 bits, and whole numbers beside floats below 2**53",
+        ) from error
+    return kept

@@ -1,0 +1,159 @@
+"""Classes that come in runs: whether a table looks sorted by one of its columns.
+
+Seen from a bounded number of rows at places spread over the table; the same table gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wdsplit.engines.local import in_order
+from wdsplit.fields.infer import class_names
+from wdsplit.fields.json_values import stored
+from wdsplit.fields.rules import is_text, unwrap
+from wdsplit.order.epoch import Int64
+from wdsplit.shards.manifest import Field
+from wdsplit.tables.read import read_rows
+from wdsplit.tables.table import Table
+
+__all__ = ["ClassRuns", "find_class_runs"]
+
+_MAX_PLACES, _MIN_PLACES = 16, 4
+_MAX_VALUES = 2**20
+_MAX_BLOCK_BYTES = 64 * 1024**2
+_MAX_COLUMNS, _MAX_TEXT_BYTES = 32, 64
+_THREADS = 8
+_MIN_RUN, _TIMES_CHANCE = 8, 4
+"""Values come in runs if their runs have so many rows, and so many times as many as runs by chance."""
+_MAX_CLASSES = 10_000
+_TAR_CLASSES = ("cls", "txt")
+
+
+@dataclass(frozen=True)
+class ClassRuns:
+    """A column whose values come in runs.
+
+    Attributes:
+        column: The column.
+        num_classes: Different values among the rows that were seen.
+        run_rows: Rows of a run, on average.
+        chance_rows: What that would be if the same rows were shuffled.
+    """
+
+    column: str
+    num_classes: int
+    run_rows: float
+    chance_rows: float
+
+
+def find_class_runs(table: Table, fields: Sequence[Field]) -> ClassRuns | None:
+    """Return the column that most looks like one of classes by which the table is sorted.
+
+    Args:
+        table: The input, and which of its rows are selected.
+        fields: The fields of each sample: only their columns are looked at.
+
+    Returns:
+        A column of integers, booleans or strings with few values, which come in runs; None if there is none.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    columns = _candidates(table, fields)
+    if not columns or table.num_rows < 2 * _MIN_RUN:
+        return None
+    places = _places(table, len(columns))
+    parts = list(in_order(partial(_values, table, columns), places, _THREADS))
+    found = [_found(name, [part[name] for part in parts]) for name in columns]
+    named, mapped = class_names(table.schema), {field.column for field in fields if field.name == "cls"}
+    return max(
+        (each for each in found if each is not None),
+        key=lambda each: (each.column in named, each.column in mapped, each.run_rows / each.chance_rows),
+        default=None,
+    )
+
+
+def _candidates(table: Table, fields: Sequence[Field]) -> list[str]:
+    """Return the columns that may hold classes: those of long texts do not, and of tars their names say it."""
+    sizes: dict[str, int] = {}
+    for file in table.files:
+        for name, size in file.column_bytes:
+            sizes[name] = sizes.get(name, 0) + size
+    columns = []
+    for field in fields:
+        kind = unwrap(table.schema.field(field.column).type)
+        if table.files[0].format == "tar":
+            is_class = field.column.rpartition(".")[2] in _TAR_CLASSES
+        else:
+            is_short = sizes.get(field.column, 0) <= _MAX_TEXT_BYTES * table.total_rows
+            is_class = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or (is_text(kind) and is_short)
+        if is_class:
+            columns.append(field.column)
+    return list(dict.fromkeys(columns))[:_MAX_COLUMNS]
+
+
+def _places(table: Table, num_columns: int) -> list[tuple[int, int]]:
+    """Return stretches of rows, as first and stop, that begin with row groups spread over the table.
+
+    Formats that cannot read single columns are looked at in few places, a row group in each at most.
+    """
+    ends = np.cumsum(np.concatenate([np.asarray(file.counts, np.int64) for file in table.files]))
+    begins = np.concatenate([[0], ends[:-1]])[np.diff(ends, prepend=0) > 0]
+    num_places, rows = _MAX_PLACES, max(1, _MAX_VALUES // (num_columns * min(_MAX_PLACES, len(begins))))
+    blocks = [(file.offsets[-1] - file.offsets[0]) // len(file.row_groups) for file in table.files if file.offsets[1:]]
+    block_bytes = max(blocks, default=0)
+    if block_bytes:
+        num_places = min(max(_MIN_PLACES, _MAX_BLOCK_BYTES // block_bytes), _MAX_PLACES)
+        rows = min(rows, int(ends[-1]) // len(begins))
+    targets = np.arange(num_places) * int(ends[-1]) // num_places
+    firsts: Int64 = np.unique(begins[np.searchsorted(begins, targets, side="right") - 1])
+    stops = np.minimum(np.append(firsts[1:], ends[-1]), firsts + rows)
+    is_apart = np.append(stops[:-1] < firsts[1:], True)
+    return list(zip(firsts[np.append(True, is_apart[:-1])].tolist(), stops[is_apart].tolist(), strict=True))
+
+
+def _values(table: Table, columns: Sequence[str], place: tuple[int, int]) -> dict[str, _Runs]:
+    """Return the runs of some columns in a stretch of rows."""
+    parts: dict[str, list[pa.Array]] = {name: [] for name in columns}
+    for rows in read_rows(table, *place, columns):
+        for name in columns:
+            parts[name].append(stored(rows.columns[name]))
+    return {name: _Runs.of(pa.concat_arrays(part)) for name, part in parts.items()}
+
+
+class _Runs(NamedTuple):
+    """The runs of a column in a stretch of rows: the value of each, and its rows."""
+
+    values: pa.Array
+    rows: Int64
+
+    @classmethod
+    def of(cls, column: pa.Array) -> _Runs:
+        """Return the runs of a column; without their values if they are so short that nobody will ask for these."""
+        later, earlier = column[1:], column[:-1]
+        are_equal = pc.or_(pc.equal(later, earlier).fill_null(False), pc.and_(later.is_null(), earlier.is_null()))
+        begins = np.flatnonzero(np.append(True, ~are_equal.to_numpy(zero_copy_only=False)))
+        rows = np.diff(begins, append=len(column))
+        return cls(column.take(pa.array(begins)) if 2 * len(begins) <= len(column) else column[:0], rows)
+
+
+def _found(column: str, runs: Sequence[_Runs]) -> ClassRuns | None:
+    """Return what is to be said of a column, given its runs in each stretch; None if nothing."""
+    num_rows, num_pairs = (sum(int(part.rows.sum()) - less for part in runs) for less in (0, 1))
+    run_rows = (num_pairs + 1) / (1 + sum(len(part.rows) - 1 for part in runs))  # a stretch may begin within a run
+    if run_rows < _MIN_RUN:
+        return None
+    runs = [part for part in runs if len(part.values)]
+    codes = pa.concat_arrays([part.values for part in runs]).dictionary_encode("encode").indices.to_numpy()
+    shares = np.bincount(codes, np.concatenate([part.rows for part in runs])) / num_rows
+    chance_rows = (num_pairs + 1) / (1 + num_pairs * (1 - float((shares**2).sum())))
+    if not 1 < len(shares) <= _MAX_CLASSES or run_rows < _TIMES_CHANCE * chance_rows:
+        return None
+    return ClassRuns(column, len(shares), run_rows, chance_rows)

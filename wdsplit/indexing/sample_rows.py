@@ -1,0 +1,91 @@
+"""The rows of a sample table, read from the tar that they are for.
+
+Composition of the open shards, the sizes of images and `sample_values`. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.fields.image_sizes import first_image_field, image_sizes
+from wdsplit.fields.sample_columns import own_columns
+from wdsplit.indexing.sample_values import Recipe, as_types, joined_columns
+from wdsplit.loading.reading.open_shard import OpenShard, open_shard
+from wdsplit.loading.reading.read_windows import read_window
+from wdsplit.shards.sample_tables import HEIGHT, KEY, NUM_BYTES, WIDTH
+from wdsplit.shards.table import Shard
+from wdsplit.storage.interface import ReadableStorage
+
+__all__ = ["read_rows", "typed_schema"]
+
+_SAMPLES_AT_ONCE, _BYTES_AT_ONCE = 4096, 32 * 1024**2
+_HEAD_BYTES = 2**16
+"""What is read of an image: the size is in its header."""
+
+
+def typed_schema(recipe: Recipe) -> pa.Schema:
+    """Return the columns of all tables of a dataset, where the manifest's types decide."""
+    columns = recipe.typed_columns()
+    names = {column.name for column in columns}
+    own = own_columns(first_image_field(recipe.fields) is not None)
+    return pa.schema([*(column for column in own if column.name not in names), *columns])
+
+
+def read_rows(storage: ReadableStorage, listed: Shard, recipe: Recipe, lost: Counter[str]) -> pa.Table:
+    """Read a shard, some samples at a time, and return the rows of its table, pads left out.
+
+    Args:
+        storage: The dataset.
+        listed: The shard, as the manifest has it.
+        recipe: How columns come from fields.
+        lost: Counts, by a text for people, the values that are left out.
+
+    Raises:
+        WdsplitError: The shard is missing or damaged.
+    """
+    num_real = listed.num_samples - listed.num_pads
+    rows = [pa.table(part) for part in _parts(open_shard(storage, listed), num_real, recipe, lost)]
+    columns = joined_columns([pa.schema(own_columns(False)), *(part.schema for part in rows)])
+    return pa.concat_tables([as_types(part, columns) for part in rows]) if rows else typed_schema(recipe).empty_table()
+
+
+def _parts(shard: OpenShard, num_real: int, recipe: Recipe, lost: Counter[str]) -> Iterator[dict[str, pa.Array]]:
+    """Give the columns of some samples at a time, pads left out."""
+    image = first_image_field(recipe.fields)
+    names = [*recipe.field_names, *([image] if image is not None else [])]
+    first = 0
+    while first < num_real:
+        end = int(shard.offsets[first]) + _BYTES_AT_ONCE
+        stop = int(np.searchsorted(shard.offsets, end, side="right")) - 1
+        stop = min(max(stop, first + 1), first + _SAMPLES_AT_ONCE, num_real)
+        window = read_window(shard, first, stop, names)
+        none = np.full(len(window), None, object)
+        payloads = {name: list(map(_whole, window.fields.get(name, none))) for name in recipe.field_names}
+        found = recipe.columns(payloads, lost)
+        own = {KEY: pa.array(window.keys, pa.string()), NUM_BYTES: pa.array(window.total_sizes(), pa.int64())}
+        if image is not None and not {WIDTH, HEIGHT} <= found.keys():
+            heads = pa.array(list(map(_head, window.fields.get(image, none))), pa.large_binary())
+            own[WIDTH], own[HEIGHT] = image_sizes(heads)
+        yield {name: column for name, column in own.items() if name not in found} | found
+        first = stop
+
+
+def _whole(payload: Any) -> bytes | None:
+    """Return a payload, which may not be read yet."""
+    if payload is None or isinstance(payload, bytes):
+        return payload
+    read, offset, size = payload
+    return bytes(read(offset, size))
+
+
+def _head(payload: Any) -> bytes | None:
+    """Return the beginning of a payload, which may not be read yet."""
+    if payload is None or isinstance(payload, bytes):
+        return None if payload is None else payload[:_HEAD_BYTES]
+    read, offset, size = payload
+    return bytes(read(offset, min(size, _HEAD_BYTES)))

@@ -1,0 +1,42 @@
+"""What is logged, once, of a reader of a dataset."""
+
+from __future__ import annotations
+
+import logging
+
+from wdsplit.loading.reading.source import AnySource
+from wdsplit.order.distribution import reading_advice
+from wdsplit.order.split import World
+
+__all__ = ["announce"]
+
+logger = logging.getLogger(__name__)
+
+_announced: set[tuple[str, World, str, str]] = set()
+
+
+def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0) -> None:
+    """Log once a process, dataset, view and world which rank and worker read, and what it costs if lanes are shared.
+
+    Args:
+        source: What is read.
+        epoch: The epoch, whose view is named.
+        world: The reader.
+        num_workers: The workers of the rank, if its own process logs for all of them.
+    """
+    url, workers, view = source.url, f"{num_workers} workers", source.view_at(epoch)
+    if not num_workers:
+        workers = f"worker {world.worker} of {world.num_workers}"
+    viewed = "" if view is None else f", view {view}: {source.num_samples_at(epoch):,} samples"
+    if (url, world, workers, viewed) in _announced:
+        return
+    _announced.add((url, world, workers, viewed))
+    seed = source.options.seed
+    logger.info("%s: rank %d of %d, %s, seed %d%s", url, world.rank, world.world_size, workers, seed, viewed)
+    is_first = world.rank == 0 and world.worker == 0
+    if is_first and not source.num_samples_at(epoch):
+        who = "the dataset has" if view is None else f"view {view} selects"
+        logger.warning("%s: there are no batches in epoch %d: %s no samples", url, epoch, who)
+    advice = reading_advice(source.options.lanes, world.world_size, num_workers or world.num_workers)
+    if advice is not None and is_first:
+        logger.warning("%s: %s", url, advice)

@@ -1,0 +1,244 @@
+"""Bad samples: how many are accepted, how they are counted, logged and listed in a file.
+
+What takes their places is decided in `substitutes`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from wdsplit.errors import PipelineError
+from wdsplit.storage.local_file import translate_errors
+from wdsplit.storage.locks import open_locked, unlock
+
+__all__ = ["BadSample", "BadSamples", "Found", "bad_samples_problems"]
+
+logger = logging.getLogger(__name__)
+
+_LOGGED_ONE_BY_ONE = 10
+_NAMED = 3
+_MAX_MESSAGE = 2000
+_MIN_SEARCHED = 1000
+"""So many bad samples in a row may be passed in search of a good one, however few are accepted."""
+
+
+def bad_samples_problems(on_bad_sample: Any, max_bad_samples: Any, bad_samples_file: Any) -> list[str]:
+    """Return what is wrong with the options of bad samples, a text for each."""
+    problems = []
+    if on_bad_sample not in ("raise", "substitute"):
+        problems.append(f"on_bad_sample = {on_bad_sample!r}: expected 'raise' or 'substitute'")
+    is_number = isinstance(max_bad_samples, Real) and not isinstance(max_bad_samples, bool)
+    is_count = is_number and isinstance(max_bad_samples, int) and max_bad_samples >= 0
+    if not is_count and not (is_number and not isinstance(max_bad_samples, int) and 0 <= max_bad_samples <= 1):
+        expected = "a number of samples, or a float from 0 to 1: their part of an epoch"
+        problems.append(f"max_bad_samples = {max_bad_samples!r}: expected {expected}")
+    if bad_samples_file is None:
+        return problems
+    if not isinstance(bad_samples_file, (str, os.PathLike)) or "://" in os.fspath(bad_samples_file):
+        problems.append(f"bad_samples_file = {bad_samples_file!r}: expected the path of a local file")
+    elif os.path.isdir(bad_samples_file):
+        problems.append(f"bad_samples_file = {bad_samples_file!r}: expected a file, found a folder")
+    if on_bad_sample == "raise":
+        problems.append(f"bad_samples_file = {bad_samples_file!r}: expected on_bad_sample='substitute' too")
+    return problems
+
+
+class BadSample(NamedTuple):
+    """A bad sample.
+
+    Attributes:
+        key: Its key; None if it cannot be read.
+        shard: The URL of its shard.
+        sample: Its place in the shard's tar.
+        position: Its position in the epoch.
+        error: What is wrong with it.
+    """
+
+    key: str | None
+    shard: str
+    sample: int
+    position: int
+    error: Exception
+
+    def __str__(self) -> str:
+        name = f"sample {self.sample}" if self.key is None else repr(self.key)
+        return f"{name} of {self.shard}: {_summary(self.error)}"
+
+
+@dataclass(frozen=True)
+class BadSamples:
+    """What is done about bad samples, if they are replaced.
+
+    Attributes:
+        max_bad: How many are accepted in an epoch on each rank: a number, or a float, their part of the rank's samples.
+        file: Where they are listed; None for nowhere.
+    """
+
+    max_bad: int | float
+    file: str | None
+
+    def found(self, url: str, epoch: int, num_samples: int, readers: int, count: Callable[[], int]) -> Found:
+        """Return what takes note of the bad samples of an epoch.
+
+        Args:
+            url: What to call the dataset.
+            epoch: The epoch.
+            num_samples: The samples of the epoch.
+            readers: How many share them and count for themselves.
+            count: Counts a bad sample; returns how many those who count together have found in the epoch.
+        """
+        limit = self.max_bad if isinstance(self.max_bad, int) else math.ceil(self.max_bad * num_samples / readers)
+        return Found(self, url, epoch, limit, count)
+
+
+class Found:
+    """Takes note of the bad samples of one reader in one epoch.
+
+    Args:
+        options: What is done about them.
+        url: What to call the dataset.
+        epoch: The epoch.
+        limit: How many are accepted.
+        count: As of `BadSamples.found`.
+
+    Attributes:
+        max_searched: Bad samples that may be passed in a row in search of a good one.
+    """
+
+    def __init__(self, options: BadSamples, url: str, epoch: int, limit: int, count: Callable[[], int]) -> None:
+        self.max_searched = max(limit, _MIN_SEARCHED)
+        self._options = options
+        self._url = url
+        self._epoch = epoch
+        self._limit = limit
+        self._count = count
+        self._first: list[BadSample] = []
+        self._list = None if options.file is None else _List(options.file)
+
+    def note(self, bad: BadSample) -> None:
+        """Count a bad sample, log it unless there were many, and list it.
+
+        Raises:
+            PipelineError: There are more of them than are accepted.
+            StorageError: The file cannot be written.
+        """
+        number = self._count()
+        if len(self._first) < _NAMED:
+            self._first.append(bad)
+        if self._list is not None:
+            self._list.add(bad, self._epoch)
+        if number <= _LOGGED_ONE_BY_ONE:
+            logger.warning(
+                "%s: epoch %d, position %d: a bad sample is replaced: %s", self._url, self._epoch, bad.position, bad
+            )
+        elif number in {10**digits for digits in range(2, 19)}:
+            logger.warning("%s: epoch %d: %s bad samples so far on this rank", self._url, self._epoch, f"{number:,}")
+        if number == 1:
+            logger.info("%s", "".join(traceback.format_exception(bad.error)).strip())
+        if number > self._limit:
+            raise self._too_many() from bad.error
+
+    def _too_many(self) -> PipelineError:
+        options = self._options
+        listed = "pass bad_samples_file= to list all of them"
+        if options.file is not None:
+            dataset = "DATASET" if self._url.startswith("mix(") else self._url
+            command = f"wdsplit view {dataset} clean --exclude {options.file}"
+            listed = f"see {options.file}, and leave them out with `{command}`"
+        return self._error(
+            f"more than {self._limit:,} bad samples on this rank in epoch {self._epoch}",
+            expected=f"max_bad_samples = {options.max_bad}",
+            remedy=f"{listed}; or raise max_bad_samples",
+        )
+
+    def no_substitute(self, bad: BadSample, num_bad: int) -> PipelineError:
+        """Return the error of a bad sample for which no good one was found among so many."""
+        is_all = num_bad <= self.max_searched
+        return self._error(
+            "all samples are bad" if is_all else f"more than {num_bad - 1:,} samples in a row are bad",
+            expected="a good sample, which takes the place of bad ones",
+            remedy="correct the stage that raises the error, or the dataset; `wdsplit verify` finds what is damaged",
+            last=bad,
+        )
+
+    def _error(self, cause: str, expected: str, remedy: str, last: BadSample | None = None) -> PipelineError:
+        named = list(dict.fromkeys([*self._first, *([] if last is None else [last])]))
+        return PipelineError(
+            cause,
+            place=self._url,
+            expected=expected,
+            found="; ".join(map(str, named)),
+            remedy=remedy,
+            url=named[-1].shard,
+            key=named[-1].key or f"sample {named[-1].sample}",
+        )
+
+
+class _List:
+    """A file of JSON lines, to which the workers of all ranks append: each sample once.
+
+    Whoever appends locks the file and reads what the others have appended since.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._num_read = 0
+        self._known: set[tuple[str, int]] = set()
+
+    def add(self, bad: BadSample, epoch: int) -> None:
+        """Append a sample, unless it is listed."""
+        if (bad.shard, bad.sample) in self._known:
+            return
+        with translate_errors(self._path, writing=True):
+            fd = open_locked(self._path, wait=True)
+            try:
+                self._read(fd)
+                if (bad.shard, bad.sample) not in self._known:
+                    os.pwrite(fd, _line(bad, epoch), self._num_read)
+            finally:
+                unlock(fd)
+
+    def _read(self, fd: int) -> None:
+        """Read what was appended; a line that was cut off, because its writer died, is overwritten."""
+        data = os.pread(fd, max(0, os.fstat(fd).st_size - self._num_read), self._num_read)
+        lines = data[: data.rfind(b"\n") + 1]
+        self._num_read += len(lines)
+        for line in lines.splitlines():
+            try:
+                values = orjson.loads(line)
+                self._known.add((values["shard"], values["sample"]))
+            except (ValueError, KeyError, TypeError):  # a list of another kind
+                continue
+
+
+def _line(bad: BadSample, epoch: int) -> bytes:
+    values = {
+        "key": bad.key,
+        "shard": bad.shard,
+        "sample": bad.sample,
+        "epoch": epoch,
+        "position": bad.position,
+        "error": type(bad.error).__name__,
+        "message": _printable(str(bad.error))[:_MAX_MESSAGE],
+    }
+    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _printable(text: str) -> str:
+    """Return a text that JSON can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _summary(error: Exception) -> str:
+    lines = _printable(str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,127 @@
+"""Datasets opened as `Dataset` opens them: the source with its order and options, before any stage."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from wdsplit.errors import InputError
+from wdsplit.loading.options import DatasetOptions, access_of, checked_options
+from wdsplit.loading.reading.source import Access, AnySource, Source
+from wdsplit.loading.views import Opened, SharedSource, choice_of
+from wdsplit.order.epoch import OrderOptions
+from wdsplit.order.split import whole
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.storage.given import located
+from wdsplit.storage.local import local_path
+from wdsplit.storage.opening import is_remote
+from wdsplit.urls import shown_url
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["open_dataset", "open_source", "opened_source"]
+
+
+def opened_source(path: Any, window: int | None, limit: int | None, chosen: DatasetOptions) -> tuple[Source, Opened]:
+    """Return the source of a dataset, of all its samples or the first ones, and what it was opened as.
+
+    Args:
+        path: As of `Dataset`.
+        window: As of `Dataset`.
+        limit: As of `Dataset`.
+        chosen: The checked options of `Dataset`; those that choose a view are for the caller.
+    """
+    url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"])
+    manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
+    order = OrderOptions(
+        chosen["seed"],
+        chosen["shuffle"],
+        chosen["lanes"] or manifest.lanes,
+        window or manifest.window,
+        chosen["tail"],
+    )
+    return Source(url, manifest, order, chosen["fields"], access), Opened(url, all_samples)
+
+
+def open_source(path: Any, window: int | None = None, limit: int | None = None, **options: Any) -> AnySource:
+    """Return what `Dataset` with the same arguments reads, with its views; nothing of webdataset is imported.
+
+    Raises:
+        WdsplitError: As by `Dataset`.
+    """
+    chosen = checked_options(options, whole(window))  # type: ignore[arg-type]
+    source, opened = opened_source(path, whole(window), limit, chosen)
+    return SharedSource(source, [opened], choice_of(chosen)).get()
+
+
+def open_dataset(
+    path: Any, access: Access, cache_dir: str | os.PathLike[str] | None, fs: AbstractFileSystem | None = None
+) -> tuple[str, Manifest, Access]:
+    """Open what the user gave: a folder with a manifest, or tars without one.
+
+    Args:
+        path: The folder of a dataset; or a tar, a glob, a brace expression, or a list of these.
+        access: How it is reached.
+        cache_dir: Where indexes of tars are kept; None for the user's cache folder.
+        fs: The file system that it is on; None for what the path says itself.
+
+    Returns:
+        What to call it, its manifest, and how its shards are reached.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset, or no such tar.
+        CorruptDataError: The manifest, or a tar, is damaged.
+        InputError: The path is invalid, or a tar holds an invalid sample.
+        StorageError: The system refused, or indexes cannot be written.
+    """
+    texts, options = located(_texts(path), access.storage_options, fs)
+    access = dataclasses.replace(access, storage_options=options)
+    name = texts[0] if isinstance(path, (str, os.PathLike)) else None
+    if name is not None and not _names_tars(name):
+        return name, read_manifest(access.storage(name)), access
+    folders = [text for text in texts if not _names_tars(text) and not _is_file(text, options)]
+    if folders:
+        raise _invalid(", ".join(map(shown_url, folders[:5])))
+    from wdsplit.loading.tars import open_tars  # here, because a dataset with a manifest does not need it
+
+    return open_tars(texts, name, access, cache_dir)
+
+
+def _texts(path: Any) -> list[str]:
+    """Return paths and URLs as texts."""
+    given = [path] if isinstance(path, (str, os.PathLike)) else path
+    texts = [str(each) for each in given] if isinstance(given, Sequence) else []
+    wrong = [type(each).__name__ for each in given if not isinstance(each, (str, os.PathLike))] if texts else []
+    if wrong or not texts:
+        empty = "an empty list" if isinstance(given, Sequence) else type(path).__name__
+        raise _invalid(", ".join(wrong[:5]) or empty)
+    return texts
+
+
+def _invalid(found: str) -> InputError:
+    return InputError(
+        "invalid path of a dataset",
+        expected="the folder of a dataset; or a tar, a glob, a brace expression, or a list of tars",
+        found=found,
+        remedy="for several datasets use wdsplit.mix",
+    )
+
+
+def _is_file(text: str, options: Mapping[str, Any] | None) -> bool:
+    from wdsplit.storage.patterns import place_of
+
+    place = place_of(text, options)
+    return place.is_file(place.pattern)
+
+
+def _names_tars(text: str) -> bool:
+    """Tell whether a text names tars, and not the folder of a dataset."""
+    if not is_remote(text) and os.path.isdir(local_path(text)):
+        return False
+    from wdsplit.storage.patterns import has_magic, names_tar
+
+    return "{" in text or has_magic(text) or names_tar(text)

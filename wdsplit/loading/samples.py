@@ -1,0 +1,376 @@
+"""Random access: the samples of a dataset by number or by key, as a map-style dataset of torch.
+
+There is no epoch and no rank here: a sampler of torch's decides who gets which samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from wdsplit.errors import InputError, PipelineError
+from wdsplit.loading.epochs import SharedEpoch, checked_epoch
+from wdsplit.loading.fluid import FluidStages
+from wdsplit.loading.iteration import why_not_one_to_one
+from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.options import access_of, checked_options
+from wdsplit.loading.reading.lookup import checked_number, find_number, missing_key
+from wdsplit.loading.reading.numbered import NumberedSamples
+from wdsplit.loading.reading.source import Source
+from wdsplit.loading.stages.randomness import at_epoch
+from wdsplit.loading.views import chosen_views
+from wdsplit.loading.world import with_worker
+from wdsplit.notebook import html_table
+from wdsplit.order.epoch import Int64, OrderOptions
+from wdsplit.order.numbers import SampleNumbers
+from wdsplit.order.split import World, whole
+from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.storage.locks import ProcessLock
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset as TorchDataset
+    from typing_extensions import Self
+
+    MapDataset = TorchDataset[dict[str, Any]]
+else:
+    try:
+        from torch.utils.data import Dataset as MapDataset
+    except ModuleNotFoundError:
+        MapDataset = object
+
+__all__ = ["Samples"]
+
+_SAMPLES_AT_ONCE, _BYTES_AT_ONCE = 256, 16 * 1024**2
+"""What an iteration reads at a time."""
+
+_INSTEAD = {
+    "batched": "let the loader make batches: DataLoader(samples, batch_size=...)",
+    "shuffle": "let a sampler choose the order: DataLoader(samples, shuffle=True)",
+    "select": "choose samples when they are opened: Samples(path, where=...)",
+    "rsample": "let a sampler choose: torch.utils.data.RandomSampler(samples, num_samples=...)",
+    "slice": "take a range: samples[10:20]",
+}
+
+
+class _Reader:
+    """What reads the samples for all copies of a `Samples` in a process, by one thread at a time.
+
+    Args:
+        source: The dataset.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin without open shards, as a process does that was started or forked."""
+        self._pid = os.getpid()
+        self._lock = ProcessLock()
+        self._samples: NumberedSamples | None = None
+        self._chosen: SampleNumbers | None = None
+
+    def read(self, numbers: Int64) -> list[dict[str, Any]]:
+        """Return samples by their numbers, which count through the view."""
+        with self._lock:
+            samples = self._opened()
+            if self._chosen is not None:
+                numbers = samples.numbers.of(*self._chosen.places(numbers))
+            return samples.read(numbers)
+
+    def find(self, key: str) -> int | None:
+        """Return the number of the sample with a key; None if the view does not have it."""
+        with self._lock:
+            samples = self._opened()
+            number = find_number(samples, key)
+            if self._chosen is None:
+                return number
+            place = samples.numbers.places(np.array([number]))
+            return int(self._chosen.of(*place)[0]) if self._has(*place) else None
+
+    def _has(self, shard: Int64, sample: Int64) -> bool:
+        """Tell whether the view has a sample."""
+        selection = self._source.selection_at(0)
+        return selection is None or bool(selection.mask(int(shard[0]))[sample[0]])
+
+    def _opened(self) -> NumberedSamples:
+        if self._pid != os.getpid():
+            self._pid, self._samples = os.getpid(), None
+        if self._samples is None:
+            source = self._source
+            selection, totals = source.selection_at(0), source.manifest.shards.num_real
+            self._chosen = None if selection is None else SampleNumbers(totals, selection)
+            ahead = source.access.ahead(with_worker(World()).num_workers, 0, 0) if source.is_ahead else None
+            arguments = source.storage(), source.manifest, source.access.open_shard, source.fields, ahead
+            self._samples = NumberedSamples(*arguments)
+        return self._samples
+
+    def __getstate__(self) -> Source:
+        """Leave open shards and keys behind: another process opens its own."""
+        return self._source
+
+    def __setstate__(self, source: Source) -> None:
+        self._source = source
+        self._begin()
+
+
+class Samples(FluidStages, MapDataset):
+    """The samples of a dataset by number or by key: a map-style dataset, for torch's samplers and for notebooks.
+
+        samples = wdsplit.Samples("data/train").decode("pil").to_tuple("jpg", "cls")
+        len(samples), samples[3], samples[-1], samples["00000042"], samples[10:20]
+        torch.utils.data.DataLoader(samples, batch_size=256, sampler=WeightedRandomSampler(weights, len(samples)))
+
+    A sample is a dict of `__key__` (str), `__url__` (str), `__position__` (int), `__pad__` (False) and the fields as
+    bytes, unless stages make something else of it. Its number counts through the shards in their order, pads left out;
+    of a view, through the samples that it has. `__position__` is the number in the whole dataset, as
+    `Dataset.sample(number)` takes it, whatever the view or slice.
+
+    The stages of `Dataset` can be used that give one sample for each they take: `map`, `map_dict`, `map_tuple`,
+    `map_random` (seeded from `seed`, the epoch and `__position__`), `decode`, `rename`, `to_tuple` and so on.
+
+    All samples of a batch are read together, each shard's in the order in which they lie. Shards stay open, the 1,024
+    that were used last. Reading is slower than by a `Loader`, whose order suits the shards: use this where the order is
+    not known beforehand. `wdsplit.Loader` gives the same batches on any number of ranks and resumes; torch's DataLoader
+    does what its sampler does.
+
+    Args:
+        path: The dataset's folder, or WebDataset tars: as of `Dataset`.
+        seed: What `map_random` depends on, besides the epoch.
+        fields: The fields to read; None for all.
+        limit: Only the first samples of the dataset, so many; None for all.
+        view: Only the samples of a view: its name, as `wdsplit view` has stored it, or a `wdsplit.View`.
+        where: Only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
+        keys: Only the samples with these keys: a list, or a file of them.
+        exclude: All samples but those with these keys: a list, or a file of them.
+        storage_options: As of `Dataset`.
+        fs: As of `Dataset`.
+        connections: Of a remote dataset, requests that all workers have under way at the same time, together.
+        cache_dir: As of `Dataset`: whole shards are kept on the node's own disk.
+        cache_size: As of `Dataset`.
+        verify: As of `Dataset`: compare each sample that is read with its checksum.
+
+    Raises:
+        DatasetNotFoundError: There is no finished dataset at `path`, or no such tar.
+        CorruptDataError: Its manifest, or a tar, is damaged.
+        InputError: An option is invalid.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        seed: int = 0,
+        fields: Sequence[str] | None = None,
+        limit: int | None = None,
+        view: Any = None,
+        where: str | None = None,
+        keys: Any = None,
+        exclude: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+        fs: Any = None,
+        connections: int = 16,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
+        verify: bool = False,
+    ) -> None:
+        chosen = checked_options(
+            {
+                "seed": seed,
+                "fields": fields,
+                "storage_options": storage_options,
+                "fs": fs,
+                "connections": connections,
+                "cache_dir": cache_dir,
+                "cache_size": cache_size,
+                "verify": verify,
+            }
+        )
+        url, all_samples, access = open_dataset(path, access_of(chosen), cache_dir, fs)
+        manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
+        options = OrderOptions(chosen["seed"], False, manifest.lanes, manifest.window, "pad")
+        source = Source(url, manifest, options, chosen["fields"], access)
+        if isinstance(view, Mapping):
+            raise InputError(
+                "Samples has one view, not one by epoch",
+                place=source.url,
+                expected="the name of a view, or a wdsplit.View",
+                found=reprlib.repr(view),
+            )
+        choice = {"view": view, "where": where, "keys": keys, "exclude": exclude}
+        if any(each is not None for each in choice.values()):
+            limit = None if manifest is all_samples else manifest.num_samples
+            views = chosen_views(source.storage(), all_samples, choice, limit, access.storage_options)
+            source = source.with_views(views)
+        self.pipeline: list[Any] = [source]
+        self._range = range(source.num_samples)
+        self._epoch = SharedEpoch()
+        self._reader = _Reader(source)
+
+    @property
+    def source(self) -> Source:
+        """The first stage."""
+        source: Source = self.pipeline[0]
+        return source
+
+    @property
+    def manifest(self) -> Manifest:
+        """The dataset's manifest."""
+        return self.source.manifest
+
+    @property
+    def options(self) -> OrderOptions:
+        """What an order of the dataset depends on: of these only the seed is used here."""
+        return self.source.options
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names by their numbers; empty if no column has class names.
+
+        Raises:
+            InputError: Several columns have class names.
+        """
+        return self.source.classes
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that `map_random` draws for."""
+        return self._epoch.get()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that `map_random` draws for, here and in all workers, persistent or not; 0 at first.
+
+        The samples are the same in each. A DistributedSampler has a `set_epoch` of its own, for their order.
+
+        Raises:
+            InputError: The epoch is negative or no integer.
+        """
+        self._epoch.set(checked_epoch(epoch))
+
+    def compose(self, *stages: Any) -> Self:
+        """Return the same samples with more stages.
+
+        Raises:
+            InputError: A stage cannot give one sample for each it takes.
+        """
+        for stage in stages:
+            reason = why_not_one_to_one(stage, strict=True)
+            if reason:
+                raise InputError(
+                    "Samples has no such stage",
+                    place=self.source.url,
+                    expected="stages that give one sample for each they take, such as map, decode and to_tuple",
+                    found=reason,
+                    remedy=_INSTEAD.get(reason.partition(":")[0], "leave it out"),
+                )
+        composed = copy.copy(self)
+        composed.pipeline = [*self.pipeline, *stages]
+        return composed
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __bool__(self) -> bool:
+        """Return True, as other datasets do, even without samples."""
+        return True
+
+    @overload
+    def __getitem__(self, index: slice) -> Samples: ...
+
+    @overload
+    def __getitem__(self, index: int | str) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample by its number or key, or a range of samples, of which nothing is read yet.
+
+        Args:
+            index: A number, from the end if it is negative; a key, escaped as in the tar or as it was before; or a
+                slice of numbers.
+
+        Raises:
+            SampleNotFoundError: There is no such sample; a KeyError and an IndexError too.
+            InputError: It is none of these.
+            WdsplitError: A shard is missing or damaged.
+        """
+        if isinstance(index, slice):
+            some = copy.copy(self)
+            some._range = self._range[index]
+            return some
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[int | str]) -> list[Any]:
+        """Return several samples, in the order asked for: torch's loaders call this for a batch.
+
+        Args:
+            indices: Numbers or keys, each as of `samples[...]`.
+        """
+        return list(self._staged(self._places(list(indices))))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give all samples by their numbers."""
+        num_bytes = max(1, self.source.sample_bytes)
+        at_once = max(1, min(_SAMPLES_AT_ONCE, _BYTES_AT_ONCE // num_bytes))
+        for first in range(0, len(self), at_once):
+            yield from self._staged(np.arange(first, min(len(self), first + at_once)))
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether one of these samples has a key."""
+        try:
+            return isinstance(key, str) and self._index(key) >= 0
+        except LookupError:
+            return False
+
+    def _places(self, indices: list[Any]) -> Int64:
+        """Return the places in this range of numbers or keys: int64 of shape (n,)."""
+        places, count = np.array(indices), len(self)
+        are_integers = places.dtype == np.int64 and places.ndim == 1
+        if are_integers and ((places >= -count) & (places < count)).all():
+            return places % max(1, count)
+        return np.array([self._index(index) for index in indices], np.int64)
+
+    def _index(self, index: Any) -> int:
+        """Return the place in this range of a number or a key."""
+        if not isinstance(index, str):
+            return checked_number(index, len(self), self.source.url)
+        number = self._reader.find(index)
+        if number is None or number not in self._range:
+            raise missing_key(index, len(self), self.source.url)
+        return self._range.index(number)
+
+    def _staged(self, places: Int64) -> Iterator[Any]:
+        """Give what the stages make of the samples at some places of this range, which are read together."""
+        samples = self._reader.read(self._range.start + self._range.step * places)
+        stream: Any = iter(samples)
+        for stage in self.pipeline[1:]:
+            stream = at_epoch(stage, self.epoch)(stream)
+        num_given = 0
+        for item in stream:
+            num_given += 1
+            yield item
+        if num_given != len(samples):
+            raise PipelineError(
+                "a stage does not give one sample for each it takes",
+                place=self.source.url,
+                expected=f"{len(samples)} samples",
+                found=f"{num_given}",
+                remedy="leave out stages and handlers that drop samples; return something else for these",
+            )
+
+    def __dir__(self) -> list[str]:
+        """List what a user calls."""
+        names = set(super().__dir__()) - {"pipeline", *_INSTEAD, "unbatched", "listed", "unlisted"}
+        return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
+
+    def __repr__(self) -> str:
+        view = f" (view: {self.source.view_text})" if self.source.view_text else ""
+        return f"<Samples {self.source.url}: {len(self):,} samples{view}, {len(self.pipeline) - 1} stages>"
+
+    def _repr_html_(self) -> str:
+        stages = ", ".join(type(stage).__name__ for stage in self.pipeline[1:]) or "none"
+        rows = {**self.source.described(), "samples": f"{len(self):,}", "stages": stages}
+        return html_table(f"Samples {self.source.url}", rows.items())

@@ -1,0 +1,177 @@
+"""What a loader has done so far: as text, as scalars to plot, and as metrics to scrape.
+
+Pure (no I/O).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wdsplit.errors import InputError
+from wdsplit.texts import counted
+
+__all__ = ["Statistics"]
+
+_BUSY_SHARE = 0.1
+_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+
+_METRICS = (
+    ("batches", "batches", "counter", "Batches that were delivered."),
+    ("samples", "samples", "counter", "Samples in the delivered batches."),
+    ("num_bytes", "payload_bytes", "counter", "Bytes of the payloads of all samples that the workers have made."),
+    ("fetched_bytes", "fetched_bytes", "counter", "Bytes that came from remote storage."),
+    ("retries", "retries", "counter", "Requests to storage that were sent again after a failure."),
+    ("bad_samples", "bad_samples", "counter", "Bad samples that others took the places of."),
+    ("windows_read", "windows_read", "counter", "Windows that were read and parsed."),
+    ("windows_reused", "windows_reused", "counter", "Times that a window was in memory already."),
+    ("wait_s", "wait_seconds", "counter", "Seconds that the training has waited for batches."),
+    ("compute_s", "compute_seconds", "counter", "Seconds that the training has taken between batches."),
+    ("epoch", "epoch", "gauge", "The epoch of the position."),
+    ("position", "position", "gauge", "Samples of the epoch, of all ranks, up to the last delivered batch."),
+)
+"""Each metric's attribute, name, type and help."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counters of a loader, from its beginning on.
+
+    Attributes:
+        batches: Batches that were delivered.
+        samples: Samples in these batches.
+        num_bytes: Bytes of the payloads of all samples that the workers have made.
+        windows_read: Windows that were read and parsed.
+        windows_reused: Times that a window was in memory already.
+        wait_s: Seconds that the consumer has waited for batches.
+        compute_s: Seconds that the consumer has taken between batches.
+        samples_made: Samples that the workers have made: those of batches that were made ahead too.
+        fetched_bytes: Bytes that came from remote storage, a bucket or a network file system, repeated ones too; 0 from
+            a local disk.
+        retries: Requests to remote storage that were sent again after a failure.
+        epoch: The epoch of the position.
+        position: Samples of the epoch, of all ranks together, up to the last batch that was delivered.
+        rank: The loader's rank.
+        bad_samples: Bad samples that others took the places of, with `on_bad_sample="substitute"`; those of batches
+            that were made ahead too.
+    """
+
+    batches: int
+    samples: int
+    num_bytes: int
+    windows_read: int
+    windows_reused: int
+    wait_s: float
+    compute_s: float
+    samples_made: int = 0
+    fetched_bytes: int = 0
+    retries: int = 0
+    epoch: int = 0
+    position: int = 0
+    rank: int = 0
+    bad_samples: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters as plain values, with `wait_share` and `bottleneck`."""
+        return {**asdict(self), "wait_share": self.wait_share, "bottleneck": self.bottleneck}
+
+    @property
+    def delivered_bytes(self) -> int:
+        """About how many bytes of payloads were delivered: workers are ahead, so it is in proportion to the samples."""
+        return self.num_bytes * self.samples // max(1, self.samples_made)
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time in which the consumer waited, from 0 to 1."""
+        total = self.wait_s + self.compute_s
+        return self.wait_s / total if total else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """`loader` if the consumer waits for more than a tenth of the time, else `model`."""
+        return "loader" if self.wait_share > _BUSY_SHARE else "model"
+
+    def scalars(self, before: Statistics | None = None) -> dict[str, float]:
+        """Return what to plot.
+
+        Seconds are those in which batches were waited for or used: a validation between two epochs does not count.
+
+        Args:
+            before: Earlier statistics of the same loader, from which rates and shares count; None for its beginning.
+
+        Returns:
+            `samples_per_s`; `bytes_per_s`, of payloads; `fetched_bytes_per_s`, from remote storage; `wait_share`, from
+            0 to 1; `retries` and `bad_samples`, since the loader's beginning; `epoch` and `position`, as they are now.
+        """
+        before = before or Statistics(0, 0, 0, 0, 0, 0.0, 0.0)
+        wait_s, compute_s = self.wait_s - before.wait_s, self.compute_s - before.compute_s
+        seconds = wait_s + compute_s or math.inf
+        return {
+            "samples_per_s": (self.samples - before.samples) / seconds,
+            "bytes_per_s": max(0, self.delivered_bytes - before.delivered_bytes) / seconds,
+            "fetched_bytes_per_s": (self.fetched_bytes - before.fetched_bytes) / seconds,
+            "wait_share": wait_s / seconds,
+            "retries": float(self.retries),
+            "bad_samples": float(self.bad_samples),
+            "epoch": float(self.epoch),
+            "position": float(self.position),
+        }
+
+    def summary(self, before: Statistics | None = None) -> str:
+        """Return what happened since earlier statistics as text on one line: rates, retries, bad samples, waiting."""
+        found = self.scalars(before)
+        retries = self.retries - (before.retries if before else 0)
+        bad_samples = self.bad_samples - (before.bad_samples if before else 0)
+        parts = [
+            f"{found['samples_per_s']:,.0f} samples/s, {found['bytes_per_s'] / 1e6:,.1f} MB/s",
+            *([f"{retries:,} retries"] if retries else []),
+            *([f"{counted(bad_samples, 'bad sample')}"] if bad_samples else []),
+            f"waited {found['wait_share']:.0%} of the time",
+        ]
+        return "; ".join(parts)
+
+    def openmetrics(self, **labels: str) -> str:
+        """Return the counters in the OpenMetrics text format, for Prometheus and what else scrapes metrics.
+
+        Names begin with `wdsplit_`; each metric has the label `rank`. The text is a whole exposition: it ends with
+        `# EOF`.
+
+        Args:
+            labels: More labels, such as `loader="train"`.
+
+        Raises:
+            InputError: The format does not allow the name of a label.
+        """
+        wrong = [name for name in labels if not _LABEL.fullmatch(name)]
+        if wrong:
+            raise InputError(
+                "invalid label of metrics",
+                expected="letters, digits and '_', and no digit at the beginning",
+                found=", ".join(map(repr, wrong)),
+            )
+        named = {"rank": str(self.rank), **labels}
+        shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in named.items())
+        lines = []
+        for attribute, name, kind, text in _METRICS:
+            suffix = "_total" if kind == "counter" else ""
+            lines += [
+                f"# HELP wdsplit_{name} {text}",
+                f"# TYPE wdsplit_{name} {kind}",
+                f"wdsplit_{name}{suffix}{{{shown}}} {getattr(self, attribute)}",
+            ]
+        return "\n".join([*lines, "# EOF", ""])
+
+    def __str__(self) -> str:
+        if not self.batches or not self.wait_s + self.compute_s:
+            return "nothing was delivered yet"
+        advice = {
+            "loader": "the loader is the bottleneck: more workers, or less to decode",
+            "model": "the model is the bottleneck: the loader keeps up",
+        }[self.bottleneck]
+        return f"{self.batches:,} batches, {self.samples:,} samples; {self.summary()}: {advice}"
+
+
+def _escaped(value: str) -> str:
+    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,307 @@
+"""What takes the places of bad samples, so that every position gives one item whatever is wrong with its sample.
+
+A bad sample gets the last good one of its lane before it, else the first one after it, else one of the next lanes: a
+function of the data and the stages, not of the topology. A candidate is good if the stages take it at its own
+position. It draws the random numbers of that position wherever it is delivered: those of the bad one may be what made
+a stage fail. Whoever meets a bad sample reads and tries its candidates anew.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from wdsplit.errors import CorruptDataError, InputError, PipelineError, WdsplitError
+from wdsplit.loading.bad_samples import BadSample, Found
+from wdsplit.loading.reading.read_ahead import LazyShard
+from wdsplit.loading.reading.read_windows import read_window
+from wdsplit.loading.reading.salvage import DAMAGE
+from wdsplit.loading.reading.source import AnySource, Place, Source
+from wdsplit.loading.stages.randomness import Shift
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.order.split import AnyOrder
+from wdsplit.shards.sample_tables import KEY, read_samples
+from wdsplit.storage.interface import ReadableStorage
+
+__all__ = ["ApplyStages", "Substitutes"]
+
+_SHARDS_OPEN = 16
+
+ApplyStages = Callable[[Iterator[Any]], Iterator[Any]]
+ApplyShifted = Callable[[Iterator[Any], Shift], Iterator[Any]]
+"""Applies stages to samples whose positions are moved before generators are seeded from them."""
+
+
+class Substitutes:
+    """Gives an item for each sample: of bad ones, what is made of a substitute. For one reader and epoch.
+
+    Args:
+        source: What is read.
+        order: The order of the epoch.
+        apply_stages: Applies the stages that take one sample at a time.
+        found: Takes note of bad samples.
+    """
+
+    def __init__(self, source: AnySource, order: AnyOrder, apply_stages: ApplyShifted, found: Found) -> None:
+        self._order = order
+        self._found = found
+        self._chain = _Chain(apply_stages)
+        self._trials = _Chain(apply_stages)
+        self._samples = _Samples(source, order)
+        self._bad = _KnownBad()
+        self._last_good: dict[int, int] = {}
+
+    def apply(self, samples: Iterator[dict[str, Any]]) -> Iterator[Any]:
+        """Give an item for each sample, in their order.
+
+        Raises:
+            PipelineError: A stage gives several items for a sample, or too many samples are bad.
+            WdsplitError: Storage fails, which is no fault of a sample.
+        """
+        run = self._chain.run
+        for sample in samples:
+            key, url, position = sample["__key__"], sample["__url__"], sample["__position__"]
+            try:
+                item = run(sample)
+            except _BadSampleError as bad:
+                item = self._instead_of(key, url, position, bad.error)
+            yield item
+        self._chain.finish()
+
+    def _instead_of(self, key: str, url: str, position: int, error: Exception) -> Any:
+        """Return what the stages make of the substitute of a bad sample."""
+        place = self._samples.place(position)
+        bad = BadSample(key or self._samples.key_of(place), url, place.sample, position, error)
+        self._bad.add(position)
+        self._found.note(bad)
+        num_bad = 1
+        for candidate in self._candidates(position):
+            sample = self._good_sample(candidate)
+            if sample is not None:
+                try:
+                    return self._trials.run(
+                        {**sample, "__position__": position, "__pad__": True}, shift=candidate - position
+                    )
+                except _BadSampleError:  # a stage depends on the position itself
+                    pass
+            num_bad += 1
+            if num_bad > self._found.max_searched:
+                break
+        raise self._found.no_substitute(bad, num_bad) from error
+
+    def _candidates(self, position: int) -> Iterator[int]:
+        """Give the positions whose samples may take the place of one: of its lane, before it, then after it.
+
+        Then those of the next lanes, one after another and after the last one the first: of each from the same offset
+        back, then after it.
+        """
+        lanes = self._order.options.lanes
+        for turn in range(lanes):
+            lane = (position + turn) % lanes
+            last = lane + lanes * (int(self._order.lane_length[lane]) - 1)
+            if last < 0:  # it has no samples
+                continue
+            start = min(position - position % lanes + lane, last) if turn else position
+            candidate = start + lanes if turn else position
+            while (candidate := self._bad.skip(candidate - lanes, -lanes)) >= 0:
+                yield candidate
+            candidate = start
+            while (candidate := self._bad.skip(candidate + lanes, lanes)) <= last:
+                yield candidate
+
+    def _good_sample(self, candidate: int) -> dict[str, Any] | None:
+        """Return the sample of a position if it is good; else take note that it is bad."""
+        lane = candidate % self._order.options.lanes
+        try:
+            sample = self._samples.read(candidate)
+            if self._last_good.get(lane) != candidate:
+                self._trials.run(dict(sample))
+                self._last_good[lane] = candidate
+            return sample
+        except (_BadSampleError, CorruptDataError):
+            self._bad.add(candidate)
+            return None
+
+
+class _BadSampleError(Exception):
+    """Says that a sample is bad, and why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Chain:
+    """The stages, run with one sample at a time. After an error they begin anew: a generator that raised is over."""
+
+    def __init__(self, apply_stages: ApplyShifted) -> None:
+        self._apply_stages = apply_stages
+        self._shift = Shift()
+        self._items: Iterator[Any] | None = None
+        self._next: list[dict[str, Any]] = []
+        self._has_ended = False
+
+    def run(self, sample: dict[str, Any], shift: int = 0) -> Any:
+        """Return what the stages make of a sample, whose position is moved before generators are seeded from it.
+
+        Raises:
+            _BadSampleError: The sample is damaged, a stage raises an error, or the stages give nothing for it.
+            PipelineError: The stages give something else than one item for a sample.
+        """
+        if DAMAGE in sample:
+            raise _BadSampleError(sample[DAMAGE])
+        key, url = sample["__key__"], sample["__url__"]
+        if self._items is None:
+            self._next, self._has_ended = [], False
+            self._items = self._apply_stages(self._taken(), self._shift)
+        self._shift.by = shift
+        self._next.append(sample)
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self._items = None
+            if not self._has_ended:
+                raise _not_one_to_one("a stage ended before its samples did", key, url) from None
+            raise _BadSampleError(_dropped(key, url)) from None
+        except Exception as error:
+            self._items = None
+            if not _is_of_sample(error):
+                raise
+            raise _BadSampleError(error) from error
+        if self._next:
+            raise _not_one_to_one("a stage gave more than one item for the sample before", key, url)
+        if self._has_ended:
+            raise _not_one_to_one("a stage took another sample before it gave an item", key, url)
+        return item
+
+    def finish(self) -> None:
+        """Let the stages do what they do after their last sample.
+
+        Raises:
+            PipelineError: They give one more item.
+        """
+        items, self._items, self._next = self._items or iter(()), None, []
+        for _ in items:
+            raise _not_one_to_one("a stage gave more than one item for the last sample", "", "")
+
+    def _taken(self) -> Iterator[dict[str, Any]]:
+        """Give each sample once; a stage that takes a second one before it gives an item finds that there is none."""
+        while self._next:
+            yield self._next.pop()
+        self._has_ended = True
+
+
+def _is_of_sample(error: Exception) -> bool:
+    """Tell whether an error says that a sample is bad, not that storage fails or the program is wrong."""
+    if isinstance(error, WdsplitError):
+        is_placed = isinstance(error, PipelineError) and bool(error.key)
+        return is_placed or isinstance(error, (CorruptDataError, InputError))
+    return not isinstance(error, ImportError)
+
+
+def _dropped(key: str, url: str) -> PipelineError:
+    return PipelineError(
+        "a stage gave nothing for a sample",
+        place=f"sample {key!r} of {url}",
+        expected="one item",
+        remedy="a view leaves samples out before they are read: Dataset(..., where=...)",
+        key=key,
+        url=url,
+    )
+
+
+def _not_one_to_one(cause: str, key: str, url: str) -> PipelineError:
+    return PipelineError(
+        cause,
+        place=f"sample {key!r} of {url}" if key else "",
+        expected="stages that give one item for each sample before they take the next, for on_bad_sample='substitute'",
+        remedy="apply the stage to what the Dataset or the Loader gives; or open it with on_bad_sample='raise'",
+        key=key,
+        url=url,
+    )
+
+
+class _KnownBad:
+    """Positions whose samples are bad. A run of them is passed over in one step."""
+
+    def __init__(self) -> None:
+        self._positions: set[int] = set()
+        self._after: dict[int, dict[int, int]] = {}
+
+    def add(self, position: int) -> None:
+        """Take note of a position."""
+        self._positions.add(position)
+
+    def skip(self, position: int, step: int) -> int:
+        """Return the first of position, position + step, ... that is not known to be bad."""
+        after, passed = self._after.setdefault(step, {}), []
+        while position in self._positions:
+            passed.append(position)
+            position = after.get(position, position + step)
+        after.update(dict.fromkeys(passed, position))
+        return position
+
+
+class _Samples:
+    """Reads single samples of an order. The shards that were used last are kept open."""
+
+    def __init__(self, source: AnySource, order: AnyOrder) -> None:
+        self._source = source
+        self._order = order
+        self._orders: dict[Any, EpochOrder] = {}
+        self._storages: dict[int, ReadableStorage] = {}
+        self._shards: OrderedDict[tuple[int, int], LazyShard] = OrderedDict()
+        self._shard_of_keys = (0, -1)
+        self._keys: list[str] = []
+
+    def place(self, position: int) -> Place:
+        """Return where the sample of a position is."""
+        return self._source.place(self._order, position, self._orders)
+
+    def key_of(self, place: Place) -> str | None:
+        """Return the key of a damaged sample, if the dataset has sample tables."""
+        source, shard = place.source, (id(place.source), place.shard)
+        if source.manifest.samples is None:
+            return None
+        if shard != self._shard_of_keys:
+            self._shard_of_keys, self._keys = shard, []
+            with suppress(CorruptDataError):
+                table = read_samples(self._storage(source), source.manifest.shards[place.shard], [KEY])
+                self._keys = table.column(0).to_pylist()
+        return self._keys[place.sample] if self._keys else None
+
+    def read(self, position: int) -> dict[str, Any]:
+        """Return the sample of a position, as a reader gives it.
+
+        Raises:
+            CorruptDataError: It is damaged.
+        """
+        place = self.place(position)
+        is_pad = not self._order.is_real(np.array([position]))[0]
+        window = read_window(self._shard(place).get(), place.sample, place.sample + 1, place.source.fields)
+        sample = next(window.take([0], [position], [is_pad]))
+        if not place.fields:
+            return sample
+        own = {name: sample.pop(name) for name in ("__key__", "__url__", "__position__", "__pad__")}
+        return {**own, **place.fields, **sample}
+
+    def _storage(self, source: Source) -> ReadableStorage:
+        if id(source) not in self._storages:
+            self._storages[id(source)] = source.storage()
+        return self._storages[id(source)]
+
+    def _shard(self, place: Place) -> LazyShard:
+        source = place.source
+        key = id(source), place.shard
+        if key not in self._shards:
+            storage = self._storage(source)
+            shard = source.manifest.shards[place.shard]
+            self._shards[key] = LazyShard(lambda: source.access.open_shard(storage, shard))
+            if len(self._shards) > _SHARDS_OPEN:
+                self._shards.popitem(last=False)
+        self._shards.move_to_end(key)
+        return self._shards[key]

@@ -1,0 +1,162 @@
+"""Batches on a device: each is copied there while the one before it is in use.
+
+Copies to a CUDA device go from pinned memory, on a stream of their own. Those to any other device block: on MPS a copy
+that does not block may read memory that was freed since.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, MutableMapping
+from contextlib import nullcontext
+from operator import is_
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from wdsplit.errors import InputError
+from wdsplit.loading.loader import Loader
+from wdsplit.order.split import Step
+
+__all__ = ["to_device"]
+
+
+def to_device(loader: Loader, device: str | torch.device) -> Loader:
+    """Deliver a loader's batches on a device, from the next iteration on; return the loader.
+
+    One batch is taken and copied ahead: its copy goes on while the model computes with the batch before. For a CUDA
+    device batches are made in pinned memory and copied on a stream of their own; the stream that is current when a
+    batch is requested waits for its copy. Tensors in nested dicts, lists and tuples are copied too; anything else stays
+    as it is. States, skips, statistics and errors count delivered batches, not the one ahead.
+
+        loader = wdsplit.to_device(wdsplit.Loader(dataset, 256, num_workers=8), "cuda")
+        for images, labels in loader:
+            ...
+
+    Args:
+        loader: The loader. It is changed, as `torch.nn.Module.to` changes a module.
+        device: Where batches shall be. "cuda" is the CUDA device that is current when an iteration begins; "cpu" takes
+            and copies nothing ahead.
+
+    Raises:
+        InputError: It is not a `wdsplit.Loader`, its batches are numpy arrays, or torch has no such device here.
+    """
+    if not isinstance(loader, Loader):
+        raise InputError("cannot copy batches", expected="a wdsplit.Loader", found=type(loader).__name__)
+    target = _checked(device)
+    if target.type == "cpu":
+        loader._ahead = None
+        return loader
+    if loader.collate_fn is None and loader.output == "numpy":
+        raise InputError(
+            "numpy arrays cannot be copied to a device",
+            expected="a loader of tensors",
+            found="output='numpy'",
+            remedy="wdsplit.Loader(..., output='torch')",
+        )
+    loader.pin_memory |= target.type == "cuda"
+    loader._ahead = functools.partial(_Copies, target)
+    return loader
+
+
+def _checked(device: str | torch.device) -> torch.device:
+    """Return a device that torch has here.
+
+    Raises:
+        InputError: It has not.
+    """
+    try:
+        target = torch.device(device)
+        torch.empty(0, device=target)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"invalid device {str(device)!r}",
+            expected="a device that torch can use here, such as 'cpu', 'cuda' or 'cuda:1'",
+            found=str(error).partition("\n")[0],
+        ) from error
+    return target
+
+
+class _Copies:
+    """The batches of an iteration on a device: one is taken and copied ahead.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = _stream_to(torch.cuda.current_device() if device.index is None else device.index)
+        self._ahead: tuple[Step, Any] | None = None
+        self._error: Exception | None = None
+
+    def take(self, make: Callable[[], tuple[Step, Any]], left: int) -> tuple[Step, Any]:
+        """Return the next step and its batch, after the copy of the following one has begun."""
+        if self._ahead is None and self._error is None:
+            self._copy_next(make)
+        taken, self._ahead = self._ahead, None
+        if taken is None:
+            error, self._error = self._error, None
+            raise error or AssertionError
+        self._wait_for(taken[1])
+        if left > 1:
+            self._copy_next(make)
+        return taken
+
+    def _copy_next(self, make: Callable[[], tuple[Step, Any]]) -> None:
+        """Make a batch and begin to copy it; an error is raised when this batch is requested."""
+        try:
+            step, batch = make()
+            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                self._ahead = step, _mapped(self._copied, batch)
+        except Exception as error:
+            self._error = error
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._stream is None:
+            return tensor.to(self._device)
+        if tensor.device.type == "cpu" and not tensor.is_pinned():  # of a collate_fn
+            tensor = tensor.pin_memory()
+        return tensor.to(self._stream.device, non_blocking=True)
+
+    def _wait_for(self, batch: Any) -> None:
+        """Let the current stream wait for a copy, and keep its memory until the stream has used it."""
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._stream.device)
+            current.wait_stream(self._stream)
+            _mapped(functools.partial(_record, current), batch)
+
+
+@functools.cache
+def _stream_to(device: int) -> torch.cuda.Stream:
+    """Return the stream of copies to a CUDA device: one for all iterations, because memory is cached by streams."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _record(stream: torch.cuda.Stream, tensor: torch.Tensor) -> torch.Tensor:
+    tensor.record_stream(stream)
+    return tensor
+
+
+def _mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return a batch with each of its tensors changed; what holds none stays the same object."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, MutableMapping):
+        changed = copy.copy(value)
+        for name in value:
+            changed[name] = _mapped(change, value[name])
+        return changed
+    if isinstance(value, PackedSequence):  # its batch_sizes stay on the CPU
+        rest = [None if tensor is None else change(tensor) for tensor in value[2:]]
+        return PackedSequence(change(value.data), value.batch_sizes, *rest)
+    if not isinstance(value, (list, tuple)):
+        return value
+    items = [_mapped(change, item) for item in value]
+    if all(map(is_, items, value)):
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -1,0 +1,235 @@
+"""The views of an open dataset: what was asked for becomes a view for each epoch, in all copies of the dataset.
+
+A view is chosen by `view`, `where`, `keys` and `exclude`, which are combined; by epoch, in a dict of epochs.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from wdsplit.errors import InputError, did_you_mean
+from wdsplit.loading.reading.source import AnySource, Source
+from wdsplit.loading.transport.shared_integers import SharedIntegers
+from wdsplit.loading.world import is_worker
+from wdsplit.order.packed import both, first_of
+from wdsplit.order.views import AnyView, EpochViews
+from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.views.view import View, resolve_view
+
+__all__ = ["CHOICES", "Opened", "SharedSource", "choice_of", "chosen_views"]
+
+CHOICES = ("view", "where", "keys", "exclude")
+"""The options that choose samples."""
+
+_EXAMPLE = '{0: "easy", 10: None}'
+
+
+def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a dataset's options that choose samples."""
+    return {name: options[name] for name in CHOICES}
+
+
+class Opened(NamedTuple):
+    """A dataset as it was opened: what it is called, and its manifest, before any `limit`."""
+
+    name: str
+    manifest: Manifest
+
+
+class SharedSource:
+    """The source of a dataset and of all its copies in a process: `set_view` gives them another one.
+
+    Worker processes have a copy of it. They see by a number in shared memory that it is out of date.
+
+    Args:
+        source: The source.
+        opened: Its dataset, or those of a mixture.
+        choice: The options that choose samples.
+    """
+
+    def __init__(self, source: AnySource, opened: Sequence[Opened], choice: Mapping[str, Any]) -> None:
+        self._opened = opened
+        self._cells = SharedIntegers(1)
+        self._process = os.getpid()
+        self._times_set = 0
+        self._iterated_by = 0
+        self._source = source if all(choice[name] is None for name in CHOICES) else self._chosen(source, choice)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether `set_view` was called."""
+        return self._times_set > 0
+
+    def get(self) -> AnySource:
+        """Return the source."""
+        return self._source
+
+    def set(self, choice: Mapping[str, Any]) -> None:
+        """Choose other samples, instead of those that were chosen before."""
+        self._source = self._chosen(self._source, choice)
+        if self._process != os.getpid():  # ranks that were started with one dataset do not see each other's views
+            self._cells, self._process = copy.deepcopy(self._cells), os.getpid()
+        self._cells.array[0] += 1
+        self._times_set = int(self._cells.array[0])
+
+    def outdated(self) -> Iterator[NoReturn] | None:
+        """Return what refuses to iterate again in a worker process that was started before `set_view` was called.
+
+        It does so with the first sample: a DataLoader does not pass on what fails before. The first iteration of a
+        worker is the one that it was started for, whatever was called since.
+        """
+        iterated_by, self._iterated_by = self._iterated_by, os.getpid()
+        if not is_worker() or iterated_by != os.getpid() or int(self._cells.array[0]) == self._times_set:
+            return None
+        return _refusing(
+            InputError(
+                "set_view does not reach the persistent workers of a torch DataLoader",
+                place=self._source.url,
+                expected="worker processes that were started after set_view",
+                found="processes that were started before",
+                remedy="use wdsplit.Loader, which starts them anew; or make a new DataLoader after set_view, or leave "
+                "out persistent_workers=True",
+                url=self._source.url,
+            )
+        )
+
+    def _chosen(self, source: Any, choice: Mapping[str, Any]) -> AnySource:
+        if isinstance(source, Source):
+            (opened,) = self._opened
+            chosen: AnySource = source.with_views(_of_source(source, opened.manifest, choice))
+            return chosen
+        choices = _by_dataset([opened.name for opened in self._opened], choice)
+        rows = zip(source.sources, self._opened, choices, strict=True)
+        mixture: AnySource = source.with_views([_of_source(one, each.manifest, own) for one, each, own in rows])
+        return mixture
+
+
+def _refusing(error: InputError) -> Iterator[NoReturn]:
+    raise error
+    yield
+
+
+def chosen_views(
+    storage: ReadableStorage,
+    manifest: Manifest,
+    choice: Mapping[str, Any],
+    limit: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> EpochViews:
+    """Return the view of each epoch.
+
+    Args:
+        storage: Where the dataset is.
+        manifest: Its manifest, of all its samples.
+        choice: `view`, `where`, `keys` and `exclude`, as of `Dataset`.
+        limit: Choose among so many first samples only.
+        storage_options: How to reach files of keys.
+
+    Raises:
+        InputError: There is no such view, or the choice is invalid.
+        WdsplitError: A view or a table of samples cannot be read.
+    """
+    others = {name: value for name, value in choice.items() if name != "view"}
+    by_epoch: dict[int, AnyView | None] = {}
+    for epoch, chosen in _by_epoch(choice.get("view")).items():
+        together = _together(chosen, others)
+        by_epoch[epoch] = _resolved(storage, manifest, limit=limit, storage_options=storage_options, **together)
+    return EpochViews(by_epoch)
+
+
+def _of_source(source: Source, manifest: Manifest, choice: Mapping[str, Any]) -> EpochViews:
+    """Return the views of a source, which may be limited to the first samples of its dataset."""
+    limit = source.manifest.num_samples if source.manifest.num_samples < manifest.num_samples else None
+    return chosen_views(source.storage(), manifest, choice, limit, source.access.storage_options)
+
+
+def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **others: Any) -> View | None:
+    """Return one view; arguments as of `resolve_view`, but that the view may be given itself."""
+    if not isinstance(view, View):
+        return resolve_view(storage, manifest, view=view, **others)
+    if not np.array_equal(view.selection.totals, manifest.shards.num_real):
+        raise InputError(
+            f"the view {view.name!r} is one of another dataset",
+            place=storage.url,
+            expected=f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards",
+            found=f"{int(view.selection.totals.sum()):,} samples in {len(view.selection):,} shards",
+        )
+    limit = others.get("limit")
+    selection = view.selection
+    if limit is not None:
+        selection = first_of(selection, first_samples(manifest, limit).shards.num_real)
+    found = resolve_view(storage, manifest, **others)
+    if found is None:
+        return View(view.name, selection)
+    return View(f"{view.name} and {found.name}", both(selection, found.selection))
+
+
+def _by_epoch(view: Any) -> dict[int, Mapping[str, Any]]:
+    """Return the choice of each epoch with which another begins."""
+    by_epoch = view if isinstance(view, Mapping) else {0: view}
+    if not by_epoch:
+        raise _invalid("an empty dict")
+    chosen = {}
+    for epoch, each in by_epoch.items():
+        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or operator.index(epoch) < 0:
+            raise _invalid(f"{epoch!r} as an epoch")
+        if isinstance(each, Mapping) and not set(each) <= set(CHOICES):
+            raise _invalid(f"{each!r} in epoch {epoch}")
+        chosen[operator.index(epoch)] = each if isinstance(each, Mapping) else {"view": each}
+    return {0: {}, **chosen}
+
+
+def _together(chosen: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choice of an epoch with those for all epochs."""
+    both = {name: value for name, value in chosen.items() if value is not None}
+    for name, value in others.items():
+        if value is None:
+            continue
+        if name not in both:
+            both[name] = value
+        elif name == "where":
+            both[name] = f"({both[name]}) and ({value})"
+        else:
+            raise _invalid(f"{name} for all epochs and for one of them")
+    return both
+
+
+def _invalid(found: str) -> InputError:
+    return InputError(
+        "invalid view",
+        expected="the name of a stored view, a wdsplit.View or None; or one of these by epoch, such as "
+        f'{_EXAMPLE} or {{0: {{"where": "width >= 256"}}, 10: "easy"}}',
+        found=found,
+    )
+
+
+def _by_dataset(names: Sequence[str], choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the choice of each dataset of a mixture."""
+    for name, value in choice.items():
+        paths = [str(path) for path in value if isinstance(path, (str, os.PathLike))] if _is_by_path(value) else []
+        unknown = [path for path in paths if path not in names]
+        if unknown:
+            raise InputError(
+                f"invalid {name}: there is no such dataset in the mixture",
+                expected=f"some of {', '.join(names)}",
+                found=", ".join(unknown),
+                remedy=did_you_mean(unknown, names),
+            )
+    for own in names:
+        yield {name: _of_dataset(value, own) for name, value in choice.items()}
+
+
+def _is_by_path(value: Any) -> bool:
+    """Tell whether a value is a dict of datasets, and not one of epochs."""
+    return isinstance(value, Mapping) and all(isinstance(path, (str, os.PathLike)) for path in value)
+
+
+def _of_dataset(value: Any, name: str) -> Any:
+    return {str(path): own for path, own in value.items()}.get(name) if _is_by_path(value) else value

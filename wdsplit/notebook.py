@@ -1,0 +1,54 @@
+"""The look of objects in a notebook: a small table, in the colours of the page around it.
+
+Pure (no I/O).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from wdsplit.texts import safe_text
+
+__all__ = ["STYLE", "html_table"]
+
+STYLE = """<style>
+.wdsplit { --line: #8886; --box: #8881; --quiet: currentColor; --fair: currentColor; --link: currentColor; }
+.wdsplit table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0 0 12px; }
+.wdsplit p { margin: 4px 0; }
+.wdsplit ul.cards { padding: 0; }
+.wdsplit tbody tr, .wdsplit thead tr { background: none; }
+.wdsplit th, .wdsplit td { text-align: left; vertical-align: top; padding: 2px 14px 2px 0; max-width: 80ch; }
+.wdsplit th, .wdsplit td { border: 0; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+.wdsplit td { white-space: pre-line; }
+.wdsplit tbody th { font-weight: 500; white-space: nowrap; }
+</style>"""
+"""Notebooks have themes of their own, so colours are those of the text, more or less transparent."""
+
+_CELL_CHARACTERS, _ROWS = 300, 50
+
+
+def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> str:
+    """Return a table as HTML: texts shortened and escaped, integers with commas, the first 50 rows.
+
+    Args:
+        title: What it is about.
+        rows: Its cells; the first of each row names the row.
+        header: The names of the columns; empty for none.
+    """
+    shown = [[_cell(each) for each in row] for row in rows]
+    body = "".join(f"<tr><th scope=row>{row[0]}</th>{_cells('td', row[1:])}</tr>" for row in shown[:_ROWS])
+    head = f"<thead><tr>{_cells('th scope=col', map(_cell, header))}</tr></thead>" if header else ""
+    more = f"<p>{len(shown) - _ROWS:,} more rows are left out.</p>" if len(shown) > _ROWS else ""
+    table = f"<table>{head}<tbody>{body}</tbody></table>"
+    return f'<div class="wdsplit">{STYLE}<p><strong>{_cell(title)}</strong></p>{table}{more}</div>'
+
+
+def _cells(tag: str, cells: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{cell}</{tag.split()[0]}>" for cell in cells)
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:,}" if type(value) is int else str(value)
+    return html.escape(safe_text(text, _CELL_CHARACTERS, lines=True))

@@ -1,0 +1,132 @@
+"""Which samples of a dataset an epoch takes: a view, as counts and bitmaps.
+
+Pure (no I/O). An order is a function of how many samples each shard gives; which ones these are matters only where a
+window is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+__all__ = ["Selection", "bitmap_bytes"]
+
+Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_SAMPLES_AT_ONCE = 1 << 22
+"""Samples whose bits are unpacked together."""
+
+
+class Selection:
+    """The selected samples of each shard. Immutable.
+
+    A shard of which all samples are selected, or none, needs no bitmap. In the bitmap of any other, bit k % 8 of byte
+    k // 8, counted from the lowest bit, is sample k; the bits after the last sample are 0.
+
+    Args:
+        totals: int64 of shape (shards,): the samples of each shard, pads left out.
+        counts: int64 of shape (shards,): how many of them are selected.
+        bitmaps: uint8 of shape (bytes,): the bitmaps of the shards that have one, one after another. May be a memory
+            map: nothing but the bitmaps of shards that are asked for is read.
+
+    Attributes:
+        num_samples: How many samples are selected in all.
+    """
+
+    def __init__(self, totals: Int64, counts: Int64, bitmaps: npt.NDArray[np.uint8]) -> None:
+        self.totals = totals
+        self.counts = counts
+        self.bitmaps = np.asarray(bitmaps)  # slices of a memmap take ten times as long
+        self.num_samples = int(counts.sum())
+        self._ends = np.cumsum(bitmap_bytes(totals, counts))
+
+    @classmethod
+    def of_masks(cls, masks: Iterable[npt.NDArray[Any]]) -> Selection:
+        """Return the selection of the samples for which masks are True: a bool array of shape (samples,) a shard."""
+        totals, counts, bitmaps = [], [], [np.zeros(0, np.uint8)]
+        for mask in masks:
+            totals.append(len(mask))
+            counts.append(int(np.count_nonzero(mask)))
+            if 0 < counts[-1] < totals[-1]:
+                bitmaps.append(np.packbits(mask, bitorder="little"))
+        return cls(np.array(totals, np.int64), np.array(counts, np.int64), np.concatenate(bitmaps))
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What identifies the selection: a hash of the counts and bitmaps, whoever made it and however."""
+        digest = xxhash.xxh3_128()
+        for array in (self.totals.astype("<i8"), self.counts.astype("<i8"), self.bitmaps):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def mask(self, shard: int, first: int = 0, stop: int | None = None) -> Mask:
+        """Return which of the samples first, first + 1, ..., stop - 1 of a shard are selected: bool, one a sample."""
+        total, count = int(self.totals[shard]), int(self.counts[shard])
+        stop = total if stop is None else stop
+        if count in (0, total):
+            return np.full(stop - first, count > 0)
+        begin = int(self._ends[shard]) - -(-total // 8)
+        bits = np.unpackbits(self.bitmaps[begin + first // 8 : begin + -(-stop // 8)], bitorder="little")
+        return bits[first % 8 : first % 8 + stop - first].view(np.bool_)
+
+    def places(self, shard: int) -> Int64:
+        """Return the selected samples of a shard, rising: int64 of shape (selected,)."""
+        return np.flatnonzero(self.mask(shard))
+
+    def window_counts(self, shard: int, window: int) -> Int64:
+        """Return how many samples of each window of a shard are selected: int64 of shape (windows,).
+
+        Args:
+            shard: The shard.
+            window: Samples of a window; the last may be smaller.
+        """
+        mask = self.mask(shard)
+        counts = np.add.reduceat(mask, np.arange(0, len(mask), window), dtype=np.int64) if len(mask) else mask
+        return counts.astype(np.int64)
+
+    def sum_of_windows(self, shards: Int64, window: int, max_each: int) -> int:
+        """Return how many samples are selected in the windows of some shards, of each window at most so many.
+
+        Args:
+            shards: int64 of shape (n,), all different.
+            window: Samples of a window; the last of a shard may be smaller.
+            max_each: 1 counts the windows with a selected sample.
+        """
+        totals, counts = self.totals[shards], self.counts[shards]
+        if max_each >= window:
+            return int(counts.sum())
+        full, rest = np.divmod(totals[counts == totals], window)
+        result = int((full * max_each + np.minimum(rest, max_each)).sum())
+        partial = np.sort(shards[(counts > 0) & (counts < totals)])
+        chunks = np.cumsum(self.totals[partial]) // _SAMPLES_AT_ONCE
+        for some in np.split(partial, np.flatnonzero(np.diff(chunks)) + 1) if len(partial) else ():
+            result += int(np.minimum(self._of_windows(some, window), max_each).sum())
+        return result
+
+    def _of_windows(self, shards: Int64, window: int) -> Int64:
+        """Return how many samples of each window of some shards with bitmaps are selected, shard after shard."""
+        num_bytes = -(-self.totals[shards] // 8)
+        ends = self._ends[shards]
+        pieces = [self.bitmaps[end - size : end] for end, size in zip(ends.tolist(), num_bytes.tolist(), strict=True)]
+        bits = np.unpackbits(np.concatenate(pieces), bitorder="little")
+        num_windows = -(-self.totals[shards] // window)
+        number = np.arange(int(num_windows.sum())) - np.repeat(np.cumsum(num_windows) - num_windows, num_windows)
+        begins = np.repeat(8 * (np.cumsum(num_bytes) - num_bytes), num_windows)
+        of_windows: Int64 = np.add.reduceat(bits, begins + number * window, dtype=np.int64)
+        return of_windows
+
+
+def bitmap_bytes(totals: Int64, counts: Int64) -> Int64:
+    """Return how many bytes the bitmap of each shard has: int64 of shape (shards,), of totals and counts alike."""
+    is_partial = (counts > 0) & (counts < totals)
+    num_bytes: Int64 = np.where(is_partial, -(-totals // 8), 0)
+    return num_bytes

@@ -1,0 +1,159 @@
+"""How many samples of each source a mixture takes: weights, repeats and counts as whole numbers.
+
+Pure (no I/O).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import floor
+from numbers import Real
+from typing import Any
+
+from wdsplit.errors import InputError
+from wdsplit.order.split import whole
+
+__all__ = ["MAX_MIXED_SAMPLES", "epoch_counts", "exact", "impossible", "in_proportion", "numbered", "refuse", "rounded"]
+
+MAX_MIXED_SAMPLES = 2**50
+"""Samples of a source, and of an epoch of a mixture: quotients of 64-bit floats are exact to within one up to here."""
+
+
+def epoch_counts(
+    sizes: Sequence[int],
+    weights: Sequence[Any] | None = None,
+    repeats: Sequence[Any] | None = None,
+    chosen: Sequence[Any] | None = None,
+    num_samples: int | None = None,
+    names: Sequence[str] = (),
+) -> list[int]:
+    """Return how many samples of each source an epoch of the mixture has.
+
+    Either `weights` are given, and the counts are in proportion to them: exactly, but for the rounding to whole
+    samples, where the largest remainders are rounded up. Or `repeats` and `chosen` say it of each source alone. A float
+    counts as the decimal number that it prints as: 0.1 is one tenth.
+
+    Args:
+        sizes: Samples of each source.
+        weights: A number of at least 0 for each source.
+        repeats: For each source, how often an epoch has each of its samples (0.5: half of them, rounded to even), or
+            None for once.
+        chosen: For each source, how many of its samples an epoch has, or None where `repeats` decides.
+        num_samples: Samples of an epoch; with weights only. By default as many as the sources have.
+        names: What errors call the sources.
+
+    Raises:
+        InputError: The arguments are invalid, a source is to give samples and has none, or a share comes to nothing.
+    """
+    sizes = [int(size) for size in sizes]
+    names = names or numbered(sizes)
+    refuse(_contradictions(sizes, weights, repeats, chosen, num_samples))
+    problems: list[str] = []
+    if weights is not None:
+        shares = [exact(weight, f"{name}: weight", problems) for name, weight in zip(names, weights, strict=True)]
+        exact_counts = in_proportion(shares, sum(sizes) if num_samples is None else whole(num_samples), problems)
+    else:
+        nothing = [None] * len(sizes)
+        rows = zip(names, sizes, repeats or nothing, chosen or nothing, strict=True)
+        exact_counts = [_own_count(*row, problems) for row in rows]
+    refuse(problems)
+    counts = [round(count) for count in exact_counts] if weights is None else rounded(exact_counts)
+    vanished = [
+        f"{name}: its share, {float(share):.3g} of a sample, comes to none in an epoch"
+        for name, size, share, count in zip(names, sizes, exact_counts, counts, strict=True)
+        if size and share and not count
+    ]
+    refuse(vanished + impossible(sizes, counts, names))
+    return counts
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise InputError if there are problems, with all of them."""
+    if problems:
+        raise InputError("invalid mixture", found="; ".join(problems))
+
+
+def numbered(sizes: Sequence[int]) -> list[str]:
+    """Return what sources without names are called."""
+    return [f"source {number}" for number in range(len(sizes))]
+
+
+def _contradictions(
+    sizes: Sequence[int],
+    weights: Sequence[Any] | None,
+    repeats: Sequence[Any] | None,
+    chosen: Sequence[Any] | None,
+    num_samples: int | None,
+) -> list[str]:
+    """Return what is wrong with the arguments as a whole."""
+    problems = [
+        f"{name}: expected {len(sizes)} values, one a source, found {len(values)}"
+        for name, values in (("weights", weights), ("repeats", repeats), ("chosen", chosen))
+        if values is not None and len(values) != len(sizes)
+    ]
+    if weights is not None and (repeats is not None or chosen is not None):
+        problems.append("weights do not go with repeats or chosen")
+    if num_samples is not None and weights is None:
+        problems.append("num_samples goes with weights only")
+    if num_samples is not None and (type(whole(num_samples)) is not int or num_samples < 1):
+        problems.append(f"num_samples = {num_samples!r}: expected an integer of at least 1")
+    return problems
+
+
+def exact(value: Any, place: str, problems: list[str]) -> Fraction:
+    """Return a number as its decimal text has it, or note why it is none."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = Fraction(str(value))
+        except ValueError:  # nan and the infinities
+            number = Fraction(-1)
+        if number >= 0:
+            return number
+    problems.append(f"{place} = {value!r}: expected a finite number of at least 0")
+    return Fraction(0)
+
+
+def _own_count(name: str, size: int, repeat: Any, chosen: Any, problems: list[str]) -> Fraction:
+    """Return how many samples a source gives by its own rule, not yet rounded, or note why there is no such number."""
+    if chosen is None:
+        return size * exact(1 if repeat is None else repeat, f"{name}: repeat", problems)
+    if repeat is not None:
+        problems.append(f"{name}: repeat = {repeat!r} and choose = {chosen!r}: expected one of them")
+    elif type(whole(chosen)) is int and chosen >= 0:
+        return Fraction(whole(chosen))
+    else:
+        problems.append(f"{name}: choose = {chosen!r}: expected an integer of at least 0")
+    return Fraction(0)
+
+
+def in_proportion(shares: list[Fraction], num_samples: int, problems: list[str]) -> list[Fraction]:
+    """Return numbers in proportion to the shares, with the given sum, or note why there are none."""
+    total = sum(shares)
+    if not total:
+        problems.append("weights: expected at least one above 0")
+        return shares
+    return [num_samples * share / total for share in shares]
+
+
+def rounded(numbers: list[Fraction]) -> list[int]:
+    """Return whole numbers of the same sum: the largest remainders are rounded up, of equal ones the first."""
+    counts = [floor(number) for number in numbers]
+    by_remainder = sorted(range(len(numbers)), key=lambda source: counts[source] - numbers[source])
+    for source in by_remainder[: int(sum(numbers)) - sum(counts)]:
+        counts[source] += 1
+    return counts
+
+
+def impossible(sizes: Sequence[int], counts: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return what is wrong with the counts of an epoch."""
+    problems = [
+        f"{name}: {count} samples an epoch, but the dataset has none"
+        for name, size, count in zip(names, sizes, counts, strict=True)
+        if count and not size
+    ]
+    if not sum(counts):
+        problems.append("an epoch would have no samples")
+    if max(sum(counts), *sizes, 0) > MAX_MIXED_SAMPLES:
+        problems.append("expected at most 2**50 samples an epoch, and of each source")
+    return problems

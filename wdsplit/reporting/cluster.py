@@ -1,0 +1,201 @@
+"""What a cluster would do with a dataset: a model of a few lines. Pure (no I/O).
+
+`ASSUMPTIONS` says what it takes for granted, and stands beside its results in the report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wdsplit.errors import InputError
+
+__all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "Topology", "estimate"]
+
+ASSUMPTIONS = (
+    "All ranks of a node share its link evenly; nothing else uses it.",
+    "Storage answers any number of requests, each after the latency. A rank has at most 16 under way.",
+    "With workers, reading, decoding and training overlap perfectly: a step takes as long as the slowest of the three.",
+    "Without workers, the rank decodes between two steps, while only reading overlaps with training.",
+    "A worker takes 0.1 ms for a sample and 10 ms a megapixel of its images, unless --sample-time says otherwise.",
+    "Each worker has a processor of its own. Retries, evictions and slow nodes do not happen.",
+)
+"""What the model takes for granted, a sentence each."""
+
+_LOWS = {
+    **dict.fromkeys(("link_gbits", "step_ms"), 0.0),
+    **dict.fromkeys(("latency_ms", "price_per_1000_requests", "price_per_gb"), -1.0),
+}
+"""What each number must be above; -1 stands for zero and more."""
+
+
+_MAX_READERS = 2**16
+
+
+@dataclass(frozen=True, order=True)
+class Topology:
+    """How many read.
+
+    Attributes:
+        world_size: Ranks (W).
+        num_workers: Workers of each rank (N); 0 reads in the rank's own process.
+    """
+
+    world_size: int
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or self.num_workers < 0 or self.readers > _MAX_READERS:
+            raise InputError(
+                "invalid topology",
+                expected=f"at least 1 rank, at least 0 workers, at most {_MAX_READERS:,} readers together",
+                found=str(self),
+            )
+
+    def __str__(self) -> str:
+        ranks = "rank" if self.world_size == 1 else "ranks"
+        return f"{self.world_size:,} {ranks} x {self.num_workers:,} workers"
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """Parse `8x4`: 8 ranks, 4 workers each.
+
+        Raises:
+            InputError: It is no topology.
+        """
+        parts = text.lower().split("x")
+        if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
+            raise InputError("invalid topology", expected="ranks x workers, such as 8x4", found=text)
+        return cls(*map(int, parts))
+
+    @property
+    def readers(self) -> int:
+        """Processes that read."""
+        return self.world_size * max(1, self.num_workers)
+
+
+DEFAULT_TOPOLOGIES = tuple(Topology(ranks, workers) for ranks in (1, 2, 8, 64) for workers in (0, 4))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster, as far as the model knows it.
+
+    Attributes:
+        link_gbits: Gbit/s between a node and the storage; a disk counts as a link too.
+        latency_ms: Milliseconds until the first byte of a request.
+        step_ms: Milliseconds that a training step takes if its batch is at hand.
+        sample_ms: Milliseconds of a worker to decode a sample and augment it; None for 0.1 ms, and 10 ms a megapixel of
+            its images.
+        ranks_per_node: Ranks of a node, at most.
+        connections: Requests that a rank has under way at the same time.
+        price_per_1000_requests: Price of 1,000 requests.
+        price_per_gb: Price of a GB that leaves the store.
+    """
+
+    link_gbits: float = 10.0
+    latency_ms: float = 30.0
+    step_ms: float = 200.0
+    sample_ms: float | None = None
+    ranks_per_node: int = 8
+    connections: int = 16
+    price_per_1000_requests: float = 0.0004
+    price_per_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} = {getattr(self, name)}: expected {'a number above 0' if low == 0 else 'at least 0'}"
+            for name, low in _LOWS.items()
+            if not (getattr(self, name) > low if low == 0 else getattr(self, name) >= 0)
+        ]
+        problems += [
+            f"{name} = {getattr(self, name)}: expected at least 1"
+            for name in ("ranks_per_node", "connections")
+            if getattr(self, name) < 1
+        ]
+        if self.sample_ms is not None and not self.sample_ms >= 0:
+            problems.append(f"sample_ms = {self.sample_ms}: expected at least 0")
+        if problems:
+            raise InputError("invalid cluster", found="; ".join(problems))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an epoch asks of storage and workers.
+
+    Attributes:
+        world_size: Ranks (W).
+        num_workers: Workers of each rank; 0 reads in the rank's own process.
+        steps: Steps of an epoch.
+        batch_size: Samples a batch and rank.
+        bytes_read: Bytes that all ranks read in an epoch.
+        requests: Requests of all ranks in an epoch.
+        first_bytes: Bytes that a rank reads before its first batch.
+        first_requests: Requests that take.
+        sample_ms: Milliseconds of a worker for each sample.
+    """
+
+    world_size: int
+    num_workers: int
+    steps: int
+    batch_size: int
+    bytes_read: float
+    requests: float
+    first_bytes: float
+    first_requests: float
+    sample_ms: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an epoch would take.
+
+    Attributes:
+        epoch_s: Seconds of an epoch.
+        waiting: The share of a step in which GPUs wait for data, from the second batch on.
+        first_batch_s: Seconds to the first batch.
+        bound: What is slowest: training, link, requests or decoding.
+        cost: The price of an epoch's requests and bytes.
+        link_s: Seconds that the link takes for the bytes of a rank and step.
+        requests_s: Seconds that the requests of a rank and step take.
+        workers_s: Seconds that the workers of a rank take for a batch.
+    """
+
+    epoch_s: float
+    waiting: float
+    first_batch_s: float
+    bound: str
+    cost: float
+    link_s: float
+    requests_s: float
+    workers_s: float
+
+
+def estimate(load: Load, cluster: Cluster) -> Estimate:
+    """Return what an epoch would take of a cluster."""
+    rank_bytes_per_s = cluster.link_gbits * 1e9 / 8 / min(load.world_size, cluster.ranks_per_node)
+    steps, latency_s = max(1, load.steps), cluster.latency_ms / 1000
+    link_s = load.bytes_read / load.world_size / steps / rank_bytes_per_s
+    requests_s = load.requests / load.world_size / steps * latency_s / cluster.connections
+    workers_s = load.batch_size * load.sample_ms / 1000 / max(1, load.num_workers)
+    step_s = cluster.step_ms / 1000
+    bounds = {"training": step_s, "link": link_s, "requests": requests_s, "decoding": workers_s}
+    overlapped_s = max(step_s, link_s, requests_s)
+    total_s = max(overlapped_s, workers_s) if load.num_workers else overlapped_s + workers_s
+    first_s = (
+        load.first_bytes / rank_bytes_per_s
+        + 2 * latency_s
+        + max(0.0, load.first_requests / cluster.connections - 2) * latency_s
+        + workers_s
+    )
+    epoch_s = first_s + load.steps * total_s
+    cost = load.requests / 1000 * cluster.price_per_1000_requests + load.bytes_read / 1e9 * cluster.price_per_gb
+    return Estimate(
+        epoch_s=epoch_s,
+        waiting=1 - step_s / total_s,
+        first_batch_s=first_s,
+        bound=max(bounds, key=lambda name: bounds[name]),
+        cost=cost,
+        link_s=link_s,
+        requests_s=requests_s,
+        workers_s=workers_s,
+    )

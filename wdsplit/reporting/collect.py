@@ -1,0 +1,224 @@
+"""The facts of a report, collected: what is read, counted and computed, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wdsplit.checks.audit import AuditOptions, AuditReport, audit_order
+from wdsplit.loading.reading.source import name_with_view
+from wdsplit.order.epoch import EpochOrder
+from wdsplit.reporting.cluster import Cluster, Topology
+from wdsplit.reporting.facts import Facts, MixingFacts, PartFacts, ReadingFacts, ShardFacts, ShownFacts
+from wdsplit.reporting.fields import Duplicates, FieldFacts, duplicates, field_facts
+from wdsplit.reporting.labels import TENTHS, Labels, codes_by_number, labels_of, tenth_of
+from wdsplit.reporting.mixing import BatchMix, CodesOf, batch_mix, meetings, neighbours, rank_view
+from wdsplit.reporting.options import ReportOptions
+from wdsplit.reporting.samples import cards, drawn_numbers
+from wdsplit.reporting.scan import Scan, scan
+from wdsplit.reporting.subject import Subject
+from wdsplit.reporting.topologies import topology_facts
+from wdsplit.shards.manifest import Manifest
+from wdsplit.sizes import parse_size
+from wdsplit.texts import human_bytes, human_number, safe_text
+
+__all__ = ["collected"]
+
+_MAX_READ, _MAX_READ_REMOTE = 256 * 1024**2, 64 * 1024**2
+_MAX_LABELS, _ALL_LABELS = 2**10, 2**19
+"""Classes that are looked up for a figure: by reading labels from as many shards, and where all are in memory."""
+_MAX_VIEWED = 2**11
+_RANKS = (1, 2, 4, 8)
+_JUDGED = Topology(8, 4)
+_MAX_AUDITED = 2**21
+_SHARD_ROWS = 60
+_MAX_ODD_CARDS = 24
+_DECODE_MS, _DECODE_MS_A_MEGAPIXEL = 0.1, 10.0
+
+
+def collected(subject: Subject, options: ReportOptions) -> Facts:
+    """Return the facts of a dataset."""
+    default = _MAX_READ_REMOTE if subject.is_remote else _MAX_READ
+    scanned = scan(subject, parse_size(options.max_read or default), options.seed)
+    labels = labels_of(scanned, subject.manifests, options.label)
+    fields = field_facts(scanned, labels)
+    repeated = duplicates(scanned, labels)
+    audited, note = _audited(subject, options)
+    return Facts(
+        name=name_with_view(subject.source),
+        parts=tuple(map(_part, subject.parts)),
+        num_samples=subject.order(0).num_samples,
+        num_bytes=subject.total("num_bytes"),
+        num_scanned=len(scanned),
+        scan_basis=scanned.basis,
+        labels=labels,
+        shard_classes=_shard_classes(subject, scanned, labels),
+        fields=tuple(fields),
+        duplicates=repeated,
+        shards=_shards(subject),
+        shown=_shown(subject, scanned, labels, fields, repeated, options),
+        batch_size=options.batch_size,
+        mixing=_mixing(subject, scanned, labels, options),
+        reading=_reading(subject, fields, options),
+        audit=audited,
+        audit_note=note,
+    )
+
+
+def _mixing(subject: Subject, scanned: Scan, labels: Labels | None, options: ReportOptions) -> MixingFacts:
+    batch_size = options.batch_size
+    codes_of, names, max_labels = _classes(subject, scanned, labels)
+    mixes = batch_mix(subject, codes_of, batch_size, _RANKS, max_labels)
+    ranks = max((mix.world_size for mix in mixes), default=1)
+    has_samples = subject.num_stored > 0
+    return MixingFacts(
+        is_shuffled=all(map(_is_shuffled, subject.manifests)),
+        names=names,
+        basis=_mixing_basis(mixes),
+        batches=tuple(mixes),
+        rank_view=rank_view(subject, codes_of, len(names), batch_size, ranks, max(max_labels, _MAX_VIEWED)),
+        neighbours=neighbours(subject, options.seed) if has_samples else None,
+        meetings=tuple(meetings(subject, batch_size * ranks)) if has_samples else (),
+        global_batch=batch_size * ranks,
+    )
+
+
+def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[CodesOf, tuple[str, ...], int]:
+    """Return what tells the class of a sample, the names of classes, and of how many samples to ask."""
+    if labels is None:
+        return lambda numbers: tenth_of(numbers, subject.num_stored), TENTHS, _ALL_LABELS
+    codes_of = codes_by_number(subject, scanned, labels)
+    return codes_of, (*labels.names, "(another)"), _ALL_LABELS if scanned.is_exact else _MAX_LABELS
+
+
+def _reading(subject: Subject, fields: Sequence[FieldFacts], options: ReportOptions) -> ReadingFacts:
+    sample_ms = _sample_ms(options.cluster, fields)
+    found = topology_facts(subject, options.topologies, options.batch_size, options.cluster, sample_ms)
+    judged = next((each for each in found if each.topology == _JUDGED), found[-1])
+    return ReadingFacts(tuple(found), judged, options.cluster, sample_ms)
+
+
+def _shown(
+    subject: Subject,
+    scanned: Scan,
+    labels: Labels | None,
+    fields: Sequence[FieldFacts],
+    repeated: Duplicates | None,
+    options: ReportOptions,
+) -> ShownFacts:
+    why = _why(fields, scanned)
+    odd = {int(scanned.numbers[row]): text for row, text in why.items()}
+    linked = [*why, *(row for group in (repeated.groups if repeated else ()) for row in group)]
+    label_field = labels.field if labels is not None else ""
+    drawn = drawn_numbers(subject.num_stored, options.samples, options.seed)
+    return ShownFacts(
+        cards=tuple(cards(subject, drawn, label_field)),
+        odd_cards=tuple(cards(subject, list(odd), label_field, odd)),
+        keys={row: str(scanned.keys[row]) for row in linked},
+        numbers={row: int(scanned.numbers[row]) for row in linked},
+    )
+
+
+def _part(source: Any) -> PartFacts:
+    manifest = source.manifest
+    return PartFacts(
+        source.url,
+        manifest.fingerprint,
+        source.num_samples,
+        manifest.num_pads,
+        len(manifest.shards),
+        manifest.num_bytes,
+        source.options.lanes,
+        source.options.window,
+        manifest.provenance,
+        manifest.num_samples,
+    )
+
+
+def _is_shuffled(manifest: Manifest) -> bool:
+    options = manifest.provenance.get("options")
+    return isinstance(options, Mapping) and bool(options.get("shuffle"))
+
+
+def _mixing_basis(mixes: Sequence[BatchMix]) -> str:
+    if all(mix.error == 0 for mix in mixes):
+        return "exact: epoch 0"
+    return f"sampled: {min(mix.num_batches for mix in mixes):,} batches of epoch 0 or more"
+
+
+def _sample_ms(cluster: Cluster, fields: Sequence[FieldFacts]) -> float:
+    """Return the milliseconds that a worker takes for a sample: what was given, or by the size of its images."""
+    if cluster.sample_ms is not None:
+        return cluster.sample_ms
+    pixels = 0.0
+    for each in fields:
+        width, height = each.measure("width"), each.measure("height")
+        if width is not None and height is not None:
+            pixels += width.median * height.median
+    return _DECODE_MS + pixels / 1e6 * _DECODE_MS_A_MEGAPIXEL
+
+
+def _why(fields: Sequence[FieldFacts], scanned: Scan) -> dict[int, str]:
+    """Return the rows of samples that stand out, with what is odd about each."""
+    reasons: dict[int, list[str]] = {}
+    for each in fields:
+        name = safe_text(each.name, 30)
+        for row in each.bad_rows:
+            reasons.setdefault(row, []).append(f"{name} is unreadable")
+        for measure in each.measures:
+            for row, value in measure.outliers:
+                shown = human_bytes(value) if measure.name == "bytes" else f"{human_number(value)} {measure.name}"
+                reasons.setdefault(row, []).append(f"{name}: {shown}")
+    return {row: "; ".join(texts) for row, texts in list(reasons.items())[:_MAX_ODD_CARDS]}
+
+
+def _shards(subject: Subject) -> ShardFacts:
+    columns = {
+        name: np.concatenate([manifest.shards.column(name) for manifest in subject.manifests])
+        for name in ("num_samples", "num_pads", "num_bytes")
+    }
+    sizes, count = columns["num_bytes"], subject.num_shards
+    a_row = max(1, -(-count // _SHARD_ROWS))
+    begins = np.arange(0, count, a_row)
+    samples, pads, num_bytes = (
+        np.add.reduceat(column, begins) if count else np.zeros(0, np.int64) for column in columns.values()
+    )
+    low, middle, high = np.percentile(sizes, (0, 50, 100)).astype(int) if count else (0, 0, 0)
+    return ShardFacts(a_row, samples - pads, pads, num_bytes, int(low), int(middle), int(high))
+
+
+def _shard_classes(subject: Subject, scanned: Scan, labels: Labels | None) -> Any:
+    """Return the share of each class in each range of shards; None without classes."""
+    if labels is None or not subject.num_shards:
+        return None
+    a_row = max(1, -(-subject.num_shards // _SHARD_ROWS))
+    rows = -(-subject.num_shards // a_row)
+    known = labels.codes >= 0
+    shard = subject.flat_shards(scanned.numbers[known]) // a_row
+    table = np.bincount(labels.codes[known] * rows + shard, minlength=len(labels.names) * rows)
+    table = table.reshape(len(labels.names), rows)
+    return table / np.maximum(table.sum(axis=0), 1)
+
+
+def _audited(subject: Subject, options: ReportOptions) -> tuple[AuditReport | None, str]:
+    """Audit the order, if that takes seconds."""
+    topology = _JUDGED if _JUDGED in options.topologies else options.topologies[-1]
+    order = subject.order(0)
+    if not isinstance(order, EpochOrder):
+        return None, "A mixture is not audited here: run `wdsplit audit` on each of its datasets."
+    if not order.num_samples:
+        return None, "There is nothing to audit."
+    if order.num_positions > _MAX_AUDITED:
+        return None, "Not run: all positions of so large an epoch take minutes. Run `wdsplit audit`."
+    asked = AuditOptions(
+        topology.world_size,
+        topology.num_workers,
+        options.batch_size,
+        1,
+        order.options.seed,
+        order.options.shuffle,
+        order.options.tail,
+    )
+    return AuditReport(tuple(audit_order(order, asked))), f"For {topology}."

@@ -1,0 +1,175 @@
+"""All that a report says, as plain values: no HTML, no pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.checks.audit import AuditReport
+from wdsplit.order.epoch import Int64
+from wdsplit.reporting.cluster import Cluster
+from wdsplit.reporting.fields import Duplicates, FieldFacts
+from wdsplit.reporting.labels import Labels
+from wdsplit.reporting.mixing import BatchMix, Meeting, Neighbours, RankView
+from wdsplit.reporting.samples import Card
+from wdsplit.reporting.topologies import TopologyFacts
+
+__all__ = ["Facts", "MixingFacts", "PartFacts", "ReadingFacts", "ShardFacts", "ShownFacts"]
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """One dataset of those that the report is about.
+
+    Attributes:
+        name: Its URL, without secrets.
+        fingerprint: What identifies its content.
+        num_samples: Samples, pads left out; of a view, those that it holds.
+        num_pads: Repeated samples that fill up shards.
+        num_shards: Shards.
+        num_bytes: Bytes of all shards.
+        lanes: Lanes (C).
+        window: Samples of a window (Q).
+        provenance: Inputs, options and versions of the conversion.
+        num_stored: Samples of all its shards, pads left out.
+    """
+
+    name: str
+    fingerprint: str
+    num_samples: int
+    num_pads: int
+    num_shards: int
+    num_bytes: int
+    lanes: int
+    window: int
+    provenance: Mapping[str, Any]
+    num_stored: int
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """The shards, in their order: each row of the arrays is a range of them.
+
+    Attributes:
+        shards_a_row: Shards of a range.
+        samples: int64 of shape (rows,): samples of each range, pads left out.
+        pads: int64 of shape (rows,).
+        num_bytes: int64 of shape (rows,).
+        smallest: Bytes of the smallest shard.
+        median: Bytes of the median shard.
+        largest: Bytes of the largest shard.
+    """
+
+    shards_a_row: int
+    samples: Int64
+    pads: Int64
+    num_bytes: Int64
+    smallest: int
+    median: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class MixingFacts:
+    """How well an epoch is mixed.
+
+    Attributes:
+        is_shuffled: Whether the conversion of each part shuffled its rows.
+        names: The classes of `rank_view` and `batches`, or tenths of the files in their place.
+        basis: What the figures of batches rest on.
+        batches: How well batches are mixed, by the number of ranks.
+        rank_view: What rank 0 gets; None if an epoch has no whole step.
+        neighbours: What becomes of neighbours; None for mixtures.
+        meetings: How often samples meet again, for lanes and windows; none for mixtures.
+        global_batch: Samples of a step over all ranks, for `meetings`.
+    """
+
+    is_shuffled: bool
+    names: tuple[str, ...]
+    basis: str
+    batches: tuple[BatchMix, ...]
+    rank_view: RankView | None
+    neighbours: Neighbours | None
+    meetings: tuple[Meeting, ...]
+    global_batch: int
+
+
+@dataclass(frozen=True)
+class ReadingFacts:
+    """Who reads what, and what a cluster would do.
+
+    Attributes:
+        topologies: Each topology that was asked for.
+        judged: The one that the first screen speaks of.
+        cluster: The cluster of the model.
+        sample_ms: Milliseconds of a worker for a sample, as the model has it.
+    """
+
+    topologies: tuple[TopologyFacts, ...]
+    judged: TopologyFacts
+    cluster: Cluster
+    sample_ms: float
+
+
+@dataclass(frozen=True)
+class ShownFacts:
+    """Samples that are shown.
+
+    Attributes:
+        cards: The contact sheet.
+        odd_cards: Samples that stand out.
+        keys: The keys of samples that are named, by their rows in what was read.
+        numbers: Their numbers in the dataset.
+    """
+
+    cards: tuple[Card, ...]
+    odd_cards: tuple[Card, ...]
+    keys: Mapping[int, str]
+    numbers: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a report says.
+
+    Attributes:
+        name: What to call the dataset, and its view.
+        parts: The datasets: one, or those of a mixture.
+        num_samples: Samples of an epoch.
+        num_bytes: Bytes of all shards.
+        num_scanned: Samples that were read.
+        scan_basis: `exact`, or how many samples were read.
+        labels: The classes; None if no field holds any.
+        shard_classes: float64 of shape (classes, ranges of shards): the share of each class; None without classes.
+        fields: What each field holds.
+        duplicates: Payloads that appear twice; None if there is nothing to compare.
+        shards: The shards.
+        shown: Samples that are shown.
+        batch_size: Samples a batch and rank.
+        mixing: How well an epoch is mixed.
+        reading: Who reads what, and what a cluster would do.
+        audit: What the audit found; None if it was left out.
+        audit_note: Why it was left out, or what it was made for.
+    """
+
+    name: str
+    parts: tuple[PartFacts, ...]
+    num_samples: int
+    num_bytes: int
+    num_scanned: int
+    scan_basis: str
+    labels: Labels | None
+    shard_classes: npt.NDArray[np.float64] | None
+    fields: tuple[FieldFacts, ...]
+    duplicates: Duplicates | None
+    shards: ShardFacts
+    shown: ShownFacts
+    batch_size: int
+    mixing: MixingFacts
+    reading: ReadingFacts
+    audit: AuditReport | None
+    audit_note: str

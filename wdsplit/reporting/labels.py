@@ -1,0 +1,147 @@
+"""Classes: which field holds them, how many samples each has, and how they are spread over the shards.
+
+Where no field holds classes, tenths of the files stand in for them in pictures of mixing: if neighbours stay together,
+that shows as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from wdsplit.checks.labels import read_labels
+from wdsplit.errors import InputError
+from wdsplit.order.epoch import Int64, groups
+from wdsplit.reporting.scan import Column, Scan
+from wdsplit.reporting.subject import Subject
+from wdsplit.shards.manifest import Manifest
+
+__all__ = ["TENTHS", "Labels", "codes_by_number", "labels_of", "tenth_of"]
+
+_USUAL = ("cls", "label", "class", "cls.txt", "target", "y")
+_MAX_CLASSES = 10_000
+_FEW, _FEW_SHARE = 50, 0.1
+"""A field of any other name holds classes if it has so few values, and so few for each sample."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The class of each sample that was read.
+
+    Attributes:
+        field: The field that holds the classes.
+        names: The class names, most frequent first; those of the manifest that were not met come last.
+        values: For each class the payload that stands for it, as text.
+        codes: int64 of shape (n,): for each sample that was read the place of its class in `names`; -1 for none.
+        counts: int64 of shape (classes,): samples of each class, of those that were read.
+        is_complete: Whether the manifest names all classes.
+    """
+
+    field: str
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+    codes: Int64
+    counts: Int64
+    is_complete: bool
+
+
+def labels_of(scan: Scan, manifests: list[Manifest], field: str | None = None) -> Labels | None:
+    """Return the classes of the samples that were read, or None if no field holds any.
+
+    Args:
+        scan: What was read.
+        manifests: The manifests, for names of classes.
+        field: The field that holds them; None to find out.
+
+    Raises:
+        InputError: There is no such field, or it has no short values.
+    """
+    names = {name: texts for manifest in manifests for name, texts in manifest.class_names.items()}
+    if field is None:
+        candidates = [*names, *_USUAL, *scan.columns]
+        chosen = next((name for name in dict.fromkeys(candidates) if _holds_classes(name, scan, names)), None)
+        return None if chosen is None else _labels(chosen, scan.columns[chosen], names.get(chosen, ()))
+    column = scan.columns.get(field)
+    if column is None or (len(scan) and not any(text is not None for text in column.texts)):
+        able = [name for name, each in scan.columns.items() if any(text is not None for text in each.texts)]
+        raise InputError(
+            "no classes in this field",
+            expected=f"a field of short texts or numbers: {', '.join(able) or 'there is none'}",
+            found=field,
+        )
+    return _labels(field, column, names.get(field, ()))
+
+
+def _holds_classes(name: str, scan: Scan, names: Mapping[str, tuple[str, ...]]) -> bool:
+    column = scan.columns.get(name)
+    if column is None:
+        return False
+    found = [text for text in column.texts if text is not None]
+    num_values = len(set(found))
+    if not found or len(found) < int(column.is_present.sum()):
+        return False
+    if name in names:
+        return True
+    return 2 <= num_values <= max(2, min(_FEW, len(scan) * _FEW_SHARE)) or (
+        name in _USUAL and 2 <= num_values <= min(_MAX_CLASSES, len(scan) // 2)
+    )
+
+
+def _labels(field: str, column: Column, names: tuple[str, ...]) -> Labels:
+    texts = [text for text in column.texts if text is not None]
+    values, inverse, counts = np.unique(
+        np.array(texts, dtype=object).astype(str), return_inverse=True, return_counts=True
+    )
+    by_count = np.lexsort((np.arange(len(values)), -counts))
+    place = np.empty(len(values), np.int64)
+    place[by_count] = np.arange(len(values))
+    codes = np.full(len(column.texts), -1, np.int64)
+    codes[[text is not None for text in column.texts]] = place[inverse.reshape(-1)]
+    raw = [str(values[number]) for number in by_count]
+    met = set(raw)
+    unseen = [str(number) for number, name in enumerate(names) if not {str(number), name} & met]
+    shown = tuple(_name(value, names) for value in [*raw, *unseen])
+    full = np.concatenate([counts[by_count], np.zeros(len(unseen))]).astype(np.int64)
+    return Labels(field, shown, (*raw, *unseen), codes, full, bool(names))
+
+
+def _name(value: str, names: tuple[str, ...]) -> str:
+    """Return the name of a class: the manifest's, if the value is the number of one."""
+    if names and value.isascii() and value.isdigit() and int(value) < len(names):
+        return names[int(value)]
+    return value.strip() or "(empty)"
+
+
+TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))
+
+
+def tenth_of(numbers: Int64, num_stored: int) -> Int64:
+    """Return the tenth of the files that each sample is in: 0 to 9."""
+    return numbers * 10 // max(1, num_stored)
+
+
+def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[Int64], Int64]:
+    """Return what tells the classes of samples: of those that were read at once, of others by reading their labels.
+
+    A class that was not met among the samples that were read is one more, after all others.
+    """
+    known = np.full(subject.num_stored if scan.is_exact else 0, -1, np.int64)
+    if scan.is_exact:
+        known[scan.numbers] = labels.codes
+        return lambda numbers: known[numbers]
+    places = {value: place for place, value in enumerate(labels.values)}
+
+    def read(numbers: Int64) -> Int64:
+        codes = np.full(len(numbers), -1, np.int64)
+        where = subject.places(numbers)
+        for number, rows in groups(where.part):
+            part = subject.parts[number]
+            shard, sample = where.shard[rows], where.sample[rows]
+            found = read_labels(subject.storages[number], part.manifest, shard, sample, [labels.field], whole=False)
+            texts = (None if each is None else each.decode("utf-8", "replace") for each in found[labels.field])
+            codes[rows] = [-1 if text is None else places.get(text, len(places)) for text in texts]
+        return codes
+
+    return read

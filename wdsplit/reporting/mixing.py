@@ -1,0 +1,260 @@
+"""How well an epoch is mixed: what the batches of a rank hold, and what becomes of neighbours in the files.
+
+Positions come from the order itself, so all of this is what a training will see, not a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, hash_numbers, hash_stream
+from wdsplit.order.mixing import MAX_COUNTED, class_mixing, draw_batches, mixing, positions_of
+from wdsplit.reporting.subject import Subject
+
+__all__ = [
+    "BatchMix",
+    "Meeting",
+    "Neighbours",
+    "RankView",
+    "batch_mix",
+    "meetings",
+    "neighbours",
+    "rank_view",
+]
+
+_MIN_BATCHES = 16
+_FEW_ALTERNATIVES = 2
+"""Lanes and windows that are compared for large datasets, where each takes seconds."""
+_COLUMNS = 60
+_SHARD_ROWS = 24
+_POSITIONS_A_COLUMN = 256
+_PAIRS, _PAIRS_OF_MANY = 2**14, 2**11
+_MANY_SHARDS = 2**12
+_BINS = 20
+_DOMAIN = 22
+
+CodesOf = Callable[[Int64], Int64]
+"""Returns the class of samples by their numbers; -1 where they have none."""
+
+
+@dataclass(frozen=True)
+class BatchMix:
+    """How the classes of a rank's batches differ from those of the dataset.
+
+    Attributes:
+        world_size: Ranks (W).
+        skew: The mean chi-squared of the classes in a rank's batch.
+        error: Its standard error, if only some batches were counted; 0 if all were.
+        ideal: What it is if batches are drawn at random.
+        classes_seen: Classes in a batch, on average.
+        num_batches: Batches that were counted.
+    """
+
+    world_size: int
+    skew: float
+    error: float
+    ideal: float
+    classes_seen: float
+    num_batches: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times the ideal, of which chance explains no part."""
+        return max(0.0, self.skew - 2 * self.error) / self.ideal
+
+
+@dataclass(frozen=True)
+class RankView:
+    """What rank 0 gets, step by step.
+
+    Attributes:
+        world_size: Ranks.
+        steps: int64 of shape (columns,): the steps that are shown.
+        classes: int64 of shape (classes, columns): samples of each class in its batch.
+        shards: int64 of shape (rows, columns): positions that lead to each range of shards, around each step.
+        shards_a_row: Shards of such a range.
+    """
+
+    world_size: int
+    steps: Int64
+    classes: Int64
+    shards: Int64
+    shards_a_row: int
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """How far samples that lie side by side in a file are apart in an epoch.
+
+    Attributes:
+        share: float64 of shape (bins,): the share of pairs whose distance is in each twentieth of the epoch.
+        ideal: float64 of shape (bins,): the same for places drawn at random.
+        median: The median distance, as a part of the epoch; 0.29 is ideal.
+        pairs: How many pairs were followed.
+        is_exact: Whether those are all.
+    """
+
+    share: npt.NDArray[np.float64]
+    ideal: npt.NDArray[np.float64]
+    median: float
+    pairs: int
+    is_exact: bool
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How much likelier than by chance two samples of a batch meet again in the next epoch.
+
+    Attributes:
+        lanes: Lanes (C).
+        window: Samples of a window (Q).
+        held_bytes: Bytes of the windows that all lanes hold together.
+        figure: How much likelier; 1 is ideal.
+        met_again: Of the other samples of its batch, how many a sample meets again, on average.
+        by_chance: How many that would be by chance.
+        error: The standard error of the figure; 0 if all pairs were counted.
+        is_own: Whether these are the lanes and the window of the dataset.
+    """
+
+    lanes: int
+    window: int
+    held_bytes: int
+    figure: float
+    met_again: float
+    by_chance: float
+    error: float
+    is_own: bool
+
+
+def batch_mix(
+    subject: Subject, codes_of: CodesOf, batch_size: int, world_sizes: Sequence[int], max_labels: int
+) -> list[BatchMix]:
+    """Compare the classes of the batches of all ranks with those of the dataset, for some numbers of ranks.
+
+    Args:
+        subject: The dataset.
+        codes_of: The classes of samples.
+        batch_size: Samples a batch and rank.
+        world_sizes: Numbers of ranks; those for which an epoch has no whole step are left out.
+        max_labels: Samples whose classes may be asked for, about, for each number of ranks.
+    """
+    order = subject.order(0)
+    found = []
+    for world_size in world_sizes:
+        if order.num_samples < batch_size * world_size:
+            continue
+        batch, numbers, is_all = _dealt(subject, order, batch_size, world_size, max_labels)
+        codes = codes_of(numbers)
+        mixed = class_mixing(batch[codes >= 0], codes[codes >= 0])
+        if mixed is not None:
+            error = 0.0 if is_all else mixed.error
+            figures = (mixed.chi_squared, error, float(mixed.ideal), mixed.classes_in_batch, mixed.num_batches)
+            found.append(BatchMix(world_size, *figures))
+    return found
+
+
+def _dealt(
+    subject: Subject, order: Any, batch_size: int, world_size: int, max_labels: int
+) -> tuple[Int64, Int64, bool]:
+    """Return samples of an epoch's batches: the number of the batch, and of the sample; and whether these are all."""
+    if isinstance(order, EpochOrder):
+        drawn = draw_batches(order, world_size, batch_size, max_labels, _MIN_BATCHES)
+        return drawn.batch, subject.numbers_of(np.zeros_like(drawn.shard), drawn.shard, drawn.sample), drawn.is_all
+    positions = np.arange(min(order.num_samples, max_labels))
+    batch = positions // (batch_size * world_size) * world_size + positions % world_size
+    return batch, subject.numbers(order, positions), len(positions) == order.num_samples
+
+
+def _counted(codes: Int64, num_classes: int) -> Int64:
+    """Count the classes in each row: int64 of shape (rows, classes); -1 counts nowhere."""
+    rows = np.repeat(np.arange(len(codes)), codes.shape[1])
+    flat = codes.reshape(-1)
+    known = flat >= 0
+    table = np.bincount(rows[known] * num_classes + flat[known], minlength=len(codes) * num_classes)
+    return table.reshape(len(codes), num_classes)
+
+
+def rank_view(
+    subject: Subject, codes_of: CodesOf, num_classes: int, batch_size: int, world_size: int, max_labels: int
+) -> RankView | None:
+    """Return what rank 0 gets at some steps spread over an epoch; None if an epoch has no whole step."""
+    order = subject.order(0)
+    global_batch = batch_size * world_size
+    num_steps = order.num_samples // global_batch
+    if not num_steps:
+        return None
+    columns = max(1, min(_COLUMNS, num_steps, max_labels // batch_size))
+    steps = np.arange(columns) * num_steps // columns
+    positions = steps[:, None] * global_batch + np.arange(batch_size) * world_size
+    codes = codes_of(subject.numbers(order, positions.reshape(-1))).reshape(columns, batch_size)
+    rows = min(_SHARD_ROWS, subject.num_shards)
+    shards_a_row = -(-subject.num_shards // rows)
+    # Around each step that is shown: the rank's positions from there up to the next one, evenly spread.
+    reach = np.minimum(order.num_samples // world_size - steps * batch_size, num_steps * batch_size // columns)
+    each = min(_POSITIONS_A_COLUMN, max(1, int(reach.max())))
+    inside = np.arange(each) * np.maximum(reach, 1)[:, None] // each
+    around = np.minimum((steps[:, None] * batch_size + inside) * world_size, order.num_samples - 1)
+    shards = subject.shards_visited(order, around.reshape(-1)).reshape(columns, each) // shards_a_row
+    return RankView(world_size, steps, _counted(codes, num_classes).T, _counted(shards, rows).T, shards_a_row)
+
+
+def neighbours(subject: Subject, seed: int) -> Neighbours | None:
+    """Follow samples that lie side by side into epoch 0; None for a mixture, or if there are no such samples."""
+    order = subject.order(0)
+    if not isinstance(order, EpochOrder):
+        return None
+    pairs = order.counts - 1
+    ends = np.cumsum(np.maximum(pairs, 0))
+    total = int(ends[-1]) if len(ends) else 0
+    if not total:
+        return None
+    most = _PAIRS if len(order.counts) <= _MANY_SHARDS else _PAIRS_OF_MANY
+    drawn = np.arange(total)
+    if total > most:
+        hashes = hash_numbers(hash_stream(seed, _DOMAIN), np.arange(most))
+        drawn = (hashes % np.uint64(total)).astype(np.int64)
+    shard = np.searchsorted(ends, drawn, side="right")
+    numbers = drawn - (ends[shard] - np.maximum(pairs[shard], 0)) + (np.cumsum(order.counts) - order.counts)[shard]
+    first, second = (positions_of(order, shard, subject.places(each).sample) for each in (numbers, numbers + 1))
+    apart = np.abs(first - second) / order.num_positions
+    bins = np.minimum((apart * _BINS).astype(np.int64), _BINS - 1)
+    edges = np.arange(_BINS + 1) / _BINS
+    ideal = np.diff(2 * edges - edges**2)
+    share = np.bincount(bins, minlength=_BINS) / len(drawn)
+    return Neighbours(share, ideal, float(np.median(apart)), len(drawn), total <= most)
+
+
+def meetings(subject: Subject, global_batch: int) -> list[Meeting]:
+    """Return the figure of meeting again for the dataset's lanes and window, and for others; none for a mixture."""
+    if subject.is_mixture:
+        return []
+    (part,) = subject.parts
+    own = part.options
+    if not own.shuffle:
+        return []
+    selection = part.selection_at(0)
+    found = []
+    alternatives = _alternatives(own)[: None if part.num_samples <= MAX_COUNTED else _FEW_ALTERNATIVES]
+    for lanes, window in alternatives:
+        options = replace(own, lanes=lanes, window=window)
+        order, following = (part.order_with(selection, options, epoch) for epoch in (0, 1))
+        result = mixing(order, following, global_batch)
+        if result is not None:
+            is_own = (lanes, window) == (own.lanes, own.window)
+            held = lanes * subject.window_bytes(0, window)
+            figures = (result.figure, result.met_again, result.by_chance, result.error)
+            found.append(Meeting(lanes, window, held, *figures, is_own))
+    return found
+
+
+def _alternatives(own: OrderOptions) -> list[tuple[int, int]]:
+    """Return the lanes and window of the dataset, first, and others that hold about as much, or a part of it."""
+    held = own.lanes * own.window
+    others = [(lanes, max(1, held // lanes)) for lanes in (16, 48, 96, 192)]
+    others.append((own.lanes, max(1, own.window // 4)))
+    return list(dict.fromkeys([(own.lanes, own.window), *others]))

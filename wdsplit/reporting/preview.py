@@ -1,0 +1,70 @@
+"""`Dataset.preview`: some samples, as the report's contact sheet in a notebook, as lines in a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.loading.reading.source import AnySource, name_with_view
+from wdsplit.notebook import STYLE
+from wdsplit.order.split import whole
+from wdsplit.reporting.samples import Card, cards, drawn_numbers
+from wdsplit.reporting.subject import Subject
+from wdsplit.texts import counted, safe_text
+
+__all__ = ["Preview", "preview"]
+
+_MAX_SAMPLES, _NAME_CHARACTERS, _LINE_CHARACTERS = 200, 200, 160
+
+
+@dataclass(frozen=True, repr=False)
+class Preview:
+    """Samples to look at. A notebook shows them as pictures, sounds and texts; `print` as a line for each.
+
+    Attributes:
+        title: How many samples, of what.
+        cards: The samples.
+    """
+
+    title: str
+    cards: tuple[Card, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<Preview: {self.title}>", *map(_line, self.cards)])
+
+    def _repr_html_(self) -> str | None:
+        try:
+            from wdsplit.reporting.templates import TEMPLATES, Markup
+        except MissingDependencyError:
+            return None  # a notebook then shows the lines
+        template = TEMPLATES.get_template("preview.html.jinja")
+        return template.render(title=self.title, cards=self.cards, style=Markup(STYLE))
+
+
+def _line(card: Card) -> str:
+    fields = [f"{item.field}: {item.text}" if item.field else item.text for item in card.items]
+    parts = [card.key, *([card.label] if card.label else []), *fields]
+    return safe_text("  ".join(" ".join(part.split()) for part in parts), _LINE_CHARACTERS)
+
+
+def preview(source: AnySource, n: int, seed: int) -> Preview:
+    """Read samples from all over the files.
+
+    Args:
+        source: Of the dataset or mixture.
+        n: How many, 0 to 200.
+        seed: Which.
+
+    Raises:
+        InputError: `n` is invalid.
+        WdsplitError: A shard cannot be read.
+    """
+    n = whole(n)
+    if type(n) is not int or not 0 <= n <= _MAX_SAMPLES:
+        raise InputError("invalid number of samples", expected=f"0 to {_MAX_SAMPLES}", found=repr(n))
+    subject = Subject(source)
+    names = [name for manifest in subject.manifests for name in manifest.class_names]
+    found = cards(subject, drawn_numbers(subject.num_stored, n, seed), next(iter(names), "cls"))
+    name = name_with_view(subject.source)
+    title = f"{len(found):,} of {counted(subject.num_stored, 'sample')} of {safe_text(name, _NAME_CHARACTERS)}"
+    return Preview(title, tuple(found))

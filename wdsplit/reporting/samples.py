@@ -1,0 +1,229 @@
+"""Samples for the contact sheet: images as thumbnails, short audio whole, texts shortened, arrays by shape and range.
+
+Only audio comes into the page as it is, and only where its name says what it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wdsplit.errors import MissingDependencyError
+from wdsplit.order.epoch import permutation
+from wdsplit.reporting.images import SIDE, thumbnail
+from wdsplit.reporting.payloads import AUDIO, MIME_TYPES, array_header, kind_of
+from wdsplit.reporting.subject import Subject
+from wdsplit.shards.manifest import Field, Manifest
+from wdsplit.tar.names import RESERVED_FIELDS, unescape_key
+from wdsplit.texts import counted, human_bytes, human_number, safe_text
+
+__all__ = ["Card", "Item", "cards", "cards_of", "drawn_numbers"]
+
+_DOMAIN = 23
+_MAX_AUDIO_BYTES = 96_000
+_MAX_EMBEDDED_BYTES = 1_500_000
+"""Bytes of all that a contact sheet shows, so that the page stays below its limit."""
+_TEXT_CHARACTERS, _FEW_CHARACTERS, _KEY_CHARACTERS = 240, 20, 80
+_MAX_ARRAY_BYTES = 4_000_000
+_MAX_FIELDS = 12
+
+
+@dataclass(frozen=True)
+class Item:
+    """A field of a sample, as it is shown.
+
+    Attributes:
+        field: Its name.
+        kind: image, audio, text or note.
+        text: The text, or what is said of the rest.
+        uri: A data URI of the image or audio.
+        is_tiny: Whether the image has few pixels, each of which should be seen.
+    """
+
+    field: str
+    kind: str
+    text: str
+    uri: str = ""
+    is_tiny: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes in the page, at most: an escaped character takes five."""
+        return len(self.uri) + 5 * len(self.text)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A sample, as it is shown.
+
+    Attributes:
+        number: Its number in the dataset.
+        key: Its key.
+        label: The name of its class; empty if there is none.
+        shard: The name of its shard.
+        items: Its fields.
+        why: What is odd about it, for samples that stand out.
+    """
+
+    number: int
+    key: str
+    label: str
+    shard: str
+    items: tuple[Item, ...]
+    why: str = ""
+
+    @property
+    def has_image(self) -> bool:
+        """Whether a thumbnail is shown."""
+        return any(item.kind == "image" for item in self.items)
+
+    @property
+    def anchor(self) -> str:
+        """What links to it end in."""
+        return f"sample-{self.number}"
+
+
+def drawn_numbers(num_stored: int, count: int, seed: int) -> list[int]:
+    """Return the numbers of samples that the seed draws, all different, in the order in which they were drawn.
+
+    Of each of `count` equal parts of the files one is drawn: all parts are seen, and few shards are opened.
+    """
+    count = min(count, num_stored)
+    if not count:
+        return []
+    begins = np.arange(count) * num_stored // count
+    ends = np.append(begins[1:], num_stored)
+    inside = permutation(1 << 16, seed, _DOMAIN)[:count]
+    numbers = begins + inside * (ends - begins) // (1 << 16)
+    shuffled: list[int] = numbers[permutation(count, seed, _DOMAIN, 1)].tolist()
+    return shuffled
+
+
+def cards(
+    subject: Subject,
+    numbers: Sequence[int],
+    label_field: str,
+    why: dict[int, str] | None = None,
+    max_bytes: int = _MAX_EMBEDDED_BYTES,
+) -> list[Card]:
+    """Read samples and make their cards, in the order of the numbers.
+
+    Args:
+        subject: The dataset.
+        numbers: The numbers of samples.
+        label_field: The field that holds the classes; empty if none does.
+        why: For samples that stand out, what is odd.
+        max_bytes: Bytes of images, audio and texts, at most; what is more comes shorter, or in words.
+    """
+    made = cards_of(subject.samples(numbers), subject.manifests, label_field, why, max_bytes)
+    found = {card.number: card for card in made}
+    return [found[number] for number in dict.fromkeys(numbers)]
+
+
+def cards_of(
+    samples: Iterable[tuple[int, dict[str, Any]]],
+    manifests: Sequence[Manifest],
+    label_field: str,
+    why: dict[int, str] | None = None,
+    max_bytes: int = _MAX_EMBEDDED_BYTES,
+) -> list[Card]:
+    """Return the cards of samples that were read, each with its number; all else as of `cards`."""
+    known = {each.name: each for manifest in manifests for each in manifest.fields}
+    made = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of odd files
+        for number, sample in samples:
+            made.append(_card(number, sample, known, label_field, (why or {}).get(number, ""), max_bytes))
+            max_bytes -= sum(item.num_bytes for item in made[-1].items)
+    return made
+
+
+def _card(
+    number: int, sample: dict[str, Any], known: dict[str, Field], label_field: str, why: str, max_bytes: int
+) -> Card:
+    fields = [name for name in sample if name not in RESERVED_FIELDS and name != "__source__"]
+    label = _label(sample[label_field], known.get(label_field)) if label_field in sample else ""
+    items = []
+    for name in fields[:_MAX_FIELDS]:
+        if name == label_field:
+            continue
+        item = _item(name, sample[name], kind_of(name, known.get(name)), max_bytes)
+        max_bytes -= item.num_bytes
+        items.append(item)
+    if len(fields) > _MAX_FIELDS:
+        items.append(Item("", "note", counted(len(fields) - _MAX_FIELDS, "more field")))
+    key = safe_text(unescape_key(sample["__key__"]), _KEY_CHARACTERS)
+    shard = safe_text(str(sample["__url__"]).rpartition("/")[2], _KEY_CHARACTERS)
+    return Card(number, key, label, shard, tuple(items), why)
+
+
+def _label(payload: bytes, field: Field | None) -> str:
+    text = payload.decode("utf-8", "replace").strip()
+    names = field.names if field is not None else ()
+    if names and text.isascii() and text.isdigit() and int(text) < len(names):
+        text = names[int(text)]
+    return safe_text(text, _KEY_CHARACTERS)
+
+
+def _item(name: str, payload: bytes, kind: str, max_bytes: int) -> Item:
+    shown = safe_text(name, _KEY_CHARACTERS)
+    if not payload:
+        return Item(shown, "note", "empty")
+    try:
+        if kind == "image":
+            return _image(shown, payload, max_bytes)
+        if kind == "audio":
+            return _audio(shown, name, payload, max_bytes)
+        if kind == "array":
+            return Item(shown, "note", _array(payload))
+        if kind in ("json", "text", "number"):
+            text = json.dumps(json.loads(payload), ensure_ascii=False) if kind == "json" else payload.decode()
+            characters = max(_FEW_CHARACTERS, min(_TEXT_CHARACTERS, max_bytes // 10))
+            return Item(shown, "text", safe_text(text, characters, lines=True))
+    except (OSError, ValueError, SyntaxError, EOFError, RecursionError, TypeError, IndexError, KeyError):
+        return Item(shown, "note", f"unreadable as {kind}, {human_bytes(len(payload))}")
+    return Item(shown, "note", f"{human_bytes(len(payload))}")
+
+
+def _image(shown: str, payload: bytes, max_bytes: int) -> Item:
+    try:
+        small = thumbnail(payload)
+    except MissingDependencyError:
+        return Item(shown, "note", f"{human_bytes(len(payload))}; to see it: pip install 'wdsplit[report]'")
+    note = f"{small.width:,} x {small.height:,} {small.format}, {human_bytes(len(payload))}"
+    uri = _data_uri(small.mime_type, small.data)
+    if not small.data:
+        return Item(shown, "note", f"{note}: too large to draw here")
+    if len(uri) > max_bytes:
+        return Item(shown, "note", note)
+    return Item(shown, "image", note, uri, max(small.width, small.height) <= SIDE // 2)
+
+
+def _audio(shown: str, name: str, payload: bytes, max_bytes: int) -> Item:
+    note = human_bytes(len(payload))
+    last = name.rpartition(".")[2]
+    if last not in AUDIO or len(payload) > min(_MAX_AUDIO_BYTES, max_bytes * 3 // 4 - 64):
+        return Item(shown, "note", f"{note}: too large to play here")
+    return Item(shown, "audio", note, _data_uri(MIME_TYPES[last], payload))
+
+
+def _data_uri(mime_type: str, data: bytes) -> str:
+    return f"data:{mime_type};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def _array(payload: bytes) -> str:
+    shape, dtype = array_header(payload)
+    text = f"{' x '.join(map(str, shape)) or 'scalar'} {dtype}"
+    if len(payload) > _MAX_ARRAY_BYTES or np.dtype(dtype).kind not in "biuf":
+        return text
+    values = np.load(io.BytesIO(payload), allow_pickle=False)
+    if not values.size:
+        return text
+    return f"{text}, from {human_number(float(values.min()))} to {human_number(float(values.max()))}"

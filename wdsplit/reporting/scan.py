@@ -1,0 +1,237 @@
+"""Samples that are read and measured: all of them where the budget of bytes allows, else a seeded part.
+
+Of a dataset beyond the budget, runs of samples are read that lie side by side, in shards that a hash draws.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from wdsplit.engines.local import in_order
+from wdsplit.loading.reading.read_windows import read_window
+from wdsplit.loading.reading.window import Window
+from wdsplit.order.epoch import Int64, hash_stream, permutation
+from wdsplit.reporting.payloads import MEASURES, kind_of, measure
+from wdsplit.reporting.subject import Subject
+
+__all__ = ["Column", "Run", "Scan", "planned_runs", "scan"]
+
+Float64 = npt.NDArray[np.float64]
+
+_DOMAIN = 21
+_RUN_SAMPLES, _RUN_BYTES = 4096, 16 * 1024**2
+_MAX_DRAWN, _MAX_DRAWN_REMOTE = 256, 64
+"""Shards that are opened at most, where not all is read: each costs its index, and of a store two requests."""
+_MAX_SCANNED = 500_000
+"""Samples that are read at most: measuring takes longer than reading where they are tiny."""
+_AT_ONCE = 16
+_MAX_LABEL_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Run:
+    """Samples first, ..., stop - 1 of a shard of a part."""
+
+    part: int
+    shard: int
+    first: int
+    stop: int
+
+
+@dataclass
+class Column:
+    """What was read of one field of n samples.
+
+    Attributes:
+        kind: What it holds: image, audio, text, number, json, array or bytes.
+        sizes: int64 of shape (n,): bytes; -1 where a sample lacks the field.
+        digests: uint64 of shape (n,): a hash of each payload.
+        texts: object of shape (n,): short payloads of numbers and texts, which may be labels; else None.
+        measures: For each measure float64 of shape (n,); nan where there is none.
+        is_null: bool of shape (n,): an empty payload, or JSON's null.
+    """
+
+    kind: str
+    sizes: Int64
+    digests: npt.NDArray[np.uint64]
+    texts: npt.NDArray[np.object_]
+    measures: dict[str, Float64]
+    is_null: npt.NDArray[np.bool_]
+
+    @property
+    def is_present(self) -> npt.NDArray[np.bool_]:
+        """Bool of shape (n,): which samples have the field."""
+        return self.sizes >= 0
+
+    @property
+    def is_unreadable(self) -> npt.NDArray[np.bool_]:
+        """Bool of shape (n,): which payloads are not what the field holds."""
+        if self.kind not in MEASURES:
+            return np.zeros(len(self.sizes), np.bool_)
+        return self.is_present & ~self.is_null & np.isnan(self.measures[MEASURES[self.kind][0]])
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What was read of a dataset.
+
+    Attributes:
+        is_exact: Whether all samples were read.
+        num_stored: Samples of the dataset.
+        numbers: int64 of shape (n,): the numbers of those that were read, rising.
+        keys: object of shape (n,): their keys.
+        columns: For each field what was read of it.
+    """
+
+    is_exact: bool
+    num_stored: int
+    numbers: Int64
+    keys: npt.NDArray[np.object_]
+    columns: dict[str, Column] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def basis(self) -> str:
+        """What figures of this scan rest on."""
+        if self.is_exact:
+            return "exact"
+        return f"sampled: {len(self):,} of {self.num_stored:,} samples"
+
+
+def planned_runs(subject: Subject, max_bytes: int, seed: int) -> tuple[list[Run], bool]:
+    """Return what to read, and whether that is all. Pure arithmetic on the manifests."""
+    total = subject.total("num_bytes")
+    if total <= max_bytes and subject.num_stored <= _MAX_SCANNED:
+        return [run for part in range(len(subject.parts)) for run in _all_runs(subject, part)], True
+    runs: list[Run] = []
+    for part, source in enumerate(subject.parts):
+        share = source.manifest.num_bytes / max(1, total)
+        runs += _drawn_runs(subject, part, int(max_bytes * share), max(1, int(_MAX_SCANNED * share)), seed)
+    return sorted(runs, key=lambda run: (run.part, run.shard)), False
+
+
+def _all_runs(subject: Subject, part: int) -> Iterator[Run]:
+    source = subject.parts[part]
+    step = max(1, min(_RUN_SAMPLES, _RUN_BYTES // max(1, source.sample_bytes)))
+    for shard, count in enumerate(source.manifest.shards.num_real.tolist()):
+        if not subject.numberings[part].counts[shard]:
+            continue
+        for first in range(0, count, step):
+            yield Run(part, shard, first, min(count, first + step))
+
+
+def _drawn_runs(subject: Subject, part: int, max_bytes: int, max_samples: int, seed: int) -> Iterator[Run]:
+    source = subject.parts[part]
+    shards, sample_bytes = source.manifest.shards, max(1, source.sample_bytes)
+    affordable = max(1, min(max_samples, max_bytes // sample_bytes))
+    most = _MAX_DRAWN_REMOTE if subject.storages[part].has_latency else _MAX_DRAWN
+    counts, selection = subject.numberings[part].counts, subject.selections[part]
+    filled = np.flatnonzero(counts)
+    num_drawn = min(len(filled), most, affordable)
+    each = max(1, min(affordable // max(1, num_drawn), _RUN_BYTES // sample_bytes))
+    for shard in filled[permutation(len(filled), seed, _DOMAIN)[:num_drawn]].tolist():
+        count = int(shards.num_real[shard])
+        size = min(each, count)
+        first = hash_stream(seed, shard, _DOMAIN) % (count - size + 1)
+        if selection is not None:  # from a selected sample on, so that there is one
+            places = selection.places(shard)
+            first = int(places[hash_stream(seed, shard, _DOMAIN) % len(places)])
+        yield Run(part, shard, first, min(count, first + size))
+
+
+def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
+    """Read and measure samples.
+
+    Args:
+        subject: What to read.
+        max_bytes: Bytes of shards to read, at most, about.
+        seed: What the choice depends on, where not all is read.
+    """
+    runs, is_exact = planned_runs(subject, max_bytes, seed)
+
+    def read(run: Run) -> tuple[Window, Int64]:
+        selection = subject.selections[run.part]
+        rows = np.arange(run.stop - run.first)
+        if selection is not None:
+            rows = np.flatnonzero(selection.mask(run.shard, run.first, run.stop))
+        return read_window(subject.open_shard(run.part, run.shard), run.first, run.stop), rows
+
+    known = {each.name: each for manifest in subject.manifests for each in manifest.fields}
+    gatherers: dict[str, _Gatherer] = {}
+    numbers, keys, done = [], [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of large or odd images: they are measured, not decoded
+        found = in_order(read, runs, _AT_ONCE if subject.is_remote else 1)
+        for run, (window, rows) in zip(runs, found, strict=True):
+            for name in window.fields:
+                if name not in gatherers:
+                    gatherers[name] = _Gatherer(kind_of(name, known.get(name)))
+                gatherers[name].add(done, window.fields[name][rows].tolist())
+            done += len(rows)
+            keys.append(window.keys[rows])
+            places = run.first + rows
+            numbers.append(subject.numbers_of(np.full_like(places, run.part), np.full_like(places, run.shard), places))
+    names = [name for name in known if name in gatherers] + sorted(set(gatherers) - set(known))
+    return Scan(
+        is_exact,
+        subject.num_stored,
+        np.concatenate([np.zeros(0, np.int64), *numbers]),
+        np.concatenate([np.zeros(0, object), *keys]),
+        {name: gatherers[name].column(done) for name in names},
+    )
+
+
+class _Gatherer:
+    """One field, in the making."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._rows: list[int] = []
+        self._sizes: list[int] = []
+        self._digests: list[int] = []
+        self._texts: list[str | None] = []
+        self._nulls: list[bool] = []
+        self._measures: dict[str, list[float]] = {name: [] for name in MEASURES.get(kind, ())}
+
+    def add(self, first: int, payloads: list[Any]) -> None:
+        """Measure payloads of the rows from `first` on: bytes, calls that read them, or None."""
+        may_be_label = self._kind in ("number", "text")
+        for row, payload in enumerate(payloads, first):
+            if payload is None:
+                continue
+            data = payload[0](payload[1], payload[2]) if type(payload) is tuple else payload
+            self._rows.append(row)
+            self._sizes.append(len(data))
+            self._digests.append(xxhash.xxh3_64_intdigest(data))
+            self._nulls.append(not data or (self._kind == "json" and data == b"null"))
+            is_short = may_be_label and len(data) <= _MAX_LABEL_BYTES
+            self._texts.append(data.decode("utf-8", "replace") if is_short else None)
+            found = measure(self._kind, data)
+            for name, values in self._measures.items():
+                values.append(found.get(name, np.nan))
+
+    def column(self, count: int) -> Column:
+        """Return the column of so many rows."""
+
+        def spread(values: list[Any], missing: Any, dtype: Any) -> Any:
+            full = np.full(count, missing, dtype)
+            full[self._rows] = values
+            return full
+
+        return Column(
+            self._kind,
+            spread(self._sizes, -1, np.int64),
+            spread(self._digests, 0, np.uint64),
+            spread(self._texts, None, object),
+            {name: spread(values, np.nan, np.float64) for name, values in self._measures.items()},
+            spread(self._nulls, False, np.bool_),
+        )

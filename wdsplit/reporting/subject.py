@@ -1,0 +1,213 @@
+"""What a report is about: one dataset, or a mixture, as parts whose samples have numbers.
+
+The samples of all parts are numbered through: part after part, shard after shard, pads left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wdsplit.checks.places import Places, parts_of, samples_at
+from wdsplit.errors import InputError, MissingDependencyError
+from wdsplit.loading.opening import open_dataset
+from wdsplit.loading.reading.open_shard import OpenShard
+from wdsplit.loading.reading.source import Access, AnySource, Source
+from wdsplit.loading.views import chosen_views
+from wdsplit.order.epoch import EpochOrder, Int64, OrderOptions, groups
+from wdsplit.order.numbers import SampleNumbers
+from wdsplit.order.split import AnyOrder
+from wdsplit.shards.manifest import Manifest
+from wdsplit.storage.interface import ReadableStorage
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["Subject", "open_mixture", "open_subject"]
+
+
+class Subject:
+    """A dataset or a mixture.
+
+    Args:
+        source: Its source, or that of a mixture, which has `sources`.
+
+    Attributes:
+        parts: The datasets.
+        num_stored: Samples of all parts, pads left out; of a view, those that it holds.
+        num_shards: Shards of all parts.
+    """
+
+    def __init__(self, source: AnySource) -> None:
+        self.source = _in_one_view(source) if source.view_text else source
+        self.parts = parts_of(self.source)
+        self.selections = [part.selection_at(0) for part in self.parts]
+        totals = [part.manifest.shards.num_real for part in self.parts]
+        self.numberings = list(map(SampleNumbers, totals, self.selections))
+        counts = [numbering.counts for numbering in self.numberings]
+        self._ends = np.cumsum(np.concatenate(counts))
+        self._first_numbers = np.cumsum([0, *map(len, self.numberings)])
+        self._first_shards = np.cumsum([0, *map(len, counts)])
+        self.num_stored = int(self._ends[-1]) if len(self._ends) else 0
+        self.num_shards = int(self._first_shards[-1])
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether an epoch is woven from several datasets."""
+        return hasattr(self.source, "sources")
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifest of each part."""
+        return [part.manifest for part in self.parts]
+
+    def total(self, name: str) -> int:
+        """Return the sum of a number of all manifests, such as `num_bytes`."""
+        return sum(int(getattr(manifest, name)) for manifest in self.manifests)
+
+    def window_bytes(self, part: int, window: int | None = None) -> int:
+        """Return about how many bytes a window of a part has, by default one of its own size."""
+        source = self.parts[part]
+        largest = int(source.manifest.shards.num_real.max(initial=0))
+        return min(window or source.options.window, largest) * source.sample_bytes
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading a part takes requests."""
+        return any(storage.has_latency for storage in self.storages)
+
+    @cached_property
+    def storages(self) -> list[ReadableStorage]:
+        """Where each part is."""
+        return [part.storage() for part in self.parts]
+
+    def order(self, epoch: int) -> AnyOrder:
+        """Return the order of an epoch."""
+        return self.source.order(epoch)
+
+    def shards_visited(self, order: Any, positions: Int64) -> Int64:
+        """Return the shard of each position, counted through all parts; cheaper than `numbers`."""
+        if isinstance(order, EpochOrder):
+            shards: Int64 = order.visits(positions)[0]
+            return shards
+        found = np.empty(len(positions), np.int64)
+        for part, own, quota in self._quotas(order, positions):
+            found[quota.rows] = own.visits(quota.positions)[0] + self._first_shards[part]
+        return found
+
+    def numbers(self, order: Any, positions: Int64) -> Int64:
+        """Return the number of the sample at each position."""
+        if isinstance(order, EpochOrder):
+            located = order.locate(positions)
+            return self.numbers_of(np.zeros_like(positions), located.shard, located.sample)
+        found = np.empty(len(positions), np.int64)
+        for part, own, quota in self._quotas(order, positions):
+            located = own.locate(quota.positions)
+            found[quota.rows] = self.numbers_of(np.full_like(located.shard, part), located.shard, located.sample)
+        return found
+
+    def _quotas(self, order: Any, positions: Int64) -> Iterator[tuple[int, EpochOrder, Any]]:
+        source: Any = self.source
+        for quota in order.quotas(positions):
+            yield quota.source, source.order_of(quota.source, quota.source_epoch, order.epoch), quota
+
+    def numbers_of(self, part: Int64, shard: Int64, sample: Int64) -> Int64:
+        """Return the numbers of samples by their places."""
+        numbers = np.empty_like(sample)
+        for each, rows in groups(part):
+            numbers[rows] = self._first_numbers[each] + self.numberings[each].of(shard[rows], sample[rows])
+        return numbers
+
+    def flat_shards(self, numbers: Int64) -> Int64:
+        """Return the shards of samples by their numbers, counted through all parts."""
+        flat: Int64 = np.searchsorted(self._ends, numbers, side="right")
+        return flat
+
+    def places(self, numbers: Int64) -> Places:
+        """Return where the samples with some numbers are."""
+        part = np.searchsorted(self._first_numbers[1:], numbers, side="right")
+        shard, sample = np.empty_like(numbers), np.empty_like(numbers)
+        for each, rows in groups(part):
+            shard[rows], sample[rows] = self.numberings[each].places(numbers[rows] - self._first_numbers[each])
+        return Places(part, shard, sample)
+
+    def open_shard(self, part: int, shard: int) -> OpenShard:
+        """Open a shard of a part."""
+        source = self.parts[part]
+        return source.access.open_shard(self.storages[part], source.manifest.shards[shard])
+
+    def samples(self, numbers: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Give samples with all payloads, by their numbers; each shard is opened once."""
+        rising = np.array(sorted(set(numbers)), np.int64)
+        yield from zip(rising.tolist(), samples_at(self.parts, self.places(rising)), strict=True)
+
+
+def _in_one_view(source: Any) -> AnySource:
+    """Return a source all epochs of which have the views of the first."""
+    if isinstance(source, Source):
+        one: AnySource = source.with_views(source.views.only(0))
+        return one
+    mixture: AnySource = source.with_views([part.views.only(0) for part in source.sources])
+    return mixture
+
+
+def open_subject(
+    dataset: Any,
+    seed: int = 0,
+    shuffle: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+    choice: Mapping[str, Any] | None = None,
+) -> Subject:
+    """Open what a report is asked for.
+
+    Args:
+        dataset: A folder, or tars, as of `Dataset`; or a `Dataset` or mixture that is open.
+        seed: Of the order; an open dataset has its own.
+        shuffle: As of `Dataset`; an open dataset has its own.
+        storage_options: As of `Dataset`.
+        fs: As of `Dataset`.
+        choice: `view` and `where`, as of `Dataset`; an open dataset has its own.
+
+    Raises:
+        InputError: A choice was given with an open dataset.
+        WdsplitError: It cannot be opened.
+    """
+    source = getattr(dataset, "source", None)
+    if source is not None:
+        if any(each is not None for each in (choice or {}).values()):
+            raise InputError(
+                "an open dataset has its own view",
+                place=source.url,
+                expected="no view and no where",
+                remedy="call dataset.set_view before, or give the path instead",
+            )
+        return Subject(source)
+    url, manifest, access = open_dataset(dataset, Access(storage_options), None, fs)
+    options = OrderOptions(seed, shuffle, manifest.lanes, manifest.window, "pad")
+    source = Source(url, manifest, options, None, access)
+    views = chosen_views(source.storage(), manifest, choice or {}, storage_options=access.storage_options)
+    return Subject(source.with_views(views))
+
+
+def open_mixture(
+    paths: Sequence[str | os.PathLike[str]], seed: int = 0, shuffle: bool = True, **options: Any
+) -> Subject:
+    """Open several datasets as a mixture that takes each sample of each once an epoch.
+
+    Raises:
+        InputError: A path is given twice.
+        MissingDependencyError: Torch is not installed.
+    """
+    try:
+        from wdsplit.loading.mix import mix
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.for_extra("torch") from error
+    names = [os.fspath(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise InputError("a dataset is named twice", found=", ".join(names), remedy="name each one once")
+    return Subject(mix(repeat=dict.fromkeys(names, 1), seed=seed, shuffle=shuffle, **options).source)

@@ -1,0 +1,33 @@
+"""The names of the files that can be written beside the shards, as `--emit` takes them.
+
+Pure (no I/O), and without pyarrow: the help of the command line needs no more. The files are in `sidecars` and
+`checksums`.
+"""
+
+from __future__ import annotations
+
+from wdsplit.errors import InputError
+
+__all__ = ["CHECKSUMS", "SIDECARS", "check_emit"]
+
+SIDECARS = ("dali", "energon", "wids")
+"""What `convert --emit` takes."""
+
+CHECKSUMS = "checksums"
+"""What `verify --emit` takes."""
+
+
+def check_emit(emit: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sidecars that were asked for, sorted, each once.
+
+    Raises:
+        InputError: There is no such sidecar.
+    """
+    unknown = [name for name in emit if name not in SIDECARS]
+    if unknown:
+        raise InputError(
+            "there is no such sidecar",
+            expected=f"some of {', '.join(SIDECARS)}",
+            found=", ".join(repr(name) for name in unknown),
+        )
+    return tuple(sorted(set(emit)))

@@ -1,0 +1,178 @@
+"""Small parquet tables that come with a dataset, read with care.
+
+Pure (no I/O). Anyone may have made a dataset, and a few compressed or repeated bytes can stand for terabytes: so what
+the metadata of a table says of its size is checked before anything is decompressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wdsplit import compute as pc
+
+__all__ = ["MAX_TABLE_BYTES", "UnreadableError", "memory_limit", "open_table", "read_table"]
+
+MAX_TABLE_BYTES = 2 * 1024**3
+
+_SLACK_BYTES, _MAX_EXPANSION = 16 * 1024**2, 256
+"""How much memory a table may take when it is read: so much, and so much for each of its bytes."""
+_OFFSET_BYTES = 4
+"""The place of a text takes as much."""
+_FOOTER_SLACK_BYTES, _FOOTER_SHARE = 64 * 1024, 16
+"""How long the footer may be: so much, and such a share of the file. Reading it takes hundreds of times its size."""
+_MAX_LISTED = 10_000
+"""Entries of any list in the footer."""
+_TEXT_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY"))
+"""In others a text may repeat bytes of the one before it, and so take more memory than the metadata says."""
+_ENCODINGS = _TEXT_ENCODINGS | {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"}
+
+_DAMAGES = (pa.ArrowException, KeyError, OSError, ValueError, OverflowError, IndexError, MemoryError)
+"""What reading a damaged table raises."""
+
+
+class UnreadableError(Exception):
+    """A table cannot be read: it is damaged, or not the one that was expected.
+
+    Args:
+        found: What was found.
+        expected: What was expected; empty for a table of the columns that it should have.
+    """
+
+    def __init__(self, found: str, expected: str = "") -> None:
+        super().__init__(found)
+        self.found, self.expected = found, expected
+
+
+def memory_limit(data: bytes) -> int:
+    """Return how many bytes of memory the columns of a table may take when it is read."""
+    return _SLACK_BYTES + _MAX_EXPANSION * len(data)
+
+
+def open_table(data: bytes, texts: Sequence[str], max_footer: int = _FOOTER_SLACK_BYTES) -> pq.ParquetFile:
+    """Open a table: its footer is read, and nothing else.
+
+    Args:
+        data: Its bytes.
+        texts: The columns of texts, which are read as dictionaries: a repeated text takes memory once.
+        max_footer: Bytes that the footer may have, besides a share of the file.
+
+    Raises:
+        UnreadableError: It is damaged.
+    """
+    footer_bytes = int.from_bytes(data[-8:-4], "little")
+    if len(data) > MAX_TABLE_BYTES or footer_bytes > max_footer + len(data) // _FOOTER_SHARE:
+        raise UnreadableError(f"{len(data)} bytes, {footer_bytes} of them in the footer")
+    try:
+        return pq.ParquetFile(
+            pa.BufferReader(_in_arrow_memory(data)),
+            read_dictionary=list(texts),
+            thrift_string_size_limit=len(data),
+            thrift_container_size_limit=_MAX_LISTED,
+            page_checksum_verification=True,
+        )
+    except _DAMAGES as error:
+        raise UnreadableError(str(error)[:1000]) from error
+
+
+def read_table(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> pa.Table:
+    """Read some columns of a table that `open_table` has opened, once it is known what memory that takes.
+
+    Args:
+        file: The table.
+        schema: The columns. All columns of texts must have been named when it was opened.
+        limit: How many bytes of memory all columns of the file may take.
+
+    Raises:
+        UnreadableError: It is damaged, lacks a column, or takes more memory.
+    """
+    try:
+        _check_metadata(file, schema, limit)
+        if not file.metadata.num_rows:
+            return schema.empty_table()
+        table = file.read(schema.names, use_threads=False)
+        texts = [name for name in schema.names if schema.field(name).type == pa.string()]
+        if table.num_rows != file.metadata.num_rows or sum(_text_bytes(table.column(name)) for name in texts) > limit:
+            raise UnreadableError("texts that take more memory than those of a table of this size can")
+        columns = [_plain(table.column(field.name), field) for field in schema]
+        table = pa.Table.from_arrays(columns, schema=schema)
+        table.validate(full=True)
+    except _DAMAGES as error:
+        raise UnreadableError(str(error)[:1000]) from error
+    return table
+
+
+def _check_metadata(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> None:
+    """Refuse a file that has other columns, or that takes more bytes than a limit when it is read."""
+    if not all(_is_right(file.schema_arrow, field) for field in schema):
+        raise UnreadableError(", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)[:1000])
+    metadata = file.metadata
+    num_rows, columns = metadata.num_rows, range(metadata.num_columns)
+    num_bytes = num_rows * sum(_value_bytes(field.type) for field in schema)
+    for number in range(metadata.num_row_groups):
+        # A batch of no rows decompresses nothing, but finds the errors of a forged footer. Without it `column` meets
+        # them where pyarrow does not catch them, and the process aborts.
+        for _ in file.reader.iter_batches(0, [number], column_indices=list(columns), use_threads=False):
+            pass
+        group = metadata.row_group(number)
+        num_rows -= group.num_rows
+        for column in map(group.column, columns):
+            allowed = _TEXT_ENCODINGS if column.physical_type == "BYTE_ARRAY" else _ENCODINGS
+            if group.num_rows < 0 or column.total_uncompressed_size < 0 or not allowed.issuperset(column.encodings):
+                raise UnreadableError(f"a column of {column.total_uncompressed_size} bytes in {column.encodings}")
+            num_bytes += column.total_uncompressed_size
+    if num_rows or num_bytes > limit:
+        raise UnreadableError("columns that take more memory than those of a table of this size can")
+
+
+def _value_bytes(kind: pa.DataType) -> int:
+    """Return the bytes that a value takes at least."""
+    return _OFFSET_BYTES if kind == pa.string() else -(-int(kind.bit_width) // 8)
+
+
+def _is_right(schema: pa.Schema, field: pa.Field) -> bool:
+    """Tell whether a column is there once, and of a type that cannot hold more values than rows."""
+    kinds = [schema.field(place).type for place in schema.get_all_field_indices(field.name)]
+    plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
+    return plain == [field.type]
+
+
+def _in_arrow_memory(data: bytes) -> pa.Buffer:
+    """Return bytes as a buffer that Python does not own.
+
+    A thread of Arrow's that lets go of a buffer of Python's while the interpreter ends makes it abort.
+    """
+    buffer = pa.allocate_buffer(len(data))
+    memoryview(buffer).cast("B")[:] = data
+    return buffer
+
+
+def _plain(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """Return a column as what it should be: texts may be encoded as a dictionary."""
+    if column.type != field.type:
+        chunks = [chunk.dictionary if _is_distinct(chunk) else chunk.cast(field.type) for chunk in column.chunks]
+        column = pa.chunked_array(chunks, field.type)
+    if column.null_count and not field.nullable:
+        raise UnreadableError(f"null values in the column {field.name}")
+    return column
+
+
+def _is_distinct(chunk: pa.Array) -> bool:
+    """Tell whether an array is a dictionary and the values of it one after another, as it is where all differ."""
+    if not pa.types.is_dictionary(chunk.type) or chunk.null_count or len(chunk) != len(chunk.dictionary):
+        return False
+    return bool((np.from_dlpack(chunk.indices) == np.arange(len(chunk))).all())
+
+
+def _text_bytes(column: pa.ChunkedArray) -> int:
+    """Return the bytes of texts, which may be encoded as a dictionary, when they are written out."""
+    total = 0
+    for chunk in column.chunks:
+        if pa.types.is_dictionary(chunk.type) and not _is_distinct(chunk):
+            total += pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
+        else:
+            total += chunk.nbytes
+    return total

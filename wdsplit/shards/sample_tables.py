@@ -1,0 +1,280 @@
+"""The sample table of a shard: a parquet file beside it with a row for each sample, so that views can choose samples.
+
+Pure (no I/O), except `read_samples`. A table names the shard that it was made for by its checksum. Which columns the
+tables of a dataset have stands in its manifest, and with them the names of classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wdsplit import compute as pc
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError
+from wdsplit.shards.parquet import MAX_TABLE_BYTES, UnreadableError, memory_limit, open_table, read_table
+from wdsplit.shards.table import Shard
+from wdsplit.storage.interface import ReadableStorage
+
+__all__ = [
+    "HEIGHT",
+    "KEY",
+    "NUM_BYTES",
+    "WIDTH",
+    "dump_samples",
+    "dump_schema",
+    "names_of",
+    "parse_columns",
+    "parse_samples",
+    "parse_schema",
+    "read_samples",
+    "recipe_of",
+    "sample_type",
+    "samples_path",
+    "with_names",
+]
+
+KEY, NUM_BYTES, WIDTH, HEIGHT = "__key__", "num_bytes", "width", "height"
+"""The columns that wdsplit makes itself; the last two only where a field holds images."""
+
+_CHECKSUM, _RECIPE, _NAMES = b"wdsplit.shard", b"wdsplit.recipe", b"names"
+_COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
+"""How many bytes a footer may have for each column that the manifest names, or where nobody says how many there are."""
+_MIN_DELTA_BITS = 32
+"""Narrower integers are written plainly: parquet encodes no smaller differences."""
+_REMEDY = "make the sample tables again with `wdsplit index DATASET --samples`"
+
+_KINDS: dict[str, pa.DataType] = {
+    str(kind): kind
+    for kind in (
+        pa.bool_(),
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float32(), pa.float64(), pa.string(), pa.date32()),
+        *(pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+        *(pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns")),
+    )
+}
+"""The types that columns may have, by their texts; besides them timestamps with a zone, and decimals."""
+_ZONED = re.compile(r"timestamp\[(ms|us|ns), tz=([A-Za-z0-9_+:/-]{1,64})\]")
+_DECIMAL = re.compile(r"decimal128\((\d{1,2}), (-?\d{1,2})\)")
+
+
+def samples_path(path: str) -> str:
+    """Return the path of the sample table of a shard."""
+    return f"{path}.parquet"
+
+
+# Columns
+
+
+def sample_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type in which a sample table holds the values of a type, or None if it cannot hold them.
+
+    It holds numbers, booleans, texts, dates, times and decimals; not lists, structs, binary data and durations.
+    """
+    wider = {
+        "halffloat": pa.float32(),
+        "large_string": pa.string(),
+        "string_view": pa.string(),
+        "date64[ms]": pa.date32(),
+        "time32[s]": pa.time32("ms"),
+    }.get(str(kind), kind)
+    if pa.types.is_timestamp(wider) and wider.unit == "s":
+        wider = pa.timestamp("ms", wider.tz)
+    return wider if _parse_type(str(wider)) == wider else None
+
+
+def with_names(field: pa.Field, names: Sequence[str]) -> pa.Field:
+    """Return a column of classes, given their names by number; without any it is as it was."""
+    return field.with_metadata({_NAMES: orjson.dumps(list(names))}) if names else field
+
+
+def names_of(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return the class names of each column that has some, by their numbers: `{"label": ("cat", "dog")}`."""
+    return {field.name: _names(field) for field in schema if _names(field)}
+
+
+def _names(field: pa.Field) -> tuple[str, ...]:
+    return tuple(orjson.loads((field.metadata or {}).get(_NAMES, b"[]")))
+
+
+def dump_schema(schema: pa.Schema) -> list[dict[str, Any]]:
+    """Return the columns of sample tables as a manifest has them."""
+    return [
+        {"name": field.name, "type": str(field.type), **({"names": list(_names(field))} if _names(field) else {})}
+        for field in schema
+    ]
+
+
+def parse_schema(columns: Any) -> pa.Schema:
+    """Return the columns that `dump_schema` has written.
+
+    Raises:
+        ValueError: They are not what it writes.
+    """
+    schema = parse_columns(columns)
+    if schema.names[:2] != [KEY, NUM_BYTES]:
+        raise ValueError(f"the columns {', '.join(schema.names)[:1000]}")
+    if schema.types[:2] != [pa.string(), pa.int64()]:
+        raise ValueError(f"{KEY}: {schema.types[0]}, {NUM_BYTES}: {schema.types[1]}")
+    return schema
+
+
+def parse_columns(columns: Any) -> pa.Schema:
+    """Return columns that `dump_schema` has written, of a sample table or another one; raises as `parse_schema`."""
+    if not isinstance(columns, list):
+        raise ValueError("no list of columns")
+    schema = pa.schema([_parse_column(column) for column in columns])
+    if len(set(schema.names)) < len(schema):
+        raise ValueError(f"the columns {', '.join(schema.names)[:1000]}")
+    return schema
+
+
+def _parse_column(column: Any) -> pa.Field:
+    match column:
+        case {"name": str(name), "type": str(text), **more} if more.keys() <= {"names"}:
+            kind, names = _parse_type(text), more.get("names", [])
+            if kind is not None and isinstance(names, list) and all(isinstance(each, str) for each in names):
+                return with_names(pa.field(name, kind, nullable=name not in (KEY, NUM_BYTES)), names)
+    raise ValueError(f"the column {repr(column)[:1000]}")
+
+
+def _parse_type(text: str) -> pa.DataType | None:
+    if zoned := _ZONED.fullmatch(text):
+        return pa.timestamp(zoned[1], zoned[2])
+    if decimal := _DECIMAL.fullmatch(text):
+        precision, scale = int(decimal[1]), int(decimal[2])
+        return pa.decimal128(precision, scale) if 1 <= precision <= 38 and 0 <= scale <= precision else None
+    return _KINDS.get(text)
+
+
+# Tables
+
+
+def dump_samples(table: pa.Table, checksum: str, recipe: str = "") -> bytes:
+    """Return the bytes of a sample table: the same for the same rows, and few for each.
+
+    Args:
+        table: Its rows.
+        checksum: The checksum of the shard that it belongs to, as the manifest has it.
+        recipe: What identifies how the columns were found, if the manifest does not say it.
+    """
+    metadata = {_CHECKSUM: checksum, **({_RECIPE: recipe} if recipe else {})}
+    columns = [_whole(column) for column in table.columns]
+    schema = pa.schema([field.remove_metadata() for field in table.schema], metadata)
+    compression: dict[str, str] = {}
+    encodings: dict[str, str] = {}
+    dictionaries: list[str] = []
+    for name, column in zip(schema.names, columns, strict=True):
+        is_integer = pa.types.is_integer(column.type)
+        # Encoded integers hardly shrink any more, and for each column zstd takes longer to begin than to compress.
+        compression[name] = "lz4" if is_integer else "zstd"
+        if name not in (KEY, NUM_BYTES) and _repeats(column):
+            dictionaries.append(name)
+        elif is_integer and column.type.bit_width >= _MIN_DELTA_BITS:
+            encodings[name] = "DELTA_BINARY_PACKED"
+        elif pa.types.is_floating(column.type):
+            encodings[name] = "BYTE_STREAM_SPLIT"
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.Table.from_arrays(columns, schema=schema),
+        sink,
+        compression=compression,
+        use_dictionary=dictionaries,
+        column_encoding=encodings or None,
+        write_statistics=False,
+        write_page_checksum=True,
+    )
+    return bytes(sink.getvalue())
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, so that the same rows give the same bytes."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _repeats(column: pa.Array) -> bool:
+    """Tell whether the values of a column repeat so much that a dictionary of them is worth while."""
+    if pa.types.is_integer(column.type) and not column.null_count and len(column):
+        values = column.to_numpy()  # counting the distinct ones would take as long as writing them
+        return bool(2 * (int(values.max()) - int(values.min())) <= len(column))
+    return bool(2 * pc.count_distinct(column).as_py() <= len(column))
+
+
+def read_samples(
+    storage: ReadableStorage, shard: Shard, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
+) -> pa.Table:
+    """Read the sample table of a shard.
+
+    Args:
+        storage: The dataset.
+        shard: The shard, as the manifest has it. With more pads than the shard has, only its first samples are given.
+        columns: Columns, in the order that the table shall have; None for all.
+        schema: The columns of the dataset's tables, as the manifest has them (`Manifest.samples`), so that their types
+            are checked; None to take what is found.
+
+    Returns:
+        A row for each sample in the tar's order, pads left out.
+
+    Raises:
+        CorruptDataError: The table is missing or damaged, belongs to another shard, or has other rows or columns.
+    """
+    path = samples_path(shard.path)
+    try:
+        data = storage.read(path, MAX_TABLE_BYTES)
+    except DatasetNotFoundError as error:
+        raise _damaged("no such file", f"the sample table of {shard.path}").at(f"{storage.url}/{path}") from error
+    try:
+        return parse_samples(data, shard, columns, schema)
+    except CorruptDataError as error:
+        error.url = f"{storage.url}/{path}"
+        raise error.at(f"{storage.url}/{path}") from error
+
+
+def recipe_of(data: bytes) -> str:
+    """Return what `dump_samples` was given as the recipe of a table; empty if it cannot be read."""
+    try:
+        metadata = open_table(data, (), _MAX_FOOTER).schema_arrow.metadata or {}
+        return bytes(metadata.get(_RECIPE, b"")).decode()
+    except (UnreadableError, UnicodeDecodeError):
+        return ""
+
+
+def parse_samples(
+    data: bytes, shard: Shard, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
+) -> pa.Table:
+    """Parse a sample table; see `read_samples`."""
+    num_real = shard.num_samples - shard.num_pads
+    try:
+        max_footer = _MAX_FOOTER if schema is None else sum(_COLUMN_BYTES + 4 * len(name) for name in schema.names)
+        file = open_table(data, (), max_footer)
+        found = pa.schema([field.remove_metadata() for field in file.schema_arrow])
+        known = found if schema is None else schema
+        if [(field.name, field.type) for field in known] != [(field.name, field.type) for field in found]:
+            raise UnreadableError(_shown(found), _shown(known))
+        checksum, num_rows = (file.schema_arrow.metadata or {}).get(_CHECKSUM, b"").decode(), file.metadata.num_rows
+        if checksum != shard.checksum:
+            raise UnreadableError(f"one for {checksum or 'no shard'}", f"a table for {shard.checksum}")
+        if not num_real <= num_rows <= shard.num_samples:
+            raise UnreadableError(f"{num_rows} rows", f"{num_real} rows")
+        known = parse_schema(dump_schema(found)) if schema is None else schema
+        wanted = known if columns is None else pa.schema([known.field(name) for name in columns])
+        texts = [field.name for field in known if field.type == pa.string()]
+        limit = max(memory_limit(data), min(shard.num_bytes, MAX_TABLE_BYTES))
+        return read_table(open_table(data, texts, max_footer) if texts else file, wanted, limit).slice(0, num_real)
+    except UnreadableError as error:
+        raise _damaged(error.found, error.expected or "a table as wdsplit writes it") from error
+    except (ValueError, KeyError, UnicodeDecodeError) as error:
+        raise _damaged(str(error), "a table as wdsplit writes it") from error
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)[:1000]
+
+
+def _damaged(found: str, expected: str) -> CorruptDataError:
+    return CorruptDataError("a sample table cannot be read", expected=expected, found=found, remedy=_REMEDY)

@@ -1,0 +1,57 @@
+"""What comes from remote storages, counted for whoever reads from them.
+
+Storages call `count`. A reader says what counts for it by `Traffic.counting`, so no counter is handed on to every file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TypeVar
+
+from wdsplit.order.epoch import Int64
+from wdsplit.storage.locks import ProcessLock
+
+__all__ = ["Traffic", "count"]
+
+Item = TypeVar("Item")
+
+
+class Traffic:
+    """Bytes and retries of one reader, and of the threads that it starts with a copy of its context.
+
+    Args:
+        cells: int64 of shape (2,): bytes and retries, counted as they come.
+    """
+
+    def __init__(self, cells: Int64) -> None:
+        self._cells = cells
+        self._lock = ProcessLock()
+
+    def add(self, num_bytes: int, retries: int) -> None:
+        """Count."""
+        with self._lock:
+            self._cells[0] += num_bytes
+            self._cells[1] += retries
+
+    def counting(self, items: Iterator[Item]) -> Iterator[Item]:
+        """Give items, and count what is read to make them, but not what their consumer reads meanwhile."""
+        while True:
+            token = _current.set(self)
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                _current.reset(token)
+            yield item
+
+
+_current: ContextVar[Traffic | None] = ContextVar("wdsplit_traffic", default=None)
+
+
+def count(num_bytes: int = 0, retries: int = 0) -> None:
+    """Count bytes that came from a remote storage, or requests that are sent again, if anybody wants to know."""
+    traffic = _current.get()
+    if traffic is not None:
+        traffic.add(num_bytes, retries)

@@ -1,0 +1,149 @@
+"""Media files of a folder: a row for each. Rows name files; what is in the files, `tables.payloads` reads.
+
+The rows are known since the folder was listed, so nothing is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import class_names, with_class_names
+from wdsplit.fields.promote import joined_schema
+from wdsplit.tables.formats.common import matching_groups
+from wdsplit.tables.table import FILE_NAME, InputFile, Remote
+from wdsplit.urls import joined_url
+
+__all__ = [
+    "GROUP_ROWS",
+    "LABEL",
+    "REFERENCE",
+    "STEM",
+    "TYPED",
+    "WHAT",
+    "common_schema",
+    "field_of_media",
+    "matching_groups",
+    "media_schema",
+    "open_file",
+    "read_batches",
+]
+
+TYPED = False
+WHAT = "a folder of media files"
+
+GROUP_ROWS = 1024
+LABEL = "label"
+STEM = "stem"
+"""The column that has the paths of files without their extensions."""
+REFERENCE = pa.struct([("path", pa.large_string()), ("size", pa.int64()), ("modified_ns", pa.int64())])
+"""What a column of media has until the files are read: which file, its bytes, and when it was written."""
+
+_FIELD = b"field"
+
+
+def media_schema(kind: str, field: str, classes: Sequence[str], members: pa.Schema) -> pa.Schema:
+    """Return the columns of a folder.
+
+    Args:
+        kind: The kind of media, which names their column.
+        field: The field that they go to.
+        classes: Names of the classes, if there are any.
+        members: The columns of `InputFile.members`.
+    """
+    columns = [pa.field(kind, pa.large_binary(), metadata={_FIELD: field.encode()})]
+    columns += [pa.field(LABEL, pa.int64())] if classes else []
+    columns += [one for one in members if one.name not in (kind, FILE_NAME) and not (classes and one.name == LABEL)]
+    columns += [pa.field(name, pa.large_string()) for name in (FILE_NAME, STEM)]
+    schema = pa.schema(columns)
+    return with_class_names(schema, {LABEL: classes}) if classes else schema
+
+
+def field_of_media(schema: pa.Schema) -> tuple[str, str]:
+    """Return the column of media, and the field that it goes to."""
+    (column,) = (one for one in schema if one.metadata and _FIELD in one.metadata)
+    return column.name, column.metadata[_FIELD].decode()
+
+
+def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Schema]:
+    """Refuse: a folder is opened by `tables.media`."""
+    raise ValueError(f"{path} is not a file")
+
+
+def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
+    """Return the columns of all folders; classes are those of any folder, sorted."""
+    (first, schema), *others = schemas.items()
+    classes = class_names(schema)
+    for path, other in others:
+        more = class_names(other)
+        if field_of_media(other)[0] != field_of_media(schema)[0] or bool(more) != bool(classes):
+            raise _different(first, schema, path, other)
+        classes = {name: tuple(sorted({*names, *more[name]})) for name, names in classes.items()}
+    try:
+        joined = joined_schema(list(schemas.values()))
+    except pa.ArrowException as error:
+        raise InputError(
+            "the metadata of two folders differ in their columns",
+            place=", ".join(schemas),
+            found=str(error),
+            remedy="give columns of one name the same type, or convert the folders as two datasets",
+        ) from error
+    return with_class_names(joined, classes)
+
+
+def _different(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> InputError:
+    texts = [
+        f"{field_of_media(each)[0]} files {'with' if class_names(each) else 'without'} classes"
+        for each in (schema, other)
+    ]
+    return InputError(
+        "two folders differ in what they hold",
+        place=path,
+        expected=f"{texts[0]}, as {first} has them",
+        found=texts[1],
+        remedy="convert them as two datasets, or put them into one folder",
+        url=path,
+    )
+
+
+def read_batches(
+    file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Give the rows of some row groups; the column of media has references (`REFERENCE`)."""
+    assert file.members is not None
+    ends = np.cumsum(file.row_groups)
+    for group in groups:
+        count = file.row_groups[group]
+        rows = file.members.slice(int(ends[group]) - count, count).combine_chunks()
+        arrays = [_column(file, rows, name, schema) for name in columns]
+        yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _column(file: InputFile, rows: pa.Table, name: str, schema: pa.Schema) -> pa.Array:
+    """Return a column of some rows."""
+    paths = rows[FILE_NAME].combine_chunks()
+    if name == FILE_NAME:
+        return paths
+    if name == STEM:
+        return pc.replace_substring_regex(paths, r"\.[^./]*$", "")
+    if name not in rows.column_names:
+        return pa.nulls(len(rows), schema.field(name).type)
+    column = rows[name].combine_chunks()
+    if name == field_of_media(schema)[0]:
+        return pa.StructArray.from_arrays([_whole(file, paths), *column.flatten()], fields=list(REFERENCE))
+    if name in class_names(schema) and pa.types.is_dictionary(column.type):
+        numbers = pc.index_in(column.dictionary, value_set=pa.array(class_names(schema)[name], pa.large_string()))
+        return numbers.take(column.indices).cast(pa.int64())
+    return column.cast(schema.field(name).type)
+
+
+def _whole(file: InputFile, paths: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Return the paths of files, or their URLs, given those below their folder."""
+    if file.remote is not None:
+        return pa.array([joined_url(file.remote.url, path) for path in paths.to_pylist()], pa.large_string())
+    root = pa.scalar(file.path.rstrip("/"), pa.large_string())
+    return pc.binary_join_element_wise(root, paths, pa.scalar("/", pa.large_string())) if file.path else paths

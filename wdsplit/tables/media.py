@@ -1,0 +1,244 @@
+"""Folders of images, audio or videos as a table: a row for each file, which names the file and has its class.
+
+Classes are the folders directly below the one that is given, as torchvision's ImageFolder has them. Files are listed
+and their sizes asked for, but none is opened but `metadata.csv` and its like.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import class_names
+from wdsplit.order.epoch import Int64
+from wdsplit.storage.opening import is_remote
+from wdsplit.storage.patterns import place_of
+from wdsplit.tables.find import SPLIT
+from wdsplit.tables.formats.media import GROUP_ROWS, LABEL, common_schema, media_schema
+from wdsplit.tables.formats.registry import is_media, is_table
+from wdsplit.tables.media_listing import Found, find_below, find_given
+from wdsplit.tables.media_metadata import with_metadata
+from wdsplit.tables.read import read_rows
+from wdsplit.tables.table import FILE_NAME, InputFile, Remote, Table
+from wdsplit.urls import shown_url
+
+__all__ = ["class_counts", "is_media_input", "open_media"]
+
+
+def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Tell whether what `find_inputs` has found is a media file, or a folder of them, rather than a table."""
+    return is_media(path) or (not is_table(path) and place_of(path, storage_options).is_folder(path))
+
+
+def open_media(paths: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Table:
+    """List folders of media files, and single files; the latter count as one folder, the innermost that holds them all.
+
+    Raises:
+        InputError: A folder cannot be read, or is ambiguous; or an input is a table.
+    """
+    _refuse_tables(paths, storage_options)
+    _refuse_overlaps(paths)
+    files = [path for path in paths if is_media(path)]
+    notes: list[str] = []
+    opened = [_open_folder(path, storage_options, notes) for path in paths if not is_media(path)]
+    if files:
+        opened.append(_open(find_given(files, storage_options), storage_options, notes))
+    if len(opened) > 1 and not any(LABEL in schema.names for _, schema in opened):
+        notes.append(f"{len(opened)} folders without classes become one dataset without classes")
+    schema = common_schema({file.path: schema for file, schema in opened})
+    return Table(tuple(file for file, _ in opened), schema, notes=tuple(notes))
+
+
+def class_counts(table: Table) -> dict[str, int]:
+    """Return how many of the rows that are kept are of each class; nothing if there are no classes from folders."""
+    names = class_names(table.schema).get(LABEL)
+    if not (names and table.names_files):
+        return {}
+    counts = np.zeros(len(names), np.int64)
+    for rows in read_rows(table, 0, table.num_rows, [LABEL]):
+        counts += np.bincount(rows.columns[LABEL].to_numpy(), minlength=len(names))
+    return dict(zip(names, counts.tolist(), strict=True))
+
+
+def _refuse_tables(paths: Sequence[str], storage_options: Mapping[str, Any] | None) -> None:
+    tables = [path for path in paths if not is_media_input(path, storage_options)]
+    if tables:
+        raise InputError(
+            "the inputs are tables and media files",
+            expected="tables, or folders and files of images, audio or videos",
+            found=f"{len(tables):,} tables, such as {shown_url(tables[0])}, and {len(paths) - len(tables):,} others",
+            remedy="convert them as two datasets; a table beside images is used if it is named metadata.csv",
+        )
+
+
+def _refuse_overlaps(paths: Sequence[str]) -> None:
+    """Refuse what lies in a folder that is an input too: it would be written twice."""
+    if all(map(is_media, paths)):
+        return
+    real = {path: path if is_remote(path) else os.path.realpath(path) for path in paths}
+    folders = {real[path].rstrip("/"): path for path in paths if not is_media(path)}
+    for path in paths:
+        above = real[path].rstrip("/")
+        while (above := above.rpartition("/")[0]) and above not in folders:
+            pass
+        if above:
+            raise InputError(
+                "an input is inside another one",
+                place=shown_url(path),
+                expected=f"an input outside {shown_url(folders[above])}",
+                remedy="name each file once: it would be written twice",
+                url=shown_url(path),
+            )
+
+
+def _kind(found: Found) -> str:
+    """Return the kind of media of a folder; refuse several."""
+    if len(found.first) > 1:
+        raise InputError(
+            "a folder holds several kinds of media",
+            place=shown_url(found.root),
+            expected="images, or audio, or videos",
+            found="; ".join(map(found.count_of, found.first)),
+            remedy=f"say which are meant: {' or '.join(map(found.pattern_of, found.first.values()))}",
+            url=shown_url(found.root),
+        )
+    return next(iter(found.first))
+
+
+def _refuse_ambiguous(found: Found) -> None:
+    """Refuse a folder that holds tables besides, or splits instead of classes."""
+    root = shown_url(found.root)
+    if found.tables:
+        paths = (found.tables[0], *found.first.values())
+        raise InputError(
+            "a folder holds tables and media files",
+            place=root,
+            expected="one or the other; or a table metadata.csv, metadata.jsonl or metadata.parquet about the files",
+            found="; ".join([f"{len(found.tables):,} tables, such as {paths[0]}", *map(found.count_of, found.first)]),
+            remedy=f"say which are meant: {' or '.join(map(found.pattern_of, paths))}; or rename the table",
+            url=root,
+        )
+    folders = [name for name, count in found.classes.items() if count]
+    if folders and all(SPLIT.fullmatch(name) for name in folders):
+        raise InputError(
+            "a folder holds splits, not classes",
+            place=root,
+            expected="folders that are named after classes",
+            found=", ".join(sorted(folders)),
+            remedy=f"convert each split to a dataset of its own, as in `wdsplit convert {root}/{folders[0]} OUTPUT`",
+            url=root,
+        )
+
+
+def _open_folder(path: str, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:
+    found = find_below(path, storage_options)
+    _refuse_ambiguous(found)
+    return _open(found, storage_options, notes)
+
+
+def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[str]) -> tuple[InputFile, pa.Schema]:
+    """Return a folder as a file of the input, and the columns of its rows; add what a user should know of it."""
+    root = shown_url(found.root)
+    remote = Remote(found.root, storage_options) if is_remote(found.root) else None
+    if not sum(len(rows) for _, rows in found.rows):
+        raise InputError("a folder holds no media file that is not empty", place=root, remedy="check it", url=root)
+    kind = _kind(found)
+    name = min(found.fields, key=lambda key: (-found.fields[key], key))[1]
+    members, classes, footers = _members(found, kind, storage_options)
+    sizes, times = (members[kind].chunk(0).field(each).to_numpy() for each in ("size", "modified_ns"))
+    count = len(members)
+    file = InputFile(
+        root,
+        int(sizes.sum()),
+        count,
+        tuple(min(GROUP_ROWS, count - first) for first in range(0, count, GROUP_ROWS)),
+        members.nbytes + count * len(root),
+        _checksum(members[FILE_NAME].chunk(0), sizes, [classes, footers]),
+        xxhash.xxh3_64_intdigest(times.tobytes()),
+        "media",
+        remote=remote,
+        members=members,
+    )
+    notes += _notes(found)
+    num_folders = sum(bool(count) for count in found.classes.values())
+    if LABEL in members.schema.names and not classes and num_folders > 1:
+        notes.append(f"{root}: the column {LABEL!r} of the metadata replaces the classes of {num_folders:,} folders")
+    return file, media_schema(kind, name, classes, members.schema)
+
+
+def _members(
+    found: Found, kind: str, storage_options: Mapping[str, Any] | None
+) -> tuple[pa.Table, list[str], list[str]]:
+    """Return the rows of a folder, the names of its classes, and the checksums of its metadata files."""
+    rows = pa.concat_tables([rows for _, rows in found.rows])
+    names, *numbers = (rows[name].combine_chunks() for name in (FILE_NAME, "size", "modified_ns"))
+    columns = {kind: pa.StructArray.from_arrays(numbers, ["size", "modified_ns"]), FILE_NAME: names}
+    metadata, footers = with_metadata(names, found.empty, found.root, found.metadata, storage_options, taken=kind)
+    classes = [] if LABEL in metadata else _classes(found, bool(metadata))
+    if classes:
+        columns[LABEL] = _labels(found, classes)
+    return pa.table(columns | metadata), classes, footers
+
+
+def _checksum(names: pa.LargeStringArray, sizes: Int64, more: Any) -> str:
+    """Return the checksum of what a dataset is made of."""
+    digest = xxhash.xxh3_128(orjson.dumps(more))
+    for values in (np.asarray(pc.binary_length(names)), sizes):
+        digest.update(values.astype("<i8").tobytes())
+    digest.update(names.buffers()[2])
+    return str(digest.hexdigest())
+
+
+def _notes(found: Found) -> list[str]:
+    """Say what of a folder is left out, and whose field files go to that have another."""
+    root, notes = shown_url(found.root), []
+    if found.skipped:
+        texts = [f"{count:,} {reason}, such as {first}" for reason, (count, first) in sorted(found.skipped.items())]
+        notes.append(f"{root}: left out: {'; '.join(texts)}")
+    (_, most), *others = sorted(found.fields, key=lambda key: (-found.fields[key], key))
+    if others:
+        texts = [f"{found.fields[key]:,} {key[1]}" for key in others]
+        notes.append(f"{root}: written to the field {most!r}, as most files are: {', '.join(texts)}")
+    classes = [name for name, count in found.classes.items() if count is not None]
+    filled = [name for name in classes if found.classes[name]]
+    if len(filled) == 1 and all("/" in folder for folder, _ in found.rows):
+        notes.append(f"{root}: no classes, as all files are below one folder: is {root}/{filled[0]} meant?")
+    if 1 < len(filled) < len(classes):
+        empty = ", ".join(sorted({*classes} - {*filled}))
+        notes.append(f"{root}: classes without files, which keep their numbers: {empty}")
+    return notes
+
+
+def _classes(found: Found, has_metadata: bool) -> list[str]:
+    """Return the folders that are classes, sorted; none of a folder that is flat."""
+    root = shown_url(found.root)
+    classes = sorted(name for name, count in found.classes.items() if count is not None)
+    filled = [name for name in classes if found.classes[name]]
+    num_outside = sum(len(rows) for folder, rows in found.rows if not folder)
+    if len(filled) < 2 or (num_outside and has_metadata):
+        return []
+    if num_outside:
+        raise InputError(
+            "some files are in no class folder",
+            place=root,
+            expected="all files in class folders, or none",
+            found=f"{num_outside:,} files beside {len(filled):,} folders, such as {filled[0]}",
+            remedy=f"move them, or leave them out by a pattern such as '{root}/*/*'",
+            url=root,
+        )
+    return classes
+
+
+def _labels(found: Found, classes: Sequence[str]) -> pa.DictionaryArray:
+    """Return the class of each file."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    codes = [np.full(len(rows), numbers[folder.partition("/")[0]], np.int32) for folder, rows in found.rows]
+    return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(codes)), pa.array(classes, pa.large_string()))

@@ -1,0 +1,196 @@
+"""Listing folders of media files: which names are media files, how large they are, and what else is there.
+
+Nothing is opened. What is left out is counted, with an example of each reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.engines.local import in_order
+from wdsplit.engines.watching import watched
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import MEDIA_SUFFIXES
+from wdsplit.order.epoch import Int64
+from wdsplit.storage.opening import is_remote, open_readable_storage
+from wdsplit.storage.patterns import place_of
+from wdsplit.tables.formats.registry import is_table
+from wdsplit.tables.media_metadata import is_metadata
+from wdsplit.tables.table import FILE_NAME
+from wdsplit.urls import shown_url
+
+__all__ = ["Found", "find_below", "find_given"]
+
+_FILES_AT_ONCE = 1024
+_THREADS = 8
+_HIDDEN, _OTHER, _EMPTY, _BROKEN = "hidden", "of other kinds", "empty", "no files, or broken links"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some media files of one folder: its path below the root, their names, and their sizes if these are known."""
+
+    folder: str
+    names: list[str]
+    sizes: list[int] | None = None
+
+
+@dataclass
+class Found:
+    """What was found below a root.
+
+    Attributes:
+        root: The folder: a path or a URL.
+        rows: Folders, and tables of names, sizes and times of writing of files in them.
+        fields: How many files would go to each field of each kind of media.
+        first: The first file of each kind of media.
+        classes: The folders directly below the root, and how many media files are below each; None if it has others.
+        tables: The tables.
+        metadata: Files that say more of the media files beside them.
+        empty: The media files that are empty.
+        skipped: How many names were left out, by the reason, and the first of them.
+    """
+
+    root: str
+    rows: list[tuple[str, pa.Table]] = field(default_factory=list)
+    fields: Counter[tuple[str, str]] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    classes: dict[str, int | None] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    metadata: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def skip(self, reason: str, path: str) -> None:
+        """Count a name that is left out."""
+        count, first = self.skipped.get(reason, (0, path))
+        self.skipped[reason] = (count + 1, first)
+
+    def count_of(self, kind: str) -> str:
+        """Say how many files of a kind there are."""
+        count = sum(count for (each, _), count in self.fields.items() if each == kind)
+        return f"{count:,} {kind} files, such as {self.first[kind]}"
+
+    def pattern_of(self, path: str) -> str:
+        """Return a pattern that names all files that end as one does."""
+        return f"'{shown_url(self.root)}/**/*{os.path.splitext(path)[1]}'"
+
+    def pieces(self, folder: str, names: Mapping[str, int | None]) -> Iterator[_Piece]:
+        """Sort out the names in a folder; give the media files, some at a time."""
+        media = []
+        for name in names:
+            path = f"{folder}/{name}" if folder else name
+            kind = MEDIA_SUFFIXES.get(os.path.splitext(name)[1].lower())
+            if name.startswith("."):
+                self.skip(_HIDDEN, path)
+            elif kind is not None:
+                media.append(name)
+            elif is_metadata(name):
+                self.metadata.append(path)
+            elif is_table(name):
+                self.tables.append(path)
+            else:
+                self.skip(_OTHER, path)
+        if folder:
+            self._count(folder.partition("/")[0], len(media), len(names))
+        for first in range(0, len(media), _FILES_AT_ONCE):
+            some = media[first : first + _FILES_AT_ONCE]
+            known = [size for name in some if (size := names[name]) is not None]
+            yield _Piece(folder, some, known if len(known) == len(some) else None)
+
+    def _count(self, name: str, num_media: int, num_names: int) -> None:
+        """Note a folder as a class. One that has other files than media files is none; an empty one is."""
+        before = self.classes.get(name, 0)
+        if num_media or before:
+            self.classes[name] = (before or 0) + num_media
+        else:
+            self.classes[name] = None if num_names or before is None else 0
+
+    def add(self, piece: _Piece, sizes: Int64, modified_ns: Int64) -> None:
+        """Add the files of a piece: int64 of shape (n,) each; a size of -1 is that of no file."""
+        prefix = f"{piece.folder}/" if piece.folder else ""
+        for name, size in zip(piece.names, sizes.tolist(), strict=True):
+            if size > 0:
+                kind, field_name = MEDIA_SUFFIXES[os.path.splitext(name)[1].lower()]
+                self.fields[kind, field_name] += 1
+                self.first.setdefault(kind, prefix + name)
+            else:
+                self.skip(_BROKEN if size else _EMPTY, prefix + name)
+                self.empty += [] if size else [prefix + name]
+        try:
+            names = pa.array([prefix + name for name in piece.names], pa.large_string())
+        except UnicodeEncodeError as error:
+            raise InputError(
+                "the name of a file is not UTF-8",
+                place=f"{shown_url(self.root)}, folder {piece.folder!r}",
+                found=repr(error.object),
+                remedy="rename the file",
+            ) from error
+        rows = pa.table({FILE_NAME: names, "size": sizes, "modified_ns": modified_ns})
+        self.rows.append((piece.folder, rows.filter(pa.array(sizes > 0))))
+
+
+def find_below(root: str, storage_options: Mapping[str, Any] | None) -> Found:
+    """List a folder, and ask for the sizes of its media files, several at once."""
+    found, place = Found(root.rstrip("/") or root), place_of(root, storage_options)
+    pieces = (piece for folder, names in place.listed(root) for piece in found.pieces(folder, names))
+    _add_all(found, pieces)
+    found.rows.sort(key=lambda item: item[0].split("/"))
+    return found
+
+
+def find_given(paths: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
+    """Ask for the sizes of single files, whose root is the innermost folder that holds them all."""
+    split = sorted(path.rpartition("/")[::2] for path in paths)
+    parts = [folder.split("/") for folder, _ in (split[0], split[-1])]
+    depth = next((n for n, pair in enumerate(zip(*parts, strict=False)) if pair[0] != pair[1]), min(map(len, parts)))
+    found = Found("/".join(parts[0][:depth]) or (os.sep if paths[0].startswith(os.sep) else ""))
+    pieces: list[_Piece] = []
+    for folder, files in groupby(split, key=lambda item: item[0]):
+        names: dict[str, int | None] = dict.fromkeys(name for _, name in files)
+        if is_remote(folder):
+            sizes = open_readable_storage(folder, storage_options).sizes()
+            names = {name: sizes.get(name, -1) for name in names}
+        pieces += found.pieces("/".join(folder.split("/")[depth:]), names)
+    _add_all(found, pieces)
+    return found
+
+
+def _add_all(found: Found, pieces: Iterable[_Piece]) -> None:
+    def sized(piece: _Piece) -> tuple[_Piece, Int64, Int64]:
+        if piece.sizes is not None:
+            return piece, np.array(piece.sizes), np.zeros(len(piece.sizes), np.int64)
+        folder = os.path.join(found.root, piece.folder)
+        stats = np.array([_size_and_time(os.path.join(folder, name)) for name in piece.names], np.int64)
+        return piece, stats[:, 0], stats[:, 1]
+
+    listed = in_order(sized, pieces, _THREADS)
+    for result in watched("listing files", listed, count=lambda result: len(result[1])):
+        found.add(*result)
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    """Return the size of a file and when it was written, in nanoseconds; -1 if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return -1, 0
+        raise InputError(
+            "a media file cannot be read",
+            place=path,
+            found=error.strerror or type(error).__name__,
+            remedy="check the permissions of its folder",
+            url=path,
+        ) from error
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, 0)

@@ -1,0 +1,184 @@
+"""The columns of many files as those of one table: types promoted, columns that a file lacks, Hive partitions.
+
+Pure (no I/O). Each different schema is kept once, however many files have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import class_names, refuse_repeated
+from wdsplit.fields.promote import common_type
+from wdsplit.tables.partitions import Partitions
+
+__all__ = ["Schemas", "absent_columns", "promoted", "promotion_notes", "with_partitions"]
+
+_FEATURES = b"huggingface"
+_MISSING = "missing"
+
+
+@dataclass
+class Schemas:
+    """The schemas of files.
+
+    Attributes:
+        schemas: Each different one, in order.
+        paths: The first file that has it.
+        counts: How many files with rows have it.
+    """
+
+    schemas: list[pa.Schema] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    _numbers: dict[bytes, int] = field(default_factory=dict)
+
+    def add(self, path: str, schema: pa.Schema, num_rows: int) -> int:
+        """Add a file, and return the number of its schema; what writers note of rows makes no difference."""
+        metadata = schema.metadata or {}
+        features = {name: value for name, value in metadata.items() if name == _FEATURES}
+        key = schema.with_metadata(features or None).serialize().to_pybytes()
+        number = self._numbers.setdefault(key, len(self.schemas))
+        if number == len(self.schemas):
+            self.schemas.append(schema)
+            self.paths.append(path)
+            self.counts.append(0)
+        self.counts[number] += num_rows > 0
+        return number
+
+    def by_path(self) -> dict[str, pa.Schema]:
+        """Return each different schema by the first file that has it."""
+        return dict(zip(self.paths, self.schemas, strict=True))
+
+
+def promoted(found: Schemas) -> pa.Schema:
+    """Return the columns of all files, in the order of their first appearance, each of a type that holds all values.
+
+    Raises:
+        InputError: A column has two types that have none in common, or its classes differ; all columns are named.
+    """
+    if len(found.schemas) == 1:
+        return found.schemas[0]
+    for path, schema in zip(found.paths, found.schemas, strict=True):
+        try:
+            refuse_repeated(schema)
+        except InputError as error:
+            raise error.at(path) from error
+    fields: dict[str, pa.Field] = {}
+    conflicts: dict[str, tuple[str, str]] = {}
+    for number, schema in enumerate(found.schemas):
+        for one in schema:
+            before = fields.setdefault(one.name, one)
+            kind = common_type(before.type, one.type)
+            if kind is not None:
+                fields[one.name] = before if kind == before.type else before.with_type(kind)
+            elif one.name not in conflicts:
+                conflicts[one.name] = (_conflict(found, one.name, number), found.paths[number])
+    problems = [text for text, _ in conflicts.values()] + _class_conflicts(found)
+    if problems:
+        path = next((path for _, path in conflicts.values()), found.paths[-1])
+        raise InputError(
+            "two inputs differ in their columns",
+            place=path,
+            expected="types that can be promoted to a common type, which loses nothing",
+            found="; ".join(problems),
+            remedy="cast the columns to one type, or convert the files as two datasets",
+            url=path,
+        )
+    richest = max(found.schemas, key=lambda schema: len(class_names(schema)))
+    return pa.schema(list(fields.values()), metadata=richest.metadata)
+
+
+def _conflict(found: Schemas, name: str, number: int) -> str:
+    """Say which two files have types of a column that cannot be promoted, given the number of the second's schema."""
+    kind = found.schemas[number].field(name).type
+    before = [other for other in range(number) if name in found.schemas[other].names]
+    types = [found.schemas[other].field(name).type for other in before]
+    place = next((place for place, other in enumerate(types) if common_type(other, kind) is None), 0)
+    return f"column {name!r} is {types[place]} in {found.paths[before[place]]}, {kind} in {found.paths[number]}"
+
+
+def _class_conflicts(found: Schemas) -> list[str]:
+    known: dict[str, tuple[tuple[str, ...], str]] = {}
+    problems = []
+    for path, schema in zip(found.paths, found.schemas, strict=True):
+        for name, classes in class_names(schema).items():
+            before, first = known.setdefault(name, (classes, path))
+            if classes != before:
+                problems.append(
+                    f"the classes of column {name!r} have other names, or another order, in {path} than in {first}"
+                )
+    return problems
+
+
+def promotion_notes(found: Schemas, schema: pa.Schema) -> list[str]:
+    """Say of each column that files with rows have in different types, or lack, what it is read as.
+
+    Args:
+        found: The schemas of the files.
+        schema: The columns of all files, without those of partitions.
+    """
+    kinds = [dict(zip(each.names, each.types, strict=True)) for each in found.schemas]
+    notes = [_note(one, kinds, found.counts) for one in schema]
+    return [note for note in notes if note]
+
+
+def _note(one: pa.Field, kinds: Sequence[Mapping[str, pa.DataType]], num_files: Sequence[int]) -> str:
+    """Say what a column is read as, given the types in each schema; nothing if all files have it in one type."""
+    if pa.types.is_null(one.type):
+        return f"{one.name}: no values in any file: not written"
+    counts: dict[str, int] = {}
+    for its, count in zip(kinds, num_files, strict=True):
+        if count:
+            kind = str(its[one.name]) if one.name in its else _MISSING
+            counts[kind] = counts.get(kind, 0) + count
+    if len(counts) <= 1:
+        return ""
+    total, num_missing = sum(counts.values()), counts.pop(_MISSING, 0)
+    first, *others = (f"{kind} in {count:,}" for kind, count in counts.items())
+    texts = [f"{first} of {total:,} files", *others, *([f"{_MISSING} in {num_missing:,}"] if num_missing else [])]
+    nulls = ", null where it is missing" if num_missing else ""
+    return f"{one.name}: {', '.join(texts)}: read as {one.type}{nulls}"
+
+
+def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.Schema:
+    """Add the columns of Hive partitions, after all others.
+
+    Args:
+        schema: The columns of all files.
+        partitions: Their partitions.
+        path: The first file, for an error.
+
+    Raises:
+        InputError: A file has a column of that name itself.
+    """
+    both = [name for name in partitions.are_integers if name in schema.names]
+    if both:
+        raise InputError(
+            "a folder's name and the files have the same column",
+            place=path,
+            expected="columns that are either in the files or in the names of their folders, as in year=2024/",
+            found=", ".join(map(repr, both)),
+            remedy="use --no-hive to read no columns from the folders' names",
+            url=path,
+        )
+    for name, is_integer in partitions.are_integers.items():
+        schema = schema.append(pa.field(name, pa.int64() if is_integer else pa.string()))
+    return schema
+
+
+def absent_columns(schema: pa.Schema, columns: pa.Schema, null_is_absent: bool) -> tuple[str, ...]:
+    """Return the columns of all files that a file with a schema has no value of: it lacks them, or has them as null.
+
+    Args:
+        schema: The file's columns.
+        columns: Those of all files.
+        null_is_absent: Whether columns of the type null count.
+    """
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    return tuple(
+        name for name in columns.names if name not in kinds or (null_is_absent and pa.types.is_null(kinds[name]))
+    )

@@ -1,0 +1,77 @@
+"""Texts for people: numbers, bytes, seconds; and those of a dataset, which anyone may have written.
+
+Pure (no I/O).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+
+__all__ = ["counted", "human_bytes", "human_number", "human_seconds", "percent", "quoted", "safe_text"]
+
+_KEPT = "\n\t"
+_ALIVE = re.compile(r'["$`\\\\]|!(?![= ])')
+"""What a shell does not take as it is in double quotes."""
+
+
+def safe_text(text: str, limit: int, lines: bool = False) -> str:
+    """Return a text of a dataset as it is shown: shortened, and without characters that nobody sees.
+
+    Control characters and those that turn the direction of writing come as their numbers.
+
+    Args:
+        text: The text.
+        limit: Characters to keep.
+        lines: Keep line breaks and tabs.
+    """
+    shortened = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return "".join(
+        each if each.isprintable() or (lines and each in _KEPT) else f"\\u{ord(each):04x}" for each in shortened
+    )
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number of things: `1 class`, `10 classes`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def human_bytes(size: float) -> str:
+    """Return a number of bytes, in decimal units."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} PB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a time: `12 ms`, `3.4 s`, `5 min`, `2.5 h`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def human_number(value: float) -> str:
+    """Return a number with about three digits that count."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.3g}"
+
+
+def percent(part: int, whole: int) -> str:
+    """Return a share in per cent; only all is 100 %, and only none is 0 %."""
+    if part in (0, whole):
+        return "100 %" if part else "0 %"
+    return f"{min(99.9, max(0.1, 100 * part / whole)):.1f} %"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a word of a command line: in double quotes where that is easier to read."""
+    word = shlex.quote(text)
+    return word if word == text or _ALIVE.search(text) else f'"{text}"'

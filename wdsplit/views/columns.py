@@ -1,0 +1,140 @@
+"""The columns of a dataset's samples: those of the sample tables, and those of annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from wdsplit.conditions.parse import Where, parse_where
+from wdsplit.errors import InputError, WdsplitError, did_you_mean
+from wdsplit.shards.annotations import Annotation, find_annotation, read_annotation, scan_annotations
+from wdsplit.shards.manifest import Manifest
+from wdsplit.shards.sample_tables import KEY, names_of, read_samples
+from wdsplit.shards.stored import intact
+from wdsplit.storage.interface import ReadableStorage
+
+__all__ = ["SampleColumns"]
+
+
+@dataclass(frozen=True, eq=False)
+class SampleColumns:
+    """What is known of the samples of a dataset besides their payloads.
+
+    Attributes:
+        storage: Where the dataset is.
+        manifest: Its manifest, of all its samples.
+    """
+
+    storage: ReadableStorage
+    manifest: Manifest
+
+    @cached_property
+    def _scanned(self) -> dict[str, Annotation | WdsplitError]:
+        """All annotations of the dataset, also those that cannot be used."""
+        return scan_annotations(self.storage)
+
+    @cached_property
+    def annotations(self) -> tuple[Annotation, ...]:
+        """The annotations of the shards that the dataset has now."""
+        known = intact(self._scanned).values()
+        return tuple(each for each in known if each.fingerprint == self.manifest.fingerprint)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """All columns.
+
+        Raises:
+            InputError: The dataset has no sample tables.
+        """
+        return pa.schema([*self._samples, *(field for each in self.annotations for field in each.schema)])
+
+    @property
+    def _samples(self) -> pa.Schema:
+        """The columns of the sample tables."""
+        if self.manifest.samples is None:
+            raise InputError(
+                "the dataset has no sample tables, by which samples are chosen",
+                place=self.storage.url,
+                remedy=f"make them with `wdsplit index {self.storage.url} --samples`",
+            )
+        return self.manifest.samples
+
+    @cached_property
+    def class_names(self) -> dict[str, tuple[str, ...]]:
+        """The class names of each column of classes, by their numbers."""
+        return names_of(self.schema)
+
+    def parse(self, where: str) -> Where:
+        """Parse a condition on the columns.
+
+        Raises:
+            InputError: It is invalid, or names a column of an annotation that was made for other shards.
+            CorruptDataError: It names a column that does not exist, and an annotation that may have it is damaged.
+        """
+        schema = self.schema
+        try:
+            return parse_where(where, schema, self.class_names, KEY, self._hints())
+        except InputError as error:
+            for name, each in self._scanned.items():
+                if isinstance(each, Annotation):
+                    if _names_one(where, schema, each, error):
+                        find_annotation(self.storage, name, self.manifest)
+                elif "no column" in error.cause and not error.remedy:
+                    raise each from error
+            raise
+
+    def _hints(self) -> dict[str, str]:
+        """Return how conditions may use fields that are no columns, by the names of the fields and their columns."""
+        hints, names = {}, self.schema.names
+        for one in self.manifest.fields:
+            is_text = "string" in one.type and "<" not in one.type
+            keep = f"convert with --keep {one.column}, or " if is_text else ""
+            hint = f"it is a field ({one.name}): {keep}join it with wdsplit annotate"
+            if one.column in names:
+                hint = f"write {one.column}"
+            hints.update({name: hint for name in (one.name, one.column) if name not in names})
+        return hints
+
+    def read(self, shard: int, names: Sequence[str]) -> pa.Table:
+        """Read columns of a shard: a row for each sample that is no pad, in the tar's order.
+
+        Args:
+            shard: The shard's number.
+            names: The columns, each once; a table that has none of them is not read.
+
+        Raises:
+            InputError: There is no such column.
+            CorruptDataError: A table is missing or damaged.
+        """
+        samples = self._samples
+        unknown = [name for name in names if name not in self.schema.names]
+        if unknown:
+            raise InputError(
+                f"samples have no column {unknown[0]!r}",
+                place=self.storage.url,
+                expected=f"one of {', '.join(self.schema.names)}",
+                remedy=did_you_mean(unknown, self.schema.names),
+            )
+        listed, parts = self.manifest.shards[shard], []
+        own = [name for name in names if name in samples.names]
+        if own:
+            parts.append(read_samples(self.storage, listed, own, samples))
+        for each in self.annotations:
+            joined = [name for name in names if name in each.schema.names]
+            if joined:
+                parts.append(read_annotation(self.storage, each, listed, joined))
+        columns = {name: part.column(name) for part in parts for name in part.column_names}
+        return pa.table({name: columns[name] for name in names})
+
+
+def _names_one(where: str, schema: pa.Schema, annotation: Annotation, fault: InputError) -> bool:
+    """Tell whether a condition, which has a fault without them, names columns of an annotation."""
+    joined = [field for field in annotation.schema if field.name not in schema.names]
+    try:
+        parse_where(where, pa.schema([*schema, *joined]), names_of(schema) | annotation.class_names)
+    except InputError as error:
+        return (error.cause, error.place) != (fault.cause, fault.place)
+    return True

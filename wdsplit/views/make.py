@@ -1,0 +1,241 @@
+"""Making, listing and removing the stored views of a dataset."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from wdsplit.engines.local import Engine, LocalEngine
+from wdsplit.errors import InputError
+from wdsplit.notebook import html_table
+from wdsplit.order.selection import Selection
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.stored import intact, warn_of_damaged
+from wdsplit.shards.views import (
+    StoredView,
+    check_view_name,
+    lock_view,
+    read_view,
+    refuse_existing,
+    remove_view,
+    scan_views,
+    write_view,
+)
+from wdsplit.storage.given import located_one
+from wdsplit.storage.opening import open_readable_storage, open_storage
+from wdsplit.views.choosing import Choice, Chosen, choose, read_choice, refuse_missing
+from wdsplit.views.columns import SampleColumns
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["MadeView", "drop_view", "list_views", "make_view"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_CLASS_COLUMNS = 4
+_MAX_UNNAMED = 100
+"""Values of a column without class names; one of more is no column of classes."""
+
+
+@dataclass(frozen=True)
+class MadeView:
+    """A view that was made.
+
+    Attributes:
+        stored: What the view says of itself: its name, fingerprint, and numbers of samples.
+        num_shards: Shards of the dataset.
+        num_empty_shards: How many of them have no sample in the view.
+        classes: For each column of classes, of each class how many samples are in the view, and how many there are:
+            `{"label": {"cat": (50, 100)}}`. A class without a name goes by its number.
+    """
+
+    stored: StoredView
+    num_shards: int
+    num_empty_shards: int
+    classes: Mapping[str, Mapping[str, tuple[int, int]]]
+
+    def __repr__(self) -> str:
+        stored = self.stored
+        return f"<MadeView {stored.name!r}: {stored.num_selected:,} of {stored.num_samples:,} samples>"
+
+    def _repr_html_(self) -> str:
+        facts = [
+            ("samples", f"{self.stored.num_selected:,} of {self.stored.num_samples:,}"),
+            ("shards with none", f"{self.num_empty_shards:,} of {self.num_shards:,}"),
+        ]
+        return html_table(f"View {self.stored.name}", facts)
+
+
+def make_view(
+    url: str | os.PathLike[str],
+    name: str,
+    *,
+    where: str | None = None,
+    keys: Any = None,
+    exclude: Any = None,
+    view: str | None = None,
+    allow_missing: bool = False,
+    overwrite: bool = False,
+    jobs: int = 1,
+    progress: Callable[[int, int, int], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> MadeView:
+    """Choose samples of a dataset, and store which they are under a name: `Dataset(url, view=name)` then has no others.
+
+    Conditions and lists may be combined: a sample must meet all of them. The shards are neither read nor changed.
+
+    Args:
+        url: The dataset's folder.
+        name: What to call the view: up to 100 letters, digits, `_`, `-` and `.`.
+        where: A condition on the columns of samples, such as `"score > 0.5 and width >= 256"`; classes may be compared
+            by their names.
+        keys: Keep only these keys: a list or an array, or the path of a file: text with a key a line, `.jsonl` with
+            `key` in each line, or `.csv`, `.tsv` or `.parquet` with a column `key` or `__key__`.
+        exclude: Leave out these keys; given as `keys` are. Keys that no sample has are warned of.
+        view: Choose from the samples of this view only.
+        allow_missing: Warn of `keys` that no sample has, instead of refusing them.
+        overwrite: Replace the view of this name.
+        jobs: Processes.
+        progress: Called at the beginning and after some shards, with the number of shards that are done, the number of
+            all, and the samples that were looked at.
+        storage_options: How to reach a remote store, as of `Dataset`.
+        engine: What carries the tasks out; None for `jobs` processes of this machine.
+        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+
+    Raises:
+        OutputExistsError: There is a view of this name.
+        InputError: Nothing was asked for, the condition or a list is invalid, or no sample has one of `keys`.
+        StorageError: The folder cannot be written to.
+    """
+    check_view_name(name)
+    if where is None and keys is None and exclude is None and view is None:
+        raise InputError(
+            "no condition for the view",
+            expected="where, keys, exclude or view",
+            remedy="give a condition (--where), or a list of keys (--keys, --exclude)",
+        )
+    located, storage_options = located_one(url, storage_options, fs)
+    storage = open_storage(located, storage_options)
+    manifest = read_manifest(storage)
+    with lock_view(storage, name):
+        if not overwrite:
+            refuse_existing(storage, name)
+        columns = SampleColumns(storage, manifest)
+        choice = read_choice(columns, where, keys, exclude, storage_options)
+        base = None if view is None else read_view(storage, manifest, view)
+        counted = _counted(columns)
+        selection = None if base is None else base[1]
+        engine = engine or LocalEngine(jobs)
+        chosen = choose(columns, manifest.shards.num_real, choice, selection, engine, counted, progress)
+        refuse_missing(columns, choice, chosen, allow_missing)
+        recipe = _recipe(choice, chosen, None if base is None else base[0])
+        stored = write_view(storage, manifest, name, chosen.selection, recipe)
+    if not stored.num_selected:
+        logger.warning("%s: view %r has no samples", storage.url, name)
+    return MadeView(stored, len(manifest.shards), _num_empty(chosen.selection), _classes(columns, chosen))
+
+
+def _counted(columns: SampleColumns) -> list[str]:
+    """Return the columns of classes of which samples are counted: those with names, else those of fields named cls."""
+    if columns.manifest.samples is None:
+        return []
+    labels = [field.column for field in columns.manifest.fields if field.name.rpartition(".")[2] == "cls"]
+    kinds = {field.name: field.type for field in columns.schema}
+    named, others = (
+        [name for name in dict.fromkeys(each) if _holds_numbers(kinds.get(name))]
+        for each in (columns.class_names, labels)
+    )
+    return (named or others)[:_MAX_CLASS_COLUMNS]
+
+
+def _holds_numbers(kind: pa.DataType | None) -> bool:
+    return kind is not None and pa.types.is_integer(kind) and kind != pa.uint64()
+
+
+def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str, Any]:
+    """Return how a view is made, as it says itself."""
+    recipe: dict[str, Any] = {}
+    if choice.where is not None:
+        recipe["where"] = choice.where
+    if base is not None:
+        recipe["view"] = {"name": base.name, "fingerprint": base.fingerprint}
+    for name, keys in (("keys", choice.keys), ("exclude", choice.exclude)):
+        if keys is not None:
+            missing = int(np.count_nonzero(~chosen.found[name]))
+            counts = {"keys": keys.num_keys, "duplicates": keys.num_duplicates, "missing": missing}
+            recipe[name] = {"from": keys.origin, **counts}
+    return recipe
+
+
+def _num_empty(selection: Selection) -> int:
+    return int(np.count_nonzero(selection.counts == 0))
+
+
+def _classes(columns: SampleColumns, chosen: Chosen) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return the counts of each class by its name, or by its number if it has none and there are few."""
+    classes = {}
+    for column, tally in chosen.classes.items():
+        names = columns.class_names.get(column, ())
+        if not names and len(tally.every) > _MAX_UNNAMED:
+            continue
+        numbers = sorted({*range(len(names)), *tally.every})
+        texts = [names[each] if 0 <= each < len(names) else str(each) for each in numbers]
+        counts = [(tally.chosen[each], tally.every[each]) for each in numbers]
+        classes[column] = dict(zip(texts, counts, strict=True))
+    return classes
+
+
+def list_views(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> dict[str, StoredView]:
+    """Return the stored views of a dataset by their names: samples, how each was made, and for which fingerprint.
+
+    Args:
+        url: The dataset's folder.
+        storage_options: How to reach a remote store, as of `Dataset`.
+        fs: The file system that the folder is on, as of `Dataset`.
+
+    Views of an earlier version of the dataset, which has another fingerprint, are among them. Damaged ones are left
+    out, with a warning.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset.
+    """
+    storage = open_readable_storage(*located_one(url, storage_options, fs))
+    read_manifest(storage)
+    found = scan_views(storage)
+    warn_of_damaged(found, "view", storage.url)
+    return intact(found)
+
+
+def drop_view(
+    url: str | os.PathLike[str],
+    name: str,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
+) -> None:
+    """Remove a stored view of a dataset; its samples stay.
+
+    Args:
+        url: The dataset's folder.
+        name: The view's name.
+        storage_options: How to reach a remote store, as of `Dataset`.
+        fs: The file system that the folder is on, as of `Dataset`.
+
+    Raises:
+        InputError: There is no such view.
+    """
+    storage = open_storage(*located_one(url, storage_options, fs))
+    read_manifest(storage)
+    remove_view(storage, name)

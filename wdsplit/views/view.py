@@ -1,0 +1,116 @@
+"""The view that a loader was asked for: a stored one, a condition, lists of keys, or several of these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wdsplit.errors import InputError
+from wdsplit.order.packed import first_of
+from wdsplit.order.selection import Selection
+from wdsplit.shards.manifest import Manifest, first_samples
+from wdsplit.storage.interface import ReadableStorage
+from wdsplit.texts import quoted
+from wdsplit.urls import shown_url
+
+__all__ = ["MAX_SAMPLES", "MAX_SHARDS", "View", "resolve_view"]
+
+MAX_SHARDS, MAX_SAMPLES = 10_000, 50_000_000
+"""Up to these sizes samples are chosen when a dataset is opened: each process that opens it reads as many tables."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Some of the samples of a dataset.
+
+    Attributes:
+        name: What to call it: the name under which it is stored, or what was asked for.
+        selection: Which samples these are.
+    """
+
+    name: str
+    selection: Selection
+
+    def __repr__(self) -> str:
+        total = int(self.selection.totals.sum())
+        return f"<View {self.name!r}: {self.selection.num_samples:,} of {total:,} samples>"
+
+
+def resolve_view(
+    storage: ReadableStorage,
+    manifest: Manifest,
+    *,
+    view: str | None = None,
+    where: str | None = None,
+    keys: Any = None,
+    exclude: Any = None,
+    limit: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    max_shards: int = MAX_SHARDS,
+    max_samples: int = MAX_SAMPLES,
+) -> View | None:
+    """Return the samples that meet all that is asked; None if nothing is.
+
+    Args:
+        storage: Where the dataset is.
+        manifest: Its manifest, of all its samples.
+        view: The name of a stored view.
+        where: A condition on the columns of samples.
+        keys: A list of keys, or a file of them: other samples are left out.
+        exclude: A list of keys, or a file of them, that are left out; one that no sample has is ignored.
+        limit: Choose among so many first samples only. The selection then is that of `first_samples(manifest, limit)`.
+            Keys that none of them has are not looked for among the others.
+        storage_options: How to reach files of keys.
+        max_shards: Shards of which samples are chosen here. A stored view may have any number.
+        max_samples: Samples that are chosen from here.
+
+    Raises:
+        InputError: There is no such view or column, the condition is invalid, no sample has one of `keys`, or the
+            dataset is too large for anything but stored views.
+        CorruptDataError: The view or a table of columns is damaged.
+    """
+    if view is None and where is None and keys is None and exclude is None:
+        return None
+    from wdsplit.shards.views import read_view  # here, because most datasets are opened without a view
+    from wdsplit.views.choosing import choose, read_choice, refuse_missing
+    from wdsplit.views.columns import SampleColumns
+
+    limited = manifest if limit is None else first_samples(manifest, limit)
+    totals = limited.shards.num_real
+    base = None
+    if view is not None:
+        whole = read_view(storage, manifest, view)[1]
+        base = View(view, whole if limited is manifest else first_of(whole, totals))
+    if where is None and keys is None and exclude is None:
+        return base
+    asked = {"where": where, "keys": keys, "exclude": exclude, "view": view}
+    _refuse_too_large(storage, limited, asked, max_shards, max_samples)
+    columns = SampleColumns(storage, manifest)
+    choice = read_choice(columns, where, keys, exclude, storage_options)
+    chosen = choose(columns, totals, choice, None if base is None else base.selection)
+    if limited is manifest:
+        refuse_missing(columns, choice, chosen)
+    return View(choice.name if base is None else f"{base.name} and {choice.name}", chosen.selection)
+
+
+def _refuse_too_large(
+    storage: ReadableStorage, manifest: Manifest, asked: Mapping[str, Any], max_shards: int, max_samples: int
+) -> None:
+    """Refuse to choose samples of a dataset when it is opened, by every process, if it is too large for that."""
+    num_shards, num_samples = len(manifest.shards), manifest.num_samples
+    if num_shards <= max_shards and num_samples <= max_samples:
+        return
+    words = ["wdsplit", "view", quoted(shown_url(storage.url)), "NAME"]
+    for option, value in asked.items():
+        if value is not None:
+            is_text = isinstance(value, (str, os.PathLike))
+            words += [f"--{option}", quoted(shown_url(os.fspath(value))) if is_text else "FILE"]
+    raise InputError(
+        "the dataset is too large to choose its samples each time it is opened",
+        place=storage.url,
+        expected=f"up to {max_shards:,} shards and {max_samples:,} samples, or a stored view",
+        found=f"{num_shards:,} shards, {num_samples:,} samples",
+        remedy=f"store the view once with `{' '.join(words)}`, and open the dataset with view='NAME'",
+    )
