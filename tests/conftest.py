@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 
+import fsspec
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -65,6 +66,20 @@ def numbers(tmp_path_factory):
 def whole_lanes(tmp_path_factory):
     """Return a dataset of 96 samples with 2 whole shards in each of 12 lanes."""
     return numbers_dataset(tmp_path_factory.mktemp("whole_lanes"), 96, shards=24, lanes=12, window=3)
+
+
+@pytest.fixture
+def memory():
+    """Return fsspec's file system in memory, which all tests of a process share: empty before and after."""
+    made = fsspec.filesystem("memory")
+
+    def clear():
+        made.store.clear()
+        made.pseudo_dirs[:] = [""]
+
+    clear()
+    yield made
+    clear()
 
 
 @pytest.fixture(params=[text.BLOCK_BYTES, 7], ids=["whole", "tiny"])

@@ -98,7 +98,8 @@ def test_a_forged_footer_gives_rows_or_an_error_and_never_ends_the_process(tmp_p
         path.write_bytes(forged)
         try:
             table = open_inputs([str(path)])
-            matching_groups(table.files[0], pc.field("a") > 30)
+            name = table.schema.names[0]
+            matching_groups(table, table.files[0], pc.field(name) > 30, [name])
             assert sum(map(len, read_rows(table, 0, table.num_rows, table.schema.names))) == table.num_rows
         except InputError as error:
             refused += 1

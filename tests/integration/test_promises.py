@@ -14,6 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from made_datasets import deliveries, delivering, expected_epoch, interleaved, real_rows, sized_dataset
+from made_views import expected_view, view_of
 from torchruns import delivered
 from wdsplit.errors import CorruptDataError
 from wdsplit.loading.dataset import Dataset
@@ -67,6 +68,26 @@ def made(tmp_path_factory):
     return path_of
 
 
+@st.composite
+def views(draw, counts):
+    """Draw the rows of a view of shards of some sizes: none, one, one a shard, every third, most, or any."""
+    total, seed = sum(counts), draw(st.integers(0, 99))
+    random = np.random.default_rng(seed)
+    kind = draw(st.sampled_from(["none", "one", "one a shard", "every third", "99.9 %", "half", "all"]))
+    if kind == "one a shard":
+        ends = np.cumsum(counts).tolist()
+        return [end - 1 - int(random.integers(count)) for end, count in zip(ends, counts, strict=True) if count]
+    chosen = {
+        "none": np.zeros(total, np.bool_),
+        "one": np.arange(total) == random.integers(max(1, total)),
+        "every third": np.arange(total) % 3 == 0,
+        "99.9 %": random.random(total) < 0.999,
+        "half": random.random(total) < 0.5,
+        "all": np.ones(total, np.bool_),
+    }[kind]
+    return np.flatnonzero(chosen).tolist()
+
+
 def loaders_of(opened, readers, epoch, states=()):
     """Return the loader of each rank, in the epoch or where the states say; `opened` makes the dataset of a rank."""
     world_size, num_workers, batch_size = readers
@@ -92,11 +113,15 @@ def one_length(loaders):
     return lengths.pop()
 
 
-def run_legs(opened, legs, epoch, of_batch):
-    """Return what is delivered when the readers of each leg go on where those before stopped."""
+def run_legs(opened, legs, epoch, of_batch, has_views=False):
+    """Return what is delivered when the readers of each leg go on where those before stopped.
+
+    Epochs of a dataset that has views may differ in their steps.
+    """
     seen, state = [], None
     for number, (readers, num_steps) in enumerate(legs):
-        length = one_length(loaders_of(opened, readers, epoch))
+        unread = loaders_of(opened, readers, epoch)
+        length = len(unread[0]) if has_views else one_length(unread)
         loaders = loaders_of(opened, readers, epoch, [state] if state else ())
         is_last = number == len(legs) - 1
         steps = list(itertools.islice(zip(*loaders, strict=True), None if is_last else num_steps))
@@ -210,6 +235,84 @@ def test_resuming_does_not_read_again_what_was_consumed(
         list(Loader(opened(path, rank=0, world_size=1), 1))
 
 
+# Views
+
+
+@st.composite
+def viewed(draw):
+    """Draw the sizes of shards, and the views of them that the epochs 0, 1 and 2 have; None for all rows."""
+    counts = draw(sizes)
+    return counts, [draw(st.none() | views(counts)) for _ in range(3)]
+
+
+def rows_or_all(rows, counts):
+    return range(sum(counts)) if rows is None else rows
+
+
+@few_examples
+@given(viewed(), orders(), st.integers(0, 2), legs)
+@example(([70], [[3], None, []]), PADDED | {"lanes": 5}, 0, [((8, 3, 9), 1)])
+@example(([201, 200], [list(range(0, 401, 3))] * 3), PADDED | {"lanes": 2}, 1, [((2, 2, 1), 2), ((3, 1, 4), 1)])
+def test_views_by_epoch_keep_all_promises_on_readers_that_follow_one_another(made, viewed, order, epoch, legs):
+    """A view against a list comprehension: what each epoch gives is what the whole gives, but for other rows."""
+    counts, by_epoch = viewed
+    path = made(counts)
+    chosen = {each: rows and view_of(path, rows, f"view {each}") for each, rows in enumerate(by_epoch)}
+    chosen = {each: view_of(path, []) if rows == [] else chosen[each] for each, rows in enumerate(by_epoch)}
+    rows = rows_or_all(by_epoch[epoch], counts)
+
+    def opened(**world):
+        return delivering(Dataset(path, view=chosen, **order, **world))
+
+    seen = run_legs(opened, legs, epoch, deliveries, has_views=True)
+    assert [position for position, _, _ in seen] == list(range(len(seen)))
+    if rows:
+        expected = expected_view(path, rows, epoch, **order)
+        assert agrees(seen, list(itertools.islice(expected, len(seen))))
+    found = real_rows(seen)
+    if order["tail"] == "pad":
+        assert found == list(rows)
+    else:
+        assert len(found) == len(set(found)) == len(seen)
+        assert set(found) <= set(rows)
+
+
+@fewer_examples
+@given(viewed(), orders(tails=["uneven"]), readers)
+def test_uneven_ranks_deliver_each_sample_of_a_view_once(made, viewed, order, readers):
+    counts, by_epoch = viewed
+    path = made(counts)
+    rows = rows_or_all(by_epoch[0], counts)
+    loaders = loaders_of(
+        lambda **world: delivering(Dataset(path, view=view_of(path, rows), **order, **world)), readers, 0
+    )
+    lengths = [len(loader) for loader in loaders]
+    parts = [[deliveries(batch) for batch in loader] for loader in loaders]
+    assert lengths == [len(batches) for batches in parts]
+    found = delivered(delivered(parts))
+    assert sorted(row for _, row, _ in found) == list(rows)
+    assert not any(pad for _, _, pad in found)
+
+
+@fewer_examples
+@given(viewed(), orders(), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=4), readers)
+def test_set_view_between_and_within_epochs_gives_the_view_of_the_next_iteration(made, viewed, order, calls, readers):
+    """Each call names a view, and how many steps of the epoch are taken before the next call."""
+    counts, chosen = viewed
+    path = made(counts)
+    dataset = Dataset(path, rank=0, world_size=1, **order)
+    loader = Loader(delivering(dataset), readers[2], num_workers=readers[1], workers="thread")
+    for number, num_steps in calls:
+        rows = rows_or_all(chosen[number], counts)
+        dataset.set_view(view_of(path, rows))
+        epoch, length = loader.epoch, len(loader)
+        found = [deliveries(batch) for batch in itertools.islice(loader, num_steps)]
+        assert len(found) == min(num_steps, length)
+        seen = delivered(found)
+        if rows:
+            assert agrees(seen, list(itertools.islice(expected_view(path, rows, epoch, **order), len(seen))))
+
+
 # Mixtures
 
 
@@ -238,12 +341,30 @@ def mixtures(draw):
     return sources, {kind: shares}, shares
 
 
+@st.composite
+def schedules(draw):
+    """Draw the same with weights that change within the first epochs; their counts are left to the unit tests."""
+    sources = draw(st.lists((wild | equal).filter(sum), min_size=2, max_size=3, unique_by=tuple))
+    weights = st.lists(st.integers(1, 5), min_size=len(sources), max_size=len(sources))
+    positions = [0, *itertools.accumulate(draw(st.lists(st.integers(30, 120), max_size=3)))]
+    shares = {
+        "schedule": [(position, draw(weights)) for position in positions],
+        "interpolate": draw(st.sampled_from(["step", "linear"])),
+        "num_samples": draw(st.integers(40, 90)),
+    }
+    return sources, shares, None
+
+
 def mixed(made, sources, shares, **options):
     """Return a mixture of datasets as deliveries."""
-    by_path = {
-        kind: dict(zip(map(made, sources), given, strict=True)) if isinstance(given, list) else given
-        for kind, given in shares.items()
-    }
+
+    def named(given):
+        return dict(zip(map(made, sources), given, strict=True))
+
+    if "schedule" in shares:
+        by_path = shares | {"schedule": [(position, named(given)) for position, given in shares["schedule"]]}
+    else:
+        by_path = {kind: named(given) if isinstance(given, list) else given for kind, given in shares.items()}
     return mix(**by_path, **options).decode().to_tuple("__position__", "__source__", "cls", "__pad__")
 
 
@@ -255,7 +376,7 @@ def mixed_orders(draw):
 
 
 @fewer_examples
-@given(mixtures(), mixed_orders(), epochs, legs)
+@given(mixtures() | schedules(), mixed_orders(), epochs, legs)
 def test_readers_of_a_mixture_that_follow_one_another_deliver_what_one_reader_does(made, mixture, order, epoch, legs):
     sources, shares, _ = mixture
 
@@ -295,3 +416,51 @@ def test_epochs_of_a_mixture_have_the_counts_asked_for_and_use_each_source_up_be
             assert max(often) - min(often) <= 1
     assert all(count == counts[0] for count in counts)
     assert all(abs(count - asked) < 1 for count, asked in zip(counts[0], wanted, strict=True))
+
+
+@fewer_examples
+@given(schedules(), mixed_orders(), readers)
+def test_whatever_the_schedule_a_source_is_used_up_before_it_begins_anew(made, mixture, order, readers):
+    sources, shares, _ = mixture
+    loaders = loaders_of(lambda **world: mixed(made, sources, shares, **order | {"tail": "pad"}, **world), readers, 0)
+    one_length(loaders)
+    seen = Counter()
+    for epoch in range(4):
+        parts = [delivered(map(mixed_deliveries, loader)) for loader in loaders]
+        seen.update(row for part in parts for _, row, pad in part if not pad)
+        assert seen.total() == (epoch + 1) * shares["num_samples"]
+        for source in sources:
+            often = [seen[made(source), row] for row in range(sum(source))]
+            assert max(often) - min(often) <= 1
+
+
+@fewer_examples
+@given(st.data(), mixed_orders(), st.integers(0, 2), legs)
+def test_an_epoch_of_a_mixture_of_views_has_the_samples_of_the_views_on_readers_that_follow_one_another(
+    made, data, order, epoch, legs
+):
+    sources = data.draw(st.lists((wild | equal).filter(sum), min_size=2, max_size=3, unique_by=tuple))
+    chosen = [[data.draw(st.none() | views(counts).filter(len)) for _ in range(3)] for counts in sources]
+    paths = list(map(made, sources))
+    by_epoch = {
+        path: {each: rows and view_of(path, rows) for each, rows in enumerate(own)}
+        for path, own in zip(paths, chosen, strict=True)
+    }
+
+    def opened(**world):
+        mixture = mix(repeat=dict.fromkeys(paths, 1), view=by_epoch, **order, **world)
+        return mixture.decode().to_tuple("__position__", "__source__", "cls", "__pad__")
+
+    seen = run_legs(opened, legs, epoch, mixed_deliveries, has_views=True)
+    assert [position for position, _, _ in seen] == list(range(len(seen)))
+    found = sorted(row for _, row, pad in seen if not pad)
+    expected = sorted(
+        (path, row)
+        for path, own, counts in zip(paths, chosen, sources, strict=True)
+        for row in rows_or_all(own[epoch], counts)
+    )
+    if order["tail"] == "pad":
+        assert found == expected
+    else:
+        assert len(found) == len(set(found)) == len(seen)
+        assert set(found) <= set(expected)

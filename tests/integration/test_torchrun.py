@@ -3,8 +3,12 @@
 What the ranks of a whole job are given is in test_acceptance.py, and those of meshes in test_launchers.py.
 """
 
+import itertools
+import shutil
+
 from made_datasets import expected_batches
-from torchruns import results_of, run_tasks, woven
+from made_views import expected_view, store_view
+from torchruns import delivered, results_of, run_tasks, woven
 
 
 def test_each_group_sees_the_whole_dataset_and_spawned_workers_know_their_rank(numbers, tmp_path):
@@ -19,3 +23,17 @@ def test_each_group_sees_the_whole_dataset_and_spawned_workers_know_their_rank(n
     assert ranks[3]["spawned, DataLoader"] == delivered[3:104:4]
     assert ranks[3]["forkserver, Loader"] == delivered[3::4]
     assert ranks[3]["spawned, Loader, group"] == ranks[3]["spawned, Loader, mesh"] == delivered[1::2]
+
+
+def test_a_curriculum_on_two_ranks_that_stops_in_the_middle_goes_on_on_three(numbers, tmp_path):
+    path = shutil.copytree(numbers, tmp_path / "dataset")
+    easy, hard = range(0, 101, 3), range(40, 90)
+    store_view(str(path), "easy", easy)
+    store_view(str(path), "hard", hard)
+    run_tasks(2, "launched_worker.py", "curriculum", path, tmp_path / "out")
+    run_tasks(3, "launched_worker.py", "curriculum_resumed", path, tmp_path / "out")
+    before, _ = results_of(tmp_path / "out", "curriculum", 2)
+    after, _ = results_of(tmp_path / "out", "curriculum_resumed", 3)
+    epochs = [(0, easy, 36), (1, hard, 60), (2, range(101), 108), (3, easy, 36)]
+    expected = [itertools.islice(expected_view(str(path), rows, epoch), count) for epoch, rows, count in epochs]
+    assert delivered(woven(before)) + delivered(woven(after)) == delivered(expected)

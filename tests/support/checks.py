@@ -38,9 +38,9 @@ def outcomes(script, path, without=(), **environ):
     return found
 
 
-def readme_block(mention):
-    """Return the first Python block of the README that mentions something."""
-    text = (HERE.parent.parent / "README.md").read_text(encoding="utf-8")
+def documented_block(page, mention):
+    """Return the first Python block of a page of docs/ that mentions something."""
+    text = (HERE.parent.parent / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     return next(block for block in blocks if mention in block)
 

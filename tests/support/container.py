@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from paths import SUPPORT
 from tables import DEADLINE_S
 
 SETUP = """set -e
@@ -33,6 +34,7 @@ def in_container(program, *arguments):
         if not can_run([*command, "true"]):
             pytest.skip("needs mount namespaces: root, or a kernel that lets users make them, and the program unshare")
     environ = {name: value for name, value in os.environ.items() if name not in ("HOME", "TMPDIR", "TEMP", "TMP")}
+    environ["PYTHONPATH"] = os.pathsep.join([str(SUPPORT / "without_dill"), *filter(None, [environ.get("PYTHONPATH")])])
     return subprocess.run(
         [*command, *nobody, sys.executable, "-c", program, *map(str, arguments)],
         env=environ,

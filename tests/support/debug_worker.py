@@ -216,6 +216,7 @@ def audits_that_fail(path, rank):
     result = {
         "ignored rank": outcome_of(audited, loader_of(path, rank=0, world_size=1)),
         "other seeds": outcome_of(audited, loader_of(path, seed=rank)),
+        "other views": outcome_of(audited, loader_of(path, where=f"cls < {60 - rank}")),
         "lost": outcome_of(audited, losing(path, rank)),
         "lost, uneven": outcome_of(audited, losing(path, rank, tail="uneven")),
     }

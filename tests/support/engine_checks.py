@@ -13,13 +13,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import wdsplit
 from tables import files_of
 from wdsplit.checks.verify import verify
-from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.adopt_tars import index_tars
+from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOptions
 from wdsplit.errors import ConvertError, CorruptDataError, InputError, StorageError, UnansweredError
 
 
@@ -91,9 +92,9 @@ def check_tasks_are_asked_for_as_they_are_handed_out(engine, folder):
 def check_datasets_are_the_same_bytes_and_verified_and_indexed(engine, folder):
     """Of a table with several row groups a shard, in its order, shuffled with little memory, and grouped."""
     for name, options in {
-        "plain": PlanOptions(shards=8, world_size=4),
+        "plain": PlanOptions(shards=8, world_size=4, shuffle=False),
         "shuffled": PlanOptions(shards=8, shuffle=True, seed=3),
-        "grouped": PlanOptions(shards=8, group_by="group"),
+        "grouped": PlanOptions(shards=8, group_by="group", shuffle=False),
     }.items():
         chosen = ConvertOptions(options, memory=1, emit=("dali", "wids"))
         expected, found = folder / f"{name}-one", folder / name
@@ -130,6 +131,22 @@ def check_rows_of_many_tasks_are_merged_before_they_are_written(engine, folder):
         merged = [progress for progress in seen if progress.name == "merge"]
         assert merged[-1].done == merged[-1].total > 1
         assert files_of(out) == files_of(folder / f"{name}-once")
+
+
+def check_annotations_are_the_same_bytes(engine, folder):
+    options = ConvertOptions(PlanOptions(shards=8), key="label", columns=("bin",))
+    wdsplit.convert(folder / "in.parquet", folder / "annotated", options)
+    rows = pq.read_table(folder / "in.parquet").select(["label", "group"])
+    pq.write_table(rows.take(np.arange(len(rows))[::-1]), folder / "groups.parquet", row_group_size=100)
+    given = folder / "annotated", folder / "groups.parquet", "label", "groups"
+    wdsplit.annotate(*given)
+    expected = files_of(folder / "annotated/annotations")
+    wdsplit.drop_annotation(folder / "annotated", "groups")
+    with patch("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096):
+        wdsplit.annotate(*given, wdsplit.AnnotateOptions(memory=1), engine=engine)
+    assert files_of(folder / "annotated/annotations") == expected
+    assert len(expected) == 9
+    assert verify(str(folder / "annotated"), engine=engine).problems == ()
 
 
 def ray_check_what_may_pass_is_tried_again_and_what_cannot_is_not(engine, folder):

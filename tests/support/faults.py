@@ -168,6 +168,15 @@ class Shorten(Fault):
 
 
 @dataclass(frozen=True)
+class Chunked(Fault):
+    """The body comes in chunks, without Content-Length."""
+
+    async def answer(self, request: Request, answer: Message) -> Message:
+        head = answer.head.without("Content-Length").having("Transfer-Encoding", "chunked")
+        return replace(answer, head=head)
+
+
+@dataclass(frozen=True)
 class Delay(Fault):
     """The answer comes so many seconds late."""
 

@@ -7,6 +7,7 @@ gives something else than another reader does: for tars that is Python's tarfile
 import io
 import pickle
 import tarfile
+import tempfile
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -19,8 +20,11 @@ from tars import by_tarfile
 from wdsplit.errors import CorruptDataError, InputError
 from wdsplit.loading.reading.block import as_objects
 from wdsplit.loading.reading.window import Window, pieces
-from wdsplit.order.epoch import MAX_LANES, MAX_WINDOW
+from wdsplit.order.limits import MAX_LANES, MAX_WINDOW
+from wdsplit.order.selection import Selection
 from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, checksum_of, dump_manifest, parse_manifest
+from wdsplit.shards.views import parse_view, write_view
+from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.index import dump_index, parse_index
 from wdsplit.tar.members import parse_members
 from wdsplit.tar.names import split_member
@@ -363,10 +367,45 @@ def mutated(data, chance):
     return b"".join([*blocks[:row], bytes(block), *blocks[row + 1 :]])
 
 
+# Stored views
+
+
+VIEWED = Manifest(
+    Shards.of(
+        [Shard(f"{n}.tar", count, 0, BLOCK * (count + 1), f"xxh3_128:{n}") for n, count in enumerate((9, 0, 17))]
+    ),
+    (Field("cls", "cls", "integer", "int64"),),
+    1,
+    1,
+    "none",
+    {},
+)
+
+
+def fuzz_view(data):
+    found = outcome(parse_view, "v", data, VIEWED)
+    if found is None:
+        return False
+    stored, selection = found
+    assert stored.dataset == VIEWED.fingerprint
+    assert len(pickle.dumps(stored)) < len(data) + 2000
+    assert stored.num_selected == sum(len(selection.places(shard)) for shard in range(3))
+    return True
+
+
+def view_seeds():
+    for every in (1, 2, 20):
+        with tempfile.TemporaryDirectory() as folder:
+            selection = Selection.of_masks([np.arange(count) % every == 0 for count in VIEWED.shards.num_real])
+            write_view(LocalStorage(folder), VIEWED, "v", selection, {"where": "x > 1"})
+            yield LocalStorage(folder).read("views/v.view")
+
+
 TARGETS = {
     "index": (fuzz_index, index_seeds, None),
     "manifest": (fuzz_manifest, manifest_seeds, None),
     "members": (fuzz_members, members_seeds, LEAD_BYTES),
     "scan": (fuzz_scan, scan_seeds, 0),
+    "view": (fuzz_view, view_seeds, None),
 }
 """By name: the target, its seeds, and where a tar begins in its bytes (None if there is none)."""

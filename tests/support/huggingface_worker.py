@@ -221,7 +221,32 @@ def trainer_small(path, out):
     return again.model.seen
 
 
-TASKS = {task.__name__: task for task in (accelerate, trainer, trainer_small, trainer_without)}
+def trainer_views(path, out):
+    """Train two epochs on views of one size, then of two sizes, and with one that is set between epochs."""
+
+    class Set(TrainerCallback):
+        def on_epoch_end(self, arguments, state, control, **others):
+            again.train_dataset.set_view(where="cls < 90")
+
+    result = {}
+    for name, views in {
+        "equal": ("cls < 40", "cls >= 61"),
+        "other": ("cls < 40", "cls < 60"),
+        "set": ("cls < 40",),
+    }.items():
+        again = trainer_of(path, out / name, num_train_epochs=2)
+        again.train_dataset = dataset(path, view={epoch: {"where": where} for epoch, where in enumerate(views)})
+        if name == "set":
+            again.add_callback(Set())
+        try:
+            again.train()
+            result[name] = again.model.seen
+        except InputError as error:
+            result[name] = str(error)
+    return result
+
+
+TASKS = {task.__name__: task for task in (accelerate, trainer, trainer_small, trainer_views, trainer_without)}
 
 
 if __name__ == "__main__":

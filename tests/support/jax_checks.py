@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import wdsplit
-from checks import readme_block
+from checks import documented_block
 from logs import logged
 from wdsplit.integrations.jax import JaxLoader
 
@@ -311,8 +311,8 @@ def check_what_cannot_be_is_refused_with_all_reasons(path):
             wdsplit.Loader(opened(path), 1, **options)
 
 
-def check_the_block_of_the_readme_runs(path):
-    code = readme_block("JaxLoader(").replace("data/train", path).replace('"npy", "cls"', '"cls", "cls"')
+def check_the_block_of_the_documentation_runs(path):
+    code = documented_block("jax.md", "JaxLoader(").replace("data/train", path).replace('"npy", "cls"', '"cls", "cls"')
     names = {"predict": lambda features: features}
     exec(code, names)
     assert names["loader"].epoch == 2

@@ -7,6 +7,7 @@ The ranks find each other as users' programs do; nothing here tells the loader a
 
 import contextlib
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -176,7 +177,50 @@ def ray_rank(settings):
     Path(settings["out"], f"worker-{rank}.json").write_text(json.dumps([deliveries(first), rest]))
 
 
-TASKS = {"deepspeed": with_deepspeed, "fsdp": fsdp, "groups": groups, "plain": plain, "ray": with_ray}
+VIEWS = {0: "easy", 1: "hard", 2: None}
+
+
+def curriculum(path, out):
+    """Train an epoch of a view and two steps of the next one, as DDP steps do; save the state."""
+    distributed.init_process_group("gloo")
+    world_size = distributed.get_world_size()
+    loader = Loader(delivering(Dataset(path, view=VIEWS)), GLOBAL_BATCH // world_size, num_workers=1)
+    batches = [deliveries(batch) for batch in reduced(loader)]
+    batches += [deliveries(batch) for batch in itertools.islice(reduced(loader), 2)]
+    if not distributed.get_rank():
+        (out / "state.json").write_text(json.dumps(loader.state_dict()))
+    return batches
+
+
+def curriculum_resumed(path, out):
+    """Go on from the state, on whatever ranks, to the end of epoch 2; then choose a view by hand."""
+    distributed.init_process_group("gloo")
+    dataset = delivering(Dataset(path, view=VIEWS))
+    loader = Loader(dataset, GLOBAL_BATCH // distributed.get_world_size(), num_workers=2, persistent_workers=True)
+    loader.load_state_dict(json.loads((out / "state.json").read_text()))
+    batches = [deliveries(batch) for _ in range(2) for batch in reduced(loader)]
+    dataset.set_view("easy")
+    return batches + [deliveries(batch) for batch in reduced(loader)]
+
+
+def reduced(batches):
+    """Give batches, with an all_reduce for each: a rank that had another number of them would hang, or fail."""
+    for batch in batches:
+        steps = torch.ones(1)
+        distributed.all_reduce(steps)
+        assert steps.item() == distributed.get_world_size()
+        yield batch
+
+
+TASKS = {
+    "curriculum": curriculum,
+    "curriculum_resumed": curriculum_resumed,
+    "deepspeed": with_deepspeed,
+    "fsdp": fsdp,
+    "groups": groups,
+    "plain": plain,
+    "ray": with_ray,
+}
 
 
 if __name__ == "__main__":

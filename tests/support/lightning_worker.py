@@ -17,6 +17,7 @@ from torchmetrics import MeanMetric
 from logs import logged
 from made_datasets import deliveries, delivering
 from torchruns import do_tasks
+from wdsplit.errors import InputError
 from wdsplit.integrations.lightning import EpochCallback, WdsplitDataModule
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
@@ -193,10 +194,33 @@ def fsdp(path, out):
     return "no error"
 
 
+def curriculum(path, out):
+    """Train on views of different sizes: refused, unless Lightning counts batches anew; then go on from checkpoints."""
+    views = {0: {"where": "cls >= 40 and cls < 90"}, 1: None, 2: {"where": "cls < 30"}}
+    result = {}
+
+    def train(name, reload, loader=None, **options):
+        model, others = Model(), [] if loader is None else [EpochCallback()]
+        source = WdsplitDataModule(delivering(Dataset(path, view=views)), batch_size=GLOBAL_BATCH)
+        try:
+            trainer = trainer_of(4, [Save(out), *others], reload_dataloaders_every_n_epochs=reload)
+            trainer.fit(model, loader or source, **options)
+            result[name] = model.seen
+        except InputError as error:
+            result[name] = [str(error), model.seen]
+
+    for name, reload in (("refused", 0), ("whole", 1)):
+        train(name, reload)
+        train(f"{name}, own loader", reload, Loader(delivering(Dataset(path, view=views)), GLOBAL_BATCH))
+    for name in (f"{SAVE_AFTER}", "epoch"):
+        train(name, 1, ckpt_path=str(out / f"{name}.ckpt"))
+    return result
+
+
 TASKS = {
     task.__name__: task
     for task in (
-        *(accumulate, callback, callback_of_dataset, fit, fsdp, overfit, resume, resume_small, sharded),
+        *(accumulate, callback, callback_of_dataset, curriculum, fit, fsdp, overfit, resume, resume_small, sharded),
         tensor_parallel,
     )
 }

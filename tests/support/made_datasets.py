@@ -19,7 +19,8 @@ from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.shards.files import read_manifest, write_manifest, write_shard
-from wdsplit.shards.manifest import Field, Manifest, Shards, shard_path
+from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, shard_path
+from wdsplit.shards.sample_tables import dump_samples, samples_path
 from wdsplit.storage.opening import open_storage
 from wdsplit.tar.members import build_body
 
@@ -57,10 +58,10 @@ def images_table(num_rows):
 
 
 def converted(folder, table, key=None, mapping=None, **plan):
-    """Convert a table through parquet; return the dataset's path."""
+    """Convert a table through parquet; return the dataset's path. Rows keep their order unless asked otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "table.parquet", row_group_size=40)
-    options = ConvertOptions(PlanOptions(**plan), mapping=mapping or {}, key=key)
+    options = ConvertOptions(PlanOptions(**{"shuffle": False, **plan}), mapping=mapping or {}, key=key)
     convert([str(folder / "table.parquet")], str(folder / "out"), options)
     return str(folder / "out")
 
@@ -80,6 +81,20 @@ def sized_dataset(folder, counts, lanes, window):
         first += count
     fields = (Field("cls", "cls", "integer", "int64"),)
     write_manifest(storage, Manifest(Shards.of(rows), fields, lanes, window, "none", {}))
+    return str(folder)
+
+
+def keys_dataset(folder, keys, num_shards):
+    """Write what annotations need of a dataset: its manifest and its sample tables, but no shards."""
+    storage, bounds = open_storage(str(folder)), np.linspace(0, len(keys), num_shards + 1).astype(int)
+    schema = pa.schema([pa.field("__key__", pa.string(), False), pa.field("num_bytes", pa.int64(), False)])
+    shards = []
+    for number, (first, stop) in enumerate(itertools.pairwise(bounds.tolist())):
+        shards.append(Shard(shard_path(number), stop - first, 0, 2048 * (stop - first) + 10_240, f"xxh3_128:{number}"))
+        table = pa.table({"__key__": keys.slice(first, stop - first), "num_bytes": np.full(stop - first, 1024)}, schema)
+        with storage.publish(samples_path(shards[-1].path)) as file:
+            file.write([dump_samples(table, shards[-1].checksum)])
+    write_manifest(storage, Manifest(Shards.of(shards), (), 192, 16, "none", {}, schema))
     return str(folder)
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import wdsplit
-from checks import readme_block
+from checks import documented_block
 from made_datasets import all_deliveries, delivering, expected_batches, expected_epoch, global_batches, loaders_of
 from wdsplit.checks.audit import AuditOptions, audit
 
@@ -79,6 +79,11 @@ def check_mixtures_need_no_torch(path):
     assert set(rows) == set(range(NUM_SAMPLES))
 
 
+def check_random_access_needs_no_torch(path):
+    samples = wdsplit.Samples(path).decode().to_tuple("cls")
+    assert (samples[17], samples["00000017"], list(samples[3:5])) == ((17,), (17,), [(3,), (4,)])
+
+
 def check_auditing_needs_no_torch(path):
     assert audit(path, AuditOptions(world_size=2, read=True)).held
 
@@ -113,7 +118,7 @@ def check_what_needs_torch_says_so(path):
         wdsplit.EpochShardList  # noqa: B018
 
 
-def check_the_block_of_the_readme_runs(path):
+def check_the_block_of_the_documentation_runs(path):
     names = {"wdsplit": wdsplit, "dataset": wdsplit.Dataset(path).decode().to_tuple("cls", "txt")}
-    exec(readme_block('output="numpy"'), names)
+    exec(documented_block("loading.md", 'output="numpy"'), names)
     assert isinstance(names["images"], np.ndarray)

@@ -8,10 +8,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.selection import Selection
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
 SHARDS, WINDOWS, SAMPLES = 1, 2, 3
 TAILS = ("pad", "drop", "uneven")
+VIEWS = ["nothing", "one", "one a shard", "every third", "all but a few", "random", "uneven", "everything"]
 
 counts = st.lists(st.integers(0, 12), max_size=12) | st.lists(st.integers(199, 201), max_size=8)
 tails = st.sampled_from(TAILS)
@@ -25,6 +27,27 @@ def epoch_order(counts, epoch=0, **others):
     return EpochOrder(np.array(counts, np.int64), options(**others), epoch)
 
 
+def masks_of(kind, counts, seed):
+    """Return which samples of each shard a view takes."""
+    random = np.random.default_rng(seed)
+    masks = [np.zeros(count, np.bool_) for count in counts]
+    if kind == "one" and sum(counts):
+        shard = int(np.flatnonzero(counts)[0])
+        masks[shard][random.integers(counts[shard])] = True
+    for mask in masks:
+        if kind == "one a shard" and len(mask):
+            mask[random.integers(len(mask))] = True
+        elif kind == "every third":
+            mask[::3] = True
+        elif kind in ("random", "all but a few"):
+            mask[:] = random.random(len(mask)) < (0.5 if kind == "random" else 0.999)
+        elif kind == "uneven":
+            mask[:] = random.random(len(mask)) < random.random()
+        elif kind == "everything":
+            mask[:] = True
+    return masks
+
+
 @st.composite
 def orders(draw, tails=tails):
     return epoch_order(
@@ -36,6 +59,18 @@ def orders(draw, tails=tails):
         shuffle=draw(st.booleans()),
         seed=draw(st.integers(0, 2**63 - 1)),
     )
+
+
+@st.composite
+def views(draw, tails=tails, kinds=VIEWS):
+    """Draw the order of a view, and the masks that it was made of."""
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=10) | st.lists(st.integers(199, 201), max_size=4))
+    masks = masks_of(draw(st.sampled_from(kinds)), counts, draw(st.integers(0, 99)))
+    chosen = options(
+        draw(tails), draw(st.integers(1, 6)), draw(st.integers(1, 9)), draw(st.booleans()), draw(st.integers(0, 99))
+    )
+    selection = Selection.of_masks(masks)
+    return EpochOrder(selection.counts, chosen, draw(st.integers(0, 5)), draw(st.booleans()), selection), masks
 
 
 def real_positions(order):
@@ -99,8 +134,11 @@ def slow_lane_bounds(counts, options):
     return sum(sorted(counts)[: min(sizes)]), sum(sorted(counts, reverse=True)[: max(sizes)])
 
 
-def slow_lanes(counts, options, epoch):
-    """Return the lanes, each the (shard, sample) pairs that it holds, and whether they were cut again."""
+def slow_lanes(counts, options, epoch, chosen=None, equal_lanes=False):
+    """Return the lanes, each the (shard, sample) pairs that it holds, and whether they were cut again.
+
+    Of a view, `chosen` are its pairs: the lanes are those of the whole, but for what is not chosen.
+    """
     shards = list(range(len(counts)))
     if options.shuffle:
         shards = slow_permutation(len(counts), options.seed, epoch, SHARDS)
@@ -109,16 +147,40 @@ def slow_lanes(counts, options, epoch):
             (shard, sample)
             for shard in shards[lane :: options.lanes]
             for sample in slow_visits(options, epoch, shard, counts[shard])
+            if chosen is None or (shard, sample) in chosen
         ]
         for lane in range(options.lanes)
     ]
+    is_view = chosen is not None and len(chosen) < sum(counts)
+    if is_view:
+        counts = [sum((shard, sample) in chosen for sample in range(count)) for shard, count in enumerate(counts)]
     shortest, longest = slow_lane_bounds(counts, options)
-    if options.tail == "uneven" or longest - shortest <= 0.01 * longest:
+    if options.tail == "uneven":
+        shortest, longest = min(map(len, lanes)), max(map(len, lanes))
+    is_even = longest - shortest <= 0.01 * longest
+    if not equal_lanes and (options.tail == "uneven" or is_even):
         return lanes, False
     flat = [sample for lane in lanes for sample in lane]
     each, rest = divmod(len(flat), options.lanes)
     cuts = [lane * each + min(lane, rest) for lane in range(options.lanes + 1)]
+    if is_view and not is_even:
+        return slow_evened(lanes, [end - begin for begin, end in pairwise(cuts)]), True
     return [flat[begin:end] for begin, end in pairwise(cuts)], True
+
+
+def slow_evened(lanes, lengths):
+    """Give what is too much for a lane to those that lack samples, first to those with the same number modulo much."""
+    given = [lane[length:] for lane, length in zip(lanes, lengths, strict=True)]
+    lanes = [lane[:length] for lane, length in zip(lanes, lengths, strict=True)]
+    divisor = len(lanes)
+    while divisor > 1:
+        divisor //= next(prime for prime in range(2, divisor + 1) if divisor % prime == 0)
+        for remainder in range(divisor):
+            for giver in range(remainder, len(lanes), divisor):
+                for taker in range(remainder, len(lanes), divisor):
+                    while given[giver] and len(lanes[taker]) < lengths[taker]:
+                        lanes[taker].append(given[giver].pop(0))
+    return lanes
 
 
 def slow_epoch(lanes):

@@ -1,8 +1,8 @@
-"""Runs blocks of the README as a user pastes them, on the CPU, and writes what they were given to OUT.
+"""Runs blocks of the README and of pages on frameworks as a user pastes them, on the CPU; writes what they got to OUT.
 
     cd FOLDER_OF_DATA; python readme_worker.py OUT
 
-The README leaves the user's own part out (`...`, `augment`, `model`, ...): it is put in here, and numbers that would
+They leave the user's own part out (`...`, `augment`, `model`, ...): it is put in here, and numbers that would
 take too long are made small. Each text that is replaced must stand in its block.
 """
 
@@ -18,7 +18,8 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 
 import wdsplit
 
-README = Path(__file__).parent.parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "docs" / "lightning.md", ROOT / "docs" / "hugging-face.md"]
 NUM_CLASSES, NUM_KNOWN = 64, 22
 """Of the classes, the models know the first: what they get right is known in advance."""
 SMALL = {"batch_size=256": "batch_size=8", "num_workers=4": "num_workers=0"}
@@ -33,13 +34,14 @@ def paste(text, changes, names):
         changes: What stands in the block: what is put in its place.
         names: The names that the user's program has; those of the block are added.
     """
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
     (block,) = [block for block in blocks if text in block]
     for shown, instead in changes.items():
         assert shown in block, f"the block with {text!r} has no {shown!r}"
         block = block.replace(shown, instead)
     names |= {"__name__": "__main__", "names": names}
-    exec(compile(block, f"the README's block with {text}", "exec"), names)
+    exec(compile(block, f"the block with {text}", "exec"), names)
 
 
 def to_tensor(image):

@@ -115,6 +115,7 @@ class S3Server(Endpoint):
     Attributes:
         folder: The parent of the buckets.
         port: Where it listens, also when it is started again.
+        log: The file of its log; with the flag -vv it names every request.
         removed: The names of buckets that were removed; none is given again.
     """
 
@@ -124,7 +125,7 @@ class S3Server(Endpoint):
         self.port = free_port()
         self._flags = [f"--auth-key={KEY_ID},{SECRET}", *flags] if protocol == "s3" else list(flags)
         self._protocol = protocol
-        self._log = folder.with_name(f"{folder.name}.log")
+        self.log = folder.with_name(f"{folder.name}.log")
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count()
         self.removed: set[str] = set()
@@ -170,7 +171,7 @@ class S3Server(Endpoint):
         command += ["--config=", f"--cache-dir={self.folder.with_name(f'{self.folder.name}.cache')}"]
         command += ["--dir-cache-time=1ms", "--buffer-size=0", "--vfs-read-chunk-size=0", *self._flags]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
-        with open(self._log, "ab") as log:
+        with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 bound_to_tests(command),
                 stdin=subprocess.DEVNULL,
@@ -183,7 +184,7 @@ class S3Server(Endpoint):
         while not self._answers():
             if self.pid is None or time.monotonic() > deadline:
                 self.stop()
-                raise ServerError(f"{command[0]} does not answer at {self.endpoint}:\n{self._log.read_text()}")
+                raise ServerError(f"{command[0]} does not answer at {self.endpoint}:\n{self.log.read_text()}")
             time.sleep(0.01)
 
     def stop(self) -> None:

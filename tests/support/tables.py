@@ -18,11 +18,25 @@ import pyarrow.parquet as pq
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 from wdsplit.conversion.planning import plan_splits
+from wdsplit.engines import local
 from wdsplit.tables.table import InputFile, Table
 from wdsplit.tar.names import is_pad_key
 
 DEADLINE_S = 300
 """For what takes moments where nothing else runs: it costs nothing but where something is wrong."""
+
+FULL_PROCESS_BYTES = local._PROCESS_BYTES
+"""Work for which a process is started; in the tests a byte is enough, so that small tables are given to processes."""
+
+local._PROCESS_BYTES = 1
+
+PROGRAM_WITH_PROCESSES = """
+import wdsplit.engines.local
+from wdsplit.cli.__main__ import main
+wdsplit.engines.local._PROCESS_BYTES = 1
+main()
+"""
+"""The program, which starts worker processes for small tables too."""
 
 
 def write_table(path, columns, rows_per_group=None) -> str:
@@ -69,7 +83,8 @@ def table_of(*files) -> Table:
 
 
 def options(**changes) -> ConvertOptions:
-    """Return options of a conversion, those of its plan among them."""
+    """Return options of a conversion, those of its plan among them; rows keep their order unless asked otherwise."""
+    changes.setdefault("shuffle", False)
     plan = {name: changes.pop(name) for name in PlanOptions.__dataclass_fields__ if name in changes}
     return ConvertOptions(PlanOptions(**plan), **changes)
 
@@ -204,7 +219,8 @@ def wait_until(condition, what) -> None:
 
 
 def little_memory(monkeypatch):
-    """Let a task hold 4 kB, so that even a small table makes many runs, merges and gatherings."""
+    """Let a task hold 4 kB, so that even a small table is spilled, and makes many runs, merges and gatherings."""
+    monkeypatch.setattr("wdsplit.conversion.needs.loadable_bytes", lambda memory, jobs: 0)
     monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
     monkeypatch.setattr("wdsplit.conversion.shuffle.gather.BATCH_BYTES", 1024)
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", 3)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import wdsplit
-from checks import readme_block
+from checks import documented_block
 from logs import logged
 from made_datasets import expected_batches
 from wdsplit.integrations.tensorflow import TensorFlowLoader
@@ -302,8 +302,12 @@ def check_what_cannot_be_a_tensor_is_refused_by_name(path):
         loader_of(path).dataset(epochs=0)
 
 
-def check_the_block_of_the_readme_runs(path):
-    code = readme_block("TensorFlowLoader(").replace("data/train", path).replace('"npy", "cls"', '"cls", "cls"')
+def check_the_block_of_the_documentation_runs(path):
+    code = (
+        documented_block("tensorflow.md", "TensorFlowLoader(")
+        .replace("data/train", path)
+        .replace('"npy", "cls"', '"cls", "cls"')
+    )
     model = tf.keras.Sequential([tf.keras.Input(()), tf.keras.layers.Lambda(lambda x: tf.cast(x, tf.float32))])
     model.compile(loss="mse")
     names = {"model": model}

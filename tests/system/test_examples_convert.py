@@ -12,7 +12,7 @@ import yaml
 from example_runs import PATH, write_programs
 from paths import EXAMPLES
 from tables import DEADLINE_S, files_of, mixed_table, write_files
-from wdsplit import ConvertOptions, PlanOptions, convert, plan_shares
+from wdsplit import ConvertOptions, PlanOptions, commit_shares, convert, convert_share, plan_shares
 
 SCRIPT = EXAMPLES / "slurm" / "convert_array.sh"
 MANIFEST = EXAMPLES / "kubernetes" / "convert-indexed-job.yaml"
@@ -127,9 +127,14 @@ def test_the_pods_of_the_indexed_job_write_all_shares(raw, tmp_path):
     script = script.replace("s3://datasets/train.plan", str(tmp_path / "plan"))
     completions = job["spec"]["completions"]
     assert f"/{completions}" in script and job["spec"]["parallelism"] <= completions
-    for index in (0, 7, completions - 1):
-        environ = {"PATH": PATH, "JOB_COMPLETION_INDEX": str(index)}
-        ended = subprocess.run([*shell, script], env=environ, capture_output=True, text=True)
-        assert ended.stdout.startswith(f"share {index}/{completions}: "), ended.stderr
-    notes = sorted(path.name for path in (tmp_path / "out" / ".wdsplit-run" / "shares").iterdir())
-    assert notes == [f"0-of-{completions}.json", f"{completions - 1}-of-{completions}.json", f"7-of-{completions}.json"]
+    assert job["metadata"]["name"].endswith("-scatter"), "the name and the pass are replaced together"
+    for name in ("scatter", "write"):
+        for index in (0, 7, completions - 1):
+            environ = {"PATH": PATH, "JOB_COMPLETION_INDEX": str(index)}
+            command = [*shell, script.replace("scatter", name)]
+            ended = subprocess.run(command, env=environ, capture_output=True, text=True)
+            assert ended.stdout.startswith(f"share {index}/{completions}: "), ended.stderr
+        for index in {*range(1, completions - 1)} - {7}:
+            convert_share(tmp_path / "plan", index, completions, name)
+    commit_shares(tmp_path / "plan")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")

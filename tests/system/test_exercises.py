@@ -112,7 +112,7 @@ def test_an_audit_by_key_finds_a_broken_split(dataset, tmp_path):
 
 
 def test_a_fast_and_a_slow_input_are_told_apart_on_two_ranks_and_on_one(dataset, tmp_path):
-    options = ["--data", dataset, "--steps=20", "--compute-ms=30", "--slow-ms=5"]
+    options = ["--data", dataset, "--steps=20", "--compute-ms=30", "--slow-ms=25"]
     ended = on_two_ranks("exercise3_pipeline.py", *options, out=tmp_path / "out")
     assert ended.returncode == 0, ended.output
     lines = re.findall(r"^(\w.*?) +(\d) +([\d,]+) +(\d+)% of the time: (\S+)$", ended.output, re.M)
@@ -124,7 +124,7 @@ def test_a_fast_and_a_slow_input_are_told_apart_on_two_ranks_and_on_one(dataset,
         slow_rate, slow_share = found["slow", ranks]
         fast_rate, fast_share = found["fast", ranks]
         assert fast_rate > 1.5 * slow_rate
-        assert fast_share < slow_share / 2
+        assert fast_share < slow_share
         assert found["slow, 4 workers", ranks][0] > 1.2 * slow_rate
     assert "loader-bound: the training waits for batches" in ended.output
     assert "- more workers (now num_workers=1)" in ended.output or os.cpu_count() == 1

@@ -2,11 +2,12 @@
 
 Of a guide, in order: ```python blocks run in one namespace, and print what a ```text block after them shows; one that
 begins with `# NAME.py` is saved under that name instead. The commands of ```console blocks run. `...` in what is shown
-stands for anything. ```sh blocks do not run: their options and files are looked up. What a guide marks as not run only
-has to compile.
+stands for anything. ```sh blocks do not run: their options and files are looked up. What a guide marks as not run, or
+as needing a library that is not installed, only has to compile.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -51,10 +52,14 @@ def text_of(page):
     return (DOCS / page).read_text(encoding="utf-8")
 
 
+def is_run(note):
+    """Tell whether a block with a note is run."""
+    library = re.match(r"needs (\w+)", note)
+    return NOT_RUN not in note and (library is None or importlib.util.find_spec(library[1]) is not None)
+
+
 def cells_of(document):
-    cells = [
-        Cell(found["kind"], found["code"], NOT_RUN not in (found["note"] or "")) for found in CELL.finditer(document)
-    ]
+    cells = [Cell(found["kind"], found["code"], is_run(found["note"] or "")) for found in CELL.finditer(document)]
     assert len(cells) == len(FENCE.findall(document)), "a block does not say what it is"
     return cells
 

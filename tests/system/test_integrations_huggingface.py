@@ -137,3 +137,15 @@ def test_the_trainer_pins_memory_as_its_arguments_say(numbers, tmp_path):
 def test_the_trainer_takes_other_datasets_as_before(trained):
     ranks, _ = results_of(trained, "trainer_without")
     assert ranks == [[list(range(8))] * 2] * 2
+
+
+def test_the_trainer_takes_views_of_one_size_and_refuses_others(numbers, tmp_path):
+    """It counts its steps by the first epoch: with a longer one later, samples would be left out."""
+    run_tasks(1, SCRIPT, "trainer_views", numbers, tmp_path)
+    (found,), _ = results_of(tmp_path, "trainer_views", 1)
+    rows = [row for batch in found["equal"] for _, row in batch]
+    assert sorted(set(rows)) == [*range(40), *range(61, 101)]
+    for name, epoch, counted, batches in (("other", 1, 4, 5), ("set", 1, 4, 8)):
+        assert "epochs with views of different sizes" in found[name]
+        assert f"epoch {epoch} of" in found[name] and f"found: {batches} batches" in found[name]
+        assert f"expected: {counted} batches" in found[name]

@@ -97,6 +97,25 @@ def test_to_overfit_the_same_batches_come_in_each_epoch(numbers, fitted):
     assert [batch for _, batch in seen] == expected_batches(numbers, 2) * 2
 
 
+def test_views_of_different_sizes_need_lightning_to_count_anew_and_resume_in_the_middle(numbers, tmp_path):
+    """Lightning counts the batches of the first epoch: a longer one later would be cut off without a word."""
+    run_tasks(1, SCRIPT, "curriculum", numbers, tmp_path)
+    (found,), _ = results_of(tmp_path, "curriculum", 1)
+    epochs = [range(40, 90), range(101), range(30), range(30)]
+    steps = [[epoch, step] for epoch, rows in enumerate(epochs) for step in range(-(-len(rows) // 12))]
+    for name in ("", ", own loader"):
+        text, seen = found[f"refused{name}"]
+        assert "reload_dataloaders_every_n_epochs=1" in text and "found: 9 batches" in text
+        assert [step[:2] for step in seen] == steps[:5]
+        whole = found[f"whole{name}"]
+        assert [step[:2] for step in whole] == steps
+        for epoch, rows in enumerate(epochs):
+            given = [each for of, _, batch in whole if of == epoch for each in batch]
+            assert real_rows(given) == list(rows)
+    assert found["4"] == found["whole"][9:]
+    assert found["epoch"] == found["whole"][14:]
+
+
 def test_fit_works_with_fsdp2(numbers, fitted):
     ranks, _ = results_of(fitted, "sharded")
     assert global_batches(ranks) == expected(numbers, epochs(0, 1))

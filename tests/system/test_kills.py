@@ -34,6 +34,7 @@ SPLITS = {"train": 0.6, "val": 0.4}
 KINDS = {
     "plain": {"shards": SHARDS},
     "processes": {"shards": SHARDS},
+    "memory": {"shards": SHARDS, "shuffle": True},
     "shuffle": {"shards": SHARDS, "shuffle": True},
     "merge": {"shards": SHARDS, "shuffle": True},
     "groups": {"shards": 9, "shuffle": True, "group_by": "label", "where": "label != 77", "splits": SPLITS},
@@ -45,7 +46,10 @@ sys.path.insert(0, {str(SUPPORT)!r})
 import wdsplit
 import wdsplit.conversion.shuffle.scatter
 import wdsplit.conversion.shuffle.steps
+import wdsplit.engines.local
 from tables import options
+
+wdsplit.engines.local._PROCESS_BYTES = 1
 
 if __name__ == "__main__":
     source, output, resume, kind = sys.argv[1:]
@@ -53,7 +57,8 @@ if __name__ == "__main__":
         wdsplit.conversion.shuffle.steps._MAX_GATHERED = 3
     if kind == "groups":
         wdsplit.conversion.shuffle.scatter._LEAST_BYTES = 20_000
-    chosen = options(jobs=2, resume=resume == "resume", memory=2**20, **{KINDS!r}[kind])
+    memory = 2**31 if kind == "memory" else 2**20
+    chosen = options(jobs=2, resume=resume == "resume", memory=memory, **{KINDS!r}[kind])
     print("ready", flush=True)
     (wdsplit.convert_splits if chosen.splits else wdsplit.convert)(source, output, chosen)
 """
@@ -88,9 +93,9 @@ def is_finished(output, kind):
 
 
 def whole_files(folder):
-    """Return the bytes of the tars and indexes of a dataset, or of those of splits, that have their final names."""
+    """Return the bytes of the tars, indexes and sample tables of a dataset, or of splits, under their final names."""
     files = files_of(folder) if folder.exists() else {}
-    return {name: data for name, data in files.items() if name.endswith((".tar", ".idx"))}
+    return {name: data for name, data in files.items() if name.endswith((".tar", ".idx", ".tar.parquet"))}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,10 +144,10 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.parametrize("shuffle", [(), ("--shuffle",)], ids=["plain", "shuffle"])
-def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_can_be_continued(inputs, tmp_path, small_disk, shuffle):
+@pytest.mark.parametrize("order", [("--no-shuffle",), ()], ids=["plain", "shuffle"])
+def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_can_be_continued(inputs, tmp_path, small_disk, order):
     out = small_disk / "out"
-    arguments = ["convert", str(inputs / "plain"), str(out), "--shards", str(SHARDS), "--jobs", "2", *shuffle]
+    arguments = ["convert", str(inputs / "plain"), str(out), "--shards", str(SHARDS), "--jobs", "2", *order]
 
     def run(*more):
         command = [sys.executable, "-W", "ignore", "-m", "wdsplit.cli", *arguments, *more]
@@ -157,5 +162,5 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_can_be_continued(inp
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
     resumed = run("--resume") if (out / RUN_FOLDER / "plan.json").exists() else run()
     assert (resumed.returncode, resumed.stderr) == (0, "")
-    converted(str(inputs / "plain"), tmp_path / "undisturbed", shards=SHARDS, shuffle=bool(shuffle))
+    converted(str(inputs / "plain"), tmp_path / "undisturbed", shards=SHARDS, shuffle=not order)
     assert shard_files(out) == shard_files(tmp_path / "undisturbed")

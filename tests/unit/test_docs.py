@@ -62,21 +62,10 @@ def own_files():
     return sorted(path for path in files if path.is_file() and path != Path(__file__))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_readme_documents_every_command(command):
-    document = text_of("README.md")
-    assert re.search(rf"\bwdsplit {command}\b", f"{headings_of(document)}\n{code_of(document)}")
-
-
-@pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_the_readme_documents_every_option(command, option):
-    found = re.search(rf"(?<![\w-]){option}(?![\w-])", code_of(text_of("README.md")))
-    assert found, f"`{option}` of `wdsplit {command}` does not stand in backticks in README.md"
-
-
-def test_the_readme_names_no_option_that_no_command_has():
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_names_an_option_that_no_command_has(page):
     known = {option for _, option in OPTIONS} | {"--help", "--version", "--verbose"}
-    lines = [line for line in code_of(text_of("README.md")).splitlines() if line.strip().startswith("wdsplit ")]
+    lines = [line for line in code_of(text_of(page)).splitlines() if line.strip().startswith("wdsplit ")]
     used = {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)}
     assert used - known == set()
 
@@ -165,10 +154,31 @@ def test_each_row_of_the_acceptance_table_is_shown_or_marked():
     assert [name for name, row in rows if not shown.search(row)] == []
 
 
-def test_the_index_leads_to_every_guide_and_the_readme_to_the_index():
-    index = set(re.findall(r"\]\(([\w-]+\.md)", text_of("docs/README.md")))
-    assert index == set(GUIDES) - {"README.md"}
-    assert "](docs/README.md)" in text_of("README.md")
+def test_the_site_has_every_page():
+    assert set(re.findall(r"[\w/-]+\.md", text_of("mkdocs.yml"))) == {
+        page[5:] for page in PAGES if page.startswith("docs/")
+    }
+
+
+def test_the_page_of_python_has_every_public_name():
+    shown = re.findall(r"^::: wdsplit\.(\w+)$", text_of("docs/reference/python.md"), re.M)
+    assert sorted(shown) == sorted(wdsplit.__all__)
+
+
+def test_links_of_the_readme_are_whole_so_that_a_package_index_can_show_them():
+    text = text_of("README.md")
+    (home,) = re.findall(r"^  repository: (\S+)", text_of("mkdocs.yml"), re.M)
+    pictures = home.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    targets = re.findall(r"\]\(([^)]*)\)", FENCE.sub("", text)) + re.findall(r"^\[[\w-]+\]: (.*)$", text, re.M)
+    own = [target for target in targets if target.startswith((f"{home}/blob/main/", f"{pictures}/main/"))]
+    assert len(own) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert [target for target in own if not (ROOT / target.partition("/main/")[2]).exists()] == []
+    assert set(re.findall(r"\]\[([\w-]+)\]", text)) == set(re.findall(r"^\[([\w-]+)\]: ", text, re.M))
+
+
+def test_the_readme_is_short():
+    assert len(text_of("README.md").splitlines()) <= 200
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from wdsplit import errors
-from wdsplit.errors import StorageError, WdsplitError
+from wdsplit.errors import StorageError, WdsplitError, did_you_mean
 
 ATTRIBUTES = {
     "cause": "a shard is short",
@@ -88,3 +88,18 @@ def test_at_puts_a_place_before_the_place_and_keeps_the_rest(kind):
 
 def test_at_gives_a_place_to_an_error_that_has_none():
     assert StorageError("refused").at("000000.tar").place == "000000.tar"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "remedy"),
+    [
+        (["lable"], "did you mean 'Label'?"),
+        (["LABEL"], "did you mean 'Label'?"),
+        (["lable", "imgae"], "did you mean 'Label' and 'image'?"),
+        (["lable", "labels"], "did you mean 'Label'?"),
+        (["lable", "something else"], "did you mean 'Label'?"),
+        (["something else"], ""),
+    ],
+)
+def test_a_name_that_is_nearly_one_of_the_known_is_suggested(unknown, remedy):
+    assert did_you_mean(unknown, ["image", "Label", "caption"]) == remedy

@@ -11,7 +11,9 @@ import pytest
 import wdsplit
 
 PUBLIC = [
+    "AnnotateOptions",
     "AuditOptions",
+    "Cluster",
     "ConvertError",
     "ConvertOptions",
     "CorruptDataError",
@@ -22,19 +24,28 @@ PUBLIC = [
     "InputError",
     "Loader",
     "MissingDependencyError",
+    "Monitor",
     "OutputExistsError",
     "PipelineError",
     "PlanOptions",
     "RayEngine",
+    "Report",
+    "ReportOptions",
     "SampleNotFoundError",
+    "Samples",
     "StateError",
     "StorageError",
+    "Topology",
     "TopologyError",
     "UnansweredError",
     "UnsizedError",
+    "View",
     "WdsplitError",
+    "annotate",
     "assign",
     "audit",
+    "batch",
+    "batches",
     "bench",
     "commit_shares",
     "convert",
@@ -43,12 +54,19 @@ PUBLIC = [
     "decode_field",
     "decode_sample_stage",
     "detect_rank",
+    "drop_annotation",
+    "drop_view",
     "index_tars",
     "inspect",
+    "list_annotations",
+    "list_views",
+    "make_view",
     "mix",
     "plan",
     "plan_shares",
+    "report",
     "resized",
+    "to_device",
     "unescape_key",
     "verify",
 ]
@@ -109,4 +127,10 @@ import logging, wdsplit
 ours = logging.getLogger("wdsplit")
 print(*[type(handler).__name__ for handler in ours.handlers], ours.level, ours.propagate, logging.root.handlers)
 """
-    assert output_of(script) == ["NullHandler", str(logging.NOTSET), "True", "[]"]
+    assert output_of(script) == [str(logging.NOTSET), "True", "[]"]
+
+
+def test_a_program_that_configures_no_logging_sees_warnings(numbers):
+    script = f"import wdsplit; list(wdsplit.Loader(wdsplit.Dataset({numbers!r}, tail='drop'), 1000))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "there are no batches" in run.stderr

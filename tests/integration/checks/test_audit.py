@@ -1,17 +1,21 @@
 import re
+import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import wdsplit.checks.audit
+import wdsplit.checks.classes
 import wdsplit.loading.loader
-from made_datasets import numbers_dataset
+from made_datasets import converted, numbers_dataset
 from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.cli.main import main
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
+from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 from wdsplit.loading.reading.reader import SampleReader
 from wdsplit.order.epoch import EpochOrder
@@ -108,7 +112,15 @@ def test_a_dataset_of_one_step_can_be_audited(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"world_size": 0}, {"num_workers": -1}, {"batch_size": 0}, {"epochs": 0}],
+    [
+        {"world_size": 0},
+        {"num_workers": -1},
+        {"batch_size": 0},
+        {"epochs": 0},
+        {"world_size": 2**20 + 1},
+        {"num_workers": 2**19 + 1, "world_size": 2},
+        {"batch_size": 2**26 + 1},
+    ],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_options_that_cannot_be_are_refused_by_name(wrong):
@@ -124,7 +136,6 @@ def test_a_dataset_that_is_not_there_is_an_error(tmp_path):
 def test_a_shard_that_is_damaged_is_an_error_when_it_is_read(tmp_path):
     path = numbers_dataset(tmp_path, 20, shards=2)
     (Path(path) / "000001.tar").write_bytes(b"")
-    assert broken(path) == []
     with pytest.raises(CorruptDataError, match=r"000001\.tar"):
         findings(path, TWO_READING_RANKS)
 
@@ -352,3 +363,153 @@ def test_the_command_fails_and_says_which_promise_is_broken(numbers, monkeypatch
     assert end.value.code == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[2:4] for line in lines if "BROKEN" in line] == [["same", "batches"]]
+
+
+# Classes in the batches of a rank
+
+
+def classes_dataset(folder, num_rows=4000, num_classes=10, is_sorted=True, bytes_each=0, **plan):
+    """Convert a table of classes, in runs or one after another; return the dataset's path."""
+    rows = np.arange(num_rows)
+    classes = rows * num_classes // num_rows if is_sorted else rows % num_classes
+    columns = {"bin": [bytes(bytes_each)] * num_rows} if bytes_each else {}
+    columns |= {"cls": classes, "txt": [f"class {number}" for number in classes.tolist()]}
+    return converted(folder, pa.table(columns), mapping={name: name for name in columns}, **plan)
+
+
+def classes_line(path, **options):
+    """Return what an audit finds of the classes; None if nothing."""
+    found = audit(path, AuditOptions(**({"world_size": 8, "batch_size": 16} | options))).findings
+    lines = [finding for finding in found if finding.promise == "mixing of classes"]
+    assert len(lines) <= 1
+    return lines[0] if lines else None
+
+
+def read_chi_squared(path, world_size, batch_size):
+    """Return the chi-squared of what the loaders of all ranks read, as numpy counts it."""
+    counts = []
+    for rank in range(world_size):
+        dataset = Dataset(path, rank=rank, world_size=world_size).decode().to_tuple("cls", "__pad__")
+        counts += [np.bincount(cls[~pad], minlength=10) for cls, pad in Loader(dataset, batch_size=batch_size)]
+    counts = np.array(counts, float)
+    expected = counts.sum(1, keepdims=True) * counts.sum(0) / counts.sum()
+    return ((counts - expected) ** 2 / expected).sum() / (len(counts) - 1)
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(8, 16), (3, 50), (1, 64)])
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_the_figure_of_classes_is_that_of_what_the_loaders_read(tmp_path, is_sorted, world_size, batch_size):
+    path = classes_dataset(tmp_path, is_sorted=is_sorted, lanes=16, window=8)
+    line = classes_line(path, world_size=world_size, batch_size=batch_size)
+    assert line.figure == pytest.approx(read_chi_squared(path, world_size, batch_size), abs=1e-3)
+    assert (line.ideal, line.error, line.held) == (9, 0, True)
+    assert "10 classes of cls" in line.evidence
+    assert "the mean of all " in line.evidence
+
+
+def test_a_dataset_that_is_sorted_by_class_is_badly_mixed_and_the_remedy_mends_it(tmp_path):
+    line = classes_line(classes_dataset(tmp_path / "sorted", lanes=16))
+    assert line.figure > 5 * line.ideal
+    assert "badly mixed" in line.evidence
+    assert "without --no-shuffle" in line.remedy
+    assert line.remedy in line.evidence
+    line = classes_line(classes_dataset(tmp_path / "shuffled", lanes=16, shuffle=True))
+    assert line.figure == pytest.approx(9, abs=1)
+    assert line.remedy == ""
+    assert "badly" not in line.evidence
+
+
+@pytest.mark.parametrize("bytes_each", [0, 30_000], ids=["small", "large"])
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_the_figure_of_some_batches_is_near_that_of_all(tmp_path, monkeypatch, is_sorted, bytes_each):
+    path = classes_dataset(tmp_path, 2000, is_sorted=is_sorted, bytes_each=bytes_each, lanes=16)
+    exact = classes_line(path)
+    monkeypatch.setattr(wdsplit.checks.classes, "_MAX_LABELS", 600)
+    drawn = classes_line(path)
+    assert drawn == classes_line(path)
+    assert "drawn" in drawn.evidence
+    assert 0 < drawn.error < drawn.figure
+    assert abs(drawn.figure - exact.figure) < 4 * drawn.error
+    assert bool(drawn.remedy) == bool(exact.remedy) == is_sorted
+
+
+def test_any_field_can_be_measured(tmp_path):
+    path = classes_dataset(tmp_path, lanes=16)
+    line = classes_line(path, class_field="txt")
+    assert "classes of txt" in line.evidence
+    assert line.figure == classes_line(path).figure
+    with pytest.raises(InputError, match="no field 'text'") as caught:
+        classes_line(path, class_field="text")
+    assert caught.value.remedy == "did you mean 'txt'?"
+
+
+def test_of_several_fields_of_numbers_the_worst_mixed_is_shown(tmp_path):
+    rows = np.arange(4000)
+    table = pa.table({"id": rows, "width": rows % 3, "label": rows * 5 // 4000})
+    line = classes_line(converted(tmp_path, table, lanes=16))
+    assert "5 classes of label.cls" in line.evidence
+
+
+def test_numbers_that_are_no_classes_are_not_measured_unless_asked_for(numbers):
+    assert classes_line(numbers) is None
+    with pytest.raises(InputError, match="holds no classes"):
+        classes_line(numbers, class_field="cls")
+
+
+def test_payloads_that_are_too_large_for_classes_are_refused(tmp_path):
+    path = classes_dataset(tmp_path, 40, bytes_each=5000)
+    with pytest.raises(InputError, match="too large") as caught:
+        classes_line(path, class_field="bin")
+    assert "--class-field" in caught.value.remedy
+
+
+def test_samples_that_lack_a_class_are_a_class_of_their_own(tmp_path):
+    table = pa.table({"cls": [number % 3 if number % 4 else None for number in range(400)], "txt": ["a"] * 400})
+    assert classes_line(converted(tmp_path, table, null="omit")).ideal == 3
+
+
+def test_batches_of_one_sample_and_an_order_without_shuffle_have_no_line_of_classes(tmp_path):
+    path = classes_dataset(tmp_path, 400)
+    assert classes_line(path, batch_size=1) is None
+    assert classes_line(path, shuffle=False) is None
+    assert classes_line(path, shuffle=False, class_field="cls").remedy
+    assert classes_line(path, tail="uneven").remedy
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-8], lambda data: data[:16] + b"\xff" * 8 + data[24:]])
+def test_a_damaged_index_is_an_error(tmp_path, damage):
+    path = classes_dataset(tmp_path, 400, shards=2, lanes=2)
+    index = Path(path) / "000001.tar.idx"
+    index.write_bytes(damage(index.read_bytes()))
+    with pytest.raises(CorruptDataError, match=r"000001\.tar"):
+        classes_line(path)
+
+
+def test_the_command_shows_both_lines_of_mixing(tmp_path, capsys):
+    path = classes_dataset(tmp_path, lanes=16)
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", path, "--world-size", "8", "--batch-size", "16", "--class-field", "txt"])
+    assert ended.value.code == 0
+    epochs, classes = capsys.readouterr().out.splitlines()[-2:]
+    assert re.match(r"epoch 0  mixing of epochs     \d+\.\d\d +1 is ideal: ", epochs)
+    assert re.match(r"epoch 0  mixing of classes    \d+\.\d\d +9 is ideal: badly mixed: ", classes)
+
+
+@pytest.mark.parametrize("bytes_each", [200, 30_000], ids=["small", "large"])
+def test_of_a_large_dataset_in_a_bucket_only_labels_are_read(tmp_path, monkeypatch, bucket, fault_proxy, bytes_each):
+    path = classes_dataset(tmp_path, 1000, bytes_each=bytes_each, shards=16, lanes=16)
+    expected = classes_line(path)
+    for file in Path(path).iterdir():
+        (bucket.folder / "ds").mkdir(exist_ok=True)
+        shutil.copy(file, bucket.folder / "ds" / file.name)
+    url = f"{bucket.url}/ds"
+    assert classes_line(url) == expected
+    num_before = len(fault_proxy.exchanges)
+    monkeypatch.setattr(wdsplit.checks.classes, "_MAX_REMOTE_BYTES", 0)
+    monkeypatch.setattr(wdsplit.checks.classes, "_MAX_REMOTE_LABELS", 256)
+    drawn = classes_line(url)
+    assert "16 batches, drawn" in drawn.evidence
+    assert abs(drawn.figure - expected.figure) < 4 * drawn.error
+    exchanges = fault_proxy.exchanges[num_before:]
+    assert len(exchanges) <= 3 * 256
+    assert sum(exchange.bytes_sent for exchange in exchanges) <= 256 * 4096

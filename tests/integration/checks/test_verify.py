@@ -186,7 +186,7 @@ DAMAGES = {
 
 
 def recorded(folder, shard, data, offsets, num_pads=0):
-    """Put a tar and its index in the place of a shard, and write a manifest that says so."""
+    """Put a tar and its index in the place of a shard, and write a manifest that says so, without sample tables."""
     storage = open_storage(str(folder))
     manifest = read_manifest(storage)
     rows = [manifest.shards[number] for number in range(len(manifest.shards))]
@@ -195,7 +195,7 @@ def recorded(folder, shard, data, offsets, num_pads=0):
     rows[place] = replace(
         rows[place], num_samples=len(offsets) - 1, num_pads=num_pads, num_bytes=len(data), checksum=checksum
     )
-    header, table = dump_manifest(replace(manifest, shards=Shards.of(rows)))
+    header, table = dump_manifest(replace(manifest, shards=Shards.of(rows), samples=None))
     for name, content in (
         (shard, data),
         (index_path(shard), dump_index(np.asarray(offsets))),
@@ -414,8 +414,9 @@ def test_each_key_that_stands_twice_is_named_with_both_its_shards(dataset):
 
 def test_progress_counts_the_shards_that_were_checked(numbers):
     seen = []
-    verify(numbers, 1, lambda done, total: seen.append((done, total)))
-    assert seen == [(done, 7) for done in range(1, 8)]
+    verify(numbers, progress=lambda *counts: seen.append(counts))
+    assert [(done, total) for done, total, _ in seen] == [(done, 7) for done in range(8)]
+    assert (seen[0][2], seen[-1][2]) == (0, sum(path.stat().st_size for path in Path(numbers).glob("*.tar")))
 
 
 def test_a_dataset_that_is_not_there_is_an_error_and_no_report(tmp_path):
@@ -442,7 +443,7 @@ def test_a_shard_that_is_damaged_between_the_first_look_and_the_second_is_report
     """The second is for the keys that may stand twice; those of the other shards are still told."""
     recorded_tar(dataset, tar_of(["a", "b", "a"]))
     recorded_tar(dataset, tar_of(["c", "c"]), shard="000004.tar")
-    report = verify(str(dataset), progress=lambda done, total: damage(dataset) if done == total else None)
+    report = verify(str(dataset), progress=lambda done, total, _: damage(dataset) if done == total else None)
     assert [Path(problem.url).name.partition(".")[0] for problem in report.problems] == ["000002", "000004"]
     assert report.problems[0].cause != TWICE and report.problems[1].cause == TWICE
 

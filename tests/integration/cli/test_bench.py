@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import subprocess
 import sys
@@ -147,6 +148,17 @@ def test_the_result_can_be_read_by_people(bench, whole_lanes):
     )
     assert re.fullmatch(r"waited for batches \d+% of the time", lines[3])
     assert re.match(r"memory at most: \d+\.\d [MG]B", lines[4])
+
+
+def test_the_waiting_over_time_adds_up(bench, whole_lanes):
+    found = bench(whole_lanes, "--batch-size", 12, "--step-ms", 30, "--json")
+    shares, interval_s = found["wait_shares"], found["wait_interval_s"]
+    assert len(shares) == math.ceil(found["seconds"] / interval_s)
+    assert all(0 <= share <= 1 for share in shares)
+    assert 0.0 in shares, "in the middle of a step nothing waits"
+    lengths = [interval_s] * (len(shares) - 1) + [found["seconds"] - interval_s * (len(shares) - 1)]
+    waited_s = sum(share * length for share, length in zip(shares, lengths, strict=True))
+    assert 0 < waited_s <= found["seconds"] - 7 * 0.03 + 0.001
 
 
 def test_an_epoch_without_batches_is_said_to_be_one(capsys, whole_lanes):

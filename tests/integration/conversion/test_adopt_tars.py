@@ -21,7 +21,8 @@ from wdsplit.checks.audit import AuditOptions, audit
 from wdsplit.checks.verify import verify
 from wdsplit.cli.main import main
 from wdsplit.conversion import adopt_tars
-from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
+from wdsplit.conversion.adopt_tars import index_tars
+from wdsplit.conversion.plan.options import IndexOptions
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.indexing import tars
 from wdsplit.shards.files import read_manifest
@@ -154,7 +155,7 @@ def test_the_same_files_come_of_any_number_of_jobs(tmp_path):
         folder = tars_of(tmp_path / str(jobs), written_by_tarfile)
         told = []
         index_tars(folder, IndexOptions(jobs=jobs), told.append)
-        assert [(each.tars, each.num_tars) for each in told] == [(number, 3) for number in (1, 2, 3)]
+        assert [(each.tars, each.num_tars) for each in told] == [(number, 3) for number in (0, 1, 2, 3)]
         assert told[-1].samples == 18
         assert told[-1].num_bytes == sum(map(len, tars_in(folder).values()))
         made.append({name: (folder / name).read_bytes() for name in files_below(folder)})
@@ -428,7 +429,8 @@ def test_another_process_that_writes_into_the_folder_is_waited_for(folder):
 
 INDEX = """
 import sys
-from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
+from wdsplit.conversion.adopt_tars import index_tars
+from wdsplit.conversion.plan.options import IndexOptions
 
 if __name__ == "__main__":
     print("ready", flush=True)
@@ -490,6 +492,7 @@ def test_the_command_says_what_it_made(folder, capsys):
         "window": 9,
         "fields": ["cls", "txt"],
         "left_out": 0,
+        "sample_columns": None,
     }
 
 

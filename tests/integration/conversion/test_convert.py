@@ -47,6 +47,7 @@ from wdsplit.errors import (
 )
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import HEADER_NAME, RUN_FOLDER, SHARDS_NAME
+from wdsplit.shards.sample_tables import read_samples
 from wdsplit.storage.opening import open_storage
 from wdsplit.tables.formats import parquet
 from wdsplit.tables.read import read_rows
@@ -99,7 +100,11 @@ def assert_whole(folder):
         assert (shard.num_bytes, shard.num_samples, shard.num_pads) == (len(data), len(samples), sum(pads))
         assert pads == sorted(pads)
         assert np.fromfile(folder / f"{shard.path}.idx", "<u8").tolist() == sample_offsets(folder / shard.path)
-        names += [shard.path, f"{shard.path}.idx"]
+        table = read_samples(open_storage(str(folder)), shard, schema=manifest.samples)
+        real = samples[: len(samples) - sum(pads)]
+        assert table["__key__"].to_pylist() == [key for key, _ in real]
+        assert table["num_bytes"].to_pylist() == [sum(map(len, fields.values())) for _, fields in real]
+        names += [shard.path, f"{shard.path}.idx", f"{shard.path}.parquet"]
     assert files_below(folder) == sorted(names)
     keys = [key for key, _ in all_samples(folder)]
     assert len(set(keys)) == len(keys)
@@ -486,12 +491,13 @@ def test_an_input_inside_the_output_is_refused(tmp_path, overwrite):
     assert pq.read_table(path).num_rows == 10
 
 
-@pytest.mark.parametrize("inputs", ["raw", "raw/"])
+@pytest.mark.parametrize("inputs", ["raw", "raw/", "raw/*", "r?w", "raw/*/*"])
 def test_an_output_inside_an_input_folder_is_refused(tmp_path, inputs):
     numbers(tmp_path / "raw" / "a.parquet", 10)
+    numbers(tmp_path / "raw" / "sub" / "b.parquet", 10)
     with pytest.raises(InputError, match="inside an input folder"):
         converted(f"{tmp_path}/{inputs}", tmp_path / "raw" / "out")
-    assert files_below(tmp_path) == ["raw/a.parquet"]
+    assert files_below(tmp_path) == ["raw/a.parquet", "raw/sub/b.parquet"]
     converted(f"{tmp_path}/raw/*.parquet", tmp_path / "raw" / "out", shards=2)
     assert_whole(tmp_path / "raw" / "out")
 
@@ -499,8 +505,8 @@ def test_an_output_inside_an_input_folder_is_refused(tmp_path, inputs):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_output_that_cannot_be_written_is_refused_by_name(table_path, tmp_path, jobs):
     (tmp_path / "file").write_text("a file")
-    for output in (tmp_path / "file" / "out", Path("/proc/nope")):
-        with pytest.raises(StorageError) as caught:
+    for output, error in ((tmp_path / "file" / "out", InputError), (Path("/proc/nope"), StorageError)):
+        with pytest.raises(error) as caught:
             converted(table_path, output, jobs=jobs)
         assert str(output) in caught.value.place
         assert caught.value.remedy
@@ -516,11 +522,11 @@ def test_remote_outputs_are_refused(table_path):
 
 
 def assert_only_whole_shards(folder, undisturbed):
-    """Check that every tar under a final name is whole, has its index and is what an undisturbed run writes."""
+    """Check that every tar under a final name is whole, has index and table and is what an undisturbed run writes."""
     expected = shard_files(undisturbed)
     for path in Path(folder).glob("*.tar"):
-        assert path.read_bytes() == expected[path.name]
-        assert Path(f"{path}.idx").read_bytes() == expected[f"{path.name}.idx"]
+        for name in (path.name, f"{path.name}.idx", f"{path.name}.parquet"):
+            assert path.with_name(name).read_bytes() == expected[name]
     assert not (Path(folder) / "wdsplit.json").exists()
 
 
@@ -629,13 +635,14 @@ def test_a_run_is_resumed_when_its_inputs_were_moved(table_path, undisturbed, tm
     assert shard_files(tmp_path / "out") == shard_files(undisturbed)
 
 
-@pytest.mark.parametrize("damage", ["tar gone", "index gone", "tar cut", "note gone"])
+@pytest.mark.parametrize("damage", ["tar gone", "index gone", "table gone", "tar cut", "note gone"])
 def test_a_shard_that_was_damaged_since_is_written_again(table_path, undisturbed, tmp_path, damage):
     out = tmp_path / "out"
     interrupt_after(table_path, out, 4)
     {
         "tar gone": lambda: (out / "000001.tar").unlink(),
         "index gone": lambda: (out / "000001.tar.idx").unlink(),
+        "table gone": lambda: (out / "000001.tar.parquet").unlink(),
         "tar cut": lambda: os.truncate(out / "000001.tar", 512),
         "note gone": lambda: next(out.glob(".wdsplit-run/shards/*1.json")).unlink(),
     }[damage]()
@@ -666,7 +673,7 @@ def test_resuming_what_is_finished_leaves_it_as_it_is_if_the_plan_is_the_same(ta
 
 def test_an_overwrite_that_was_killed_before_it_wrote_anything_can_be_repeated(table_path, tmp_path):
     out = tmp_path / "out"
-    plan = planned(str(table_path), ConvertOptions(PlanOptions(shards=4)))
+    plan = planned(str(table_path), options(shards=4))
     for names in ([], [HEADER_NAME], [HEADER_NAME, SHARDS_NAME, "000000.tar"]):
         converted(table_path, out, shards=2, overwrite=True)
         (out / RUN_FOLDER).mkdir()
@@ -681,7 +688,7 @@ def test_an_overwrite_that_was_killed_before_it_wrote_anything_can_be_repeated(t
 @pytest.mark.parametrize("damaged", ["plan.json", "shards/000000.json"])
 def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
     out = tmp_path / "out"
-    plan = planned(str(table_path), ConvertOptions(PlanOptions(shards=2)))
+    plan = planned(str(table_path), options(shards=2))
     Run(open_storage(str(out))).start(plan)
     write_shards(Job(str(out), plan, 2**20), Span(0, 1))
     (out / RUN_FOLDER / damaged).write_bytes(b"")
@@ -693,21 +700,21 @@ def test_a_note_that_was_damaged_is_no_note(table_path, tmp_path, damaged):
         assert_whole(out)
 
 
-@pytest.mark.parametrize("left", ["000000.tar", "000000.tar.idx"])
+@pytest.mark.parametrize("left", ["000000.tar", "000000.tar.idx", "000000.tar.parquet"])
 def test_a_file_that_was_published_just_before_the_error_does_not_block_a_second_try(table_path, tmp_path, left):
-    """An error may come between a tar, its index and the note of it; what is left must be resumable or harmless."""
+    """An error may come between the files of a shard and the note of it; what is left must be resumable or harmless."""
     out = tmp_path / "out"
 
     def break_in(progress):
         """Put a folder in the way of what is published next."""
-        (out / {"000000.tar.idx": "000000.tar", "000000.tar": ".wdsplit-run/shards/000000.json"}[left]).mkdir(
-            parents=True
-        )
+        following = {"000000.tar.idx": "000000.tar.parquet", "000000.tar.parquet": "000000.tar"}
+        (out / following.get(left, ".wdsplit-run/shards/000000.json")).mkdir(parents=True)
 
     with pytest.raises(StorageError):
         convert([table_path], str(out), options(shards=8), break_in)
     assert (out / left).is_file()
-    (out / "000000.tar").is_dir() and (out / "000000.tar").rmdir()
+    for path in filter(Path.is_dir, [out / "000000.tar", out / "000000.tar.parquet"]):
+        path.rmdir()
     for folder in out.glob(".wdsplit-run/shards/000000.json"):
         folder.rmdir()
     try:
@@ -744,11 +751,13 @@ import sys
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.options import PlanOptions
+from wdsplit.engines import local
+local._PROCESS_BYTES = 1
 def main():
     source, output, jobs, resume = sys.argv[1:5]
     def progress(progress):
         print(f"{progress.done:<10000}", flush=True)
-    options = ConvertOptions(PlanOptions(shards=100), jobs=int(jobs), resume=resume == "resume")
+    options = ConvertOptions(PlanOptions(shards=100, shuffle=False), jobs=int(jobs), resume=resume == "resume")
     convert([source], output, options, progress)
 if __name__ == "__main__":
     main()
@@ -817,6 +826,8 @@ from pathlib import Path
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.options import PlanOptions
+from wdsplit.engines import local
+local._PROCESS_BYTES = 1
 killed = []
 def kill_a_worker(progress):
     if progress.done and not killed:
@@ -826,7 +837,7 @@ def kill_a_worker(progress):
                     os.kill(int(child), signal.SIGKILL)
                     killed.append(child)
 if __name__ == "__main__":
-    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=100), jobs=2), kill_a_worker)
+    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=100, shuffle=False), jobs=2), kill_a_worker)
 """
 
 
@@ -847,7 +858,10 @@ import sys
 from wdsplit.conversion.convert import convert
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.conversion.plan.options import PlanOptions
-convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=8), jobs=2, overwrite=sys.argv[3] == "overwrite"))
+from wdsplit.engines import local
+local._PROCESS_BYTES = 1
+plan = PlanOptions(shards=8, shuffle=False)
+convert([sys.argv[1]], sys.argv[2], ConvertOptions(plan, jobs=2, overwrite=sys.argv[3] == "overwrite"))
 print("Finished!")
 """
 
@@ -874,7 +888,7 @@ from wdsplit.conversion.plan.options import PlanOptions
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000))
 try:
-    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=2)))
+    convert([sys.argv[1]], sys.argv[2], ConvertOptions(PlanOptions(shards=2, shuffle=False)))
 except StorageError as error:
     print(error)
     sys.exit(3)
@@ -906,15 +920,18 @@ def test_two_runs_at_once_into_one_output_do_not_mix(table_path, undisturbed, tm
 
 
 def test_paths_may_be_path_objects(table_path, tmp_path):
-    manifest = convert(Path(table_path), tmp_path / "one", ConvertOptions(PlanOptions(shards=2)))
-    assert convert([Path(table_path)], str(tmp_path / "several"), ConvertOptions(PlanOptions(shards=2))) == manifest
+    manifest = convert(Path(table_path), tmp_path / "one", ConvertOptions(PlanOptions(shards=2, shuffle=False)))
+    assert (
+        convert([Path(table_path)], str(tmp_path / "several"), ConvertOptions(PlanOptions(shards=2, shuffle=False)))
+        == manifest
+    )
 
 
 def test_a_run_is_not_resumed_on_an_input_that_was_written_since(table_path, tmp_path):
     path, out = tmp_path / "in.parquet", tmp_path / "out"
     path.write_bytes(Path(table_path).read_bytes())
     os.utime(path, ns=(1, 1))
-    plan = planned(path, ConvertOptions(PlanOptions(shards=2)))
+    plan = planned(path, options(shards=2))
     Run(open_storage(str(out))).start(plan)
     write_shards(Job(str(out), plan, 2**20), Span(0, 1))
     os.utime(path, ns=(2, 2))
@@ -938,10 +955,10 @@ def test_the_size_of_columns_that_are_not_written_does_not_count(tmp_path):
     table = {"image": [os.urandom(10_000) for _ in range(300)], "label": range(300)}
     path = write_table(tmp_path / "in.parquet", table)
     few = planned(path, ConvertOptions(PlanOptions(shard_size=500_000), columns=("label",)))
-    many = planned(path, ConvertOptions(PlanOptions(shard_size=500_000)))
+    many = planned(path, options(shard_size=500_000))
     assert (few.num_shards, many.num_shards) == (1, 7)
 
 
 def test_no_more_shards_are_derived_than_there_are_rows(tmp_path):
     path = write_table(tmp_path / "in.parquet", {"label": range(100)})
-    assert planned(path, ConvertOptions(PlanOptions(shard_size=1))).num_shards == 112
+    assert planned(path, options(shard_size=1)).num_shards == 112

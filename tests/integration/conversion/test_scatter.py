@@ -289,7 +289,7 @@ def stop_after(num_shards):
 def test_what_an_interrupted_run_has_spilled_is_not_taken_for_another(tmp_path, changes):
     old, new = numbered(tmp_path / "old.parquet", 0), numbered(tmp_path / "new.parquet", 1000)
     with pytest.raises(Stop):
-        convert(old, tmp_path / "out", options(shards=4, shuffle=True), stop_after(1))
+        convert(old, tmp_path / "out", options(shards=4, shuffle=True, memory=1), stop_after(1))
     assert (tmp_path / "out" / RUN_FOLDER / "spill").exists()
     converted(new, tmp_path / "out", shards=4, overwrite=True, **changes)
     converted(new, tmp_path / "fresh", shards=4, **changes)
@@ -327,12 +327,12 @@ def test_rows_that_are_spilled_are_kept_when_a_run_is_stopped_and_are_not_read_a
 def test_spill_files_that_a_power_failure_has_emptied_are_made_again_or_named(tmp_path, damaged):
     path, chosen = numbered(tmp_path / "in.parquet", 0), PlanOptions(shards=4, shuffle=True)
     with pytest.raises(Stop):
-        convert(path, tmp_path / "out", ConvertOptions(chosen), stop_after(0))
+        convert(path, tmp_path / "out", ConvertOptions(chosen, memory=1), stop_after(0))
     found = list((tmp_path / "out" / RUN_FOLDER / "spill").glob(damaged))
     assert found
     for path_of_spill in found:
         path_of_spill.write_bytes(bytes(100))
-    resumed = ConvertOptions(chosen, resume=True)
+    resumed = ConvertOptions(chosen, memory=1, resume=True)
     if damaged.endswith("arrow"):
         with pytest.raises(CorruptDataError, match="a spill file is damaged") as caught:
             convert(path, tmp_path / "out", resumed)

@@ -309,7 +309,7 @@ def stop_at(split, shards=1):
 RUNS = {
     "plain": {"shards": 6},
     "shuffle": {"shards": 6, "shuffle": True},
-    "groups": {"shards": 2, "group_by": "user"},
+    "groups": {"shards": 2, "group_by": "user", "memory": 1},
 }
 STOPS = [("plain", "val", 0), ("plain", "val", 1), ("shuffle", "val", 1), ("groups", "train", 0)]
 HALVES = {"train": 0.5, "val": 0.3, "test": 0.2}

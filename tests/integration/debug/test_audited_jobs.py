@@ -46,6 +46,7 @@ def test_audits_of_trainings_that_are_right_hold(job):
         ),
         ("ignored rank, positions alone", ["101 deliveries too many", "at position 0: rank 0 in step 0, rank 1 in"]),
         ("other seeds", ["do not read one and the same epoch", "rank 1 has seed 1, rank 0 0"]),
+        ("other views", ["do not read one and the same epoch", "rank 1 has view 'cls < 59' (", "rank 0 'cls < 60' ("]),
         ("other epochs", ["do not read one and the same epoch", "rank 1 has epoch 1, rank 0 0"]),
         ("other positions", ["do not read one and the same epoch", "begin at position: rank 0 0, rank 1 12"]),
         ("lost", ["6 samples missing", "position 37, which rank 1 should have had in step 3", "rank 0 9, rank 1 8"]),

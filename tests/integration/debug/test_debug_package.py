@@ -1,8 +1,7 @@
-"""wdsplit.debug as a whole: what it needs, the blocks of the README, and loaders that are diagnosed while they run."""
+"""wdsplit.debug as a whole: what it needs, the blocks of its page, and loaders that are diagnosed while they run."""
 
 import json
 import re
-import textwrap
 import time
 
 import pytest
@@ -17,7 +16,7 @@ from wdsplit.integrations.opaque_loader import OpaqueLoader
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "debugging.md"
 
 
 def slow(value, seconds):
@@ -83,12 +82,11 @@ else:
     assert "wdsplit" in modules_loaded_by(script)
 
 
-def readme_blocks():
-    section = README.read_text().split("### Debugging\n")[1].split("\n### ")[0]
-    return [textwrap.dedent(block) for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)]
+def documented_blocks():
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 
 
-def test_the_blocks_of_the_readme_run(tmp_path, monkeypatch):
+def test_the_blocks_of_the_page_run(tmp_path, monkeypatch):
     numbers_dataset(tmp_path / "data", 101, shards=7, lanes=4, window=4)
     (tmp_path / "data" / "out").rename(tmp_path / "data" / "train")
     monkeypatch.chdir(tmp_path)
@@ -101,7 +99,7 @@ def test_the_blocks_of_the_readme_run(tmp_path, monkeypatch):
         return loss
 
     names = {"make_model": lambda: linear, "train_step": train_step}
-    assert len(readme_blocks()) >= 4
-    for block in readme_blocks():
-        exec(compile(block, "README.md", "exec"), names)
+    assert len(documented_blocks()) >= 4
+    for block in documented_blocks():
+        exec(compile(block, "debugging.md", "exec"), names)
     assert (tmp_path / "losses" / "rank-00000.jsonl").exists()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from paths import SUPPORT
-from tables import DEADLINE_S, session_processes, start_script, wait_until
+from tables import DEADLINE_S, FULL_PROCESS_BYTES, session_processes, start_script, wait_until
+from wdsplit.engines import local
 from wdsplit.engines.local import LocalEngine, ahead, raise_if_cancelled
 from wdsplit.errors import ConvertError, InputError
 
@@ -188,6 +189,38 @@ def test_an_error_in_one_thread_ends_the_tasks_of_the_others():
 def test_many_jobs_are_processes_even_if_they_may_be_threads():
     results = list(LocalEngine(5).map(square, range(20), threads=True))
     assert os.getpid() not in {pid for _, pid in results}
+
+
+MB, GB = 10**6, 10**9
+
+
+@pytest.mark.parametrize(
+    ("jobs", "num_tasks", "num_bytes", "processes"),
+    [
+        (2, 17, 17 * MB, 0),
+        (64, 8, 400 * MB, 0),
+        (2, 8, GB, 2),
+        (64, 8, GB, 3),
+        (64, 5000, 5 * MB, 4),
+        (2, 3, None, 2),
+        (64, 1, 100 * GB, 0),
+        (1, 100, 100 * GB, 0),
+    ],
+)
+def test_no_more_processes_start_than_the_bytes_and_tasks_are_worth(monkeypatch, jobs, num_tasks, num_bytes, processes):
+    """None (0) for 17 MB in 17 tars, which one job indexes in less time than two processes need to start."""
+    monkeypatch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES)
+    started = []
+    monkeypatch.setattr(local, "_in_processes", lambda function, tasks, jobs: started.append(jobs) or [])
+    results = list(LocalEngine(jobs).map(str, range(num_tasks), num_bytes=num_bytes))
+    assert sum(started) == processes
+    assert processes or results == [str(number) for number in range(num_tasks)]
+
+
+def test_few_bytes_are_work_for_threads_where_threads_will_do(monkeypatch):
+    monkeypatch.setattr(local, "_PROCESS_BYTES", FULL_PROCESS_BYTES)
+    results = list(LocalEngine(64).map(square, range(20), threads=True, num_bytes=17 * MB))
+    assert sorted(results) == [(number * number, os.getpid()) for number in range(20)]
 
 
 def test_what_is_made_ahead_comes_in_order_with_its_error_and_is_given_up_when_nobody_wants_it():

@@ -30,6 +30,7 @@ from wdsplit.loading.reading import cached_file
 from wdsplit.loading.reading.cache import ShardCache
 from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile
 from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.shards.files import read_manifest
 from wdsplit.shards.manifest import Shard, checksum_of
 from wdsplit.storage.opening import open_storage
@@ -154,7 +155,7 @@ def test_a_cached_shard_is_the_one_of_the_dataset_with_a_file_on_the_disk(origin
         assert opened.file.path == origin.path(cache, 2)
         assert (opened.url, opened.offsets.tolist()) == (plain.url, plain.offsets.tolist())
         assert bytes_of(opened) == bytes_of(plain)
-        window, expected = (each.window(3, 7) for each in (opened, plain))
+        window, expected = (read_window(each, 3, 7) for each in (opened, plain))
         assert (list(window.keys), list(window.fields)) == (list(expected.keys), list(expected.fields))
     name = origin.path(cache, 2).name
     assert files_in(folder) == [name, f"{name}.idx"]

@@ -7,7 +7,8 @@ import pytest
 from loader_kinds import every_kind
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.transport.counters import Counters, Statistics
+from wdsplit.loading.statistics import Statistics
+from wdsplit.loading.transport.counters import Counters
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -120,4 +121,7 @@ def test_workers_count_in_rows_of_their_own():
     counters.made(0, 1, 1)
     counters.read(1, 5, 6)
     counters.read(1, 1, 1)
-    assert counters.total() == [8, 31, 6, 7]
+    counters.traffic(0).add(100, 2)
+    counters.traffic(1).add(50, 1)
+    assert [counters.bad(worker, iteration) for worker, iteration in ((0, 1), (1, 1), (0, 2), (1, 2))] == [1, 2, 1, 2]
+    assert counters.total() == (8, 31, 6, 7, 150, 3, 4)

@@ -1,7 +1,14 @@
 """What stages draw does not depend on ranks, workers and resumes."""
 
+import io
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import wdsplit
 from draws import KINDS, drawing, draws
 from wdsplit.loading.loader import Loader
 
@@ -24,3 +31,82 @@ def test_draws_are_the_same_on_any_topology_and_after_a_resume(numbers, kind):
     remaining = draws(rest)
     assert not seen.keys() & remaining.keys()
     assert seen | remaining == {position: whole[position] for position in seen | remaining}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A dataset of 60 JPEGs of several sizes."""
+    folder, chance = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    files = []
+    for number in range(60):
+        file = io.BytesIO()
+        shape = (40 + number % 7, 50 - number % 5, 3)
+        PIL.Image.fromarray(chance.integers(0, 256, shape, np.uint8)).save(file, "JPEG")
+        files.append(file.getvalue())
+    pq.write_table(pa.table({"image": files}), folder / "table.parquet")
+    wdsplit.convert(folder / "table.parquet", folder / "dataset")
+    return folder / "dataset"
+
+
+def unchanged(sample):
+    return sample
+
+
+def cropping(path, world=(0, 1), **options):
+    dataset = wdsplit.Dataset(path, rank=world[0], world_size=world[1], **options)
+    return dataset.decode(wdsplit.resized(16, crop="random", flip=True))
+
+
+def cropped(*loaders):
+    """Return the pixels of the image at each position."""
+    found = {}
+    for loader in loaders:
+        for batch in loader:
+            for position, image in zip(batch["__position__"].tolist(), batch["jpg"], strict=True):
+                assert found.setdefault(position, image.numpy().tobytes()) == image.numpy().tobytes()
+    return found
+
+
+def test_random_parts_are_the_same_on_any_topology_and_after_a_resume(pictures):
+    whole = cropped(Loader(cropping(pictures), 12))
+    assert len(set(whole.values())) == len(whole) == 60
+    assert cropped(Loader(cropping(pictures), 12, num_workers=2)) == whole
+    assert (
+        cropped(*(Loader(cropping(pictures, (rank, 3)), 4, num_workers=2, workers="thread") for rank in range(3)))
+        == whole
+    )
+    by_sample = cropping(pictures).map(unchanged)
+    assert cropped(Loader(by_sample, 12)) == whole
+    assert {item["__position__"]: item["jpg"].numpy().tobytes() for item in by_sample} == whole
+    loader = Loader(cropping(pictures), 12)
+    batches = iter(loader)
+    next(batches), next(batches)
+    rest = Loader(cropping(pictures), 6, num_workers=1)
+    rest.load_state_dict(loader.state_dict())
+    remaining = cropped(rest)
+    assert remaining == {position: whole[position] for position in range(24, 60)}
+
+
+def test_random_parts_differ_between_epochs_and_seeds(pictures):
+    loader = Loader(cropping(pictures, shuffle=False), 12)
+    first, second = cropped(loader), cropped(loader)
+    other = cropped(Loader(cropping(pictures, shuffle=False, seed=1), 12))
+    # Now and then the part that did not fit is the middle, twice.
+    assert sum(len({first[position], second[position], other[position]}) == 3 for position in range(60)) > 50
+
+
+def test_a_damaged_image_gets_a_substitute_with_a_part_of_its_own(pictures, tmp_path):
+    table = pq.read_table(pictures.parent / "table.parquet")
+    files = table["image"].to_pylist()
+    files[7] = files[7][:300]
+    pq.write_table(pa.table({"image": files}), tmp_path / "table.parquet")
+    wdsplit.convert(tmp_path / "table.parquet", tmp_path / "dataset")
+    options = {"on_bad_sample": "substitute", "max_bad_samples": 1}
+    found = [
+        cropped(Loader(cropping(tmp_path / "dataset", **options), 12, **workers))
+        for workers in ({}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"})
+    ]
+    assert found[0] == found[1] == found[2]
+    whole = cropped(Loader(cropping(pictures), 12))
+    assert [position for position in whole if whole[position] != found[0][position]]
+    assert len(set(found[0].values())) == 59

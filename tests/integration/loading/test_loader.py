@@ -42,7 +42,8 @@ from wdsplit.errors import (
     WdsplitError,
 )
 from wdsplit.loading.dataset import Dataset
-from wdsplit.loading.loader import ARGUMENTS_OF_TORCH, Loader
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.loader_arguments import ARGUMENTS_OF_TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from wdsplit.loading.transport.shared_memory import SharedMemory
+from wdsplit.engines.shared_memory import SharedMemory
 
 
 @pytest.fixture(params=["memfd", "no memfd", "memfd is refused"])

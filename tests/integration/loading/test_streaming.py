@@ -58,13 +58,40 @@ def fetched_ranges(proxy, name):
 # What is fetched
 
 
-def test_the_first_sample_waits_for_three_requests_one_after_another(remote, fault_proxy):
-    """Header and table, then the indexes of the first shards, then their windows: nothing is asked for its size."""
-    next(iter(wdsplit.Dataset(remote)))
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_first_batch_takes_three_round_trips(remote, fault_proxy, num_workers):
+    """Header and table, then indexes, then windows: each time all are asked for before one of them is answered."""
+    trips = [{"json", "parquet"}, {"idx"}, {"tar"}]
+    answered = [threading.Event() for _ in trips]
+
+    def trip_of(request):
+        return next(number for number, kinds in enumerate(trips) if request.path.rpartition(".")[2] in kinds)
+
+    fault_proxy.plan = lambda request: Hold(answered[trip_of(request)])
+    times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
+    batches = []
+
+    def read():
+        dataset = wdsplit.Dataset(remote, window=30, storage_options=times).to_tuple("__key__")
+        loader = wdsplit.Loader(dataset, 16, num_workers=num_workers, workers="thread")
+        batches.append(next(iter(loader)))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number, expected in enumerate([2, 8, 8]):
+        asked = f"{expected} requests of trip {number} at the same time"
+        wait_until(lambda: num_asked(fault_proxy, trip_of)[number] == expected, asked)  # noqa: B023
+        assert num_asked(fault_proxy, trip_of)[number + 1 :] == [0] * (2 - number)
+        answered[number].set()
+    thread.join(DEADLINE_S)
+    assert [len(keys) for (keys,) in batches] == [16]
+    assert num_asked(fault_proxy, trip_of) == [2, 8, 8]
     assert {exchange.request.method for exchange in fault_proxy.exchanges} == {"GET"}
-    first = [exchange.request.path.rpartition("/")[2] for exchange in fault_proxy.exchanges[:2]]
-    assert sorted(first) == ["shards.parquet", "wdsplit.json"]
-    assert fetched(fault_proxy, ".idx")[0] <= 8
+
+
+def num_asked(proxy, trip_of):
+    trips = [trip_of(exchange.request) for exchange in proxy.exchanges]
+    return [trips.count(number) for number in range(3)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -127,6 +127,7 @@ def test_a_dataset_without_checksums_is_refused_with_the_command_that_makes_them
         path.unlink()
     with pytest.raises(InputError, match="no checksums of samples") as caught:
         list(wdsplit.Dataset(str(dataset), verify=True))
+    assert caught.value.__suppress_context__  # one error is seen
     command = f"wdsplit verify {dataset} --emit checksums"
     assert command in caught.value.remedy
     with pytest.raises(SystemExit) as end:

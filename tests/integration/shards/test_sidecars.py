@@ -295,7 +295,8 @@ def test_the_uuid_is_one_and_is_that_of_the_content(dataset, without_pads, table
 def test_nothing_is_written_that_was_not_asked_for(table_path, dataset, tmp_path):
     plain = all_files(converted(table_path, tmp_path / "plain", emit=()))
     assert not any(name.endswith((".json", ".sqlite")) for name in plain.keys() - {HEADER_NAME})
-    shards = {name: data for name, data in all_files(dataset).items() if name.endswith((".tar", ".tar.idx"))}
+    always = (".tar", ".tar.idx", ".tar.parquet")
+    shards = {name: data for name, data in all_files(dataset).items() if name.endswith(always)}
     assert {name: data for name, data in plain.items() if name not in (HEADER_NAME, "shards.parquet")} == shards
     for number, (name, more) in enumerate(
         [

@@ -6,7 +6,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import fsspec
 import pytest
 
 import wdsplit
@@ -54,12 +53,10 @@ def by_proxy(proxy):
 
 
 @pytest.fixture
-def in_memory(numbers):
+def in_memory(numbers, memory):
     """Return the URL of the same dataset in fsspec's memory."""
-    memory = fsspec.filesystem("memory")
     memory.put(str(numbers), "/bucket/numbers", recursive=True)
-    yield "memory://bucket/numbers"
-    memory.rm("/bucket", recursive=True)
+    return "memory://bucket/numbers"
 
 
 @pytest.fixture(params=["remote", "in_memory"])

@@ -9,6 +9,7 @@ import pytest
 
 import wdsplit
 from faults import (
+    Chunked,
     Cut,
     Delay,
     ErrorAnswer,
@@ -25,7 +26,7 @@ from faults import (
 from tables import DEADLINE_S
 from wdsplit.checks.verify import verify
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, StorageError
-from wdsplit.storage import s3_client
+from wdsplit.storage import s3_client, s3_get
 from wdsplit.storage.opening import open_storage
 from wdsplit.storage.s3 import S3Storage
 from wdsplit.storage.s3_options import S3Options
@@ -84,6 +85,57 @@ def test_names_and_sizes_are_those_of_the_folder(remote, bucket, numbers):
     assert storage.size("none.tar") is None
     assert storage.describe_contents() == local.describe_contents()
     assert storage.read("000000.tar") == local.read("000000.tar")
+
+
+def test_botocores_client_builds_the_first_get_and_the_next_after_an_error(bucket, fault_proxy):
+    names = ["plain", "with space", "größe/%25+~!'()*&$@=;:,.tar", '?#[]{}|^`"<>']
+    storage = of(bucket.url, requester_pays=True)
+    for name in names:
+        with storage.publish(name) as file:
+            file.write([name.encode() * 100])
+    client, built = s3_client._clients.of(storage._client._options), []
+    client.meta.events.register("before-parameter-build.s3.GetObject", lambda params, **_: built.append(params["Key"]))
+    for name in names * 2:
+        expected = name.encode() * 100
+        file = storage.open(name)
+        assert file.read(3, 50) == expected[3:53] and file.read(60, 7) == expected[60:67]
+        assert storage.read(name) == expected
+    assert built == names[:1]
+    sent = [exchange.request.head for exchange in fault_proxy.exchanges if exchange.request.method == "GET"]
+    assert len(sent) == 3 * 2 * len(names)
+    assert all(head["x-amz-request-payer"] == "requester" for head in sent)
+    with pytest.raises(DatasetNotFoundError):
+        storage.open("nothing").read(0, 1)
+    assert storage.read("plain") == b"plain" * 100 and built == [names[0], names[0]]
+
+
+def test_bodies_are_read_in_place_and_leave_their_connection_to_the_next_request(bucket, fault_proxy):
+    """From the second GET on; what urllib3's readinto gives was copied twice."""
+    storage, data = of(bucket.url), bytes(range(256)) * 1000
+    with storage.publish("object") as file:
+        file.write([data])
+    file, before = storage.open("object"), len(fault_proxy.exchanges)
+    for first in range(3):
+        assert file.read(first, 200_000) == data[first : first + 200_000]
+    body = file._body(5, 100_005)
+    buffer = bytearray(200_000)
+    assert isinstance(body, s3_get._BodyInPlace)
+    assert body.readinto(memoryview(buffer)) == 100_000 and buffer[:100_000] == data[5:100_005]
+    assert body.readinto(memoryview(buffer)) == 0
+    body.close()
+    assert storage.read("object") == data
+    connections = {exchange.request.connection for exchange in fault_proxy.exchanges[before:]}
+    assert len(fault_proxy.exchanges) == before + 5 and len(connections) == 1
+
+
+def test_a_body_that_comes_in_chunks_is_read_too(bucket, fault_proxy):
+    storage, data = of(bucket.url), bytes(range(256)) * 1000
+    with storage.publish("object") as file:
+        file.write([data])
+    file = storage.open("object", len(data))
+    fault_proxy.plan = lambda request: Chunked()
+    for first in range(3):
+        assert file.read(first, 200_000) == data[first : first + 200_000]
 
 
 def test_what_a_bucket_lacks_is_told_by_its_url(bucket):
@@ -292,14 +344,17 @@ def test_what_was_damaged_on_its_way_is_no_problem_of_the_dataset(remote, bucket
     assert [problem.url for problem in verify(remote).problems] == [f"{remote}/000003.tar"]
 
 
-def test_inspecting_reads_no_shard_but_the_first_samples_of_one(remote, fault_proxy):
+def test_inspecting_reads_a_small_dataset_once_and_without_samples_its_manifest_alone(remote, fault_proxy):
     command = [sys.executable, "-m", "wdsplit.cli", "inspect", remote]
     shown = subprocess.run([*command, "--samples", "0"], capture_output=True, text=True, check=True).stdout
     assert "101 samples" in shown
     assert [exchange for exchange in fault_proxy.exchanges if ".tar" in exchange.request.path] == []
     subprocess.run(command, capture_output=True, check=True)
     tars = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
-    assert [exchange.request.range for exchange in tars] == [(0, 3 * 2048 - 1)]
+    first, *counted = [(exchange.request.path, *exchange.request.range) for exchange in tars]
+    assert first[1:] == (0, 3 * 2048 - 1)
+    assert len({path for path, *_ in counted}) == len(counted) == len(wdsplit.Dataset(remote).manifest.shards)
+    assert all(begin == 0 for _, begin, _ in counted)
 
 
 # Credentials

@@ -63,7 +63,7 @@ def expected(source, tmp_path_factory):
 
 def chosen(jobs=1, emit=(), splits=None, overwrite=False, resume=False, **plan):
     return ConvertOptions(
-        PlanOptions(**{"shards": SHARDS, **plan}),
+        PlanOptions(**{"shards": SHARDS, "shuffle": False, **plan}),
         jobs=jobs,
         emit=emit,
         splits=splits or {},
@@ -378,7 +378,7 @@ from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
 if __name__ == "__main__":
     wdsplit.storage.s3_upload._PART_BYTES = {PART_BYTES}
     source, output, jobs = sys.argv[1:]
-    convert(source, output, ConvertOptions(PlanOptions(shards={SHARDS}), jobs=int(jobs)))
+    convert(source, output, ConvertOptions(PlanOptions(shards={SHARDS}, shuffle=False), jobs=int(jobs)))
 """
 
 
@@ -403,7 +403,8 @@ def test_a_converter_that_is_killed_leaves_no_lock_and_no_half_object_and_is_res
     assert script.returncode == -signal.SIGKILL
     wait_until(lambda: not session_processes(script.pid), "no process is left")
     found = files_of(bucket.folder / "out")
-    assert all(data == expected[name] for name, data in found.items() if name.endswith((".tar", ".idx")))
+    whole = (".tar", ".idx", ".tar.parquet")
+    assert all(data == expected[name] for name, data in found.items() if name.endswith(whole))
     assert HEADER_NAME not in found
     convert(source, f"{bucket.url}/out", chosen(resume=f"{RUN_FOLDER}/plan.json" in found))
     found = files_of(bucket.folder / "out")
@@ -560,7 +561,7 @@ def run_command(*arguments, **environ):
 
 def test_the_command_writes_to_a_bucket_and_tells_the_url_and_no_secret(bucket, source, expected):
     out = f"{bucket.url}/out"
-    ended = run_command("convert", source, out, "--shards", str(SHARDS), "--jobs", "2")
+    ended = run_command("convert", source, out, "--no-shuffle", "--shards", str(SHARDS), "--jobs", "2")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"{out}: {SHARDS} shards" in ended.stdout
     assert files_of(bucket.folder / "out") == expected

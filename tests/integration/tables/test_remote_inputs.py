@@ -3,7 +3,6 @@ import os
 import re
 import shutil
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -15,9 +14,9 @@ from faults import Cut, EveryOther, Shorten, Truncate, internal_error
 from s3server import S3Server
 from tables import planned, write_table
 from tars import by_tarfile
-from wdsplit.conversion.adopt_tars import IndexOptions, index_tars
+from wdsplit.conversion.adopt_tars import index_tars
 from wdsplit.conversion.convert import convert
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions
+from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOptions
 from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StorageError
 from wdsplit.tables.find import find_inputs
 from wdsplit.tables.formats import opening, parquet
@@ -36,15 +35,6 @@ def web(tmp_path_factory):
     folder.mkdir()
     with S3Server(folder, protocol="http") as server:
         yield server
-
-
-@pytest.fixture
-def memory():
-    """Return fsspec's memory."""
-    memory = fsspec.filesystem("memory")
-    yield memory
-    memory.store.clear()
-    memory.pseudo_dirs[:] = [""]
 
 
 def hashes(folder):
@@ -166,10 +156,20 @@ def test_the_environment_is_enough(bucket, tmp_path):
 TREE = ("b.parquet", "a.parquet", "10.parquet", "sub/c.parquet", "sub/deep/d.parquet", "x[1].parquet", ".h.parquet")
 
 
-@pytest.fixture(params=["s3", "web", "memory"])
-def tree(request, tmp_path):
+@pytest.fixture
+def tree(raw):
     """Return a folder of tables, and the URL of the same in a store."""
-    for name in TREE:
+    return raw(TREE)
+
+
+@pytest.fixture(params=["s3", "web", "memory"])
+def raw(request, tmp_path):
+    """Return a function that writes tables into a folder and a store, and returns the folder and its URL there."""
+    return lambda names: _stored(request, tmp_path, names)
+
+
+def _stored(request, tmp_path, names):
+    for name in names:
         write_table(tmp_path / "raw" / name, {"a": [1]})
     (tmp_path / "raw" / "notes.txt").write_text("no table")
     if request.param == "s3":
@@ -233,6 +233,16 @@ def test_a_dataset_of_ours_in_a_bucket_is_found_by_its_tars(bucket, tmp_path):
 def test_a_bucket_that_is_not_there_is_told(bucket):
     with pytest.raises((InputError, DatasetNotFoundError), match="no such"):
         find_inputs(["s3://no-such-bucket/a.parquet"])
+
+
+def test_partitions_are_those_of_the_disk(raw):
+    names = [f"y={year}/l={lang}/a.parquet" for year in (2024, 2025) for lang in ("en", "de%20fr")]
+    for place in raw(names):
+        table = open_inputs(find_inputs([f"{place}/"]))
+        assert {file.constants for file in table.files} == {
+            (("y", year), ("l", lang)) for year in (2024, 2025) for lang in ("en", "de fr")
+        }
+        assert planned([f"{place}/"], ConvertOptions(where="y == 2024 and l == 'de fr'")).num_rows == 1
 
 
 # What changes, and faults

@@ -767,3 +767,86 @@ def test_any_text_is_a_condition_or_an_input_error(text):
         assert error.cause
     else:
         assert set(where.columns) <= set(SCHEMA.names)
+
+
+# Classes by their names
+
+
+LABELS = pa.schema([("label", pa.int8()), ("other", pa.int8()), ("text", pa.string())])
+NAMES = {"label": ("cat", "dog", "3")}
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("label == 'cat'", [0]),
+        ("'dog' != label", [0, 2, 3]),
+        ("label in ('cat', 'dog', 3)", [0, 1, 3]),
+        ("label not in ['cat', '3']", [1, 3]),
+        ("label == 1", [1]),
+        ("label == '3'", [2]),
+        ("label == 'cat' or text == 'dog'", [0, 4]),
+    ],
+)
+def test_classes_are_compared_by_name_or_number(text, rows):
+    table = pa.table([[0, 1, 2, 3, None], [0] * 5, ["cat", "", "", "", "dog"]], schema=LABELS)
+    numbered = table.append_column("row number", pa.array(range(len(table))))
+    assert numbered.filter(parse_where(text, table.schema, NAMES).expression)["row number"].to_pylist() == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "place", "remedy"),
+    [
+        ("label == 'Dog'", "column 'label' has no class 'Dog'", "^'Dog'^", 'write "dog"'),
+        ("label in ['cat', 'doog']", "column 'label' has no class 'doog'", "^'doog'^", 'write "dog"'),
+        ("label == 'x'", "has no class", "^'x'^", ""),
+        ("label < 'dog'", "cannot be compared with a string", "^label < 'dog'^", ""),
+        ("other == 'cat'", "cannot be compared with a string", "^other == 'cat'^", ""),
+        ("label == b'cat'", "cannot be compared with bytes", "^", ""),
+    ],
+)
+def test_a_class_that_a_column_has_not_is_refused(text, cause, place, remedy):
+    with pytest.raises(InputError) as caught:
+        parse_where(text, LABELS, NAMES)
+    assert cause in caught.value.cause
+    assert place in caught.value.place
+    assert caught.value.remedy == remedy
+
+
+def test_the_name_of_a_class_without_quotes_is_told():
+    with pytest.raises(InputError) as caught:
+        parse_where("label == cat", pa.schema([("label", pa.int64())]), {"label": ("cat", "dog")})
+    assert caught.value.remedy == "write 'cat' in quotes"
+
+
+# Keys of samples
+
+
+KEYS_OF_SAMPLES = ["img_x2E0092", "_xC3_xA9", "a_x5Fx2Eb", "plain", "raw.one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("__key__ == 'img.0092'", [0]),
+        ("'img.0092' == __key__", [0]),
+        ("__key__ == 'img_x2E0092'", [0]),
+        ("__key__ == 'é'", [1]),
+        ("__key__ == 'a_x2Eb'", [2]),
+        ("__key__ == 'a_x5Fx2Eb'", [2]),
+        ("__key__ == 'raw.one'", [4]),
+        ("__key__ == ''", []),
+        ("__key__ != 'img.0092'", [1, 2, 3, 4]),
+        ("column('__key__') in ('plain', 'é')", [1, 3]),
+        ("__key__ not in ['img.0092', 'a_x2Eb']", [1, 3, 4]),
+        ("'é' == __key__ != 'plain'", [1]),
+    ],
+)
+def test_keys_of_samples_are_compared_as_they_are_and_as_they_were(text, rows):
+    table = pa.table({"__key__": KEYS_OF_SAMPLES})
+    where = parse_where(text, table.schema, key="__key__")
+    assert table.append_column("row", pa.array(range(5))).filter(where.expression)["row"].to_pylist() == rows
+
+
+def test_keys_of_a_table_are_compared_as_they_are():
+    assert kept("__key__ == 'img.0092'", __key__=["img.0092", "img_x2E0092"]) == [0]

@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from wdsplit.conversion.adopt_tars import IndexOptions
-from wdsplit.conversion.plan.options import ConvertOptions, PlanOptions, attribute_texts
+from wdsplit.conversion.plan.options import ConvertOptions, IndexOptions, PlanOptions, attribute_texts
 from wdsplit.errors import InputError
 
 
@@ -36,6 +35,7 @@ def test_all_problems_are_reported_together():
         ({"limit": 0}, "limit = 0"),
         ({"columns": "label"}, "columns = 'label': expected a sequence of names"),
         ({"splits": {"a/b": 1.0}}, "split 'a/b'"),
+        ({"splits": {"Val": 0.2, "train": 0.6, "val": 0.2}}, "splits 'Val' and 'val' are one folder"),
     ],
 )
 def test_options_that_contradict_or_exceed_their_bounds_are_refused(changes, found):

@@ -39,7 +39,7 @@ def plans(draw):
     elif sizing is not None:
         value = draw(st.integers(1, 5000))
     chosen = {sizing: value} if sizing else {}
-    options = PlanOptions(world_size=world_size, workers=workers, pad=pad, **chosen)
+    options = PlanOptions(world_size=world_size, workers=workers, pad=pad, allow_pads=True, **chosen)
     cuts = sorted(draw(st.lists(st.integers(0, num_rows), max_size=4)))
     counts = [stop - first for first, stop in zip([0, *cuts], [*cuts, num_rows], strict=True)]
     groups = draw(st.integers(1, 5))
@@ -122,7 +122,7 @@ def test_samples_per_shard_is_kept_to_unless_pads_are_forbidden_and_the_readers_
 
 @given(st.integers(1, 10**8), st.integers(1, 10**12), st.integers(1, 300), st.integers(0, 8))
 def test_by_default_the_lanes_are_whole_shards_and_at_least_16(num_rows, data_bytes, world_size, workers):
-    plan = plan_of_size(num_rows, data_bytes, world_size=world_size, workers=workers)
+    plan = plan_of_size(num_rows, data_bytes, world_size=world_size, workers=workers, allow_pads=True)
     assert plan.lanes >= MIN_LANES
     assert plan.num_shards % plan.lanes == 0
     assert plan.lanes % plan.options.readers == 0
@@ -279,7 +279,7 @@ BASE = plan_of(100, 4, shards=4)
         plan_of(100, 4, shards=4, null="omit"),
         plan_of(100, 4, shards=4, lanes=2),
         plan_of(100, 4, shards=4, window=7),
-        plan_of(100, 4, shards=4, shuffle=True),
+        plan_of(100, 4, shards=4, shuffle=False),
         plan_of(100, 4, shards=4, fields=(Field("cls", "other", "integer", "int64"),)),
         plan_of(100, 4, shards=4, fields=(Field("txt", "label", "integer", "int64"),)),
         make_plan(table_of(input_file(100, 4, footer="01")), FIELDS, None, PlanOptions(shards=4)),
@@ -288,6 +288,15 @@ BASE = plan_of(100, 4, shards=4)
 )
 def test_the_hash_changes_with_what_decides_the_bytes(other):
     assert other.hash != BASE.hash
+
+
+@pytest.mark.parametrize(("kind", "shuffled"), [("parquet", True), ("csv", True), ("tar", False)])
+def test_rows_of_tables_are_shuffled_and_samples_of_tars_keep_their_order_unless_asked_otherwise(kind, shuffled):
+    table = table_of(dataclasses.replace(input_file(100), format=kind))
+    plans = {given: make_plan(table, FIELDS, None, PlanOptions(shuffle=given)) for given in (None, True, False)}
+    assert {given: plan.options.shuffle for given, plan in plans.items()} == {None: shuffled, True: True, False: False}
+    assert plans[None] == plans[shuffled]
+    assert plans[None].hash == plans[shuffled].hash != plans[not shuffled].hash
 
 
 @pytest.mark.parametrize(
@@ -382,12 +391,27 @@ def test_the_default_window_by_the_size_of_samples_and_the_lanes(num_bytes, num_
     assert default_window(num_bytes, num_samples, lanes) == window
 
 
-@pytest.mark.parametrize("options", [{"world_size": 1_000_000}, {"world_size": 1000, "workers": 8}, {"shards": 2561}])
-def test_far_more_shards_than_rows_are_refused(options):
-    with pytest.raises(InputError, match="too many shards") as caught:
+FAR_MORE = [{"world_size": 1_000_000}, {"world_size": 401}, {"world_size": 51, "workers": 8}, {"shards": 401}]
+
+
+@pytest.mark.parametrize("options", [*FAR_MORE, {"lanes": 401}], ids=str)
+def test_more_than_ten_shards_for_each_row_are_made_only_where_pads_are_allowed(options):
+    with pytest.raises(InputError, match="nearly all samples would be pads") as caught:
         plan_of(40, **options)
-    assert caught.value.expected == "at most 2,560 shards for 40 rows"
-    assert "--world-size" in caught.value.remedy
+    assert caught.value.expected == "at most 400 shards for 40 rows"
+    assert "--allow-pads" in caught.value.remedy
+    allowed = plan_of(40, **options, allow_pads=True)
+    assert allowed.num_pads == allowed.num_shards - 40
+
+
+@pytest.mark.parametrize("options", [{"world_size": 400}, {"shards": 400}, {"lanes": 400}], ids=str)
+def test_ten_shards_for_each_row_are_made_of_any_table(options):
+    assert plan_of(40, **options).num_shards == 400
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 10])
+def test_a_table_of_one_row_needs_no_leave_for_its_pads(world_size):
+    assert plan_of(1, world_size=world_size).num_pads > 10
 
 
 def test_more_shards_than_a_manifest_may_have_are_refused():
@@ -396,4 +420,4 @@ def test_more_shards_than_a_manifest_may_have_are_refused():
 
 
 def test_more_readers_than_rows_are_not_refused_by_themselves():
-    assert plan_of(10, world_size=64, workers=16).num_shards == 1024
+    assert plan_of(103, world_size=64, workers=16).num_shards == 1024

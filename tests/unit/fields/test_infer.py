@@ -11,6 +11,8 @@ from wdsplit.fields.arrow_types import field_of
 from wdsplit.fields.decode import decode_field
 from wdsplit.fields.encode import encode_batch
 from wdsplit.fields.infer import class_names, infer_fields
+from wdsplit.shards.files import read_manifest
+from wdsplit.storage.opening import open_storage
 from wdsplit.tables.read import open_inputs
 
 NAMES = ("cat", "dög", "a b")
@@ -36,10 +38,31 @@ def encode(labels, null="error", kind=None):
     return encode_batch(columns, fields, null, where)["cls.txt"].to_pylist()
 
 
+def test_the_names_of_classes_are_kept_by_the_field_of_their_numbers():
+    fields = infer_fields(schema_of(), {}, None, {})
+    assert fields == (
+        field_of("cls", "label", "integer", pa.int64(), NAMES),
+        field_of("txt", "text", "text", pa.string()),
+    )
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "List", "LargeList"])
+def test_lists_of_classes_keep_the_names_and_get_no_second_field(kind):
+    labels = {"_type": kind, "feature": {"_type": "ClassLabel", "names": ["x", "y"]}}
+    schema = schema_of(labels=labels).append(pa.field("labels", pa.list_(pa.int64())))
+    fields = infer_fields(schema, {}, None, {}, with_class_names=True)
+    assert [(field.name, field.names) for field in fields] == [
+        ("cls", NAMES),
+        ("cls.txt", NAMES),
+        ("txt", ()),
+        ("npy", ("x", "y")),
+    ]
+
+
 def test_a_column_of_classes_gets_a_second_field_with_their_names():
     fields = infer_fields(schema_of(), {}, None, {}, with_class_names=True)
     assert fields == (
-        field_of("cls", "label", "integer", pa.int64()),
+        field_of("cls", "label", "integer", pa.int64(), NAMES),
         field_of("cls.txt", "label", "class", pa.int64(), NAMES),
         field_of("txt", "text", "text", pa.string()),
     )
@@ -105,12 +128,15 @@ def test_a_label_of_minus_1_is_said_to_have_no_class_name():
 
 def test_class_names_go_from_a_table_into_a_dataset_and_its_manifest(tmp_path):
     inputs = write_table(tmp_path / "in.parquet", table_of([0, 2, 1, 0]))
-    manifest = convert(inputs, str(tmp_path / "out"), ConvertOptions(PlanOptions(shards=1), class_names=True))
+    manifest = convert(
+        inputs, str(tmp_path / "out"), ConvertOptions(PlanOptions(shards=1, shuffle=False), class_names=True)
+    )
     field = manifest.fields[1]
     assert (field.name, field.names) == ("cls.txt", NAMES)
     payloads = [fields["cls.txt"] for _, fields in all_samples(tmp_path / "out")]
     assert decode_field(payloads, field).to_pylist() == ["cat", "a b", "dög", "cat"]
     plain = converted(inputs, tmp_path / "plain", shards=1)
+    assert read_manifest(open_storage(str(tmp_path / "plain"))).class_names == {"cls": NAMES}
     assert plain.provenance["plan"] != manifest.provenance["plan"]
 
 
@@ -138,7 +164,51 @@ def test_named_columns_are_written_once_in_their_order_after_those_that_are_mapp
     assert [(field.name, field.column) for field in fields] == expected
 
 
+@pytest.mark.parametrize(
+    ("mapping", "key", "columns"), [({"cls": "lable"}, None, ()), ({}, "LABEL", ()), ({}, None, ("text", "lables"))]
+)
+def test_a_column_with_a_typo_is_suggested(mapping, key, columns):
+    with pytest.raises(InputError, match="columns cannot be used") as caught:
+        infer_fields(schema_of(), mapping, key, {}, columns=columns)
+    assert caught.value.remedy == "did you mean 'label'?"
+
+
 def test_a_named_column_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(InputError, match="columns cannot be used") as caught:
         infer_fields(schema_of(), {}, None, {}, columns=("label", "lable"))
     assert "column 'lable' is not in the table (it has: label, text)" in caught.value.found
+
+
+# Categories: texts that have numbers
+
+
+CATEGORIES = pa.dictionary(pa.int8(), pa.string())
+
+
+def encode_categories(labels, null="error"):
+    """Return the payloads of a column of categories that is mapped to `cls`."""
+    fields = infer_fields(schema_of(CATEGORIES), {"cls": "label"}, None, {})
+    assert [(field.encoding, field.names) for field in fields] == [("category", NAMES)]
+    payloads = encode_batch({"label": pa.array(labels, CATEGORIES)}, fields, null, where)["cls"].to_pylist()
+    return payloads, fields[0]
+
+
+def test_categories_are_texts_and_numbers_where_they_are_mapped_to_cls():
+    field = infer_fields(schema_of(CATEGORIES), {}, None, {})[0]
+    assert (field.name, field.encoding, field.names) == ("label.txt", "text", NAMES)
+    payloads, field = encode_categories(["a b", "cat", "dög"])
+    assert payloads == [b"2", b"0", b"1"]
+    assert decode_field(payloads, field).to_pylist() == [2, 0, 1]
+
+
+def test_categories_in_cls_get_their_names_beside_them_if_asked_to():
+    fields = infer_fields(schema_of(CATEGORIES), {"cls": "label"}, None, {}, with_class_names=True)
+    assert [(field.name, field.encoding) for field in fields] == [("cls", "category"), ("cls.txt", "text")]
+
+
+def test_a_text_that_is_no_category_is_an_error_by_its_row():
+    with pytest.raises(InputError, match="invalid class name") as caught:
+        encode_categories(["cat", "cow"])
+    assert (caught.value.place, caught.value.found) == ("row 1, column 'label'", "'cow'")
+    with pytest.raises(InputError, match="a value is null"):
+        encode_categories(["cat", None])

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading import open_shard as open_shard_module
+from wdsplit.loading.reading import read_windows as read_windows_module
 from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.shards.files import write_shard
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.members import build_body
@@ -33,7 +34,7 @@ def written(folder, payloads, key="000"):
 def read_all(storage, shard, window):
     opened = open_shard(storage, shard)
     for first in range(0, shard.num_samples, window):
-        list(opened.window(first, min(first + window, shard.num_samples)).take([0], [0], [False]))
+        list(read_window(opened, first, min(first + window, shard.num_samples)).take([0], [0], [False]))
 
 
 @pytest.mark.parametrize("is_large", [False, True], ids=["at once", "headers only"])
@@ -42,7 +43,7 @@ def read_all(storage, shard, window):
 def test_each_change_of_an_index_entry_is_noticed(tmp_path, payloads, key, is_large):
     shard, storage = written(tmp_path, payloads, key), LocalStorage(str(tmp_path))
     right = np.fromfile(tmp_path / "a.tar.idx", "<u8").astype(np.int64)
-    with patch.object(open_shard_module, "_SMALL_SAMPLE_BYTES", 0 if is_large else 16_384):
+    with patch.object(read_windows_module, "_SMALL_SAMPLE_BYTES", 0 if is_large else 16_384):
         read_all(storage, shard, window=2)
         for entry, change in itertools.product(range(len(right)), CHANGES):
             offsets = right.copy()

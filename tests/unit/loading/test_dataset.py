@@ -238,7 +238,7 @@ def test_a_group_is_refused_where_none_is_initialised(numbers):
 
 def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, caplog):
     path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
-    with caplog.at_level(logging.INFO, "wdsplit.loading.dataset"):
+    with caplog.at_level(logging.INFO, "wdsplit.loading.announcing"):
         dataset = Dataset(path, seed=11, rank=0, world_size=3)
         for _ in range(3):
             list(dataset)
@@ -252,7 +252,7 @@ def test_rank_worker_and_seed_are_logged_once_and_not_once_a_batch(tmp_path, cap
 
 def test_a_world_that_divides_the_lanes_is_not_warned(tmp_path, caplog):
     path = numbers_dataset(tmp_path, 20, shards=4, lanes=4)
-    with caplog.at_level(logging.INFO, "wdsplit.loading.dataset"):
+    with caplog.at_level(logging.INFO, "wdsplit.loading.announcing"):
         list(Dataset(path, rank=0, world_size=2))
     assert len(caplog.records) == 1
 
@@ -350,16 +350,39 @@ def test_the_shard_distribution_has_the_name_that_users_search_for(numbers):
     assert dataset.get_shard_distribution_info(num_workers=2) == dataset.shard_distribution(num_workers=2)
 
 
+def of_classes(path, **columns):
+    """Convert columns of classes, given by their names; return the dataset's folder."""
+    features = {column: {"names": names, "_type": "ClassLabel"} for column, names in columns.items()}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({column: [0, 1, 1] for column in ["number", *columns]}).replace_schema_metadata(metadata)
+    pq.write_table(table, f"{path}.parquet")
+    convert(f"{path}.parquet", path, ConvertOptions(PlanOptions(shards=1)))
+    return str(path)
+
+
 def test_classes_are_the_names_that_the_manifest_has(tmp_path, numbers):
-    names = json.dumps({"info": {"features": {"cls": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}})
-    table = pa.table({"cls": [0, 1, 1]}).replace_schema_metadata({"huggingface": names})
-    pq.write_table(table, tmp_path / "table.parquet")
-    options = ConvertOptions(PlanOptions(shards=1), class_names=True)
-    convert([str(tmp_path / "table.parquet")], str(tmp_path / "out"), options)
-    assert Dataset(tmp_path / "out").decode().classes == ("cat", "dog")
+    path = of_classes(tmp_path / "out", label=["cat", "dog"])
+    assert Dataset(path).decode().classes == ("cat", "dog")
+    assert Dataset(path, fields=["number.cls"]).classes == ()
     assert Dataset(numbers).classes == ()
-    with pytest.raises(InputError, match="a mixture"):
-        _ = mix({numbers: 1}).classes
+
+
+def test_two_columns_of_classes_are_asked_for_by_field(tmp_path):
+    path = of_classes(tmp_path / "out", kind=["cat", "dog"], breed=["tabby", "poodle"])
+    with pytest.raises(InputError, match="several columns have class names") as caught:
+        _ = Dataset(path).classes
+    assert caught.value.found == "column 'kind' in field 'kind.cls', column 'breed' in field 'breed.cls'"
+    assert Dataset(path).manifest.class_names["breed.cls"] == ("tabby", "poodle")
+    assert Dataset(path, fields=["breed.cls"]).classes == ("tabby", "poodle")
+
+
+def test_a_mixture_has_classes_if_all_its_datasets_have_the_same(tmp_path):
+    one, same = (of_classes(tmp_path / name, label=["cat", "dog"]) for name in "ab")
+    other = of_classes(tmp_path / "c", label=["dog", "cat"])
+    assert mix({one: 1, same: 1}).classes == ("cat", "dog")
+    with pytest.raises(InputError, match="different class names") as caught:
+        _ = mix({one: 1, other: 1}).classes
+    assert caught.value.place == other
 
 
 def test_dir_lists_stages_and_what_users_call_and_nothing_of_the_machinery(numbers):

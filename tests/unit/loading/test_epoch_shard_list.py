@@ -256,3 +256,12 @@ def test_options_that_cannot_be_are_refused(options):
 def test_an_epoch_that_cannot_be_is_refused(epoch):
     with pytest.raises(InputError, match="epoch"):
         EpochShardList("a").set_epoch(epoch)
+
+
+@pytest.mark.parametrize("name", ["view", "where", "keys", "exclude"])
+def test_a_view_is_refused_with_the_class_that_has_them(name):
+    with pytest.raises(InputError, match=f"has no {name}") as caught:
+        EpochShardList(["a.tar"], **{name: "easy"})
+    assert f"wdsplit.Dataset(..., {name}=...)" in caught.value.remedy
+    with pytest.raises(TypeError, match="no argument 'seeds'"):
+        EpochShardList(["a.tar"], seeds=3)

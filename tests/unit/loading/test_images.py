@@ -1,5 +1,7 @@
+import dataclasses
 import io
 import pickle
+import random
 import struct
 import subprocess
 import sys
@@ -12,9 +14,11 @@ import simplejpeg
 import torch
 from webdataset.autodecode import ImageHandler
 
-from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.errors import CorruptDataError, InputError, PipelineError
+from wdsplit.loading.stages.crops import random_box
 from wdsplit.loading.stages.decoders import decode_sample_stage
 from wdsplit.loading.stages.images import resized
+from wdsplit.loading.stages.randomness import IMAGES, Draws
 
 LIBRARIES = ["simplejpeg", "pillow"]
 every_library = pytest.mark.parametrize("library", LIBRARIES)
@@ -146,7 +150,7 @@ def test_a_jpeg_that_lacks_data_but_not_its_end_is_an_error_too():
 # What comes out
 
 
-IMAGES = {
+IMAGES_OF = {
     "made smaller": encoded(picture(375, 500)),
     "made larger": encoded(picture(33, 20)),
     "of the size": encoded(picture(50, 70)),
@@ -158,7 +162,7 @@ IMAGES = {
 
 @every_library
 @pytest.mark.parametrize("crop", [None, "center"])
-@pytest.mark.parametrize("payload", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("payload", IMAGES_OF.values(), ids=IMAGES_OF)
 def test_the_outputs_hold_the_same_pixels(library, crop, payload):
     tensor, array, image = (
         resized((50, 70), crop=crop, library=library, output=output)(".jpg", payload)
@@ -229,6 +233,12 @@ def test_a_decoder_survives_pickling():
         ({"size": 3, "crop": "left"}, "crop = 'left'"),
         ({"size": 3, "library": "cv2"}, "library = 'cv2'"),
         ({"size": 3, "output": "jax"}, "output = 'jax'"),
+        ({"size": 3, "flip": 0.5}, "flip = 0.5"),
+        ({"size": 3, "crop": "random", "scale": (0.5, 0.1)}, r"scale = \(0.5, 0.1\)"),
+        ({"size": 3, "crop": "random", "scale": (0.5, 1.5)}, "up to 1"),
+        ({"size": 3, "crop": "random", "ratio": (0, 1)}, r"ratio = \(0, 1\)"),
+        ({"size": 3, "crop": "random", "ratio": 1}, "ratio = 1"),
+        ({"size": 3, "crop": "center", "scale": (0.5, 1.0)}, "crop='random' only"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, named):
@@ -243,6 +253,143 @@ def test_a_named_decoder_is_webdatasets(spec):
     expected = ImageHandler(spec)(".png", payload)
     assert type(found) is type(expected)
     assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+# Chance and columns
+
+
+def random_part(seed, height, width):
+    """Return the part that a seed takes of an image, and whether it is mirrored."""
+    draw = random.Random(seed).random
+    is_flipped = draw() < 0.5
+    return random_box(height, width, (0.08, 1.0), (3 / 4, 4 / 3), draw), is_flipped
+
+
+@every_library
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (1500, 1000), (60, 90)])
+def test_a_random_part_looks_as_pillow_cuts_and_resizes_it(height, width, kind, library):
+    payload = encoded(picture(height, width), kind)
+    whole = PIL.Image.open(io.BytesIO(payload)).convert("RGB")
+    mirrored = set()
+    for seed in range(12):
+        (top, left, rows, columns), is_flipped = random_part(seed, height, width)
+        box = (left, top, left + columns, top + rows)
+        expected = np.array(whole.resize((70, 50), PIL.Image.Resampling.BILINEAR, box=box)).astype(np.int64)
+        found = resized((50, 70), crop="random", flip=True, library=library, output="numpy")(".jpg", payload, seed)
+        assert off_by(found.astype(np.int64), expected[:, ::-1] if is_flipped else expected) <= 10
+        mirrored.add(is_flipped)
+    assert mirrored == {False, True}
+
+
+@pytest.mark.parametrize("crop", [None, "center"])
+def test_flip_mirrors_every_other_image(crop):
+    payload = encoded(picture(60, 90))
+    plain = resized((50, 70), crop=crop)(".jpg", payload)
+    found = [resized((50, 70), crop=crop, flip=True)(".jpg", payload, seed) for seed in range(200)]
+    flipped = [torch.equal(image, plain.flip(2)) for image in found]
+    assert all(is_flipped or torch.equal(image, plain) for image, is_flipped in zip(found, flipped, strict=True))
+    assert 70 < sum(flipped) < 130
+
+
+def test_a_random_part_does_not_depend_on_whether_images_are_mirrored():
+    payload = encoded(picture(60, 90))
+    both = [resized(40, crop="random", flip=flip) for flip in (False, True)]
+    for seed in range(10):
+        plain, flipped = (decoder(".jpg", payload, seed) for decoder in both)
+        assert torch.equal(plain, flipped.flip(2) if random_part(seed, 60, 90)[1] else flipped)
+
+
+def test_a_jpeg_is_decoded_at_the_scale_that_its_random_part_needs(monkeypatch):
+    given = []
+    decode = simplejpeg.decode_jpeg
+    monkeypatch.setattr(
+        simplejpeg, "decode_jpeg", lambda *data, **options: given.append(decode(*data, **options)) or given[-1]
+    )
+    payload, decoder = encoded(picture(1600, 1600)), resized(200, crop="random")
+    for seed in range(40):
+        decoder(".jpg", payload, seed)
+        side = min(random_part(seed, 1600, 1600)[0][2:])
+        scale = given[-1].shape[0] / 1600
+        least = next(eighths / 8 for eighths in (1, 2, 3, 4, 8) if side * eighths / 8 >= 200 or eighths == 8)
+        assert scale == least
+    assert len({pixels.shape for pixels in given}) > 2
+
+
+@pytest.mark.parametrize("options", [{"crop": "random"}, {"flip": True}])
+def test_outside_of_a_dataset_there_is_nothing_to_draw_from(options):
+    with pytest.raises(PipelineError, match=r"(?s)no seed.*'jpg' of sample 'k'"):
+        decode_sample_stage(resized(8, **options)).sample({"__key__": "k", "jpg": encoded(picture(9, 9))})
+
+
+@every_library
+@pytest.mark.parametrize("output", ["torch", "numpy", "pil"])
+@pytest.mark.parametrize("options", [{}, {"crop": "center"}, {"crop": "random", "flip": True}])
+def test_a_column_is_decoded_into_one_piece_of_memory_and_holds_what_its_rows_do(options, output, library):
+    decoder = resized((50, 70), output=output, library=library, **options)
+    stage = decode_sample_stage(decoder)
+    draws = Draws(IMAGES, 3, 0, 2) if options.get("flip") else None
+    stage = dataclasses.replace(stage, draws=draws)
+    payloads, positions = [*IMAGES_OF.values()], np.arange(5, 5 + len(IMAGES_OF))
+    found = stage.columns({"__position__": positions, "jpg": payloads})["jpg"]
+    rows = [
+        stage.sample({"__position__": position, "jpg": payload})["jpg"]
+        for position, payload in zip(positions.tolist(), payloads, strict=True)
+    ]
+    assert isinstance(found, {"torch": torch.Tensor, "numpy": np.ndarray, "pil": list}[output])
+    assert output == "pil" or found.shape == (len(rows), *rows[0].shape)
+    for image, row in zip(found, rows, strict=True):
+        assert np.array_equal(np.asarray(image), np.asarray(row))
+
+
+def test_fields_of_a_sample_get_the_same_part():
+    stage = dataclasses.replace(decode_sample_stage(resized(40, crop="random")), draws=Draws(IMAGES, 0, 0))
+    sample = stage.sample(
+        {"__position__": 3, "left.png": encoded(picture(60, 90), "PNG"), "right.jpg": encoded(picture(60, 90))}
+    )
+    assert off_by(*(sample[name].numpy().astype(np.int64) for name in ("left.png", "right.jpg"))) <= 8
+
+
+PNGS = {
+    "rgb": PIL.Image.fromarray(picture(33, 20)),
+    "one pixel": PIL.Image.fromarray(picture(1, 1)),
+    "grey": PIL.Image.fromarray(picture(33, 20)).convert("L"),
+    "alpha": PIL.Image.fromarray(np.dstack([picture(33, 20), picture(33, 20)[..., 0]])),
+    "palette": PIL.Image.fromarray(picture(33, 20)).convert("P"),
+    "one bit": PIL.Image.fromarray(picture(33, 20)).convert("1"),
+    "grey and alpha": PIL.Image.fromarray(picture(33, 20)).convert("LA"),
+    "large": PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)),
+}
+
+
+@pytest.mark.parametrize("spec", ["rgb8", "l8", "rgba8", "pil"])
+@pytest.mark.parametrize("image", PNGS.values(), ids=PNGS)
+def test_a_png_has_the_pixels_that_pillow_finds(image, spec):
+    transparent = {"transparency": (0, 0, 90) if image.mode == "RGB" else 0} if "A" not in image.mode else {}
+    for options in ({}, {"dpi": (300, 300)}, transparent):
+        payload = encoded(image, "PNG", **options)
+        found = decode_sample_stage(spec).sample({"png": payload})["png"]
+        assert np.array_equal(np.asarray(found), np.asarray(ImageHandler(spec)(".png", payload)))
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "no pixels", "height", "no height"])
+def test_a_damaged_png_is_an_error(damage):
+    payload = bytearray(encoded(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8), "PNG"))
+    if damage == "cut":
+        del payload[len(payload) // 2 :]
+    elif damage == "bit":
+        payload[43] ^= 0xFF
+    elif damage == "height":
+        payload[23] = 8
+    elif damage == "no height":
+        payload[20:24] = bytes(4)
+        payload[29:33] = zlib.crc32(payload[12:29]).to_bytes(4, "big")
+    else:
+        payload[41:-16] = b""
+        payload[33:37] = bytes(4)
+    for decoder in ("rgb8", resized(32)):
+        with pytest.raises(CorruptDataError, match="'png' of sample 'k'"):
+            decode_sample_stage(decoder).sample({"__key__": "k", "png": bytes(payload)})
 
 
 # Strangers

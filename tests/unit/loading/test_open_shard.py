@@ -4,14 +4,17 @@ import multiprocessing
 import tarfile
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tars import archives, by_tarfile
 from wdsplit.errors import CorruptDataError
-from wdsplit.loading.reading import open_shard as open_shard_module
-from wdsplit.loading.reading.open_shard import Scratch, WindowPlace, open_shard, read_windows
+from wdsplit.loading.reading import ranges
+from wdsplit.loading.reading import read_windows as read_windows_module
+from wdsplit.loading.reading.open_shard import open_shard
+from wdsplit.loading.reading.read_windows import Scratch, WindowPlace, read_window, read_windows
 from wdsplit.shards.manifest import Shard
 from wdsplit.storage.local import LocalStorage
 from wdsplit.tar.samples import group_samples
@@ -22,7 +25,7 @@ reading = pytest.mark.parametrize("is_large", [False, True], ids=["at once", "he
 
 def as_large(is_large):
     """Let samples be taken for large ones, whatever their size."""
-    return patch.object(open_shard_module, "_SMALL_SAMPLE_BYTES", 0 if is_large else 16_384)
+    return patch.object(read_windows_module, "_SMALL_SAMPLE_BYTES", 0 if is_large else 16_384)
 
 
 def open_tar(folder, data, name="a"):
@@ -37,14 +40,15 @@ def samples_of(window):
     return samples_in(window, range(len(window)))
 
 
-def samples_in(window, rows):
-    return list(window.take(rows, range(len(rows)), [False] * len(rows)))
+def samples_in(window, rows, url=None):
+    samples = window.take(rows, range(len(rows)), [False] * len(rows))
+    return [{**sample, "__url__": url or sample["__url__"]} for sample in samples]
 
 
 def samples_of_each(places, fields=None):
     """Return the samples of each of some windows that are read together."""
     parts = read_windows(places, fields)
-    sizes = [place.stop - place.first for place in places]
+    sizes = [place.num_samples for place in places]
     return [samples_in(window, range(first, first + size)) for (window, first), size in zip(parts, sizes, strict=True)]
 
 
@@ -54,13 +58,21 @@ def place(shard):
 
 def fetched(place):
     """Return the bytes of a window, as if they had been fetched."""
-    return memoryview(place.shard.file.read(place.begin, place.num_bytes))
+    return memoryview(b"".join(place.shard.file.read(begin, end - begin) for begin, end in place.ranges))
 
 
 FIELDS = st.sampled_from([None, ["jpg"], ["cls", "json"], []])
 
 
-@settings(max_examples=20)
+def chosen_of(data, first, stop):
+    """Draw which samples of a window are read: the first, the last and some of those between; None for all."""
+    between = data.draw(st.none() | st.lists(st.booleans(), min_size=stop - first, max_size=stop - first))
+    if between is None:
+        return None
+    return np.array([s for s, kept in enumerate(between, first) if kept or s in (first, stop - 1)])
+
+
+@settings(max_examples=40)
 @given(st.lists(archives(min_samples=1), min_size=1, max_size=4), st.booleans(), FIELDS, st.data())
 def test_windows_that_are_read_together_are_those_read_alone(tmp_path_factory, built, is_large, fields, data):
     folder = tmp_path_factory.mktemp("shards")
@@ -69,13 +81,18 @@ def test_windows_that_are_read_together_are_those_read_alone(tmp_path_factory, b
     for shard, one in zip(shards, built, strict=True):
         first = data.draw(st.integers(0, len(one.samples) - 1))
         stop = data.draw(st.integers(first + 1, len(one.samples)))
-        places.append(WindowPlace(shard, first, stop))
-        members = [{name.partition(".")[2]: value for name, value in sample} for sample in one.samples[first:stop]]
+        chosen = chosen_of(data, first, stop)
+        places.append(WindowPlace(shard, first, stop, None, chosen))
+        rows = range(first, stop) if chosen is None else chosen.tolist()
+        members = [{name.partition(".")[2]: value for name, value in one.samples[row]} for row in rows]
         expected.append([{k: v for k, v in sample.items() if fields is None or k in fields} for sample in members])
     with as_large(is_large):
         found = samples_of_each(places, fields)
-        windows = [shard.window(first, stop, fields) for shard, first, stop, _ in places]
+        windows = [read_windows([place], fields)[0].window for place in places]
         assert found == [samples_of(window) for window in windows]
+        for place, samples in zip(places, found, strict=True):
+            if place.chosen is None:
+                assert samples == samples_of(read_window(place.shard, place.first, place.stop, fields))
         at_hand = [place._replace(data=fetched(place)) for place in places]
         assert samples_of_each(at_hand, fields) == found
         assert [samples_of_each([each], fields)[0] for each in at_hand] == found
@@ -96,8 +113,8 @@ def test_large_samples_in_tars_of_others_are_found_whatever_their_headers(tmp_pa
     data = data[: scan_tar(memoryview(data)).end]
     shard = open_tar(tmp_path, data)
     with as_large(True):
-        samples = samples_of(shard.window(0, 3))
-    assert samples == samples_of(shard.window(0, 3))
+        samples = samples_of(read_window(shard, 0, 3))
+    assert samples == samples_of(read_window(shard, 0, 3))
     assert [sample["jpg"] for sample in samples] == [f"{key}.jpg".encode() * 300 for key in "abc"]
     assert [sample["cls"] for sample in samples] == [f"{key}.cls".encode() * 300 for key in "abc"]
 
@@ -108,7 +125,7 @@ def test_payloads_of_any_size_around_a_block_are_whole(tmp_path, size, is_large)
     members = [(f"{key}.{field}", (key + field).encode() * size) for key in "ab" for field in ("x", "y", "z")]
     shard = open_tar(tmp_path, by_tarfile(members, tarfile.USTAR_FORMAT))
     with as_large(is_large):
-        samples = samples_of(shard.window(0, 2))
+        samples = samples_of(read_window(shard, 0, 2))
     assert [{k: v for k, v in sample.items() if k[:2] != "__"} for sample in samples] == [
         {field: (key + field).encode() * size for field in ("x", "y", "z")} for key in "ab"
     ]
@@ -126,8 +143,27 @@ def test_a_damaged_header_is_that_of_its_shard_also_among_others(tmp_path, offse
         read_windows([place(good), place(bad), place(good)])
     assert caught.value.url == bad.url
     assert caught.value.offset == second
+    with as_large(is_large), pytest.raises(CorruptDataError) as caught:
+        read_windows([place(good), WindowPlace(bad, 1, 3, None, np.array([1, 2]))])
+    assert (caught.value.url, caught.value.offset) == (bad.url, second)
     with as_large(is_large):
-        assert samples_of(read_windows([WindowPlace(bad, 0, 1)])[0].window) == samples_of(bad.window(0, 1))
+        assert samples_of(read_windows([WindowPlace(bad, 0, 1)])[0].window) == samples_of(read_window(bad, 0, 1))
+        around = WindowPlace(bad, 0, 3, None, np.array([0, 2]))
+        assert samples_of(read_windows([around])[0].window) == samples_in(read_window(good, 0, 3), [0, 2], bad.url)
+
+
+@reading
+def test_a_damaged_header_behind_a_gap_is_where_it_is_in_its_shard(tmp_path, is_large):
+    data = bytearray(by_tarfile([(name, b"x" * 700) for name in NAMES], tarfile.USTAR_FORMAT))
+    shard = open_tar(tmp_path, data)
+    third = int(shard.offsets[2])
+    data[third] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    two = WindowPlace(shard, 0, 3, None, np.array([0, 2]))
+    with patch.object(ranges, "MIN_GAP_BYTES", 0), as_large(is_large), pytest.raises(CorruptDataError) as caught:
+        assert len(two.ranges) == 2
+        read_windows([two])
+    assert (caught.value.url, caught.value.offset) == (shard.url, third)
 
 
 @reading
@@ -136,7 +172,7 @@ def test_a_shard_that_becomes_shorter_while_it_is_read_is_told(tmp_path, is_larg
     shard = open_tar(tmp_path, data)
     (tmp_path / "a.tar").write_bytes(data[: int(shard.offsets[2])])
     with as_large(is_large), pytest.raises(CorruptDataError, match="shorter"):
-        samples_of(shard.window(0, 3))
+        samples_of(read_window(shard, 0, 3))
 
 
 @reading
@@ -150,7 +186,7 @@ def test_what_is_not_wanted_is_not_read(tmp_path, is_large):
             type(shard.file), "read", lambda file, offset, size: read.append(size) or bytes_at(tmp_path, offset, size)
         ),
     ):
-        window = shard.window(0, 3, fields=())
+        window = read_window(shard, 0, 3, fields=())
         assert [names for _, names in window.field_names()] == [["jpg", "cls"]]
         assert window.keys.tolist() == ["a", "b", "c"]
         assert samples_of(window)[0].keys() == {"__key__", "__url__", "__position__", "__pad__"}
@@ -168,7 +204,7 @@ def test_a_size_of_twelve_digits_is_read_as_one(tmp_path, is_large):
     data[124:136] = b"%012o" % 700
     data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * ord(" ") + sum(data[156:512]))
     with as_large(is_large):
-        assert samples_of(open_tar(tmp_path, data).window(0, 1))[0]["x"] == b"1" * 700
+        assert samples_of(read_window(open_tar(tmp_path, data), 0, 1))[0]["x"] == b"1" * 700
 
 
 def test_a_process_that_was_forked_does_not_write_into_its_parents_memory():

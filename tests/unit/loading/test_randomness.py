@@ -10,7 +10,7 @@ from orders import slow_hash_stream
 from wdsplit.errors import InputError, PipelineError
 from wdsplit.loading.dataset import Dataset
 from wdsplit.loading.loader import Loader
-from wdsplit.loading.stages.randomness import RandomMap
+from wdsplit.loading.stages.randomness import MAPS, Draws, RandomMap
 from wdsplit.order.epoch import hash_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -33,7 +33,9 @@ def test_the_seed_of_a_sample_never_changes():
     assert hash_stream(5, DOMAIN, 1, 2, 77) == slow_hash_stream(5, DOMAIN, 1, 2, 77) == 10318909558064224582
     sample = {"__key__": "k", "__url__": "u", "__position__": 77}
     seen = []
-    stage = RandomMap(lambda sample, generator: seen.append(generator) or sample, None, "python", 5, 1).at(2)
+    stage = RandomMap(lambda sample, generator: seen.append(generator) or sample, None, "python", Draws(MAPS, 5, 1)).at(
+        2
+    )
     assert list(stage([sample])) == [sample]
     assert seen[0].getstate() == random.Random(10318909558064224582).getstate()
 
@@ -48,7 +50,7 @@ def test_the_seed_of_a_sample_never_changes():
     ],
 )
 def test_draws_of_today_are_those_of_tomorrow(kind, expected):
-    stage = RandomMap(replaced, "x", kind, 2**63 - 1, 3).at(9)
+    stage = RandomMap(replaced, "x", kind, Draws(MAPS, 2**63 - 1, 3)).at(9)
     assert [sample["x"] for sample in stage([{"__key__": "k", "__position__": 10**12, "x": 0}])] == [expected]
 
 
@@ -96,6 +98,6 @@ def test_a_function_that_raises_stop_iteration_does_not_end_the_samples():
     def stop(sample, generator):
         raise StopIteration
 
-    stage = RandomMap(stop, None, "python", 0, 0)
+    stage = RandomMap(stop, None, "python", Draws(MAPS, 0, 0))
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(stage([{"__key__": "k", "__position__": 1}]))

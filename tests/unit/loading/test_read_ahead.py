@@ -1,6 +1,7 @@
 import contextlib
 import gc
 import os
+import random
 import signal
 import threading
 import time
@@ -11,8 +12,9 @@ import pytest
 import wdsplit.loading.reading.read_ahead as module
 from tables import DEADLINE_S, wait_until
 from wdsplit.errors import StorageError
+from wdsplit.loading.reading import ranges
 from wdsplit.loading.reading.open_shard import OpenShard
-from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard
+from wdsplit.loading.reading.read_ahead import Ahead, FetchRange, LazyShard, num_requests
 from wdsplit.loading.reading.reader import read_blocks
 from wdsplit.loading.reading.source import Access
 
@@ -65,16 +67,31 @@ def test_what_lies_side_by_side_is_one_request():
     windows = [(12, 16), (0, 4), (8, 12), (20, 24)]
     fetches = Ahead(10_000, 10_000, 1).fetch(wanted(shard, *windows))
     for fetch, window in zip(fetches, windows, strict=True):
-        assert bytes(fetch.data(*window)) == expected(*window)
+        assert bytes(fetch.data(window[0])) == expected(*window)
     assert sorted(file.reads) == [(0, 400), (800, 800), (2000, 400)]
     assert fetches[0] is fetches[2]
+
+
+@pytest.mark.parametrize(("min_gap", "reads"), [(0, [(0, 200), (300, 300), (900, 300)]), (400, [(0, 600), (900, 300)])])
+def test_chosen_samples_of_windows_side_by_side_are_fetched_without_large_gaps(monkeypatch, min_gap, reads):
+    monkeypatch.setattr(ranges, "MIN_GAP_BYTES", min_gap)
+    file = Remote()
+    shard = lazy(file)
+    chosen = [(0, 4, np.array([0, 1, 3])), (4, 6, None), (9, 12, None)]
+    windows = [FetchRange(shard, first, stop, 300, some) for first, stop, some in chosen]
+    fetches = Ahead(10_000, 10_000, 1).fetch(windows)
+    parts = [(0, 2), (3, 4)] if min_gap == 0 else [(0, 4)]
+    assert bytes(fetches[0].data(0)) == b"".join(expected(*part) for part in parts)
+    assert bytes(fetches[1].data(4)) == expected(4, 6)
+    assert bytes(fetches[2].data(9)) == expected(9, 12)
+    assert sorted(file.reads) == reads
 
 
 def test_requests_are_no_larger_than_they_may_be(monkeypatch):
     monkeypatch.setattr(module, "_REQUEST_BYTES", 800)
     file = Remote()
     fetches = Ahead(10_000, 10_000, 1).fetch(wanted(lazy(file), (0, 4), (4, 8), (8, 12)))
-    assert bytes(fetches[2].data(8, 12)) == expected(8, 12)
+    assert bytes(fetches[2].data(8)) == expected(8, 12)
     assert sorted(file.reads) == [(0, 800), (800, 400)]
 
 
@@ -88,7 +105,7 @@ def test_shards_are_fetched_at_once_and_in_order():
     assert not files[2].reads
     for file in files:
         file.may_read.set()
-    assert [bytes(fetch.data(0, 4)) for fetch in fetches] == [expected(0, 4)] * 3
+    assert [bytes(fetch.data(0)) for fetch in fetches] == [expected(0, 4)] * 3
 
 
 def test_who_wants_what_nobody_has_begun_fetches_it_himself():
@@ -96,9 +113,9 @@ def test_who_wants_what_nobody_has_begun_fetches_it_himself():
     files[0].may_read.clear()
     fetches = Ahead(10_000, 10_000, 1).fetch([*wanted(lazy(files[0]), (0, 4)), *wanted(lazy(files[1]), (0, 4))])
     wait_until(lambda: files[0].reads, "the first is read")
-    assert bytes(fetches[1].data(0, 4)) == expected(0, 4)
+    assert bytes(fetches[1].data(0)) == expected(0, 4)
     files[0].may_read.set()
-    assert bytes(fetches[0].data(0, 4)) == expected(0, 4)
+    assert bytes(fetches[0].data(0)) == expected(0, 4)
     assert [len(file.reads) for file in files] == [1, 1]
 
 
@@ -109,18 +126,17 @@ def test_no_more_memory_is_taken_than_may_be_but_for_what_is_waited_for():
     wait_until(lambda: sum(len(file.reads) for file in files) == 2, "two are read")
     time.sleep(0.05)
     assert sum(len(file.reads) for file in files) == 2
-    held = [fetch.data(0, 4) for fetch in reversed(fetches)]
+    held = [fetch.data(0) for fetch in reversed(fetches)]
     assert [bytes(data) for data in held] == [expected(0, 4)] * 4
 
 
-def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before(monkeypatch):
-    monkeypatch.setattr(module, "_MIN_KEPT_BYTES", 0)
+def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before():
     file = Remote()
     shard = lazy(file)
     ahead = Ahead(2**23, 10_000, 1)
 
     def fetched(first, stop):
-        return ahead.fetch(wanted(shard, (first, stop))).pop().data(first, stop)
+        return ahead.fetch(wanted(shard, (first, stop))).pop().data(first)
 
     def address(data):
         return np.frombuffer(data, np.uint8).ctypes.data
@@ -140,7 +156,7 @@ def test_an_error_is_raised_to_whoever_wants_what_could_not_be_fetched():
     fetches = Ahead(10_000, 10_000, 1).fetch(wanted(shard, (0, 4), (4, 8)))
     for fetch, window in zip(fetches, ((0, 4), (4, 8)), strict=True):
         with pytest.raises(StorageError):
-            fetch.data(*window)
+            fetch.data(window[0])
     assert len(file.reads) == 1
 
 
@@ -154,7 +170,7 @@ def test_a_shard_is_opened_once_and_its_error_kept():
     shard = LazyShard(opener)
     for fetch in Ahead(10_000, 10_000, 2).fetch(wanted(shard, (0, 4), (8, 12))):
         with pytest.raises(StorageError, match="no such shard"):
-            fetch.data(0, 4)
+            fetch.data(0)
     assert len(calls) == 1
 
 
@@ -167,7 +183,7 @@ def test_threads_end_with_what_they_fetch_for():
     file = Remote()
     ahead = Ahead(10_000, 10_000, 3)
     for fetch, window in zip(ahead.fetch(wanted(lazy(file), (0, 4), (8, 12))), [(0, 4), (8, 12)], strict=True):
-        assert bytes(fetch.data(*window)) == expected(*window)
+        assert bytes(fetch.data(window[0])) == expected(*window)
     assert len(threads_since(before)) == 2
     del ahead, fetch
     gc.collect()
@@ -178,7 +194,7 @@ def test_threads_that_wait_for_room_end_too():
     before = threading.enumerate()
     ahead = Ahead(400, 10_000, 2)
     fetches = ahead.fetch([each for _ in range(3) for each in wanted(lazy(Remote()), (0, 4))])
-    held = fetches[0].data(0, 4)
+    held = fetches[0].data(0)
     del ahead
     wait_until(lambda: not threads_since(before), "the threads have ended")
     assert bytes(held) == expected(0, 4)
@@ -190,38 +206,31 @@ def test_room_that_was_taken_in_vain_is_given_back():
     refused = ahead.fetch(wanted(lazy(broken), (0, 4)))[0]
     fetched = ahead.fetch(wanted(lazy(file), (0, 4)))[0]
     wait_until(lambda: file.reads, "the second is read")  # without being waited for
-    assert bytes(fetched.data(0, 4)) == expected(0, 4)
+    assert bytes(fetched.data(0)) == expected(0, 4)
     with pytest.raises(StorageError):
-        refused.data(0, 4)
+        refused.data(0)
 
 
-def test_memory_that_is_kept_counts_as_much_as_what_is_in_use(monkeypatch):
-    page = 4096
-    monkeypatch.setattr(module, "_MIN_KEPT_BYTES", 0)
-    monkeypatch.setattr(module, "_SMALL_PAGE_BYTES", page)
-    memory, urgent = module._Memory(4 * page), threading.Event()
+def test_ranges_in_memory_never_overlap_and_all_of_it_is_one_gap_again_when_they_are_gone():
+    """Some are urgent, so that more is in use than may be: those have memory of their own."""
+    draw = random.Random(0)
+    memory, kept = module._Memory(10_000), []
+    for number in range(2_000):
+        size = draw.randrange(1, 1_500)
 
-    def filled(num_pages):
-        return memory.filled(num_pages * page, urgent, lambda buffer: None)
+        def fill(buffer, value=number % 251):
+            np.frombuffer(buffer, np.uint8)[:] = value
 
-    def taken():
-        return memory._in_use + sum(map(len, memory._free))
-
-    held = [filled(1) for _ in range(4)]
-    assert memory._in_use == 4 * page
-    del held[:2]
-    assert taken() == 4 * page
-    held.append(filled(2))
-    assert (memory._in_use, taken()) == (4 * page, 4 * page)
-    held.clear()
-    assert memory._in_use == 0 and taken() <= 4 * page
-
-
-@pytest.mark.parametrize("num_bytes", [1_050_000, 1_300_000, 5_000_000, 9_000_000])
-def test_what_is_fetched_takes_little_more_memory_than_it_has_bytes(num_bytes):
-    memory = module._Memory(10 * num_bytes)
-    held = memory.filled(num_bytes, threading.Event(), lambda buffer: None)
-    assert len(held) == num_bytes <= memory._in_use <= 1.2 * num_bytes
+        kept.append((number % 251, memory.filled(size, lambda: True, fill)))
+        draw.shuffle(kept)
+        del kept[draw.randrange(4, 14) :]
+        assert all((np.frombuffer(data, np.uint8) == value).all() for value, data in kept)
+        assert memory._in_use >= sum(len(data) for _, data in kept)
+    kept.clear()
+    del fill
+    memory.filled(1, lambda: False, lambda buffer: None)
+    memory._reclaim()
+    assert (memory._in_use, memory._gaps) == (0, [(0, 10_000)])
 
 
 def in_forked_process(action):
@@ -264,14 +273,14 @@ def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetchi
         file.may_read.set()
         fetches[0].hurry()
         again = ahead.fetch(wanted(shard, (4, 8)))[0]
-        return fetches[0].data(0, 4) is None and bytes(again.data(4, 8)) == expected(4, 8)
+        return fetches[0].data(0) is None and bytes(again.data(4)) == expected(4, 8)
 
     with ahead._memory._changed:
         code = in_forked_process(read)
     may_open.set()
     file.may_read.set()
     assert code == 0
-    assert bytes(fetches[0].data(0, 4)) == expected(0, 4)
+    assert bytes(fetches[0].data(0)) == expected(0, 4)
 
 
 class Plans:
@@ -310,3 +319,20 @@ def test_by_default_as_much_is_fetched_ahead_as_the_windows_of_a_worker_hold(giv
     assert not ahead.is_full
     ahead.num_planned = planned
     assert ahead.is_full
+
+
+# How many requests
+
+
+@pytest.mark.parametrize(
+    ("lane_bytes", "expected"),
+    [(0, 1000), (4 * 2**20, 1000), (40 * 2**20, 910), (400 * 2**20, 90), (2**40, 90)],
+    ids=["nothing ahead", "a window", "ten windows", "all of a shard", "more than a shard"],
+)
+def test_windows_beside_each_other_are_estimated_as_one_request_where_they_are_planned_together(lane_bytes, expected):
+    """10 shards of 100 windows of 1 MiB, of which 12 fit into a request; a quarter is planned anew at a time."""
+    assert num_requests(1000, 10, 2**20, lane_bytes) == pytest.approx(expected, rel=0.1)
+
+
+def test_no_windows_take_no_requests():
+    assert num_requests(0, 0, 2**20, 2**30) == 0

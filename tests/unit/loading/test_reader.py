@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from made_datasets import converted, images_table, sized_dataset
-from orders import TAILS
+from orders import TAILS, VIEWS, masks_of
 from wdsplit.loading.reading.open_shard import open_shard
 from wdsplit.loading.reading.reader import SampleReader, read_blocks
 from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.selection import Selection
 from wdsplit.shards.files import read_manifest
 from wdsplit.storage.opening import open_storage
 
@@ -33,8 +34,10 @@ class Opened:
         self.paths = [f"{path}/{name}" for name in self.manifest.shards.table.column("path").to_pylist()]
         self.samples = [samples_in_tar(path) for path in self.paths]
 
-    def order(self, window=4, lanes=4, epoch=0, shuffle=True, tail="pad"):
-        return EpochOrder(self.manifest.shards.num_real, OrderOptions(0, shuffle, lanes, window, tail), epoch)
+    def order(self, window=4, lanes=4, epoch=0, shuffle=True, tail="pad", view="everything"):
+        options = OrderOptions(0, shuffle, lanes, window, tail)
+        selection = Selection.of_masks(masks_of(view, self.manifest.shards.num_real.tolist(), epoch))
+        return EpochOrder(selection.counts, options, epoch, selection=selection)
 
     def reader(self, order, num_lanes=4):
         return SampleReader(partial(open_shard, self.storage), self.manifest, order, num_lanes)
@@ -104,14 +107,15 @@ positions = st.lists(st.integers(0, NUM_ROWS + 20), max_size=30).map(lambda valu
     st.booleans(),
     st.sampled_from(TAILS),
     st.integers(0, 3),
+    st.sampled_from(VIEWS),
 )
 def test_the_samples_of_any_positions_are_those_in_the_tars(
-    request, dataset, reads, window, lanes, shuffle, tail, epoch
+    request, dataset, reads, window, lanes, shuffle, tail, epoch, view
 ):
     opened = request.getfixturevalue(dataset)
-    order = opened.order(window, lanes, epoch, shuffle, tail)
+    order = opened.order(window, lanes, epoch, shuffle, tail, view)
     reader = opened.reader(order, num_lanes=1)
-    for wanted in reads:
+    for wanted in reads if order.num_samples else []:
         assert samples_at(reader, wanted) == opened.expected(order, wanted)
 
 
@@ -123,6 +127,20 @@ def test_ragged_samples_have_the_fields_that_were_not_null(ragged):
         assert ("txt" in sample, "dat" in sample) == (row["txt"] is not None, row["bin"] is not None)
         assert sample.get("txt", b"").decode() == (row["txt"] or "")
         assert sample.get("dat", b"") == (row["bin"] or b"")
+
+
+@pytest.mark.parametrize("num_readers", [1, 2, 4])
+def test_windows_in_which_lanes_of_a_view_part_are_read_once_by_the_reader_of_both(tmp_path, num_readers):
+    opened = Opened(sized_dataset(tmp_path, [60] * 8, lanes=8, window=15))
+    order = opened.order(window=15, lanes=8, view="random")
+    assert order.stretches is not None and len(order.stretches.begins) > 11
+    num_windows = sum(len(order.shard_windows(shard)[0]) for shard in range(8))
+    readers = [opened.reader(order, num_lanes=8 // num_readers) for _ in range(num_readers)]
+    for number, reader in enumerate(readers):
+        mine = np.arange(number, order.num_positions, num_readers)
+        for positions in np.split(mine, range(4, len(mine), 4)):
+            assert samples_at(reader, positions) == opened.expected(order, positions)
+    assert num_windows <= sum(reader.num_read for reader in readers) <= num_windows + num_readers
 
 
 @pytest.mark.parametrize("chunk", [1, 5, NUM_ROWS])

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wdsplit.engines.shared_memory import SharedMemory
 from wdsplit.errors import PipelineError
+from wdsplit.loading.reading.block import as_list
 from wdsplit.loading.transport.collate import Column, collate
-from wdsplit.loading.transport.shared_memory import SharedMemory
 from wdsplit.loading.transport.shared_segments import Ring, Segments, travelling
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
@@ -47,7 +48,7 @@ def parcel_sent(parcel):
 def same(found, part):
     if isinstance(part, Column):
         same_kind = type(found) is Column and (found.kind, found.is_plain) == (part.kind, part.is_plain)
-        return same_kind and same(found.data, part.data)
+        return same_kind and same(as_list(found.data), part.data)
     if isinstance(part, torch.Tensor):
         return found.dtype == part.dtype and found.shape == part.shape and torch.equal(found, part)
     if isinstance(part, np.ndarray):

@@ -1,12 +1,13 @@
 import json
 import time
+from operator import itemgetter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orders import epoch_order, orders, slow_visits
+from orders import epoch_order, orders, slow_visits, views
 from wdsplit.errors import InputError, TopologyError
 from wdsplit.order.distribution import Readers, reading_advice, shard_distribution
 from wdsplit.order.split import Steps, World, reader_positions, readers_per_lane, worker_of
@@ -45,9 +46,15 @@ def visited(order, positions):
 
 def windows_of(order):
     """Return for each shard the window of each visit."""
-    options = order.options
-    visits = [slow_visits(options, order.epoch, shard, count) for shard, count in enumerate(order.counts.tolist())]
-    return [[sample // options.window for sample in samples] for samples in visits]
+    visits = [
+        slow_visits(order.options, order.epoch, shard, total) for shard, total in enumerate(order.totals.tolist())
+    ]
+    if order.selection is not None:
+        selected = [set(order.selection.places(shard).tolist()) for shard in range(len(visits))]
+        visits = [
+            [sample for sample in samples if sample in some] for samples, some in zip(visits, selected, strict=True)
+        ]
+    return [[sample // order.options.window for sample in samples] for samples in visits]
 
 
 def slow_amplification(order, given):
@@ -60,8 +67,8 @@ def slow_amplification(order, given):
     return read / total if total else 0.0
 
 
-@settings(max_examples=40)
-@given(orders(), world_sizes, workers, batch_sizes)
+@settings(max_examples=80)
+@given(orders() | views().map(itemgetter(0)), world_sizes, workers, batch_sizes)
 def test_all_readers_read_what_going_through_all_their_positions_shows(order, world_size, num_workers, batch_size):
     given = positions_of(order, world_size, num_workers, batch_size)
     readers = Readers(order, world_size, num_workers, batch_size)

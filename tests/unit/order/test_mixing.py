@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from orders import options, slow_lanes
 from wdsplit.order import mixing as module
 from wdsplit.order.epoch import EpochOrder, OrderOptions
-from wdsplit.order.mixing import mixing
+from wdsplit.order.mixing import class_mixing, draw_batches, mixing
+from wdsplit.order.split import Steps, World
 
 
 def orders_of(num_samples, num_shards, lanes, window, shuffle=True):
@@ -84,3 +85,72 @@ def test_where_no_two_samples_share_a_batch_there_is_no_figure(num_samples, batc
 def test_a_billion_samples_in_a_few_seconds_at_most_and_the_same_each_time():
     orders = orders_of(1_000_000_000, 19_200, 192, 13)
     assert mixing(*orders, 64) == mixing(*orders, 64)
+
+
+# Classes in the batches of a rank
+
+
+def slow_chi_squared(batch, classes):
+    """Return the mean chi-squared of batches over classes, class by class, corrected for the shares being theirs."""
+    kinds, numbers = sorted(set(classes)), sorted(set(batch))
+    total = 0.0
+    for number in numbers:
+        own = [kind for kind, its in zip(classes, batch, strict=True) if its == number]
+        for kind in kinds:
+            expected = len(own) * classes.count(kind) / len(classes)
+            total += (own.count(kind) - expected) ** 2 / expected
+    return total / (len(numbers) - 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=2, max_size=60))
+def test_chi_squared_is_that_of_all_batches_and_classes_counted_one_by_one(pairs):
+    batch, classes = ([pair[number] for pair in pairs] for number in (0, 1))
+    found = class_mixing(np.array(batch), np.array(classes))
+    if len(set(batch)) < 2 or len(set(classes)) < 2 or len(set(batch)) == len(batch):
+        assert found is None
+        return
+    assert found.chi_squared == pytest.approx(slow_chi_squared(batch, classes))
+    assert found.ideal == len(set(classes)) - 1
+    assert found.num_batches == len(set(batch))
+    assert found.classes_in_batch == pytest.approx(len(set(pairs)) / len(set(batch)))
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 1000])
+def test_classes_drawn_at_random_have_the_ideal_chi_squared(num_classes):
+    drawn = np.random.default_rng(0).integers(0, num_classes, (2, 64_000)).sum(0) // 2  # not equally many
+    found = class_mixing(np.arange(64_000) // 64, drawn)
+    assert found.ideal == len(set(drawn.tolist())) - 1
+    assert abs(found.chi_squared - found.ideal) < 4 * found.error < 0.2 * found.ideal
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 10), (3, 7), (8, 128)])
+@pytest.mark.parametrize("counts", [[6] * 8, [5, 1, 9, 14, 0, 3]])
+def test_all_batches_are_those_of_the_steps_of_each_rank(counts, world_size, batch_size):
+    order = EpochOrder(np.array(counts, np.int64), options(), 0)
+    expected = []
+    for rank in range(world_size):
+        for step in Steps(order, World(rank, world_size), batch_size):
+            located = order.locate(step.positions)
+            real = ~located.pad
+            expected.append(sorted(zip(located.shard[real].tolist(), located.sample[real].tolist(), strict=True)))
+    found = draw_batches(order, world_size, batch_size, max_samples=1000, min_batches=2)
+    assert found.is_all
+    batches = {}
+    for number, *sample in zip(found.batch.tolist(), found.shard.tolist(), found.sample.tolist(), strict=True):
+        batches.setdefault(number, []).append(tuple(sample))
+    assert sorted(map(sorted, batches.values())) == sorted(filter(None, expected))
+    drawn = draw_batches(order, world_size, batch_size, max_samples=1, min_batches=2)
+    assert not drawn.is_all
+    for number in set(drawn.batch.tolist()):
+        rows = drawn.batch == number
+        assert sorted(zip(drawn.shard[rows].tolist(), drawn.sample[rows].tolist(), strict=True)) in expected
+
+
+def test_batches_are_drawn_from_the_whole_epoch_and_always_the_same():
+    order = orders_of(100_000, 16, 1, 10, shuffle=False)[0]
+    drawn = [draw_batches(order, 8, 16, max_samples=1600, min_batches=2) for _ in range(2)]
+    assert np.array_equal(drawn[0].shard, drawn[1].shard)
+    assert np.array_equal(drawn[0].sample, drawn[1].sample)
+    assert len(drawn[0].batch) == 1600
+    visits = np.bincount(drawn[0].shard, minlength=16)
+    assert visits.min() > 0

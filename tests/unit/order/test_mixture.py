@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from orders import GOLDEN_RATIO, epoch_order, mixed, options, slow_hash_stream
 from wdsplit.errors import InputError
 from wdsplit.order.epoch import EpochOrder
-from wdsplit.order.mixture import BLOCK_OFFSETS, MAX_MIXED_SAMPLES, MixedOrder, epoch_counts, source_seed
+from wdsplit.order.mixture import BLOCK_OFFSETS, MixedOrder, source_seed
+from wdsplit.order.shares import MAX_MIXED_SAMPLES, epoch_counts
 from wdsplit.order.split import Steps, World, assigned_lanes, reader_positions, worker_of
 
 PHASES, LABELS = 9, 10

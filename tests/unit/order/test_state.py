@@ -8,11 +8,12 @@ from orders import TAILS, options
 from wdsplit.errors import StateError
 from wdsplit.order.epoch import OrderOptions
 from wdsplit.order.split import World
-from wdsplit.order.state import State, dump_state, parse_state
+from wdsplit.order.state import State, ViewMark, dump_state, parse_state, refuse_other_view
 
 FINGERPRINT = "0123456789abcdef"
 
-states = st.builds(State, epoch=st.integers(0, 10**6), position=st.integers(0, 2**62 - 1))
+marks = st.none() | st.builds(ViewMark, name=st.text(), fingerprint=st.text())
+states = st.builds(State, epoch=st.integers(0, 10**6), position=st.integers(0, 2**62 - 1), view=marks)
 all_options = st.builds(
     OrderOptions,
     seed=st.integers(0, 2**63 - 1),
@@ -108,3 +109,19 @@ def test_all_differences_are_named_at_once():
 def test_what_is_no_dict_is_refused(values):
     with pytest.raises(StateError, match="not a state dict"):
         parse_state(values, FINGERPRINT, options(), World())
+
+
+def test_views_are_compared_by_their_fingerprints_and_named_in_the_error():
+    easy, same, other = ViewMark("easy", "1" * 32), ViewMark("score > 0.5", "1" * 32), ViewMark("easy", "2" * 32)
+    refuse_other_view(easy, same, 3)
+    refuse_other_view(None, None, 3)
+    for found, here, remedy in (
+        (easy, None, "view='easy'"),
+        (None, easy, "set_view(None)"),
+        (easy, other, "stored again"),
+        (same, other, "the same view=, where=, keys= and exclude="),
+    ):
+        with pytest.raises(StateError, match="another view") as caught:
+            refuse_other_view(found, here, 3, "data/train")
+        assert remedy in caught.value.remedy
+        assert caught.value.place == "data/train" and "epoch 3" in caught.value.expected

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tars import SIZES, binary, payload
 from wdsplit.conversion.plan.options import ConvertOptions
 from wdsplit.errors import InputError
-from wdsplit.shards import sidecars
+from wdsplit.shards.emit import SIDECARS
 from wdsplit.shards.sidecars import CatalogBuilder, dump_catalog, dump_dali, parse_catalog
 from wdsplit.tar.members import build_body, parse_members
 
@@ -93,4 +93,4 @@ def test_a_sidecar_that_does_not_exist_is_refused():
 
 def test_the_options_hold_each_sidecar_once():
     assert ConvertOptions(emit=("wids", "dali", "wids")).emit == ("dali", "wids")
-    assert sidecars.SIDECARS == ("dali", "energon", "wids")
+    assert SIDECARS == ("dali", "energon", "wids")

@@ -16,6 +16,7 @@ from tables import files_below, sample_offsets, tar_samples
 from tars import archives, binary, by_tarfile, read_by_tarfile
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError
 from wdsplit.loading.reading.open_shard import check_tail, open_shard
+from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.shards.files import read_manifest, write_shard
 from wdsplit.shards.manifest import Shard
 from wdsplit.storage.local import LocalStorage
@@ -82,7 +83,7 @@ def test_the_index_is_what_the_standard_library_finds(written):
 
 
 def test_a_shard_is_read_as_it_was_written(written):
-    window = written.open().window(0, 3)
+    window = read_window(written.open(), 0, 3)
     samples = list(window.take([2, 0, 1], [7, 8, 9], [False, True, False]))
     assert len(window) == 3
     assert window.keys.tolist() == ["a", "dir/b", "c"]
@@ -103,7 +104,7 @@ def test_any_window_of_any_shard_holds_its_samples(tmp_path_factory, built, data
     first = data.draw(st.integers(0, num_samples - 1))
     stop = data.draw(st.integers(first + 1, num_samples))
     rows = data.draw(st.permutations(range(stop - first)))
-    window = shard.window(first, stop)
+    window = read_window(shard, first, stop)
     taken = list(window.take(rows, rows, [False] * len(rows)))
     for sample, row in zip(taken, rows, strict=True):
         members = [(f"{sample['__key__']}.{name}", value) for name, value in sample.items() if name[:2] != "__"]
@@ -179,7 +180,7 @@ def test_the_index_of_another_shard_is_refused_when_its_samples_are_read(written
     offsets[1] += shift
     written.idx.write_bytes(np.array(offsets, "<u8").tobytes())
     with pytest.raises(CorruptDataError) as caught:
-        list(written.open().window(0, 3).take(range(3), range(3), [False] * 3))
+        list(read_window(written.open(), 0, 3).take(range(3), range(3), [False] * 3))
     assert str(written.tar) in str(caught.value)
 
 
@@ -190,9 +191,9 @@ def test_a_changed_header_is_refused_by_name_and_byte(written, offset):
     data[second + offset] ^= 1
     written.tar.write_bytes(data)
     shard = written.open()
-    assert shard.window(0, 1).keys.tolist() == ["a"]
+    assert read_window(shard, 0, 1).keys.tolist() == ["a"]
     with pytest.raises(CorruptDataError) as caught:
-        shard.window(0, 3)
+        read_window(shard, 0, 3)
     assert caught.value.url == str(written.tar)
     assert caught.value.offset == second
     assert f"byte {second}" in caught.value.place
@@ -205,7 +206,7 @@ def test_members_of_two_samples_under_one_entry_are_not_merged(tmp_path):
     offsets = sample_offsets(tmp_path / PATH)
     (tmp_path / f"{PATH}.idx").write_bytes(np.array([offsets[0], *offsets[2:]], "<u8").tobytes())
     with pytest.raises(CorruptDataError, match="members of two samples") as caught:
-        open_shard(storage, replace(shard, num_samples=2)).window(0, 2)
+        read_window(open_shard(storage, replace(shard, num_samples=2)), 0, 2)
     assert caught.value.key == "a"
     assert "'b'" in caught.value.found
 
@@ -301,26 +302,26 @@ def test_a_window_of_a_tar_of_others_holds_the_samples_of_webdataset(tmp_path, n
         (sample["__key__"], {name: value for name, value in sample.items() if name[:2] != "__"}) for sample in read
     ]
     num_samples = len(shard.offsets) - 1
-    window = shard.window(0, num_samples)
+    window = read_window(shard, 0, num_samples)
     assert taken(window) == expected
     assert window.keys.tolist() == [key for key, _ in expected]
     assert {name for _, names in window.field_names() for name in names} == {
         name for _, fields in expected for name in fields
     }
     for row in range(num_samples):
-        assert taken(shard.window(row, row + 1)) == [expected[row]]
+        assert taken(read_window(shard, row, row + 1)) == [expected[row]]
     assert check_tail(shard) is None
 
 
 def test_a_field_in_two_cases_is_a_field_twice(tmp_path):
     data = by_tarfile([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.cls", b"3")])
     shard = opened(tmp_path, data)
-    assert taken(shard.window(0, 2))
+    assert taken(read_window(shard, 0, 2))
     both = by_tarfile([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.JPG", b"3")])
     (tmp_path / PATH).write_bytes(both)
     again = open_shard(LocalStorage(str(tmp_path)), Shard(PATH, 2, 0, len(both), ""))
     with pytest.raises(CorruptDataError, match="duplicate field"):
-        taken(again.window(0, 2))
+        taken(read_window(again, 0, 2))
 
 
 def test_an_entry_of_the_index_without_a_sample_is_told(tmp_path):
@@ -328,9 +329,9 @@ def test_an_entry_of_the_index_without_a_sample_is_told(tmp_path):
     shard = opened(tmp_path, data)
     (tmp_path / f"{PATH}.idx").write_bytes(np.array([0, 1024, 2048, 3072], "<u8").tobytes())
     indexed = open_shard(LocalStorage(str(tmp_path)), Shard(PATH, 3, 0, len(data), ""))
-    assert taken(indexed.window(0, 1)) == taken(shard.window(0, 1))
+    assert taken(read_window(indexed, 0, 1)) == taken(read_window(shard, 0, 1))
     with pytest.raises(CorruptDataError, match="no members"):
-        indexed.window(0, 3)
+        read_window(indexed, 0, 3)
 
 
 # What is no dataset

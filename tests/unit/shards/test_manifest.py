@@ -154,6 +154,14 @@ def test_the_fingerprint_changes_with_the_content_of_any_shard(changes):
     assert manifest(shard_row(), shard_row(**changes)).fingerprint != manifest(shard_row(), shard_row()).fingerprint
 
 
+def test_the_fingerprint_is_the_same_however_many_checksums_are_hashed_together(monkeypatch):
+    rows = [shard_row(path=f"{number}.tar", checksum=f"xxh3_128:{number:032x}") for number in range(7)]
+    whole = manifest(*rows).fingerprint
+    for together in (1, 2, 3, 6, 7):
+        monkeypatch.setattr("wdsplit.shards.manifest._HASHED_TOGETHER", together)
+        assert manifest(*rows).fingerprint == whole
+
+
 def test_the_fingerprint_changes_with_the_order_of_the_shards():
     one, other = shard_row(checksum="xxh3_128:01"), shard_row(checksum="xxh3_128:02")
     assert manifest(one, other).fingerprint != manifest(other, one).fingerprint

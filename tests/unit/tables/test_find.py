@@ -4,6 +4,7 @@ import os
 import pyarrow as pa
 import pytest
 
+from privileges import as_another_user, public_folder
 from tables import converted, write_table
 from wdsplit.errors import InputError
 from wdsplit.storage import patterns
@@ -195,3 +196,43 @@ def test_a_compressed_table_in_a_folder_is_not_left_out_silently(tmp_path):
     with pytest.raises(InputError, match="compressed") as caught:
         converted(str(tmp_path / "in"), tmp_path / "out")
     assert caught.value.place.endswith("b.csv.gz")
+
+
+@pytest.mark.parametrize("named", ["", "a.parquet", "*.parquet", "**/*.parquet", "**"])
+def test_a_folder_that_may_not_be_read_is_named(named):
+    with public_folder() as folder:
+        write_table(folder / "raw" / "a.parquet", {"a": [1]})
+        (folder / "raw").chmod(0)
+        with as_another_user(), pytest.raises(InputError, match="Permission denied") as caught:
+            find_inputs([str(folder / "raw" / named)])
+    assert caught.value.place.startswith(str(folder / "raw"))
+    assert "permissions" in caught.value.remedy
+
+
+def test_a_folder_in_a_folder_of_inputs_that_may_not_be_read_is_not_left_out():
+    with public_folder() as folder:
+        for name in ("a.parquet", "sub/b.parquet"):
+            write_table(folder / name, {"a": [1]})
+        (folder / "sub").chmod(0)
+        with as_another_user(), pytest.raises(InputError, match="Permission denied") as caught:
+            find_inputs([str(folder)])
+    assert caught.value.place == str(folder / "sub")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "found"),
+    [
+        ("raw/*", "raw/out/0.tar", True),
+        ("raw/*.tar", "raw/out/0.tar", False),
+        ("raw/*/*.tar", "raw/out/0.tar", True),
+        ("raw/*/*/*", "raw/out/0.tar", False),
+        ("**", "raw/out/0.tar", True),
+        ("**/*.tar", "raw/out/0.tar", True),
+        ("raw/**/x/*.tar", "raw/a/b/x/0.tar", True),
+        ("raw/*", "raw/.out/0.tar", False),
+        ("raw/.*", "raw/.out/0.tar", True),
+        ("rew/*", "raw/out/0.tar", False),
+    ],
+)
+def test_what_a_glob_would_find(pattern, path, found):
+    assert patterns.finds(pattern.split("/"), path.split("/")) is found

@@ -1,13 +1,16 @@
+import base64
 import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privileges import as_another_user, public_folder
 from tables import mixed_table, write_files, write_table
 from wdsplit.errors import InputError
 from wdsplit.tables import read
@@ -171,29 +174,6 @@ def test_an_input_that_changed_after_it_was_planned_is_refused_by_name(tmp_path,
     assert caught.value.place == path
 
 
-def test_inputs_whose_columns_differ_are_refused_by_column_types_and_files(tmp_path):
-    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int64()), "y": ["a"], "z": [1]})
-    same = write_table(tmp_path / "b.parquet", {"x": pa.array([2], pa.int64()), "y": ["b"], "z": [2]})
-    other = write_table(tmp_path / "c.parquet", {"x": pa.array([1.5]), "z": [1], "w": [True]})
-    with pytest.raises(InputError, match="differ in their columns") as caught:
-        open_inputs([one, same, other])
-    assert caught.value.place == other
-    for text in (
-        f"column 'x' is int64 in {one}, double in {other}",
-        f"column 'y' is string in {one}, missing in {other}",
-        f"column 'w' is missing in {one}, bool in {other}",
-    ):
-        assert text in caught.value.found
-    assert "'z'" not in caught.value.found
-
-
-def test_an_empty_file_must_have_the_same_columns_too(tmp_path):
-    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int64())})
-    other = write_table(tmp_path / "b.parquet", {"x": pa.array([], pa.string())})
-    with pytest.raises(InputError, match="differ in their columns"):
-        open_inputs([one, other])
-
-
 # The first bytes
 
 
@@ -239,3 +219,83 @@ def test_many_small_batches_are_joined_in_linear_time_and_order(tmp_path, monkey
     parts = list(read_rows(open_inputs([path]), 0, 500, ["label"]))
     assert np.concatenate([rows.numbers for rows in parts]).tolist() == list(range(500))
     assert len(looked_at) == 500
+
+
+# Files that cannot be read, and why
+
+
+def error_of(path, columns=()):
+    """Return the error of opening a file, and of reading columns of it."""
+    with pytest.raises(InputError) as caught:
+        table = open_inputs([str(path)])
+        list(read_rows(table, 0, table.num_rows, list(columns)))
+    assert caught.value.place == str(path)
+    return caught.value
+
+
+class NoKms(pe.KmsClient):
+    """Wraps keys by doing nothing to them."""
+
+    def __init__(self, _):
+        super().__init__()
+
+    def wrap_key(self, key, _):
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+@pytest.mark.parametrize("name", ["secret.parquet", "secret"])
+def test_an_encrypted_file_is_called_encrypted(tmp_path, plaintext_footer, name):
+    config = pe.EncryptionConfiguration("k1", column_keys={"k2": ["a"]}, plaintext_footer=plaintext_footer)
+    properties = pe.CryptoFactory(NoKms).file_encryption_properties(pe.KmsConnectionConfig(), config)
+    table = pa.table({"a": [1, 2], "b": [3, 4]})
+    with pq.ParquetWriter(tmp_path / name, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    error = error_of(tmp_path / name)
+    assert error.cause == "an input is encrypted"
+    assert "decrypt it" in error.remedy
+
+
+def test_what_pyarrow_does_not_support_is_not_called_damaged(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"a": [1] * 8})
+    data = bytearray(Path(path).read_bytes())
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    codec = next(  # of the compression, as Thrift writes it: 1 is Snappy, and 3 is LZO
+        place
+        for place in range(footer, len(data))
+        if data[place : place + 2] == b"\x15\x02" and codec_with(data, place, tmp_path) == "LZO"
+    )
+    data[codec + 1] = 6
+    Path(path).write_bytes(data)
+    error = error_of(path, ["a"])
+    assert f"pyarrow {pa.__version__} cannot read" in error.cause
+    assert "LZO" in error.found
+    assert "compression" in error.remedy
+
+
+def codec_with(data, place, tmp_path):
+    """Return the compression that a file claims if a number in its footer becomes 3."""
+    changed = bytearray(data)
+    changed[place + 1] = 6
+    (tmp_path / "changed.parquet").write_bytes(changed)
+    try:
+        return pq.read_metadata(tmp_path / "changed.parquet").row_group(0).column(0).compression
+    except (OSError, pa.ArrowException):
+        return ""
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged():
+    with public_folder() as folder:
+        path = write_table(folder / "a.parquet", {"a": [1]})
+        Path(path).chmod(0)
+        with as_another_user():
+            error = error_of(path)
+    assert "permission denied" in error.cause
+    assert "permissions" in error.remedy
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.tar", "a.orc", "a.arrow"])
+def test_parquet_by_another_name_is_called_parquet(tmp_path, name):
+    error = error_of(write_table(tmp_path / name, {"a": range(1000), "b": ["x"] * 1000}))
+    assert error.found == "parquet, by its first bytes"
+    assert error.remedy == "rename it to end in .parquet"

@@ -1,0 +1,411 @@
+"""`wdsplit.batch` and `wdsplit.batches` list exactly what loaders deliver."""
+
+import itertools
+import json
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wdsplit
+from made_datasets import converted, images_table, numbers_dataset, sized_dataset
+from report_datasets import with_class_names
+from wdsplit.checks import keys
+from wdsplit.checks.sample_files import save_samples
+from wdsplit.checks.states import read_state
+from wdsplit.errors import DatasetNotFoundError, InputError, OutputExistsError, StateError, TopologyError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.mix import mix
+from wdsplit.views.make import make_view
+
+FIELDS = ("__position__", "__key__", "__pad__")
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory):
+    return sized_dataset(tmp_path_factory.mktemp("sized"), [30, 70, 5, 0, 41, 9, 2, 44], lanes=4, window=4)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return numbers_dataset(tmp_path_factory.mktemp("other"), 60, world_size=2, workers=2)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return converted(tmp_path_factory.mktemp("images"), images_table(60), key="name", world_size=2, workers=2)
+
+
+def of_path(path, **options):
+    return lambda rank, world_size: Dataset(path, rank=rank, world_size=world_size, **options)
+
+
+def loaders_of(opened, world_size, batch_size, epoch=0, states=()):
+    """Return the loader of each rank; with tail `uneven` each has a state of its own."""
+    loaders = []
+    for rank in range(world_size):
+        loader = Loader(opened(rank, world_size).to_tuple(*FIELDS), batch_size)
+        loader.set_epoch(epoch)
+        if states:
+            loader.load_state_dict(json.loads(json.dumps(states[rank % len(states)])))
+        loaders.append(loader)
+    return loaders
+
+
+def delivered(loaders, num_steps=None):
+    """Return the rows (position, key, pad, rank) of each step, of all ranks, by their positions."""
+    ranks = [
+        [
+            [(*row, rank) for row in zip(positions.tolist(), keys, pads.tolist(), strict=True)]
+            for positions, keys, pads in itertools.islice(loader, num_steps)
+        ]
+        for rank, loader in enumerate(loaders)
+    ]
+    return [sorted(itertools.chain(*parts)) for parts in itertools.zip_longest(*ranks, fillvalue=[])]
+
+
+def listed(found):
+    columns = found.positions.tolist(), found.keys.tolist(), found.pads.tolist(), found.ranks.tolist()
+    return list(zip(*columns, strict=True))
+
+
+topologies = st.tuples(st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 4, 7]))
+"""Ranks, and batch size."""
+
+
+@settings(max_examples=20)
+@given(topologies, st.sampled_from(["pad", "drop", "uneven"]), st.booleans(), st.integers(0, 5), st.integers(1, 9))
+def test_each_step_is_what_the_loaders_of_all_ranks_deliver(sized, topology, tail, shuffle, epoch, lanes):
+    options = {"tail": tail, "shuffle": shuffle, "lanes": lanes, "seed": 3, "window": 5}
+    steps = delivered(loaders_of(of_path(sized, **options), *topology, epoch))
+    world_size, batch_size = topology
+    numbers = range(0, len(steps), 1 + len(steps) // 6)
+    found = wdsplit.batches(sized, numbers, epoch=epoch, world_size=world_size, batch_size=batch_size, **options)
+    assert [listed(each) for each in found] == [steps[number] for number in numbers]
+    assert [(each.epoch, each.step, each.num_steps) for each in found] == [
+        (epoch, number, len(steps)) for number in numbers
+    ]
+
+
+@settings(max_examples=15)
+@given(topologies, topologies, st.sampled_from(["pad", "drop"]), st.integers(0, 60))
+def test_after_a_resume_with_another_global_batch_steps_are_counted_from_the_state(sized, before, after, tail, taken):
+    opened = of_path(sized, tail=tail)
+    first = loaders_of(opened, *before)
+    taken = min(taken, len(first[0]) - 1)
+    delivered(first, taken)
+    state = first[0].state_dict()
+    resumed = loaders_of(opened, *after, states=[state])
+    number = resumed[0].step
+    steps = delivered(resumed)
+    numbers = range(number, number + len(steps))
+    chosen = list(numbers)[:: 1 + len(steps) // 5]
+    found = wdsplit.batches(sized, chosen, state=state, world_size=after[0], batch_size=after[1])
+    assert [listed(each) for each in found] == [steps[each - number] for each in chosen]
+
+
+@settings(max_examples=15)
+@given(topologies, st.sampled_from(["pad", "drop", "uneven"]), st.integers(0, 60), st.integers(1, 12))
+def test_the_last_steps_before_a_state_are_those_that_were_delivered_last(sized, topology, tail, taken, last):
+    opened = of_path(sized, tail=tail)
+    epochs = [delivered(loaders_of(opened, *topology, epoch)) for epoch in (2, 3)]
+    loaders = loaders_of(opened, *topology, 3)
+    taken = min(taken, min(map(len, loaders)) - 1)
+    delivered(loaders, taken)
+    for rank, loader in enumerate(loaders):
+        found = wdsplit.batches(sized, last=last, state=loader.state_dict(), world_size=topology[0])
+        steps = [*epochs[0], *epochs[1][:taken]]
+        if tail == "uneven":  # the state is that of a rank
+            steps = [[row for row in step if row[3] == rank] for step in steps]
+            steps = [step for step in steps if step]
+        assert [listed(each) for each in found] == steps[-last:]
+
+
+def test_the_last_steps_before_a_state_leave_out_what_was_skipped(sized):
+    loader = loaders_of(of_path(sized), 1, 12)[0]
+    loader.skip(3, 5)
+    steps = delivered([loader], 8)
+    state = loader.state_dict()
+    found = wdsplit.batches(sized, last=6, state=state)
+    assert [listed(each) for each in found] == steps[2:]
+    assert [each.step for each in found] == [2, 6, 7, 8, 9, 10]
+    (left_out,) = wdsplit.batches(sized, [4], state=state)
+    assert left_out.is_skipped
+    assert left_out.positions.tolist() == list(range(48, 60))
+    assert not wdsplit.batch(sized, 6, state=state).is_skipped
+
+
+def test_a_mixture_says_which_dataset_each_sample_is_from(sized, other):
+    def opened(rank, world_size):
+        return mix({sized: 0.4, other: 0.6}, num_samples=100, seed=4, rank=rank, world_size=world_size)
+
+    steps = delivered(loaders_of(opened, 2, 8, 1))
+    found = wdsplit.batches(opened(0, 1), range(len(steps)), epoch=1, world_size=2, batch_size=8)
+    assert [listed(each) for each in found] == steps
+    samples = [sample for each in found for sample in each.samples()]
+    sources = [source for each in found for source in each.sources]
+    plain = [sample for loader in [opened(0, 1)] for sample in [loader.set_epoch(1), *loader][1:]]
+    assert [sample["__key__"] for sample in samples[:100]] == [sample["__key__"] for sample in plain[:100]]
+    assert sources[:100] == [sample["__source__"] for sample in plain[:100]]
+    loader = loaders_of(opened, 1, 16, 1)[0]
+    delivered([loader], 3)
+    (last,) = wdsplit.batches(opened(0, 1), last=1, state=loader.state_dict())
+    assert last.positions.tolist() == list(range(32, 48))
+
+
+def test_a_view_is_that_of_the_state(other):
+    dataset = of_path(other, where="cls < 40")
+    loader = loaders_of(dataset, 1, 5)[0]
+    steps = delivered([loader], 4)
+    for opened, options in ((dataset(0, 1), {}), (other, {"where": "cls < 40"})):
+        found = wdsplit.batches(opened, last=3, state=loader.state_dict(), **options)
+        assert [listed(each) for each in found] == steps[1:]
+        assert {int(label) < 40 for each in found for label in each.labels} == {True}
+    with pytest.raises(StateError, match="another view"):
+        wdsplit.batches(other, last=3, state=loader.state_dict())
+
+
+def test_a_stored_view_is_taken_from_the_state(other):
+    make_view(other, "half", where="cls >= 30")
+    loader = loaders_of(of_path(other, view="half"), 1, 5)[0]
+    steps = delivered([loader], 2)
+    found = wdsplit.batches(other, last=2, state=loader.state_dict())
+    assert [listed(each) for each in found] == steps
+
+
+def test_keys_shards_and_classes_are_those_of_the_samples(images):
+    found = wdsplit.batch(images, 1, batch_size=8, world_size=2)
+    assert found.labels.tolist() == [sample["cls"].decode() for sample in found.samples()]
+    assert found.keys.tolist() == [sample["__key__"] for sample in found.samples()]
+    assert [f"{images}/{path}" for path in found.shards] == [sample["__url__"] for sample in found.samples()]
+    assert found.positions.tolist() == [sample["__position__"] for sample in found.samples()]
+    assert set(found.sources) == {images}
+    dataset = Dataset(images, rank=0, world_size=1)
+    ends = dict(zip((path for path in found.shards), found.numbers.tolist(), strict=False))
+    for path, number in ends.items():
+        shards = [shard.path for shard in dataset.manifest.shards]
+        index = int(dataset.manifest.shards.num_real[: shards.index(path)].sum()) + number
+        assert dataset.sample(index)["__key__"] in found.keys
+    own = found.of_rank(1)
+    assert own.ranks.tolist() == [1] * 8
+    assert own.keys.tolist() == found.keys[1::2].tolist()
+
+
+def test_class_names_are_shown_where_there_are_any(tmp_path):
+    table = with_class_names(pa.table({"label": [0, 1, 1, 0]}), "label", ["cat", "dog"])
+    found = wdsplit.batch(converted(tmp_path, table, shards=1), 0, batch_size=4, shuffle=False, lanes=1)
+    assert found.labels.tolist() == ["cat", "dog", "dog", "cat"]
+
+
+def test_a_dataset_without_classes_has_no_labels(tmp_path):
+    path = converted(tmp_path, pa.table({"txt": ["a", "b"]}), shards=1)
+    found = wdsplit.batch(path, 0, batch_size=2)
+    assert found.labels is None
+    assert sorted(found.keys) == sorted(sample["__key__"] for sample in found.samples())
+
+
+# Payloads
+
+
+def test_payloads_are_saved_under_keys_and_fields(images, tmp_path):
+    found = wdsplit.batch(images, 3, batch_size=16)  # 60 samples: the last step has pads
+    assert found.pads.sum() == 4
+    written = found.save(tmp_path / "seen")
+    files = {str(path) for path in (tmp_path / "seen").rglob("*") if path.is_file()}
+    assert set(written) == files
+    for sample in found.samples():
+        for field in ("png", "cls", "txt", "npy", "json"):
+            assert (tmp_path / "seen" / f"{sample['__key__']}.{field}").read_bytes() == sample[field]
+    with pytest.raises(OutputExistsError):
+        found.save(tmp_path / "seen")
+    assert found.save(tmp_path / "seen", overwrite=True) == written
+
+
+def test_datasets_of_a_mixture_have_folders_of_their_own(sized, other, tmp_path):
+    dataset = mix(repeat={sized: 1, other: 2}, rank=0, world_size=1)
+    found = wdsplit.batch(dataset, 0, batch_size=321)
+    found.save(tmp_path)
+    assert len(list((tmp_path / "0").iterdir())) == 201
+    assert len(list((tmp_path / "1").glob("*.cls"))) == 60
+
+
+@pytest.mark.parametrize("key", ["../evil", "a/../../evil", "/evil", "a//b", "./x", ".."])
+def test_no_key_leads_out_of_the_folder(tmp_path, key):
+    inside = tmp_path / "inside"
+    (written,) = save_samples([{"__key__": key, "txt": b"x"}], inside)
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert str(file) == written
+    assert inside.resolve() in file.resolve().parents
+
+
+# States in files
+
+
+@pytest.fixture(scope="module")
+def state(sized):
+    loader = loaders_of(of_path(sized), 2, 6)[0]
+    delivered([loader], 5)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize("suffix", ["json", "pt"])
+def test_a_state_is_found_wherever_it_is_in_a_checkpoint(sized, state, tmp_path, suffix):
+    def saved(content):
+        path = tmp_path / f"checkpoint.{suffix}"
+        if suffix == "json":
+            path.write_text(json.dumps(content))
+        else:
+            torch.save(content, path)
+        return str(path)
+
+    assert read_state(saved(state)) == state
+    assert read_state(saved({"step": 3, "loops": [{"loader": state}, {"other": 1}]})) == state
+    assert read_state(saved({"rank0": {"loader": state}, "rank1": {"loader": state}})) == state
+    several = saved({"train": state, "val": {"loader": {**state, "epoch": 4}}})
+    assert read_state(f"{several}:train") == state
+    assert read_state(f"{several}:val")["epoch"] == 4
+    assert read_state(f"{several}:val.loader")["epoch"] == 4
+    with pytest.raises(StateError, match="several states") as error:
+        read_state(several)
+    assert error.value.found == "train, val.loader"
+    assert error.value.remedy == f"name one: {several}:train"
+    with pytest.raises(StateError, match="no state of a loader"):
+        read_state(f"{several}:model")
+    with pytest.raises(StateError, match="no state of a loader") as error:
+        read_state(saved({"model": [1, 2], "epoch": 4}))
+    assert error.value.found == "a dict of model, epoch"
+
+
+def test_a_checkpoint_with_a_model_beside_the_state_is_read(sized, state, tmp_path):
+    torch.save({"model": torch.nn.Linear(3, 3).state_dict(), "loader": state}, tmp_path / "checkpoint.pt")
+    found = wdsplit.batches(sized, last=2, state=tmp_path / "checkpoint.pt")
+    assert [each.step for each in found] == [3, 4]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2", b"PK\x03\x04 no archive", b"\x80\x04nothing"])
+def test_a_file_that_holds_no_checkpoint_is_refused(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(StateError, match="neither JSON nor a checkpoint"):
+        read_state(tmp_path / "file")
+
+
+def test_no_code_of_a_checkpoint_is_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (tmp_path.joinpath("ran").touch, ())
+
+    torch.save({"loader": Evil()}, tmp_path / "checkpoint.pt")
+    with pytest.raises(StateError, match="weights_only"):
+        read_state(tmp_path / "checkpoint.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match="no such file"):
+        read_state(tmp_path / "none.json:loader")
+
+
+# What is refused
+
+
+def test_a_state_of_another_dataset_is_refused(other, state):
+    for named in (state, state | {"view": "cats", "view_fingerprint": "1" * 32}):
+        with pytest.raises(StateError, match="the state is of another dataset") as error:
+            wdsplit.batches(other, last=3, state=named)
+        assert state["fingerprint"] in error.value.found and error.value.place == other
+
+
+def test_the_remedy_for_a_state_of_another_view_names_the_options_of_batch(sized, state):
+    with pytest.raises(StateError, match="another view") as error:
+        wdsplit.batches(sized, last=3, state=state | {"view": "key != 'a'", "view_fingerprint": "1" * 32})
+    assert "--where" in error.value.remedy and "load_state_dict" not in error.value.remedy
+
+
+def test_the_words_about_an_unknown_batch_size_know_the_default_of_the_ranks(sized):
+    with pytest.raises(InputError) as error:
+        wdsplit.batch(sized, 3)
+    assert error.value.expected == "batch_size, samples a batch and rank; and world_size, unless it is 1"
+
+
+def test_a_rank_outside_the_world_is_refused(sized):
+    found = wdsplit.batch(sized, 0, batch_size=2, world_size=2)
+    assert found.world_size == 2 and len(found.of_rank(1)) == 2
+    with pytest.raises(TopologyError, match="rank and world_size contradict"):
+        found.of_rank(5)
+
+
+def test_options_that_differ_from_the_state_are_refused(sized, state):
+    with pytest.raises(StateError) as error:
+        wdsplit.batches(sized, last=3, state=state, seed=9)
+    assert error.value.found == "seed: 0 in the state, 9 here"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        ({"steps": [0]}, "the batch size is unknown"),
+        ({"batch_size": 4}, "cannot tell which steps"),
+        ({"batch_size": 4, "last": 3}, "cannot tell which steps"),
+        ({"steps": [100], "batch_size": 4}, "no such step"),
+        ({"steps": [-1], "batch_size": 4}, "invalid step"),
+        ({"steps": [0], "batch_size": 0}, "invalid batch_size"),
+        ({"steps": [0], "batch_size": 2**21}, "too many samples"),
+        ({"steps": [0], "batch_size": 4, "epoch": -1}, "invalid epoch"),
+        ({"steps": [0], "batch_size": 4, "world_size": 1.5}, "invalid world_size"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_listed_is_refused(sized, arguments, cause):
+    with pytest.raises(InputError, match=cause):
+        wdsplit.batches(sized, **arguments)
+
+
+def test_an_open_dataset_takes_no_options(sized):
+    with pytest.raises(InputError, match="has its options already"):
+        wdsplit.batch(Dataset(sized, rank=0, world_size=1), 0, batch_size=4, seed=1)
+
+
+@pytest.mark.parametrize("values", [{}, {"epoch": 1}, 5, ["x"]], ids=str)
+def test_what_is_no_state_is_refused(sized, values):
+    with pytest.raises(StateError, match="not the state of a loader"):
+        wdsplit.batches(sized, last=1, state=values)
+
+
+def test_the_state_may_know_the_topology(sized, state):
+    assert state["global_batch"] == 12
+    for arguments, ranks in (({}, {0}), ({"world_size": 3}, {0, 1, 2}), ({"batch_size": 6}, {0, 1})):
+        (found,) = wdsplit.batches(sized, last=1, state=state, **arguments)
+        assert (len(found), set(found.ranks.tolist())) == (12, ranks)
+    with pytest.raises(InputError, match="batch size is unknown"):
+        wdsplit.batches(sized, last=1, state=state, world_size=5)
+
+
+# In a bucket
+
+
+@pytest.mark.parametrize("has_tables", [True, False])
+def test_keys_of_a_bucket_are_read_without_the_payloads(fault_proxy, bucket, tmp_path, monkeypatch, has_tables):
+    if not has_tables:
+        monkeypatch.setattr(keys, "_ROWS_PER_SAMPLE", 0)
+    payloads = [bytes([row % 256]) * 100_000 for row in range(120)]
+    table = pa.table(
+        {"name": [f"a/b.{row}" for row in range(120)], "bin": payloads, "kind": [row % 7 for row in range(120)]}
+    )
+    table, plan = with_class_names(table, "kind", "abcdefg"), {"shuffle": False, "shards": 6}
+    path, url = converted(tmp_path, table, key="name", **plan), f"{bucket.url}/train"
+    options = wdsplit.ConvertOptions(wdsplit.PlanOptions(**plan), key="name")
+    wdsplit.convert([str(tmp_path / "table.parquet")], url, options)
+    local = wdsplit.batches(path, [1, 2], batch_size=8)
+    before = len(fault_proxy.exchanges)
+    remote = wdsplit.batches(url, [1, 2], batch_size=8)
+    exchanges = fault_proxy.exchanges[before:]
+    assert [each.keys.tolist() for each in remote] == [each.keys.tolist() for each in local]
+    assert [each.labels.tolist() for each in remote] == [each.labels.tolist() for each in local]
+    assert set("abcdefg") >= set(remote[0].labels)
+    assert sum(exchange.bytes_sent for exchange in exchanges) < 100_000
+    assert any(".tar.parquet" in exchange.request.path for exchange in exchanges) == has_tables
+    assert any(exchange.request.path.split("?")[0].endswith(".tar") for exchange in exchanges) != has_tables
+    assert [sample["bin"] for sample in remote[0].samples()] == [sample["bin"] for sample in local[0].samples()]

@@ -1,0 +1,240 @@
+"""`wdsplit batch`: what it prints, at 80 columns too, what it saves, and what it refuses."""
+
+import contextlib
+import io
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import wdsplit
+from made_datasets import numbers_dataset
+from report_datasets import images
+from wdsplit.cli.main import cli, main
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.reporting.batch_page import batch_page
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with a dataset `data`, and states in `early.json` and `checkpoint.json`, which skips a step."""
+    folder = tmp_path_factory.mktemp("batch")
+    Path(numbers_dataset(folder / "made", 101, world_size=2, workers=2)).rename(folder / "data")
+    loader = Loader(Dataset(folder / "data", rank=0, world_size=1), 4)
+    loader.set_epoch(1)
+    batches = iter(loader)
+    next(batches)
+    (folder / "early.json").write_text(json.dumps(loader.state_dict()))
+    loader.skip(2, 2)
+    for _ in range(3):
+        next(batches)
+    (folder / "checkpoint.json").write_text(json.dumps({"step": 4, "loader": loader.state_dict()}))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def text(block):
+    """Return a block of text without its indentation."""
+    return textwrap.dedent(block.removeprefix("\n").rstrip(" "))
+
+
+def invoked(*arguments, code=0):
+    done = CliRunner().invoke(cli, ["batch", *map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def invoked_by_main(*arguments, code):
+    """Return all that the program says, errors too."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        shown = io.StringIO()
+        stack.enter_context(contextlib.redirect_stderr(shown))
+        patch.setattr(sys, "stdout", shown)
+        with pytest.raises(SystemExit) as ended:
+            main(["batch", *map(str, arguments)])
+    assert ended.value.code == code or code is None
+    return shown.getvalue()
+
+
+def test_a_rank_outside_the_world_is_refused():
+    shown = invoked_by_main("data", "--step", 0, "--batch-size", 2, "--world-size", 2, "--rank", 5, code=None)
+    assert "rank and world_size contradict each other" in shown and "rank 5, world_size 2" in shown
+
+
+def test_a_step_is_listed_sample_by_sample():
+    assert invoked("data", "--step", 25, "--batch-size", 2, "--world-size", 2) == text("""
+    data, epoch 0, step 25 of 26: 4 samples of 4 shards, 3 pads
+    rank  position  shard       pad  class  key
+    0     100       000005.tar       36     00000036
+    1     101       000008.tar  pad  56     00000056
+    0     102       000009.tar  pad  59     00000059
+    1     103       000014.tar  pad  90     00000090
+    """)
+
+
+def test_the_steps_before_a_checkpoint_leave_out_what_was_skipped():
+    assert invoked("data", "--state", "checkpoint.json", "--last", 3) == text("""
+    data, epoch 1, step 1 of 26: 4 samples of 4 shards
+    position  shard       class  key
+    4         000006.tar  46     00000046
+    5         000015.tar  98     00000098
+    6         000002.tar  18     00000018
+    7         000003.tar  27     00000027
+
+    data, epoch 1, step 3 of 26: 4 samples of 4 shards
+    position  shard       class  key
+    12        000005.tar  35     00000035
+    13        000000.tar  3      00000003
+    14        000012.tar  80     00000080
+    15        000011.tar  75     00000075
+
+    data, epoch 1, step 4 of 26: 4 samples of 4 shards
+    position  shard       class  key
+    16        000008.tar  53     00000053
+    17        000007.tar  50     00000050
+    18        000001.tar  8      00000008
+    19        000014.tar  94     00000094
+    """)
+
+
+def test_steps_of_the_epoch_before_are_said_to_be_such():
+    assert invoked("data", "--state", "early.json", "--last", 2, "--batch-size", 2) == text("""
+    1 step of epoch 0, then 1 of epoch 1: the state is that far into it
+    data, epoch 0, step 25 of 26: 4 samples of 4 shards, 3 pads
+    rank  position  shard       pad  class  key
+    0     100       000005.tar       36     00000036
+    1     101       000008.tar  pad  56     00000056
+    0     102       000009.tar  pad  59     00000059
+    1     103       000014.tar  pad  90     00000090
+
+    data, epoch 1, step 0 of 26: 4 samples of 4 shards
+    rank  position  shard       class  key
+    0     0         000008.tar  54     00000054
+    1     1         000007.tar  52     00000052
+    0     2         000001.tar  12     00000012
+    1     3         000014.tar  90     00000090
+    """)
+
+
+def test_a_skipped_step_is_said_to_be_one():
+    assert invoked("data", "--state", "checkpoint.json:loader", "--step", 2) == text("""
+    data, epoch 1, step 2 of 26: 4 samples of 4 shards
+    skipped: the state leaves these samples out
+    position  shard       class  key
+    8         000010.tar  66     00000066
+    9         000004.tar  34     00000034
+    10        000009.tar  59     00000059
+    11        000013.tar  84     00000084
+    """)
+
+
+def test_all_of_it_comes_as_json():
+    (step,) = json.loads(invoked("data", "--step", 25, "--batch-size", 2, "--world-size", 2, "--rank", 1, "--json"))
+    assert {name: step[name] for name in ("dataset", "epoch", "step", "steps", "skipped")} == {
+        "dataset": "data",
+        "epoch": 0,
+        "step": 25,
+        "steps": 26,
+        "skipped": False,
+    }
+    assert [(row["position"], row["rank"], row["pad"]) for row in step["samples"]] == [(101, 1, True), (103, 1, True)]
+    seen = wdsplit.batch("data", 25, batch_size=2, world_size=2).of_rank(1)
+    assert [row["key"] for row in step["samples"]] == seen.keys.tolist()
+    assert [row["shard"] for row in step["samples"]] == seen.shards.tolist()
+    assert [row["class"] for row in step["samples"]] == seen.labels.tolist()
+
+
+def test_options_of_the_order_are_those_of_the_dataset():
+    options = ["--seed", 3, "--no-shuffle", "--lanes", 2, "--window", 5, "--limit", 50, "--tail", "drop"]
+    found = json.loads(invoked("data", "--step", "2:3", "--epoch", 1, "--batch-size", 8, *options, "--json"))
+    dataset = Dataset("data", seed=3, shuffle=False, lanes=2, window=5, limit=50, tail="drop", rank=0, world_size=1)
+    loader = Loader(dataset.to_tuple("__key__"), 8)
+    loader.set_epoch(1)
+    assert [[row["key"] for row in step["samples"]] for step in found] == [keys for (keys,) in loader][2:4]
+
+
+def test_a_view_may_be_chosen():
+    (step,) = json.loads(invoked("data", "--where", "cls >= 90", "--step", 0, "--batch-size", 11, "--json"))
+    assert sorted(int(row["class"]) for row in step["samples"]) == list(range(90, 101))
+
+
+def test_payloads_are_saved_by_step(tmp_path):
+    assert invoked("data", "--state", "checkpoint.json", "--last", 2, "-o", tmp_path / "seen") == (
+        "data, epoch 1, step 3 of 26: 4 samples of 4 shards\ndata, epoch 1, step 4 of 26: 4 samples of 4 shards\n"
+        f"{tmp_path}/seen/step000003\n{tmp_path}/seen/step000004\n"
+    )
+    saved = {path.relative_to(tmp_path / "seen").as_posix(): path.read_text() for path in tmp_path.rglob("*.txt")}
+    seen = wdsplit.batches("data", [3, 4], epoch=1, batch_size=4)
+    assert saved == {
+        f"step{each.step:06d}/{sample['__key__']}.txt": sample["txt"].decode()
+        for each in seen
+        for sample in each.samples()
+    }
+    again = ["data", "--state", "checkpoint.json", "--last", 1, "-o", tmp_path / "seen"]
+    assert "the folder exists already" in invoked_by_main(*again, code=2)
+    invoked(*again, "--overwrite")
+    invoked("data", "--state", "early.json", "--last", 2, "-o", tmp_path / "two")
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["epoch0-step000025", "epoch1-step000000"]
+
+
+def test_fewer_steps_than_were_asked_for_are_said_to_be_so():
+    start = {**json.loads(Path("early.json").read_text()), "epoch": 0}
+    Path("start.json").write_text(json.dumps(start))
+    assert invoked("data", "--state", "start.json").splitlines()[0] == "there are only 1 whole step before the state"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data"], "give --step, or --state"),
+        (["data", "--step", "3", "--last", "2"], "--step and --last contradict each other"),
+        (["data", "--step", "3:1", "--batch-size", "2"], "expected a number such as 1200"),
+        (["data", "--step", "x"], "expected a number such as 1200"),
+        (["data", "--step", "3"], "the batch size is unknown"),
+        (["data", "--step", "300", "--batch-size", "2"], "no such step"),
+        (["data", "--state", "none.json"], "no such file"),
+        (["none", "--step", "1", "--batch-size", "2"], "no dataset"),
+        (["data", "--state", "checkpoint.json", "--seed", "4"], "seed: 0 in the state, 4 here"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused(arguments, message):
+    shown = invoked_by_main(*arguments, code=None)
+    assert message in " ".join(shown.split())
+
+
+# The page
+
+
+def test_a_page_shows_the_samples_of_each_step(tmp_path):
+    path = images(tmp_path / "images", 60, shuffle=True)
+    page = tmp_path / "seen.html"
+    shown = invoked(path, "--step", "0:1", "--batch-size", 6, "--world-size", 2, "--report", page)
+    assert shown.splitlines()[-1] == str(page)
+    html = page.read_text()
+    found = wdsplit.batches(path, [0, 1], batch_size=6, world_size=2)
+    assert html.count("data:image/jpeg;base64,") == 24
+    for each in found:
+        assert f'<h2 id="epoch-0-step-{each.step}-title">Epoch 0, step {each.step}</h2>' in html
+        for key, rank, position, label in zip(each.keys, each.ranks, each.positions, each.labels, strict=True):
+            assert f"rank {rank}, position {position}<" in html
+            assert f"{key} <span" in html
+            assert label in html
+    assert "<script" not in html
+    assert "http" not in html.replace("http-equiv", "")
+
+
+def test_a_page_shows_each_sample_of_a_step_once():
+    found = wdsplit.batches("data", [25], batch_size=4)
+    assert batch_page(found).count('<li class="card"') == 4
+    assert "left out here" not in batch_page(found)
+    repeated = wdsplit.batches("data", [0], batch_size=128)
+    assert batch_page(repeated).count('<li class="card"') == 101
+    assert "27 of them are repeated" in batch_page(repeated)

@@ -1,0 +1,216 @@
+"""What a command loads before it can speak, and what it looks like in a terminal."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pytest
+
+import wdsplit
+from loaded import modules_loaded_by
+from made_datasets import converted, numbers_table
+from tables import DEADLINE_S, write_table
+from wdsplit.cli.main import cli
+from wdsplit.engines.watching import watched, watching
+
+HELP = """
+import contextlib, io
+from wdsplit.cli.main import cli
+with contextlib.redirect_stdout(io.StringIO()):
+    cli.main({arguments}, standalone_mode=False)
+"""
+LARGE = {"numpy", "pyarrow", "torch", "webdataset", "pandas", "rich", "fsspec", "botocore", "multiprocessing"}
+
+
+@pytest.mark.parametrize("command", ["", *cli.commands])
+def test_help_is_shown_without_loading_what_a_run_needs(command):
+    assert not modules_loaded_by(HELP.format(arguments=[*command.split(), "--help"])) & LARGE
+
+
+@pytest.mark.parametrize("command", ["convert", "plan", "index", "verify", "inspect"])
+def test_torch_is_loaded_by_those_commands_alone_that_run_a_loader(numbers, tmp_path, command):
+    copy = shutil.copytree(numbers, tmp_path / "copy")
+    options = {"convert": [str(tmp_path / "out")], "index": ["--overwrite"]}.get(command, [])
+    loaded = modules_loaded_by(HELP.format(arguments=[command, str(copy), *options]))
+    assert "pyarrow" in loaded
+    assert not loaded & {"torch", "webdataset", "fsspec", "botocore"}
+
+
+# Terminals
+
+PROGRAM = [sys.executable, "-m", "wdsplit.cli"]
+PLAIN = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+COLOUR = re.compile(r"\x1b\[[\d;]+m")
+GREEN, RED = "\x1b[32m", "\x1b[31m"
+
+
+def read_terminal(master, process):
+    """Return all that a process writes to a pseudo-terminal until it ends."""
+    written, deadline = b"", time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        readable, _, _ = select.select([master], [], [], 0 if ended else 0.1)
+        if readable:
+            try:
+                written += os.read(master, 65_536)
+            except OSError:
+                break
+        elif ended:
+            break
+    return written.decode()
+
+
+def in_terminal(*arguments, code=0, width=80, **environ):
+    """Run the command line in a terminal, and return all that it writes there, in the order in which it does."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, *map(str, arguments)],
+        env={**PLAIN, "TERM": "xterm", "COLUMNS": str(width), **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = read_terminal(master, process)
+    os.close(master)
+    assert process.wait(DEADLINE_S) == code, shown
+    return shown
+
+
+def in_pipes(*arguments, **environ):
+    """Run the command line without a terminal, and return what it writes to both of its outputs."""
+    command = [*PROGRAM, *map(str, arguments)]
+    return subprocess.run(command, env={**PLAIN, **environ}, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def without_colours(shown):
+    return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown)
+
+
+def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
+    assert f"{GREEN}all is well:" in in_terminal("verify", numbers)
+    assert f"{GREEN}held" in in_terminal("audit", numbers, "--world-size", 2)
+    shown = in_terminal("inspect", tmp_path / "nowhere", code=2)
+    assert f"{RED}\x1b[1merror:" in shown and f"{GREEN}  remedy:" in shown
+    assert "error: there is no dataset" in without_colours(shown)
+    assert f"{RED}\x1b[1mError:" in in_terminal("inspect", code=2)
+    copy = shutil.copytree(numbers, tmp_path / "copy")
+    (copy / "000003.tar").write_bytes(b"")
+    shown = in_terminal("verify", copy, code=1)
+    assert f"{RED}\x1b[1mproblem:" in shown and f"{RED}\x1b[1m1 problems in" in shown
+
+
+@pytest.mark.parametrize(
+    "environ", [{"NO_COLOR": "1"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, {"TERM": "dumb"}], ids=str
+)
+def test_a_terminal_without_colours_gets_none(numbers, environ):
+    shown = in_terminal("verify", numbers, **environ)
+    assert f"{numbers}: all is well: 7 shards" in shown.replace("\r\n", " ")
+    assert not COLOUR.search(shown)
+
+
+def test_pipes_get_colours_only_if_they_are_forced(numbers):
+    assert not COLOUR.search(in_pipes("audit", numbers).stdout)
+    assert f"{GREEN}held" in in_pipes("audit", numbers, FORCE_COLOR="1").stdout
+    forced = in_pipes("verify", numbers, FORCE_COLOR="1")
+    assert (forced.stderr, GREEN in forced.stdout) == ("", True), "no progress bar"
+    assert not COLOUR.search(in_pipes("audit", numbers, "--json", FORCE_COLOR="1").stdout)
+
+
+def test_a_terminal_shows_a_progress_bar_with_rates(tmp_path):
+    table, output = write_table(tmp_path / "in.parquet", numbers_table(2000), rows_per_group=500), tmp_path / "out"
+    shown = without_colours(in_terminal("convert", table, output, "--shards", 4, "--jobs", 1, width=160))
+    assert re.search(r"planning .*writing .*4/4 +[\d,]+ samples/s, [\d.]+ [kM]?B/s", shown, re.DOTALL)
+    assert f"{output}: 4 shards, 2,000 samples" in shown
+
+
+def test_a_terminal_says_what_to_type_next_and_pipes_are_left_alone(tmp_path):
+    table, output = write_table(tmp_path / "in.parquet", numbers_table(40)), tmp_path / "out"
+    options = ("--world-size", 2, "--workers", 3, "--shards", 6)
+    shown = without_colours(in_terminal("convert", table, output, *options, width=200))
+    (command,) = re.findall(r"next: wdsplit (.*)\r\n", shown)
+    assert command == f"audit {output} --world-size 2 --workers 3 --batch-size 64"
+    assert f"wdsplit.Loader(wdsplit.Dataset('{output}'), batch_size=64, num_workers=3)" in shown
+    assert in_pipes(*command.split()).returncode == 0
+    for again in (("plan", table), ("verify", output), ("index", output, "--overwrite")):
+        assert "next: wdsplit " in without_colours(in_terminal(*again, width=200))
+        assert "next" not in (piped := in_pipes(*again)).stdout and piped.stderr == ""
+
+
+def test_lines_end_between_words_where_the_terminal_ends(numbers):
+    shown = without_colours(in_terminal("audit", numbers, "--world-size", 2, "--batch-size", 5, width=80))
+    lines = shown.partition("next: ")[0].replace("\r\n", "\n").splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) > 5
+    words = " ".join(shown.split())
+    assert " ".join(in_pipes("audit", numbers, "--world-size", 2, "--batch-size", 5).stdout.split()) in words
+
+
+def test_the_classes_are_named_when_they_are_written(tmp_path):
+    features = b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}'
+    table = pa.table({"label": [0, 1, 0]}).replace_schema_metadata({b"huggingface": features})
+    ended = in_pipes("convert", write_table(tmp_path / "in.parquet", table), tmp_path / "out")
+    assert "classes: 2 in cls: cat, dog\n" in ended.stdout
+
+
+def test_what_precedes_the_passes_is_watched():
+    seen = []
+    assert list(watched("counting", "ab", 2)) == ["a", "b"]
+    with watching(lambda *progress: seen.append(progress)):
+        assert list(watched("counting", "ab", 2)) == ["a", "b"]
+    assert list(watched("counting", "ab", 2)) == ["a", "b"]
+    assert seen == [("counting", 0, 2), ("counting", 1, 2), ("counting", 2, 2)]
+
+
+def test_a_plan_is_watched_file_by_file(tmp_path):
+    paths = [write_table(tmp_path / f"{number}.parquet", numbers_table(9)) for number in range(3)]
+    options, seen = wdsplit.ConvertOptions(where="cls > 3"), []
+    with watching(lambda *progress: seen.append(progress)):
+        wdsplit.plan(paths, options)
+    assert seen == [(what, done, 3) for what in ("opening files", "counting rows") for done in range(4)]
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_pictures_fit_into_the_terminal(whole_lanes, width):
+    for command in (
+        ("assign", "--world-size", 3, "--workers", 2, "--draw"),
+        ("inspect",),
+        ("bench", "--batch-size", 4),
+    ):
+        shown = without_colours(in_terminal(command[0], whole_lanes, *command[1:], width=width))
+        lines = shown.replace("\r\n", "\n").splitlines()
+        assert [line for line in lines if len(line) > width and whole_lanes not in line] == []
+
+
+def test_bench_draws_the_waiting_in_a_terminal_alone(whole_lanes):
+    shown = without_colours(in_terminal("bench", whole_lanes, "--batch-size", 12, "--step-ms", 5))
+    assert re.search(r"of the time\r\n  0 s [ ▁▂▃▄▅▆▇█]+ \d+\.\d s\r\n", shown)
+    assert " 0 s " not in in_pipes("bench", whole_lanes, "--batch-size", 12).stdout
+
+
+def test_a_picture_has_colours_only_where_the_terminal_has_and_blocks_only_where_they_can_be_written(whole_lanes):
+    command = ("assign", whole_lanes, "--world-size", 2, "--no-shuffle", "--draw")
+    coloured, plain = in_terminal(*command), in_terminal(*command, NO_COLOR="1")
+    assert COLOUR.search(coloured) and not COLOUR.search(plain)
+    assert without_colours(coloured) == plain and "█" in plain
+    for environ in ({"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}):
+        assert without_colours(in_terminal(*command, **environ)) == plain.replace("█", "#").replace("#" * 48, "@" * 48)
+
+
+@pytest.mark.parametrize("options", [[], ["--world-size", "2", "--batch-size", "2"]])
+def test_the_samples_of_a_batch_fit_80_columns(tmp_path, options):
+    names = [f"{row:03d}-{'very-long-key-' * 9}" for row in range(30)]
+    table = pa.table({"id": names, "label": [f"class of things {row % 3} with a long name" for row in range(30)]})
+    path = converted(tmp_path, table, key="id", mapping={"cls": "label"})
+    shown = COLOUR.sub("", in_terminal("batch", path, "--step", 0, *(options or ["--batch-size", 4])))
+    rows = shown.splitlines()[-4:]
+    assert all(re.match(r"([01] +)?\d+ +0000\d\d\.tar +class of things", row) for row in rows)
+    assert max(map(len, rows)) <= 80

@@ -1,0 +1,218 @@
+"""`--view` and `--where` of the commands that take a dataset, and the Python functions behind them."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+import wdsplit
+from made_datasets import converted
+from made_views import store_view, view_of
+from wdsplit.cli.main import main
+from wdsplit.errors import InputError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.mix import mix
+
+NUM_ROWS = 240
+CATS = [row for row in range(NUM_ROWS) if row % 4 == 1]
+LATE = list(range(200, NUM_ROWS))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Return a dataset of 240 rows of 4 classes in 8 shards of 30, with a view "cats" of class 1, one "late"."""
+    table = pa.table(
+        {
+            "cls": [row % 4 for row in range(NUM_ROWS)],
+            "score": [row / NUM_ROWS for row in range(NUM_ROWS)],
+            "txt": [f"row {row}" for row in range(NUM_ROWS)],
+        }
+    )
+    path = converted(tmp_path_factory.mktemp("viewed"), table, shards=8, pad="none", lanes=4, window=5)
+    store_view(path, "cats", CATS)
+    store_view(path, "late", LATE)
+    return path
+
+
+@pytest.fixture
+def run(capsys):
+    """Return what runs a command, and returns its exit status and what it printed."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        said = capsys.readouterr()
+        return ended.value.code or 0, said.out, said.err
+
+    return run
+
+
+every_command = pytest.mark.parametrize(
+    "command",
+    [
+        ("audit", "--world-size", 2, "--batch-size", 6),
+        ("audit", "--world-size", 2, "--workers", 1, "--batch-size", 6, "--read"),
+        ("inspect",),
+        ("assign", "--world-size", 2),
+        ("bench", "--batch-size", 6),
+        ("verify",),
+        ("report", "-o", "page.html"),
+    ],
+    ids=lambda command: " ".join(map(str, command)),
+)
+
+
+@every_command
+@pytest.mark.parametrize(
+    "choice", [("--view", "cats"), ("--view", "cats", "--where", "score >= 0.5")], ids=["view", "both"]
+)
+def test_every_command_takes_a_view_and_a_condition(run, path, tmp_path, monkeypatch, command, choice):
+    monkeypatch.chdir(tmp_path)
+    name, *others = command
+    code, out, err = run(name, path, *others, *choice)
+    assert code == 0, err
+    assert "BROKEN" not in out
+
+
+@every_command
+def test_every_command_refuses_a_view_that_does_not_exist_in_the_same_words(run, path, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    name, *others = command
+    code, _, err = run(name, path, *others, "--view", "cast")
+    assert code == 2
+    assert "did you mean 'cats'?" in err and "Traceback" not in err
+    code, _, err = run(name, path, *others, "--where", "scor > 1")
+    assert code == 2
+    assert "score" in err and "Traceback" not in err
+
+
+# What they do with it
+
+
+def test_inspect_counts_what_is_in_the_view(run, path):
+    _, out, _ = run("inspect", path, "--view", "cats", "--samples", 2)
+    assert f"{path}: view cats: 60 of 240 samples" in out
+    assert "exact: all 60 samples" in out
+    assert "row 1\n" in out and "row 5\n" in out and "row 2\n" not in out
+    found = wdsplit.inspect(path, view="cats", where="score >= 0.5")
+    assert (found.num_samples, found.num_stored, found.view) == (30, 240, "cats and score >= 0.5")
+    assert found.contents.num_read == 30
+    (cls,) = [field for field in found.contents.fields if field.name == "cls"]
+    assert cls.classes == {"1": 30}
+    assert [sample["txt"] for sample in found.first_samples] == [b"row 121", b"row 125", b"row 129"]
+    _, out, _ = run("inspect", path, "--view", "cats", "--json")
+    assert {"view": "cats", "stored": 240, "samples": 60}.items() <= json.loads(out).items()
+
+
+def test_inspect_shows_one_sample_of_all(run, path):
+    code, _, err = run("inspect", path, "--view", "cats", "--sample", 3)
+    assert code == 2 and "leave out --view and --where" in err
+
+
+def test_assign_says_who_reads_the_view(path):
+    found = wdsplit.assign(path, 2, 2, batch_size=5, view="late")
+    assert found.shard_samples == [0] * 6 + [10, 30]
+    assert {shard for reader in found.readers for shard in reader.shards} == {6, 7}
+    assert sum(reader.samples for reader in found.readers) == 40 + found.pads
+    by_epoch = {0: "late", 3: None}
+    assert wdsplit.assign(path, epoch=2, view=by_epoch) == wdsplit.assign(path, epoch=2, view="late")
+    assert wdsplit.assign(path, epoch=3, view=by_epoch) == wdsplit.assign(path, epoch=3)
+
+
+def test_an_audit_of_a_view_is_of_its_samples_in_each_epoch(path):
+    options = wdsplit.AuditOptions(2, 1, 6, epochs=2, view={0: "cats", 1: "late"}, read=True)
+    report = wdsplit.audit(path, options)
+    assert report.held
+    once = [finding.evidence for finding in report.findings if finding.promise == "exactly once"]
+    assert [text.split(":")[0] for text in once] == ["60 samples", "40 samples"]
+    read = [finding.evidence for finding in report.findings if finding.promise == "exactly once, read"]
+    assert [text.split(" keys")[0] for text in read] == ["60 of 60", "40 of 40"]
+    given = wdsplit.audit(path, replace(options, view=view_of(path, range(7)), epochs=1))
+    assert given.held
+
+
+def test_bench_reads_the_view(run, path):
+    _, out, _ = run("bench", path, "--batch-size", 10, "--view", "cats", "--json")
+    found = json.loads(out)
+    assert (found["samples"], found["view"]) == (60, "cats")
+    _, out, _ = run("bench", path, "--batch-size", 10, "--view", "cats")
+    assert out.startswith(f"{path}, view cats: 6 batches, 60 samples")
+
+
+def test_verify_checks_the_shards_that_the_view_reads(run, path, tmp_path):
+    report = wdsplit.verify(path, view="late")
+    assert (report.num_shards, report.num_samples, report.problems) == (2, 60, ())
+    assert repr(report) == "<Report: ✓ all is well: 2 shards, 60 samples>"
+    _, out, _ = run("verify", path, "--view", "late")
+    assert "all is well: 2 shards of the view, of 8 shards, 240 samples" in out
+    assert wdsplit.verify(path).num_shards == 8
+
+
+def test_verify_leaves_out_shards_that_the_view_does_not_read(path, tmp_path):
+    damaged = shutil.copytree(path, tmp_path / "damaged")
+    (damaged / "000002.tar").write_bytes(b"")
+    assert wdsplit.verify(str(damaged)).problems
+    assert not wdsplit.verify(str(damaged), view="late").problems
+    assert wdsplit.verify(str(damaged), where="score < 0.3").problems
+
+
+# The report
+
+
+def test_a_report_is_one_of_the_view_and_says_so(run, path, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, _ = run("report", path, "-o", page, "--view", "cats")
+    assert code == 0
+    assert "60 samples in the view, of 240 samples" in out
+    assert "view cats" in page.read_text()
+    made = wdsplit.report(path, options=wdsplit.ReportOptions(view="cats", where="score >= 0.5", samples=200))
+    assert made.facts.name == f"{path}, view cats and score >= 0.5"
+    assert made.facts.num_samples == made.facts.num_scanned == 30
+    texts = {item.text for card in made.facts.shown.cards for item in card.items if item.field == "txt"}
+    assert texts == {f"row {row}" for row in CATS if row >= 120}
+    assert made.facts.audit.held
+
+
+def test_a_report_of_an_open_dataset_has_its_view(path):
+    dataset = Dataset(path, rank=0, world_size=1, view={0: "late", 1: None})
+    made = wdsplit.report(dataset)
+    assert made.facts.num_samples == 40
+    counts = dict(zip(made.facts.labels.names, made.facts.labels.counts.tolist(), strict=True))
+    assert counts == {str(each): 10 for each in range(4)}
+    assert made.facts.name == f"{path}, view late"
+    with pytest.raises(InputError, match="own view"):
+        wdsplit.report(dataset, options=wdsplit.ReportOptions(view="cats"))
+    preview = dataset.preview(200)
+    assert len(preview.cards) == 40 and "view late" in repr(preview)
+
+
+def test_the_figures_of_a_report_are_those_of_a_dataset_that_holds_only_the_view(path, tmp_path):
+    """Batches, neighbours and classes, against those of the same rows converted alone into the same shards."""
+    made = wdsplit.report(path, options=wdsplit.ReportOptions(where="cls < 2", batch_size=4))
+    rows = [row for row in range(NUM_ROWS) if row % 4 < 2]
+    labels = {str(label): count for label, count in Counter(row % 4 for row in rows).items()}
+    assert dict(zip(made.facts.labels.names, made.facts.labels.counts.tolist(), strict=True)) == labels
+    assert {batches.ideal for batches in made.facts.mixing.batches} == {1}
+    assert made.facts.mixing.neighbours.pairs == len(rows) - 8
+    assert len(made.facts.mixing.meetings) > 1
+    assert made.facts.reading.topologies[0].steps == 30
+
+
+def test_a_report_of_a_mixture_of_views_counts_their_samples(path, tmp_path):
+    other = converted(tmp_path, pa.table({"cls": [7] * 20, "txt": ["other"] * 20}), shards=2, lanes=2)
+    dataset = mix(repeat={path: 1, other: 1}, view={path: "cats"}, rank=0, world_size=1)
+    made = wdsplit.report(dataset)
+    counts = dict(zip(made.facts.labels.names, made.facts.labels.counts.tolist(), strict=True))
+    assert counts == {"1": 60, "7": 20}
+    assert made.facts.num_samples == 80
+    assert f"{path}: cats" in made.facts.name
+
+
+def test_a_large_dataset_is_sampled_in_the_view(path):
+    made = wdsplit.report(path, options=wdsplit.ReportOptions(view="late", max_read=30_000))
+    assert 0 < made.facts.num_scanned < 40
+    assert {row >= 200 for row in map(int, made.facts.shown.keys.values())} <= {True}
+    assert made.facts.num_samples == 40

@@ -1,0 +1,348 @@
+"""Conversions of files whose columns differ, of Hive partitions, and of rows of nothing but nulls."""
+
+import os
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pytest
+
+import tables
+from tables import options, planned, real_samples, shard_files, write_table
+from wdsplit.cli.main import main
+from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.shares import commit_shares, convert_share, needed_passes, plan_shares
+from wdsplit.errors import InputError, OutputExistsError
+from wdsplit.shards.files import read_manifest
+from wdsplit.storage.local import LocalStorage
+
+PARTS = [
+    {"label": pa.array(range(20), pa.int32()), "text": [f"a{n}" for n in range(20)], "old": [True] * 20},
+    {"text": pa.nulls(15), "label": pa.array(range(20, 35), pa.int64()), "box": pa.array([[1, 2]] * 15)},
+    {"label": pa.array(range(35, 60), pa.uint8()), "text": pa.array(["b"] * 25).dictionary_encode()},
+]
+WHOLE = {
+    "label": pa.array(range(60), pa.int64()),
+    "text": [f"a{n}" for n in range(20)] + [None] * 15 + ["b"] * 25,
+    "old": [True] * 20 + [None] * 40,
+    "box": pa.array([None] * 20 + [[1, 2]] * 15 + [None] * 25),
+}
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Return the paths of files whose columns differ."""
+    return [write_table(tmp_path / "in" / f"{number}.parquet", part, 7) for number, part in enumerate(PARTS)]
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """Return the path of a file that has all of their rows."""
+    return write_table(tmp_path / "whole.parquet", WHOLE, 7)
+
+
+def run(capfd, *arguments):
+    """Run a command; return its exit code, its output and its errors."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code, *capfd.readouterr()
+
+
+def converted(inputs, output, **changes):
+    """Convert in the order of the table, unless told otherwise."""
+    return tables.converted(inputs, output, **{"shuffle": False, **changes})
+
+
+# Promoted columns
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"shuffle": True, "jobs": 2}, {"where": "label >= 3 and text != 'b'"}], ids=str
+)
+def test_promoted_files_give_the_shards_of_one_table(parts, whole, tmp_path, changes):
+    shards = []
+    for name, inputs in (("parts", parts), ("whole", whole)):
+        converted(inputs, tmp_path / name, shards=4, null="omit", **changes)
+        shards.append(shard_files(tmp_path / name))
+    assert shards[0] == shards[1]
+
+
+def test_pandas_files_of_which_one_has_an_empty_column_are_converted(tmp_path, capfd, caplog):
+    pandas = pytest.importorskip("pandas")
+    frames = [
+        pandas.DataFrame({"label": [1, 2], "caption": ["a cat", "a dog"]}),
+        pandas.DataFrame({"label": [3, 4], "caption": [None, None]}),
+    ]
+    for number, frame in enumerate(frames):
+        frame.to_parquet(tmp_path / f"{number}.parquet")
+    inputs = f"{tmp_path}/*.parquet"
+    code, _, err = run(capfd, "convert", inputs, tmp_path / "out")
+    assert code == 2
+    assert "column 'caption' is missing or null in 1 of 2 files" in err
+    assert f"{tmp_path}/1.parquet" in err
+    assert "--null omit" in err
+    assert not (tmp_path / "out").exists()
+    code, _, _ = run(capfd, "convert", inputs, tmp_path / "out", "--null", "omit")
+    assert code == 0
+    assert caplog.messages == ["caption: large_string in 1 of 2 files, null in 1: read as large_string"]
+    samples = [fields for _, fields in real_samples(tmp_path / "out")]
+    samples.sort(key=lambda fields: fields["cls"])
+    assert samples == [{"cls": b"1", "txt": b"a cat"}, {"cls": b"2", "txt": b"a dog"}, {"cls": b"3"}, {"cls": b"4"}]
+
+
+def test_the_plan_names_each_promotion_once(parts, capfd):
+    code, out, err = run(capfd, "plan", *parts, "--null", "omit")
+    kinds = {"text": "dictionary<values=string, indices=int32, ordered=0>", "box": "list<element: int64>"}
+    notes = [
+        "label: int32 in 1 of 3 files, int64 in 1, uint8 in 1: read as int64",
+        f"text: string in 1 of 3 files, null in 1, {kinds['text']} in 1: read as string",
+        "old: bool in 1 of 3 files, missing in 2: read as bool, null where it is missing",
+        f"box: {kinds['box']} in 1 of 3 files, missing in 2: read as {kinds['box']}, null where it is missing",
+    ]
+    assert (code, err) == (0, "")
+    assert [line for line in out.splitlines() if " files, " in line and ": " in line] == notes
+    code, out, _ = run(capfd, "plan", *parts, "--null", "omit", "--json")
+    assert orjson.loads(out)["notes"] == notes
+
+
+def test_many_columns_that_differ_are_named_in_few_lines(tmp_path, capfd):
+    paths = [
+        write_table(tmp_path / f"{kind}.parquet", {f"c{n}": pa.array([n], kind) for n in range(50)})
+        for kind in (pa.int8(), pa.int16())
+    ]
+    code, out, _ = run(capfd, "plan", *paths)
+    assert code == 0
+    assert out.count("read as int16") == 20
+    assert "and 30 more: see `wdsplit plan --json`" in out
+
+
+def test_a_column_that_a_file_lacks_is_refused_before_anything_is_written(parts, tmp_path):
+    with pytest.raises(InputError, match="no values in a file") as caught:
+        converted(parts, tmp_path / "out")
+    assert caught.value.place == parts[0]
+    assert "column 'box' is missing or null in 2 of 3 files" in caught.value.found
+    assert "column 'text' is missing or null in 1 of 3 files" in caught.value.found
+    assert not (tmp_path / "out").exists()
+    converted(parts, tmp_path / "out", columns=("label",))
+    converted(parts, tmp_path / "some", columns=("label", "box"), where="box is not None")
+
+
+def test_a_key_that_a_file_lacks_is_refused_whatever_nulls_become(parts, tmp_path):
+    with pytest.raises(InputError, match="no values in a file") as caught:
+        converted(parts, tmp_path / "out", key="text", null="omit")
+    assert caught.value.place == parts[1]
+    assert "--key" in caught.value.remedy
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
+def test_a_column_without_any_value_is_left_out_with_the_nulls(tmp_path, suffix):
+    table = pa.table({"n": [1, 2], "nothing": pa.nulls(2)})
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        write_table(path, table)
+    elif suffix == "arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.write_text('{"n": 1, "nothing": null}\n{"n": 2, "nothing": null}\n')
+    for null in ("error", "empty"):
+        with pytest.raises(InputError, match="no values") as caught:
+            converted(str(path), tmp_path / "out", null=null)
+        assert "'nothing'" in caught.value.found
+        assert "--null omit" in caught.value.remedy
+    manifest = converted(str(path), tmp_path / "out", null="omit")
+    assert [field.name for field in manifest.fields] == ["cls"]
+    plan = planned([str(path)], options(null="omit"))
+    assert plan.table.notes == ("nothing: no values in any file: not written",)
+    with pytest.raises(InputError, match="type null"):
+        converted(str(path), tmp_path / "named", null="omit", columns=("n", "nothing"))
+
+
+def test_a_table_of_nothing_but_columns_without_values_is_refused(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"nothing": pa.nulls(2)})
+    with pytest.raises(InputError, match="columns cannot be used"):
+        converted(path, tmp_path / "out", null="omit")
+
+
+def test_the_plan_of_files_with_one_schema_is_what_it_was(tmp_path):
+    """A run that an earlier version began must be found again."""
+    path = tmp_path / "a.csv"
+    path.write_text("label,text\n1,a\n2,b\n")
+    assert planned([str(path)], options(shards=2, shuffle=False)).hash == "f6cbaa90bc7e35a108ffeb10974b9a93"
+    selected = options(shards=2, shuffle=False, where="label > 1")
+    assert planned([str(path)], selected).hash == "4b09a032e57a49d43e2f003ae5a50d7d"
+
+
+def test_an_input_of_another_type_is_not_resumed(tmp_path):
+    paths = [write_table(tmp_path / f"{n}.parquet", {"label": pa.array([1, 2], pa.int32())}) for n in range(2)]
+    converted(paths, tmp_path / "out", shards=2)
+    write_table(paths[1], {"label": pa.array([1, 2], pa.int64())})
+    with pytest.raises(OutputExistsError, match="another plan"):
+        converted(paths, tmp_path / "out", shards=2, resume=True)
+
+
+# Rows of nothing but nulls
+
+
+EMPTY = {
+    "text": ["a", None, None, "d", None, "f"] * 20,
+    "score": pa.array([0.5, None, 1.5, None, None, 2.5] * 20),
+    "label": range(120),
+}
+FILLED = [n for n in range(120) if n % 6 not in (1, 4)]
+
+
+@pytest.fixture
+def empty_rows(tmp_path):
+    return write_table(tmp_path / "in.parquet", EMPTY, 9)
+
+
+WRITTEN = {"mapping": {"txt": "text", "json": "score"}, "null": "omit"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"shuffle": True}, {"limit": 50}, {"where": "label > 20"}], ids=str)
+def test_rows_of_nothing_but_nulls_are_skipped_when_asked(empty_rows, tmp_path, changes):
+    table = pa.table(EMPTY).take(FILLED)
+    filled = write_table(tmp_path / "filled.parquet", table, 9)
+    manifest = converted(empty_rows, tmp_path / "out", shards=4, skip_empty=True, **WRITTEN, **changes)
+    expected = converted(filled, tmp_path / "expected", shards=4, **WRITTEN, **changes)
+    assert manifest.num_samples == expected.num_samples
+    assert [fields for _, fields in real_samples(tmp_path / "out")] != []
+    if "shuffle" not in changes:
+        samples = [[fields for _, fields in real_samples(tmp_path / name)] for name in ("out", "expected")]
+        assert samples[0] == samples[1]
+
+
+def test_rows_that_are_skipped_are_counted(empty_rows, tmp_path, capfd):
+    chosen = ["--columns", "text,score", "--null", "omit", "--shards", "4"]
+    code, _, err = run(capfd, "convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen)
+    assert code == 2
+    assert "--skip-empty" in err
+    code, out, _ = run(capfd, "plan", empty_rows, *chosen, "--skip-empty", "--where", "label != 1")
+    assert code == 0
+    assert "80 rows of 120" in out
+    assert "skipped: 39 rows in which every value is null" in out
+    code, out, _ = run(capfd, "plan", empty_rows, *chosen, "--skip-empty", "--json")
+    assert orjson.loads(out)["empty_rows"] == 40
+    code, out, _ = run(capfd, "convert", empty_rows, tmp_path / "out", "--jobs", "1", *chosen, "--skip-empty")
+    assert code == 0
+    assert "skipped: 40 rows in which every value is null" in out
+    provenance = read_manifest(LocalStorage(str(tmp_path / "out"))).provenance
+    assert (provenance["num_selected"], provenance["num_empty"]) == (80, 40)
+    assert provenance["selection"]["some_of"] == ["text", "score"]
+
+
+def test_a_null_beside_a_value_is_still_refused(empty_rows, tmp_path):
+    with pytest.raises(InputError, match="a value is null") as caught:
+        converted(empty_rows, tmp_path / "out", columns=("text", "score"), skip_empty=True)
+    assert ", row 2, " in caught.value.place
+    converted(empty_rows, tmp_path / "out", columns=("text",), skip_empty=True)
+
+
+def test_rows_are_skipped_in_every_split(empty_rows, tmp_path):
+    chosen = options(splits={"a": 0.5, "b": 0.5}, skip_empty=True, **WRITTEN)
+    manifests = convert_splits(empty_rows, str(tmp_path / "out"), chosen)
+    assert sum(manifest.num_samples for manifest in manifests.values()) == 80
+
+
+# Hive partitions
+
+
+@pytest.fixture
+def hive(tmp_path):
+    """Return the root of a tree of partitions."""
+    for number, (year, lang) in enumerate([(2023, "en"), (2023, "fr"), (2024, "en")]):
+        columns = {"label": range(10 * number, 10 * number + 10), "text": [f"t{number}"] * 10}
+        write_table(tmp_path / "hive" / f"year={year}" / f"lang={lang}" / "part-0.parquet", columns, 4)
+    return str(tmp_path / "hive")
+
+
+def as_columns(tmp_path, where=lambda row: True):
+    """Return the path of a file with the rows of the tree, whose partitions are columns."""
+    rows = [
+        {"label": n, "text": f"t{n // 10}", "year": 2024 if n >= 20 else 2023, "lang": "fr" if n // 10 == 1 else "en"}
+        for n in range(30)
+    ]
+    return write_table(tmp_path / "columns.parquet", pa.Table.from_pylist([row for row in rows if where(row)]), 4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shuffle": True, "jobs": 2},
+        {"where": "year == 2023 and lang != 'en'"},
+        {"columns": ("label", "lang")},
+        {"mapping": {"cls": "year", "txt": "lang"}},
+        {"group_by": "lang", "shards": 2},
+        {"where": "label in (0, 10)", "key": "lang", "shards": 1},
+    ],
+    ids=str,
+)
+def test_partitions_are_columns_as_any_other(hive, tmp_path, changes):
+    chosen = {"shards": 2, **changes}
+    converted(hive, tmp_path / "out", **chosen)
+    converted(as_columns(tmp_path), tmp_path / "expected", **chosen)
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "expected")
+
+
+def test_partitions_are_left_out_when_asked(hive, tmp_path):
+    manifest = converted(hive, tmp_path / "out", hive=False)
+    assert [field.column for field in manifest.fields] == ["label", "text"]
+    with pytest.raises(InputError, match="no column 'year'"):
+        converted(hive, tmp_path / "other", hive=False, where="year == 2023")
+
+
+def test_the_command_line_names_partitions_and_leaves_them_out(hive, capfd):
+    code, out, _ = run(capfd, "plan", hive)
+    assert code == 0
+    assert "year: int64, from the names of folders" in out
+    code, out, _ = run(capfd, "plan", hive, "--no-hive")
+    assert code == 0
+    assert "year" not in out
+
+
+def test_the_values_of_partitions_are_part_of_the_plan(hive, tmp_path):
+    """File names, sizes and footers are the same after a folder is renamed."""
+    before = planned([hive], options())
+    os.rename(f"{hive}/year=2024", f"{hive}/year=2025")
+    after = planned([hive], options())
+    assert before.hash != after.hash
+    os.rename(hive, f"{hive}-moved")
+    assert planned([f"{hive}-moved"], options()).hash == after.hash
+
+
+def test_a_run_of_partitions_is_resumed(hive, tmp_path):
+    converted(hive, tmp_path / "out", shards=2)
+    whole = shard_files(tmp_path / "out")
+    assert converted(hive, tmp_path / "out", shards=2, resume=True).num_samples == 30
+    assert shard_files(tmp_path / "out") == whole
+
+
+def test_a_null_partition_is_refused_as_any_null(tmp_path):
+    for value in ("1", "__HIVE_DEFAULT_PARTITION__"):
+        write_table(tmp_path / "in" / f"m={value}" / "a.parquet", {"text": ["x"]})
+    with pytest.raises(InputError, match="no values in a file") as caught:
+        converted(str(tmp_path / "in"), tmp_path / "out")
+    assert "column 'm'" in caught.value.found
+    converted(str(tmp_path / "in"), tmp_path / "out", null="omit")
+    assert sorted(len(fields) for _, fields in real_samples(tmp_path / "out")) == [1, 2]
+
+
+# Shares
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_shares_know_what_the_plan_knows_of_files_and_rows(parts, hive, tmp_path, shuffle):
+    write_table(Path(hive) / "year=2024" / "lang=en" / "part-1.parquet", {"text": [None, "x"]})
+    chosen = options(shards=4, null="omit", skip_empty=True, columns=("label", "text"), shuffle=shuffle)
+    convert([hive], str(tmp_path / "whole"), chosen)
+    plan = str(tmp_path / "plan")
+    plan_shares([hive], str(tmp_path / "out"), plan, chosen)
+    for only in needed_passes(plan):
+        for share in range(3):
+            convert_share(plan, share, 3, only)
+    manifest = commit_shares(plan)
+    assert manifest.num_samples == 31
+    assert manifest.provenance["num_empty"] == 1
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")

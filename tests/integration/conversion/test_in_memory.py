@@ -1,0 +1,143 @@
+"""Tables that fit in memory are shuffled without a spill, to the bytes that others come to by one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tables import converted, mixed_table, options, real_samples, shard_files, write_files, write_table
+from wdsplit.conversion.convert import convert, convert_splits
+from wdsplit.conversion.shuffle import in_memory
+from wdsplit.conversion.shuffle.scatter import loadable_bytes
+from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
+
+NUM_ROWS = 400
+
+
+def table_of_all_kinds():
+    """Return a table whose rows come to 600 bytes, with nulls, dictionaries and nested values."""
+    numbers = range(NUM_ROWS)
+    texts = pa.array([f"class {number % 3}" for number in numbers]).dictionary_encode()
+    omitted = pa.array([None if number % 5 == 0 else f"{number}" for number in numbers])
+    group = pa.array([number * number % 37 for number in numbers])
+    columns = {"kind": texts, "txt": omitted, "group": group}
+    return pa.table({**dict(zip(mixed_table(1).column_names, mixed_table(NUM_ROWS).columns, strict=True)), **columns})
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Return uneven files of small row groups, an empty file among them."""
+    return write_files(tmp_path_factory.mktemp("input"), table_of_all_kinds(), [150, 0, 20, 7, 90], 30)
+
+
+def spills(seen, output):
+    """Return what notes, at each progress, whether rows are spilled."""
+    return lambda progress: seen.append((progress.name, (Path(output) / SPILL_FOLDER).exists()))
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    """Have batches and tasks of a few rows, so that a small table has many."""
+    monkeypatch.setattr(in_memory, "BATCH_BYTES", 5000)
+
+
+@pytest.mark.parametrize("large_row_bytes", [1, 2**20], ids=["one by one", "batch by batch"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shards": 7},
+        {"shards": 7, "pad": "drop", "seed": 3, "key": "caption"},
+        {"shards": 5, "group_by": "group"},
+        {"shards": 5, "group_by": "group", "shuffle": False},
+        {"shards": 4, "where": "group != 4", "limit": 300},
+        {"shards": 1000},
+    ],
+    ids=str,
+)
+def test_rows_that_fit_are_not_spilled_and_come_to_the_same_bytes(
+    inputs, tmp_path, monkeypatch, small_tasks, changes, large_row_bytes
+):
+    monkeypatch.setattr(in_memory, "_LARGE_ROW_BYTES", large_row_bytes)
+    changes = {"shuffle": True, "null": "omit", **changes}
+    seen = []
+    convert(inputs, tmp_path / "memory", options(**changes), spills(seen, tmp_path / "memory"))
+    assert {name for name, _ in seen} == {"scatter", "write"}
+    assert not any(is_spilled for _, is_spilled in seen)
+    converted(inputs, tmp_path / "spilled", memory=1, **changes)
+    assert shard_files(tmp_path / "memory") == shard_files(tmp_path / "spilled")
+
+
+@pytest.mark.parametrize("jobs", [2, 5])
+def test_processes_share_the_memory(inputs, tmp_path, small_tasks, jobs):
+    """Two jobs load by threads and write JSON by processes; five are processes in both passes."""
+    seen, chosen = [], {"shards": 7, "shuffle": True, "null": "omit"}
+    convert(inputs, tmp_path / "jobs", options(**chosen, jobs=jobs, memory=2**32), spills(seen, tmp_path / "jobs"))
+    assert not any(is_spilled for _, is_spilled in seen)
+    converted(inputs, tmp_path / "one", **chosen)
+    assert shard_files(tmp_path / "jobs") == shard_files(tmp_path / "one")
+
+
+def test_each_split_is_loaded_by_itself_and_its_memory_is_freed(inputs, tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    seen, splits = [], {"train": 0.7, "val": 0.3}
+    chosen = options(shards=3, shuffle=True, null="omit", splits=splits)
+    convert_splits(inputs, tmp_path, chosen, lambda progress: seen.append((progress.split, progress.name)))
+    assert list(dict.fromkeys(seen)) == [(split, name) for split in splits for name in ("scatter", "write")]
+    assert sum(len(real_samples(tmp_path / split)) for split in splits) == NUM_ROWS
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("counts", [[500], [0, 1, 1, 1, 1]], ids=["in all", "in one task"])
+def test_rows_that_are_larger_than_their_files_said_are_spilled_after_all(tmp_path, monkeypatch, small_tasks, counts):
+    """A dictionary holds a long text once: parquet counts it so, but each row has all of it."""
+    texts = np.repeat([f"{number}" * 2000 for number in range(5)], 500 if len(counts) == 1 else [1, 2, 2, 2, 493])
+    path = write_table(tmp_path / "in.parquet", {"txt": texts, "row": range(len(texts))}, rows_per_group=50)
+    monkeypatch.setattr("wdsplit.conversion.needs.loadable_bytes", lambda memory, jobs: 300_000)
+    seen, chosen = [], {"shards": 3, "shuffle": True, "memory": 1}
+    convert(path, tmp_path / "out", options(**chosen), spills(seen, tmp_path / "out"))
+    assert seen[-1] == ("write", True)
+    monkeypatch.setattr("wdsplit.conversion.needs.loadable_bytes", lambda memory, jobs: 2**30)
+    converted(path, tmp_path / "memory", **chosen)
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "memory")
+
+
+LITTLE_FILES = """
+import resource, sys
+import wdsplit
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+options = wdsplit.ConvertOptions(wdsplit.PlanOptions(shards=7, null="omit"))
+wdsplit.convert(sys.argv[2:], sys.argv[1], options)
+"""
+
+
+def test_where_files_may_not_be_large_rows_are_spilled(inputs, tmp_path):
+    """Memory that processes share counts as a file."""
+    command = [sys.executable, "-c", LITTLE_FILES, tmp_path / "out", *inputs]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    converted(inputs, tmp_path / "whole", shards=7, shuffle=True, null="omit")
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
+
+
+def test_what_an_interrupted_run_has_spilled_is_used_though_it_would_fit_now(inputs, tmp_path):
+    chosen = {"shards": 7, "shuffle": True, "null": "omit"}
+
+    def stop(progress):
+        if progress.name == "write" and progress.done:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        convert(inputs, tmp_path / "out", options(**chosen, memory=1), stop)
+    seen = []
+    convert(inputs, tmp_path / "out", options(**chosen, resume=True), seen.append)
+    assert seen[0].skipped == NUM_ROWS
+    converted(inputs, tmp_path / "whole", **chosen)
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
+
+
+def test_less_may_be_in_memory_the_more_jobs_need_some():
+    assert 2**30 > loadable_bytes(2**30, 1) > loadable_bytes(2**30, 2) > loadable_bytes(2**30, 64) == 0

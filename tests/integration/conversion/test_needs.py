@@ -1,0 +1,106 @@
+"""What a conversion needs of memory and disk: said by the plan, and checked before anything is written."""
+
+import os
+import subprocess
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tables import converted, files_below, labels, options, planned, write_files
+from wdsplit import plan_shares
+from wdsplit.conversion.needs import needs_of
+from wdsplit.conversion.shuffle import steps
+from wdsplit.engines.limits import usable_memory
+from wdsplit.errors import StorageError
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Return a table of 4 MB in 40 row groups."""
+    chance = np.random.default_rng(0)
+    table = pa.table({"bin": [chance.bytes(10_000) for _ in range(400)], "label": range(400)})
+    return write_files(tmp_path_factory.mktemp("input"), table, [200], 10)
+
+
+def needs(inputs, memory, jobs=2, is_local=True, on_disk=True, **plan):
+    return needs_of(planned(inputs, options(shuffle=True, **plan)), memory, jobs, is_local, on_disk)
+
+
+def test_memory_is_a_quarter_of_what_this_process_may_use_and_shared_by_the_jobs(inputs):
+    found = [needs(inputs, None, jobs) for jobs in (1, 2)]
+    assert [need.memory for need in found] == [usable_memory() // 4] * 2
+    assert found[0].loadable_bytes > found[1].loadable_bytes
+    assert needs(inputs, 5 * 2**30).memory == 5 * 2**30
+    assert needs(inputs, None, is_local=False).memory == 2**30, "of other machines nothing is known"
+
+
+def test_rows_that_do_not_fit_take_temporary_space_twice_if_they_are_merged(inputs, monkeypatch):
+    assert needs(inputs, 4 * 2**30).temporary_bytes == 0
+    assert needs(inputs, 4 * 2**30, is_local=False).temporary_bytes > 4_000_000
+    once = needs(inputs, 1).temporary_bytes
+    assert 4_000_000 < once < 4_100_000
+    monkeypatch.setattr("wdsplit.conversion.shuffle.scatter._LEAST_BYTES", 4096)
+    monkeypatch.setattr(steps, "_MAX_GATHERED", 3)
+    assert needs(inputs, 1).temporary_bytes == 2 * once
+    assert needs_of(planned(inputs, options(shuffle=False)), 1, 2, True, True).temporary_bytes == 0
+
+
+def test_a_task_buffers_no_more_than_it_must_unless_small_reads_are_slow(inputs):
+    assert needs(inputs, 64 * 2**30).buffer_bytes == 32 * MIB
+    assert needs(inputs, 64 * 2**30, on_disk=False).buffer_bytes == 2**30
+
+
+def test_what_is_spilled_is_what_was_said(inputs, tmp_path):
+    most = []
+
+    def look(progress):
+        spill = tmp_path / "out" / steps.SPILL_FOLDER
+        most.append(sum(path.stat().st_size for path in spill.glob("*")) if spill.exists() else 0)
+
+    from wdsplit import convert
+
+    convert(inputs, tmp_path / "out", options(shards=4, shuffle=True, memory=1), look)
+    assert max(most) == pytest.approx(needs(inputs, 1).temporary_bytes, rel=0.1)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Return a folder on a disk of 6 MiB of its own: room for the shards, but not for the rows besides."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a disk of its own takes the right to mount: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("begin", [converted, lambda *given, **plan: plan_shares(*given, "plan", options(**plan))])
+def test_too_little_space_is_refused_before_anything_is_written(inputs, disk, tmp_path, monkeypatch, begin):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match="too little disk space to shuffle the rows") as caught:
+        begin(inputs, disk / "new" / "out", shards=4, shuffle=True, memory=1)
+    assert caught.value.place == str(disk)
+    assert "4.1 MB for rows in .wdsplit-run/spill" in caught.value.expected.replace("4.0 MB", "4.1 MB")
+    assert caught.value.found.endswith("MB free")
+    assert "--no-shuffle" in caught.value.remedy
+    assert files_below(disk) == [] == os.listdir(disk)
+    converted(inputs, disk / "kept", shards=4, pad="none")
+    assert labels(disk / "kept") == list(range(400))
+
+
+def test_rows_that_fit_in_memory_need_no_temporary_space(inputs, disk):
+    converted(inputs, disk / "out", shards=4, shuffle=True, pad="none", memory=2**30)
+    assert sorted(labels(disk / "out")) == list(range(400))
+
+
+def test_what_is_overwritten_makes_room_and_groups_are_told_no_way_without_space(inputs, disk):
+    converted(inputs, disk / "out", shards=4, pad="none")
+    with pytest.raises(StorageError, match="too little disk space to group the rows") as caught:
+        converted(inputs, disk / "out", shards=4, group_by="label", memory=1, overwrite=True)
+    assert "6.3 MB free" in caught.value.found, "the old shards count as free"
+    assert "--no-shuffle" not in caught.value.remedy
+    assert labels(disk / "out") == list(range(400))

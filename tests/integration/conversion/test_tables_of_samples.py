@@ -1,0 +1,589 @@
+"""Sample tables: a row for each sample beside its shard, written by `convert` or made by `wdsplit index --samples`."""
+
+import datetime
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import wdsplit
+from tables import converted, files_of, options, real_samples, shard_files, tar_samples, write_table
+from tars import by_tarfile
+from wdsplit.checks.verify import verify
+from wdsplit.cli.main import main
+from wdsplit.conversion.adopt_tars import index_tars
+from wdsplit.conversion.convert import convert
+from wdsplit.conversion.plan.options import IndexOptions
+from wdsplit.conversion.shares import commit_shares, convert_share, needed_passes, plan_shares
+from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
+from wdsplit.fields.infer import with_class_names
+from wdsplit.fields.sample_columns import MAX_COLUMNS
+from wdsplit.indexing import sample_rows
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.sample_tables import dump_samples, names_of, read_samples
+from wdsplit.storage.opening import open_storage
+
+NUM_ROWS = 103
+CLASSES = ("cat", "dog", "owl")
+SAMPLES = IndexOptions(samples=True)
+
+
+def image(row, kind="PNG"):
+    """Return an image of 4 to 8 by 5 to 11 pixels."""
+    out = io.BytesIO()
+    Image.fromarray(np.full((5 + row % 7, 4 + row % 5, 3), row % 251, np.uint8)).save(out, kind)
+    return out.getvalue()
+
+
+def some_table(num_rows=NUM_ROWS):
+    """Return a table with columns that sample tables keep by themselves, on request, and never."""
+    rows = range(num_rows)
+    table = pa.table(
+        {
+            "image": pa.array([image(row) for row in rows], pa.binary()),
+            "label": pa.array([row % 3 for row in rows], pa.int64()),
+            "score": pa.array([row / 7 for row in rows], pa.float32()),
+            "good": [row % 2 == 0 for row in rows],
+            "caption": [f"caption {row % 10} é" for row in rows],
+            "day": [datetime.date(2024, 1, 1 + row % 28) for row in rows],
+            "vector": [[float(row)] for row in rows],
+            "unused": pa.array(rows, pa.int32()),
+        }
+    )
+    return table.cast(with_class_names(table.schema, {"label": CLASSES}))
+
+
+TABLE = some_table()
+MAPPING = {"png": "image", "cls": "label", "score.json": "score", "good.cls": "good", "txt": "caption", "npy": "vector"}
+KEPT = ["__key__", "num_bytes", "width", "height", "label", "score", "good"]
+
+
+@pytest.fixture(scope="module")
+def table_path(tmp_path_factory):
+    return write_table(tmp_path_factory.mktemp("input") / "table.parquet", TABLE, 17)
+
+
+@pytest.fixture(scope="module")
+def dataset(table_path, tmp_path_factory):
+    """Return the folder of a dataset; nothing in it is to be changed."""
+    folder = tmp_path_factory.mktemp("dataset") / "out"
+    converted(table_path, folder, mapping=MAPPING, shards=8)
+    return folder
+
+
+def tables_of(folder, url=None):
+    """Return the sample tables of all shards, one after another."""
+    storage = open_storage(str(url or folder))
+    manifest = read_manifest(storage)
+    shards = [manifest.shards[number] for number in range(len(manifest.shards))]
+    tables = [read_samples(storage, shard, None, manifest.samples) for shard in shards]
+    assert [len(table) for table in tables] == manifest.shards.num_real.tolist()
+    return pa.concat_tables(tables)
+
+
+def assert_right(folder, table=TABLE, kept=tuple(KEPT[4:])):
+    """Check that the rows of all tables are those of the samples in the tars, which have numbers as keys."""
+    found = tables_of(folder).to_pydict()
+    samples = real_samples(folder)
+    assert found["__key__"] == [key for key, _ in samples]
+    assert found["num_bytes"] == [sum(map(len, fields.values())) for _, fields in samples]
+    sizes = [Image.open(io.BytesIO(fields["png"])).size for _, fields in samples]
+    assert list(zip(found["width"], found["height"], strict=True)) == sizes
+    rows = table.take([int(key) for key, _ in samples]).to_pydict()
+    for name in kept:
+        assert found[name] == rows[name]
+    assert list(found) == [*KEPT[:4], *kept]
+
+
+# What convert writes
+
+
+def test_a_row_has_the_key_the_sizes_and_the_numbers_and_classes_of_its_sample(dataset):
+    assert_right(dataset)
+    manifest = read_manifest(open_storage(str(dataset)))
+    assert manifest.num_pads == 1
+    assert names_of(manifest.samples) == {"label": CLASSES}
+    assert manifest.samples.field("score").type == pa.float32()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shuffle": True},
+        {"shuffle": True, "memory": 1},
+        {"shuffle": True, "group_by": "day"},
+        {"shuffle": True, "shards": 150},
+        {"where": "label != 1", "limit": 50},
+        {"pad": "drop"},
+        {"emit": ("energon", "wids", "dali")},
+    ],
+    ids=str,
+)
+def test_every_way_of_converting_writes_them_the_same_with_any_number_of_jobs(changes, table_path, tmp_path):
+    for jobs in (1, 2):
+        converted(table_path, tmp_path / str(jobs), **{"mapping": MAPPING, "shards": 8, "jobs": jobs, **changes})
+        assert_right(tmp_path / str(jobs))
+    assert shard_files(tmp_path / "1") == shard_files(tmp_path / "2")
+
+
+def test_rows_from_python_have_them(tmp_path):
+    convert(iter(TABLE.to_pylist()), str(tmp_path / "out"), options(mapping=MAPPING, shards=8))
+    assert_right(tmp_path / "out")
+
+
+def test_shares_write_them(table_path, tmp_path):
+    plan, out = str(tmp_path / "a.plan"), tmp_path / "out"
+    plan_shares(table_path, str(out), plan, options(mapping=MAPPING, shards=8, shuffle=True, keep=["unused"]))
+    for only in needed_passes(plan):
+        for share in range(3):
+            convert_share(plan, share, 3, only=only)
+    assert commit_shares(plan).samples.names == [*KEPT, "unused"]
+    assert_right(out, kept=(*KEPT[4:], "unused"))
+
+
+def test_a_run_that_is_resumed_keeps_those_of_its_plan_alone(table_path, tmp_path):
+    given = {"mapping": MAPPING, "shards": 8, "keep": ["caption"]}
+
+    def stop(progress):
+        if progress.done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert([table_path], str(tmp_path / "out"), options(**given), stop)
+    (tmp_path / "out/000001.tar.parquet").unlink()
+    for other in ({"keep": []}, {"keep": ["caption"], "no_keep": ["label"]}):
+        with pytest.raises(OutputExistsError, match="another plan"):
+            converted(table_path, tmp_path / "out", **(given | other), resume=True)
+    converted(table_path, tmp_path / "out", **given, resume=True)
+    converted(table_path, tmp_path / "whole", **given)
+    assert files_of(tmp_path / "out").keys() == files_of(tmp_path / "whole").keys()
+    assert shard_files(tmp_path / "out") == shard_files(tmp_path / "whole")
+    assert_right(tmp_path / "out", kept=(*KEPT[4:], "caption"))
+
+
+def test_columns_are_kept_and_left_out_as_they_are_named(table_path, tmp_path):
+    keep, no_keep = ["day", "caption", "unused", "label"], ["good", "score"]
+    manifest = converted(table_path, tmp_path / "out", mapping=MAPPING, shards=4, keep=keep, no_keep=no_keep)
+    assert_right(tmp_path / "out", kept=("label", "caption", "day", "unused"))
+    assert manifest.samples.field("day").type == pa.date32()
+    assert [field.name for field in manifest.fields] == list(MAPPING)
+    assert manifest.provenance["options"]["keep"] == keep
+
+
+@pytest.mark.parametrize(
+    "keep, no_keep, found",
+    [
+        (["captoin"], [], "'captoin' is not in the table"),
+        ([], ["captoin"], "'captoin' is not in the table"),
+        (["vector"], [], "'vector' has the type list"),
+        (["image"], [], "'image' has the type binary"),
+        (["label"], ["label"], "named by keep and by no_keep"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_before_anything_is_written(table_path, tmp_path, keep, no_keep, found):
+    with pytest.raises(InputError) as caught:
+        converted(table_path, tmp_path / "out", mapping=MAPPING, keep=keep, no_keep=no_keep)
+    assert found in caught.value.found
+    assert ("did you mean 'caption'?" in caught.value.remedy) == ("captoin" in found)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_that_are_taken(tmp_path, caplog):
+    """The table's width is kept instead of the image's; its number of bytes is not, and a text called width neither."""
+    columns = {"image": [image(0)] * 2, "width": [10, 20], "num_bytes": [1, 2], "height": ["a", "b"]}
+    path = write_table(tmp_path / "a.parquet", columns)
+    mapping = {"png": "image", "width.cls": "width", "n.cls": "num_bytes", "txt": "height"}
+    converted(path, tmp_path / "out", mapping=mapping, shards=1)
+    found = tables_of(tmp_path / "out")
+    assert found.column_names == ["__key__", "num_bytes", "height", "width"]
+    assert found["width"].to_pylist() == [10, 20]
+    assert found["height"].to_pylist() == [5, 5]
+    assert found["num_bytes"].to_pylist() == [len(image(0)) + len("10") + len("1") + 1] * 2
+    assert "the sample tables go without: num_bytes" in caplog.text
+    with pytest.raises(InputError, match="every sample table has"):
+        converted(path, tmp_path / "other", mapping=mapping, shards=1, keep=["num_bytes"])
+
+
+def test_of_very_many_columns_the_first_are_kept_and_others_on_request(tmp_path, caplog):
+    columns = {f"x{number:03d}": [number] for number in range(300)}
+    path = write_table(tmp_path / "a.parquet", columns)
+    manifest = converted(path, tmp_path / "out", shards=1, keep=["x299"], no_keep=["x298"])
+    assert manifest.samples.names == ["__key__", "num_bytes", *list(columns)[:MAX_COLUMNS], "x299"]
+    assert tables_of(tmp_path / "out").to_pylist()[0]["x299"] == 299
+    assert "x256, x257" in caplog.text
+    assert "x299" not in caplog.text
+
+
+def test_any_number_of_columns_is_kept_and_read(tmp_path):
+    columns = {f"a column with a name that is long enough {number:04d}": [number] for number in range(1500)}
+    path = write_table(tmp_path / "a.parquet", columns)
+    converted(path, tmp_path / "out", shards=1, keep=list(columns))
+    assert tables_of(tmp_path / "out").drop(["__key__", "num_bytes"]).to_pylist() == [
+        {name: value for name, (value,) in columns.items()}
+    ]
+    assert index_tars(str(tmp_path / "out"), IndexOptions(samples=True, keep=list(columns))).samples is not None
+
+
+def test_values_that_are_null_or_no_class_are_kept_as_they_are(tmp_path):
+    table = pa.table(
+        {
+            "kind": pa.array(["b", None, "a"]).dictionary_encode(),
+            "number": pa.array([1, None, 3], pa.uint8()),
+            "half": pa.array(np.array([0.5, 1, 2], np.float16)),
+            "text": pa.array(["x", None, "y"], pa.large_string()).dictionary_encode(),
+        }
+    )
+    table = table.replace_schema_metadata(with_class_names(table.schema, {"kind": ("a", "b")}).metadata)
+    path = write_table(tmp_path / "a.parquet", table)
+    mapping = {"cls": "kind", "n.cls": "number", "json": "half"}
+    manifest = converted(path, tmp_path / "out", mapping=mapping, shards=1, null="omit", keep=["text"])
+    found = tables_of(tmp_path / "out")
+    assert found["kind"].to_pylist() == [1, None, 0]
+    assert names_of(manifest.samples) == {"kind": ("a", "b")}
+    assert (found["number"].type, found["number"].to_pylist()) == (pa.uint8(), [1, None, 3])
+    assert (found["half"].type, found["half"].to_pylist()) == (pa.float32(), [0.5, 1, 2])
+    assert found["text"].to_pylist() == ["x", None, "y"]
+
+
+def test_a_folder_of_images_has_its_classes_and_sizes(tmp_path):
+    for row in range(20):
+        path = tmp_path / "photos" / CLASSES[row % 3] / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image(row))
+    manifest = converted(str(tmp_path / "photos"), tmp_path / "out", shards=2, keep=["file_name"])
+    found = tables_of(tmp_path / "out").to_pylist()
+    assert manifest.samples.names == ["__key__", "num_bytes", "width", "height", "label", "file_name"]
+    assert names_of(manifest.samples) == {"label": CLASSES}
+    for row in found:
+        name, number = row["file_name"].removesuffix(".png").split("/")
+        assert row["label"] == CLASSES.index(name)
+        assert (row["width"], row["height"]) == (4 + int(number) % 5, 5 + int(number) % 7)
+
+
+def test_tars_that_are_sharded_again_have_keys_and_sizes(dataset, tmp_path):
+    converted(str(dataset / "*.tar"), tmp_path / "out", shards=3)
+    assert_right(tmp_path / "out", kept=())
+
+
+def test_the_input_of_a_dataset_is_its_tars_alone(dataset, tmp_path):
+    """A folder with our tables beside the tars is a folder of tars."""
+    converted(str(dataset), tmp_path / "out", shards=3)
+    assert real_samples(tmp_path / "out") == real_samples(dataset)
+
+
+def test_a_table_that_others_left_beside_their_tars_is_not_removed(table_path, tmp_path):
+    """img2dataset leaves 00000.parquet beside 00000.tar."""
+    converted(table_path, tmp_path / "out", mapping=MAPPING, shards=2)
+    converted(table_path, tmp_path / "out", mapping=MAPPING, shards=2, overwrite=True)
+    (tmp_path / "out/00000.parquet").touch()
+    with pytest.raises(OutputExistsError, match="did not write"):
+        converted(table_path, tmp_path / "out", mapping=MAPPING, shards=2, overwrite=True)
+
+
+def test_other_readers_see_the_tars_alone(dataset):
+    paths = sorted(map(str, dataset.glob("*.tar")))
+    assert [Path(path).name for path in paths] == [f"{number:06d}.tar" for number in range(8)]
+    assert len(list(wdsplit.Dataset(str(dataset), rank=0, world_size=1, tail="uneven"))) == NUM_ROWS
+    assert len(list(wdsplit.Dataset(f"{dataset}/*.tar", rank=0, world_size=1, tail="uneven"))) == NUM_ROWS
+
+
+# What index --samples makes
+
+
+def without_tables(dataset, folder):
+    """Copy a dataset as it was without sample tables."""
+    shutil.copytree(dataset, folder, ignore=shutil.ignore_patterns("*.tar.parquet"))
+    header = orjson.loads((folder / "wdsplit.json").read_bytes())
+    del header["samples"]
+    (folder / "wdsplit.json").write_bytes(orjson.dumps(header))
+    return folder
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_tables_are_made_again_to_the_byte(dataset, tmp_path, jobs):
+    folder = without_tables(dataset, tmp_path / "out")
+    assert read_manifest(open_storage(str(folder))).samples is None
+    seen = []
+    index_tars(str(folder), IndexOptions(samples=True, jobs=jobs), seen.append)
+    assert files_of(folder) == files_of(dataset)
+    assert [progress.tars for progress in seen] == list(range(9))
+
+
+def test_a_table_that_is_right_is_left_and_any_other_is_made_again(dataset, tmp_path, monkeypatch):
+    folder = shutil.copytree(dataset, tmp_path / "out")
+    paths = sorted(folder.glob("*.tar.parquet"))
+    paths[1].unlink()
+    paths[2].write_bytes(paths[2].read_bytes()[:-9])
+    shutil.copy(paths[4], paths[3])
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    index_tars(str(folder), SAMPLES)
+    assert files_of(folder) == files_of(dataset)
+    changed = {path.name for path in folder.iterdir() if before.get(path) != path.stat().st_mtime_ns}
+    assert changed == {*(path.name for path in paths[1:4])}
+    monkeypatch.setattr(sample_rows, "open_shard", None)
+    index_tars(str(folder), SAMPLES)
+
+
+def test_a_run_that_is_stopped_leaves_a_dataset_without_tables_and_goes_on(dataset, tmp_path):
+    folder = shutil.copytree(dataset, tmp_path / "out")
+    other = IndexOptions(samples=True, keep=["caption"], no_keep=["good"])
+
+    def stop(progress):
+        if progress.tars == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index_tars(str(folder), other, stop)
+    assert read_manifest(open_storage(str(folder))).samples is None
+    assert verify(str(folder)).problems == ()
+    times = {path: path.stat().st_mtime_ns for path in sorted(folder.glob("*.tar.parquet"))[:3]}
+    index_tars(str(folder), other)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert_right(folder, kept=("label", "score", "caption"))
+
+
+def test_only_the_tables_of_a_dataset_are_made_unless_it_is_to_be_replaced(dataset, tmp_path):
+    folder = without_tables(dataset, tmp_path / "out")
+    with pytest.raises(OutputExistsError, match="lanes = 4"):
+        index_tars(str(folder), IndexOptions(lanes=4, samples=True))
+    with pytest.raises(InputError, match="give samples too"):
+        IndexOptions(keep=["caption"])
+    manifest = index_tars(str(folder), IndexOptions(overwrite=True, samples=True))
+    assert manifest.samples.names == KEPT
+    assert manifest.samples.equals(read_manifest(open_storage(str(folder))).samples, check_metadata=True)
+
+
+def test_other_lanes_leave_fields_classes_and_tables_of_the_same_shards(dataset, tmp_path, caplog):
+    folder = shutil.copytree(dataset, tmp_path / "out")
+    before = read_manifest(open_storage(str(folder)))
+    after = index_tars(str(folder), IndexOptions(overwrite=True, lanes=4))
+    assert (after.fields, after.samples, after.provenance) == (before.fields, before.samples, before.provenance)
+    assert (after.lanes, after.fingerprint) == (4, before.fingerprint)
+    (folder / "000007.tar").unlink()
+    assert index_tars(str(folder), IndexOptions(overwrite=True)).samples is None
+    assert "loses the classes of cls, the sample tables" in caplog.text
+
+
+def foreign(folder, *tars):
+    """Write tars, each of samples that are dicts of fields."""
+    folder.mkdir()
+    for number, samples in enumerate(tars):
+        members = [
+            (f"{number}-{row:03d}.{name}", value if isinstance(value, bytes) else json.dumps(value).encode())
+            for row, fields in enumerate(samples)
+            for name, value in fields.items()
+        ]
+        (folder / f"{number:05d}.tar").write_bytes(by_tarfile(members))
+    return str(folder)
+
+
+def test_tars_of_img2dataset_have_their_metadata_by_its_keys(tmp_path, caplog):
+    tars = [
+        [
+            {
+                "jpg": image(row, "JPEG"),
+                "txt": f"text {row}".encode(),
+                "json": {
+                    "caption": f"text {row}",
+                    "url": "http://x",
+                    "key": f"{row:09d}",
+                    "status": "success",
+                    "error_message": None,
+                    "similarity": row / 3 if tar else row,
+                    "width": 4 + row % 5,
+                    "height": 5 + row % 7,
+                    "punsafe": None if row % 3 else 0.25,
+                    "exif": "{}",
+                    "watermarked": row % 2 == 0,
+                },
+            }
+            for row in range(10)
+        ]
+        for tar in range(2)
+    ]
+    folder = foreign(tmp_path / "data", *tars)
+    manifest = index_tars(folder, SAMPLES)
+    assert manifest.samples.equals(read_manifest(open_storage(folder)).samples, check_metadata=True)
+    columns = ["__key__", "num_bytes", "similarity", "width", "height", "punsafe", "watermarked"]
+    assert manifest.samples.names == columns
+    found = tables_of(folder).to_pydict()
+    meta = [sample["json"] for tar in tars for sample in tar]
+    for name in columns[2:]:
+        assert found[name] == [each[name] for each in meta]
+    assert manifest.samples.field("similarity").type == pa.float64()
+    assert "column 'caption': texts, 20 values" in caplog.text
+    kept = index_tars(folder, IndexOptions(samples=True, keep=["caption", "txt"], no_keep=["height"]))
+    found = tables_of(folder).to_pydict()
+    assert found["caption"] == found["txt"] == [each["caption"] for each in meta]
+    assert found["height"] == [5 + row % 7 for row in range(10)] * 2  # that of the image
+    assert kept.samples.field("height").type == pa.int32()
+
+
+def test_values_of_mixed_types_are_null_or_texts_and_what_is_lost_is_counted(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(sample_rows, "_SAMPLES_AT_ONCE", 2)
+    samples = [
+        {"json": {"a": 1, "b": True, "c": 1, "d": [1], "e": 2**64 - 1, "f": 1}, "cls": b"7\n"},
+        {"json": {"a": 2.5, "b": 3, "c": "x", "d": {}, "e": 1}, "cls": b"-1"},
+        {"json": b"{not json", "cls": b"5"},
+        {"json": [1, 2]},
+        {"json": {"c": None, "g": 5}, "cls": b""},
+    ]
+    folder = foreign(tmp_path / "data", samples, [{"cls": b"3", "json": {"g": "five"}}])
+    assert index_tars(folder, SAMPLES).samples.names == ["__key__", "num_bytes", "a", "b", "c", "e", "f", "cls", "g"]
+    found = tables_of(folder).to_pydict()
+    assert found["a"] == [1, 2.5, None, None, None, None]
+    assert found["b"] == [1, 3, None, None, None, None]
+    assert found["c"] == [1, None, None, None, None, None]
+    assert found["e"] == [None, 1, None, None, None, None]
+    assert found["g"] == [None, None, None, None, 5, None]
+    assert found["cls"] == [7, -1, 5, None, None, 3]
+    for text in ("'c': texts, 1 v", "'d': lists and objects, 2 v", "more than 64 bits, 1 v", "no object in JSON, 2 v"):
+        assert text in caplog.text
+    index_tars(folder, IndexOptions(samples=True, keep=["c", "g"]))
+    found = tables_of(folder).to_pydict()
+    assert found["c"] == ["1", "x", None, None, None, None]
+    assert found["g"] == [None, None, None, None, "5", "five"]
+
+
+def test_classes_that_are_texts_are_texts_in_all_tables(tmp_path):
+    folder = foreign(tmp_path / "data", [{"cls": b"7"}, {"cls": b"8"}], [{"cls": b"cat"}, {"cls": b"x" * 100}])
+    index_tars(folder, SAMPLES)
+    assert tables_of(folder)["cls"].to_pylist() == ["7", "8", "cat", None]
+
+
+def test_a_typed_payload_that_is_damaged_is_null(dataset, tmp_path, caplog):
+    folder = tmp_path / "out"
+    converted(write_table(tmp_path / "a.parquet", {"label": [1, 2, 3]}), folder, shards=1, pad="none")
+    manifest = read_manifest(open_storage(str(folder)))
+    data = by_tarfile([("0.cls", b"1"), ("1.cls", b"two"), ("2.cls", b"3")])
+    (folder / "000000.tar").write_bytes(data)
+    adopted = index_tars(str(folder), IndexOptions(overwrite=True))
+    header = orjson.loads((folder / "wdsplit.json").read_bytes())
+    header["fields"] = [{**vars(manifest.fields[0]), "names": []}]
+    (folder / "wdsplit.json").write_bytes(orjson.dumps(header))
+    assert adopted.samples is None
+    index_tars(str(folder), SAMPLES)
+    assert tables_of(folder)["label"].to_pylist() == [1, None, 3]
+    assert "field 'cls': not int64, 1 values" in caplog.text
+
+
+def kept_dataset(folder):
+    """Convert a table; its columns q and src are in no shard."""
+    path = write_table(folder / "a.parquet", {"text": list("abcd"), "q": [1, 2, 3, 4], "src": list("wxyz")})
+    converted(path, folder / "out", mapping={"txt": "text"}, shards=4, keep=["q", "src"])
+    return folder / "out"
+
+
+def test_columns_that_no_tar_holds_are_left_as_they_are(tmp_path):
+    folder = kept_dataset(tmp_path)
+    before = files_of(folder)
+    index_tars(str(folder), SAMPLES)
+    assert files_of(folder) == before
+    with_text = index_tars(str(folder), IndexOptions(samples=True, keep=["text"]))
+    assert with_text.samples.names == ["__key__", "num_bytes", "q", "src", "text"]
+    found = tables_of(folder).to_pydict()
+    assert (found["q"], found["src"], found["text"]) == ([1, 2, 3, 4], list("wxyz"), list("abcd"))
+    index_tars(str(folder), IndexOptions(samples=True, no_keep=["text"]))
+    assert files_of(folder).keys() == before.keys()
+    assert tables_of(folder).column_names == ["__key__", "num_bytes", "q", "src"]
+
+
+def test_a_lost_table_whose_columns_no_tar_holds_is_refused_by_name(tmp_path):
+    folder = kept_dataset(tmp_path)
+    (folder / "000001.tar.parquet").unlink()
+    before = files_of(folder)
+    with pytest.raises(InputError, match=r"'q', 'src'.*\n.*000001.tar.parquet.*\n.*--no-keep q --no-keep src"):
+        index_tars(str(folder), SAMPLES)
+    assert files_of(folder) == before
+    index_tars(str(folder), IndexOptions(samples=True, no_keep=["q", "src"]))
+    assert tables_of(folder).column_names == ["__key__", "num_bytes"]
+
+
+@pytest.mark.parametrize(
+    "keep, remedy",
+    [("capt", "did you mean 'caption'"), ("nested", "change --keep"), ("caption,txt", "--keep caption --keep txt")],
+)
+def test_an_unknown_column_to_keep_is_refused_before_anything_is_written(tmp_path, keep, remedy):
+    folder = foreign(tmp_path / "data", [{"txt": b"x", "json": {"caption": "a", "nested": {"b": 1}}}])
+    index_tars(folder, IndexOptions(samples=True, keep=["caption"]))
+    before = files_of(Path(folder))
+    with pytest.raises(InputError, match=remedy):
+        index_tars(folder, IndexOptions(samples=True, keep=[keep]))
+    assert index_tars(folder, SAMPLES).samples.names == ["__key__", "num_bytes", "caption"]
+    assert files_of(Path(folder)) == before
+
+
+def test_those_of_a_bucket_are_made_there(dataset, tmp_path, bucket):
+    folder = without_tables(dataset, tmp_path / "out")
+    storage = open_storage(bucket.url)
+    for path in folder.iterdir():
+        with storage.publish(path.name) as file:
+            file.write([path.read_bytes()])
+    index_tars(bucket.url, SAMPLES)
+    for name, data in files_of(dataset).items():
+        assert storage.read(name) == data
+    assert verify(bucket.url).problems == ()
+
+
+# What verify and inspect say
+
+
+def rewritten(path, change):
+    """Write a table with other rows, which otherwise belongs to its shard."""
+    table = pq.read_table(path)
+    checksum = table.schema.metadata[b"wdsplit.shard"].decode()
+    path.write_bytes(dump_samples(change(table), checksum))
+
+
+@pytest.mark.parametrize(
+    "damage, cause",
+    [
+        (Path.unlink, "no such file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-50]), "cannot be read"),
+        (lambda path: path.write_bytes(path.with_name("000000.tar.parquet").read_bytes()), "a table for"),
+        (lambda path: rewritten(path, lambda table: table.slice(1)), "12 rows"),
+        (lambda path: rewritten(path, lambda table: table.drop(["label"])), "label: int64"),
+        (lambda path: rewritten(path, lambda table: table.take([1, 0, *range(2, 13)])), "says otherwise"),
+        (
+            lambda path: rewritten(path, lambda table: table.set_column(1, table.field(1), pa.array([1] * 13))),
+            "bytes",
+        ),
+    ],
+    ids=range(7),
+)
+def test_verify_names_a_table_that_is_wrong(dataset, tmp_path, damage, cause):
+    folder = shutil.copytree(dataset, tmp_path / "out")
+    assert verify(str(folder)).problems == ()
+    damage(folder / "000003.tar.parquet")
+    (problem,) = verify(str(folder)).problems
+    assert isinstance(problem, CorruptDataError)
+    assert cause in str(problem)
+    assert "000003.tar.parquet" in problem.place
+    assert "--samples" in problem.remedy
+
+
+def test_the_commands(table_path, tmp_path, capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    out = str(tmp_path / "out")
+    given = [part for name, column in MAPPING.items() for part in ("--map", f"{name}={column}")]
+    chosen = ["--keep", "unused", "--keep", "day", "--no-keep", "good"]
+    run("convert", table_path, out, "--shards", "4", *given, *chosen)
+    assert "sample tables: __key__ (string), num_bytes (int64), width (int32)" in run("inspect", out)
+    columns = [*(name for name in KEPT if name != "good"), "day", "unused", "caption"]
+    assert f"sample tables: {', '.join(columns)}" in run("index", out, "--samples", "--keep", "caption")
+    assert json.loads(run("index", out, "--samples", "--json"))["sample_columns"] == columns
+    found = json.loads(run("inspect", out, "--json", "--samples", "0"))["sample_columns"]
+    assert [column["name"] for column in found] == columns
+    assert len(tar_samples(tmp_path / "out/000000.tar")) == 26

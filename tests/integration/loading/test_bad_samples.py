@@ -1,0 +1,608 @@
+"""Bad samples that others take the places of: `Dataset(on_bad_sample="substitute")`."""
+
+import json
+import logging
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import wdsplit
+from bad_samples import (
+    Dropping,
+    Refusing,
+    damage_header,
+    damage_index,
+    damage_payload,
+    expected_substitutes,
+    in_batches,
+    place_of,
+    refusing,
+    truncate_shard,
+    with_substitutes,
+)
+from faults import Flip
+from made_datasets import all_deliveries, delivering, global_batches, numbers_dataset, sized_dataset
+from wdsplit.checks.verify import verify
+from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, PipelineError
+
+GLOBAL_BATCH = 12
+TOPOLOGIES = [(1, 0, "process"), (2, 3, "thread"), (3, 2, "process"), (4, 1, "thread")]
+PERCENT = {0: set(), 1: {40}, 5: {3, 4, 40, 77, 100}}
+"""Of 101 rows, those that are bad."""
+
+
+def opened(path, **options):
+    return wdsplit.Dataset(str(path), on_bad_sample="substitute", **{"max_bad_samples": 1000, **options})
+
+
+def loaders(path, stages, topology, **options):
+    world_size, num_workers, workers = topology
+    return [
+        wdsplit.Loader(
+            stages(opened(path, rank=rank, world_size=world_size, **options)),
+            GLOBAL_BATCH // world_size,
+            num_workers=num_workers,
+            workers=workers,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def batches(path, stages, topology=TOPOLOGIES[0], **options):
+    return global_batches(loaders(path, stages, topology, **options))
+
+
+def expected(path, bad, num_batches, **order):
+    return in_batches(expected_substitutes(path, GLOBAL_BATCH * num_batches, bad, **order), GLOBAL_BATCH)
+
+
+@pytest.fixture
+def damaged(numbers, tmp_path):
+    """Return a copy of a dataset of 101 rows that a test may damage."""
+    return shutil.copytree(numbers, tmp_path / "train")
+
+
+# The same substitutes everywhere
+
+
+@pytest.mark.parametrize("percent", PERCENT)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_rows_that_a_stage_refuses_get_the_last_good_one_of_their_lane_on_any_topology(numbers, percent, topology):
+    bad = PERCENT[percent]
+    found = batches(numbers, lambda dataset: refusing(dataset, bad), topology)
+    assert found == expected(numbers, bad, 9)
+    if bad:
+        assert found != expected(numbers, set(), 9)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_samples_with_damaged_headers_get_substitutes_on_any_topology(damaged, topology):
+    for row in PERCENT[5]:
+        damage_header(damaged, row)
+    assert batches(damaged, delivering, topology) == expected(damaged, PERCENT[5], 9)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_shard_that_is_a_whole_lane_gets_samples_of_the_next_lane(tmp_path, topology):
+    path = numbers_dataset(tmp_path / "lanes", 120, shards=6, lanes=6, window=4)
+    bad = truncate_shard(path, 30)
+    assert len(bad) == 20
+    assert batches(path, delivering, topology, bad_samples_file=tmp_path / "bad.jsonl") == expected(path, bad, 10)
+    assert len(Path(tmp_path / "bad.jsonl").read_text().splitlines()) == 20
+
+
+def test_a_stage_that_refuses_a_position_is_not_tried_with_all_samples(tmp_path):
+    path, taken = sized_dataset(tmp_path / "large", [3000], 2, 100), []
+
+    def stage(sample):
+        taken.append(sample["__position__"])
+        if sample["__position__"] == 5:
+            raise ValueError("position 5")
+        return sample
+
+    with pytest.raises(PipelineError, match="more than 1,000 samples in a row"):
+        list(opened(path).map(stage))
+    assert len(taken) < 2100
+
+
+def undecoded(dataset):
+    """Append stages that work on columns; the batches are no deliveries yet."""
+    return dataset.to_tuple("__position__", "cls", "__pad__")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:3])
+def test_a_shard_that_was_cut_off_is_bad_as_a_whole(damaged, topology):
+    bad = truncate_shard(damaged, 30)
+    assert len(bad) > 5
+    assert batches(damaged, delivering, topology) == expected(damaged, bad, 9)
+    of_columns = [
+        sorted(
+            delivery
+            for positions, rows, pads in parts
+            for delivery in zip(positions.tolist(), map(int, rows), pads.tolist(), strict=True)
+        )
+        for parts in zip(*loaders(damaged, undecoded, topology), strict=True)
+    ]
+    assert of_columns == expected(damaged, bad, 9)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(sum),
+    lanes=st.integers(1, 5),
+    window=st.integers(1, 4),
+    topology=st.sampled_from([(1, 0, "process"), (2, 3, "thread"), (3, 0, "process")]),
+    epoch=st.integers(0, 3),
+    tail=st.sampled_from(["pad", "drop"]),
+    chance=st.randoms(use_true_random=False),
+    first_step=st.integers(0, 3),
+)
+def test_property(tmp_path_factory, counts, lanes, window, topology, epoch, tail, chance, first_step):
+    """All ranks and workers together give what plain Python gives, also from the middle on."""
+    total = sum(counts)
+    assume(total >= lanes)  # of a lane without samples the model knows nothing
+    path = sized_dataset(tmp_path_factory.mktemp("sized"), counts, lanes, window)
+    good = chance.sample(range(total), chance.randint(1, total))
+    bad = set(range(total)) - set(good)
+    made = loaders(path, lambda dataset: refusing(dataset, bad), topology, tail=tail)
+    for loader in made:
+        loader.set_epoch(epoch)
+    position = min(first_step, len(made[0]) - 1) * GLOBAL_BATCH if len(made[0]) else 0
+    state = {**made[0].state_dict(), "position": position}
+    for loader in made:
+        loader.load_state_dict(state)
+    wanted = expected(path, bad, len(made[0]), epoch=epoch, tail=tail)
+    assert global_batches(made) == wanted[position // GLOBAL_BATCH :]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[1:3])
+def test_substitutes_are_the_same_after_a_resume_on_other_ranks(numbers, topology):
+    def stages(dataset):
+        return refusing(dataset, PERCENT[5])
+
+    before = loaders(numbers, stages, TOPOLOGIES[3])
+    consumed = global_batches(before, steps=3)
+    state = before[2].state_dict()
+    after = loaders(numbers, stages, topology)
+    for loader in after:
+        loader.load_state_dict(state)
+    assert consumed + global_batches(after) == expected(numbers, PERCENT[5], 9)
+
+
+def test_spawned_workers_replace_bad_samples_too(numbers):
+    dataset = refusing(opened(numbers), PERCENT[5])
+    loader = wdsplit.Loader(dataset, GLOBAL_BATCH, num_workers=1, multiprocessing_context="spawn")
+    assert global_batches([loader]) == expected(numbers, PERCENT[5], 9)
+    assert loader.statistics().bad_samples == expected_count(numbers, PERCENT[5])
+
+
+def expected_count(path, bad, num_batches=9):
+    """Return how many positions of an epoch lead to bad rows."""
+    first = expected_substitutes(path, GLOBAL_BATCH * num_batches, set())
+    return sum(row in bad for _, row, _ in first)
+
+
+def drawn(sample, generator):
+    """Add a number of chance; some numbers make the sample bad."""
+    number = int(generator.integers(10))
+    if sample["cls"] in PERCENT[5] or number == 0:
+        raise ValueError(f"drew {number}")
+    return {**sample, "drawn": number}
+
+
+def drawing(dataset):
+    return dataset.decode().map_random(drawn).to_tuple("__position__", "cls", "drawn", "__pad__")
+
+
+def test_a_substitute_draws_the_random_numbers_of_its_own_position(numbers):
+    """Those of the bad one may be what made a stage fail."""
+    found = []
+    for topology in TOPOLOGIES[:3]:
+        parts = [list(loader) for loader in loaders(numbers, drawing, topology)]
+        found.append([interleaved_columns(step) for step in zip(*parts, strict=True)])
+    assert found[0] == found[1] == found[2]
+    delivered = [row for batch in found[0] for row in batch]
+    own = {(row, number) for _, row, number, pad in delivered if not pad}
+    replaced = [(row, number) for position, row, number, pad in delivered if pad and position < 101]
+    assert len(replaced) > 5
+    assert set(replaced) <= own
+    assert own.isdisjoint((row, 0) for row in range(101))
+
+
+def interleaved_columns(parts):
+    return sorted(row for part in parts for row in zip(*(column.tolist() for column in part), strict=True))
+
+
+def test_the_substitute_in_a_mixture_is_of_the_same_lane(tmp_path):
+    numbers = numbers_dataset(tmp_path / "a", 60, shards=6, lanes=3, window=4)
+    others = numbers_dataset(tmp_path / "b", 30, shards=3, lanes=3, window=4)
+    sources, bad = {numbers: 0.6, others: 0.4}, {3, 4, 17, 25}
+
+    def made(topology, bad, **options):
+        world_size, num_workers, workers = topology
+        found = []
+        for rank in range(world_size):
+            dataset = wdsplit.mix(sources, num_samples=90, rank=rank, world_size=world_size, **options)
+            stages = dataset.decode().map(Refusing(bad)).to_tuple("__position__", "cls", "__pad__", "__source__")
+            size = GLOBAL_BATCH // world_size
+            found.append(wdsplit.Loader(stages, size, num_workers=num_workers, workers=workers))
+        return [
+            sorted(row for part in parts for row in zip(*(list(map(plain, column)) for column in part), strict=True))
+            for parts in zip(*found, strict=True)
+        ]
+
+    whole = [row for batch in made(TOPOLOGIES[0], ()) for row in batch]
+    options = {"on_bad_sample": "substitute", "max_bad_samples": 100}
+    found = [made(topology, bad, **options) for topology in TOPOLOGIES[:3]]
+    assert found[0] == found[1] == found[2]
+    assert [row for batch in found[0] for row in batch] == with_substitutes(whole, 3, bad)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:3])
+@pytest.mark.parametrize("where", ["disk", "bucket"])
+def test_the_substitute_in_a_view_is_one_of_its_samples(damaged, bucket, topology, where):
+    """Of most windows a part is read; the samples that were left out are not bad."""
+    bad = {10, 12, 50, 83}
+    rows = {row for row in range(101) if (row % 3 != 2 and row < 60) or row in bad}
+    view = {"keys": [f"{row:08d}" for row in sorted(rows)]}
+    whole = [row for batch in batches(damaged, delivering, **view) for row in batch]
+    assert {row for _, row, _ in whole} == rows
+    for row in (10, 50):
+        damage_header(damaged, row)
+    path = damaged
+    if where == "bucket":
+        shutil.copytree(damaged, bucket.folder / "train")
+        path = f"{bucket.url}/train"
+    found = batches(path, lambda dataset: refusing(dataset, bad), topology, **view)
+    assert [row for batch in found for row in batch] == with_substitutes(whole, 4, bad)
+
+
+def plain(value):
+    return value.item() if hasattr(value, "item") else value
+
+
+# Stages
+
+
+def test_a_sample_for_which_a_stage_gives_nothing_is_bad(numbers):
+    def selecting(dataset):
+        selected = dataset.decode().select(lambda sample: sample["cls"] not in PERCENT[5])
+        return selected.to_tuple("__position__", "cls", "__pad__")
+
+    for stages in (selecting, lambda dataset: refusing(dataset, PERCENT[5], Dropping)):
+        assert batches(numbers, stages, TOPOLOGIES[1]) == expected(numbers, PERCENT[5], 9)
+
+
+def labelled(samples):
+    """Raise an error for a row within a generator, which is over then."""
+    for sample in samples:
+        if sample["cls"] in PERCENT[5]:
+            raise KeyError("no such label")
+        yield sample
+
+
+def test_a_generator_of_the_users_own_goes_on_after_it_has_raised(numbers):
+    def stages(dataset):
+        return dataset.decode().compose(labelled).to_tuple("__position__", "cls", "__pad__")
+
+    for topology in TOPOLOGIES[:3]:
+        assert batches(numbers, stages, topology) == expected(numbers, PERCENT[5], 9)
+
+
+def twice(samples):
+    for sample in samples:
+        yield sample
+        yield sample
+
+
+def one_late(samples):
+    before = next(samples)
+    for sample in samples:
+        yield before
+        before = sample
+    yield before
+
+
+def first_ones(samples):
+    for number, sample in enumerate(samples):
+        if number == 5:
+            return
+        yield sample
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [(twice, "more than one item"), (one_late, "took another sample"), (first_ones, "a stage ended before")],
+)
+def test_stages_that_do_not_give_one_item_for_each_sample_are_an_error(numbers, stage, message):
+    with pytest.raises(PipelineError, match=message):
+        list(opened(numbers).compose(stage))
+
+
+def test_a_generator_is_run_to_its_end(numbers):
+    ended = []
+
+    def ending(samples):
+        yield from samples
+        ended.append(True)
+
+    assert len(list(opened(numbers).compose(ending))) == 101
+    assert ended == [True]
+
+
+def test_errors_of_a_collate_fn_are_raised_because_they_are_no_samples(numbers):
+    def collate(samples):
+        raise ValueError("collate")
+
+    with pytest.raises(ValueError, match="collate"):
+        next(iter(wdsplit.Loader(opened(numbers), 4, collate_fn=collate)))
+
+
+# Iteration without a Loader
+
+
+def test_plain_iteration_replaces_bad_samples_and_has_a_state(numbers):
+    dataset = refusing(opened(numbers), PERCENT[5])
+    delivered = expected_substitutes(numbers, 101, PERCENT[5])
+    assert list(dataset) == delivered
+    iterator = iter(dataset)
+    consumed = [next(iterator) for _ in range(20)]
+    resumed = iter(dataset)
+    resumed.load_state_dict(iterator.state_dict())
+    assert consumed + list(resumed) == delivered
+
+
+def test_a_plain_dataloader_gives_the_substitutes_of_the_same_lanes(numbers):
+    dataset = refusing(opened(numbers), PERCENT[5]).batched(5, collation_fn=None)
+    delivered = [tuple(item) for batch in DataLoader(dataset, batch_size=None, num_workers=2) for item in batch]
+    wanted = {position: (position, row, pad) for position, row, pad in expected_substitutes(numbers, 101, PERCENT[5])}
+    assert sorted(item for item in delivered if item[0] < 101) == sorted(wanted.values())
+
+
+# Damage
+
+
+@pytest.mark.parametrize("percent", [1, 5])
+def test_samples_that_differ_from_their_checksums_are_bad(damaged, percent):
+    assert not verify(str(damaged), emit=["checksums"]).problems
+    for row in PERCENT[percent]:
+        damage_payload(damaged, row)
+    found = list(delivering(opened(damaged, verify=True)))
+    assert found == expected_substitutes(damaged, 101, PERCENT[percent])
+
+
+def test_flipped_bytes_anywhere_never_change_a_sample(numbers, tmp_path):
+    """With checksums, a sample is what it was, or its place is taken by another that is."""
+    chance = np.random.default_rng(0)
+    right = {sample["__key__"]: (sample["cls"], sample["txt"]) for sample in wdsplit.Dataset(numbers)}
+    for trial in range(20):
+        damaged = shutil.copytree(numbers, tmp_path / str(trial))
+        assert not verify(str(damaged), emit=["checksums"]).problems
+        rows = set(chance.choice(101, size=4, replace=False).tolist())
+        for row in rows:
+            tar, begin, end = place_of(damaged, row)
+            data = bytearray(tar.read_bytes())
+            data[chance.integers(begin, end)] ^= 1 << chance.integers(8)
+            tar.write_bytes(data)
+        found = list(opened(damaged, verify=True))
+        assert {(sample["__key__"], sample["cls"], sample["txt"]) for sample in found} <= {
+            (key, *fields) for key, fields in right.items()
+        }
+        replaced = [sample["__position__"] for sample in found if sample["__pad__"]]
+        assert len(replaced) == len(rows)
+
+
+def test_large_samples_of_which_one_is_damaged_leave_the_others_as_they_are(tmp_path):
+    import pyarrow as pa
+
+    from made_datasets import converted
+
+    table = pa.table({"bin": [row.to_bytes(2, "big") * 20_000 for row in range(24)], "cls": range(24)})
+    path = converted(tmp_path, table, shards=3, lanes=2, window=5)
+    damage_header(path, 10)
+    found = [(sample["__position__"], int(sample["cls"]), sample["__pad__"]) for sample in opened(path)]
+    assert found == expected_substitutes(path, 24, {10})
+    for sample in opened(path):
+        assert sample["bin"] == int(sample["cls"]).to_bytes(2, "big") * 20_000
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damage_in_a_bucket_has_the_same_substitutes_with_a_cache_and_without(
+    damaged, bucket, tmp_path, cached, num_workers
+):
+    for row in PERCENT[5]:
+        damage_header(damaged, row)
+    cut_off = truncate_shard(damaged, 60)
+    shutil.copytree(damaged, bucket.folder / "train")
+    options = {"cache_dir": str(tmp_path / "cache")} if cached else {}
+    found = batches(f"{bucket.url}/train", delivering, (1, num_workers, "thread"), **options)
+    assert found == expected(damaged, PERCENT[5] | cut_off, 9)
+
+
+def test_what_was_damaged_on_its_way_is_fetched_again_and_is_not_bad(damaged, bucket, fault_proxy):
+    shutil.copytree(damaged, bucket.folder / "train")
+    hurt = set()
+
+    def plan(request):
+        if request.path.endswith(".tar") and request.path not in hurt:
+            hurt.add(request.path)
+            return Flip(700)
+        return None
+
+    assert not verify(str(bucket.folder / "train"), emit=["checksums"]).problems
+    fault_proxy.plan = plan
+    assert list(delivering(opened(f"{bucket.url}/train", verify=True))) == expected_substitutes(damaged, 101, set())
+    assert hurt
+
+
+@pytest.mark.parametrize("suffix", ["", ".idx"])
+def test_a_missing_file_is_no_bad_sample(damaged, suffix):
+    Path(damaged, f"000002.tar{suffix}").unlink()
+    with pytest.raises(DatasetNotFoundError):
+        list(opened(damaged))
+
+
+def test_a_damaged_index_makes_all_samples_of_its_shard_bad(damaged):
+    rows = damage_index(damaged, 40)
+    assert list(delivering(opened(damaged))) == expected_substitutes(damaged, 101, rows)
+
+
+# Limits
+
+
+@pytest.mark.parametrize("bad", [range(250), range(50, 300), range(20, 280)])
+def test_long_runs_of_bad_samples_are_tried_once_each(tmp_path, bad):
+    path, calls = sized_dataset(tmp_path / "one", [300], 1, 50), []
+
+    def counting(sample):
+        calls.append(sample["cls"])
+        return Refusing(bad)(sample)
+
+    dataset = opened(path, shuffle=False).decode().map(counting)
+    assert sum(sample["__pad__"] for sample in dataset) == len(bad)
+    assert len(calls) < 3 * 300
+
+
+def test_a_dataset_without_a_good_sample_is_an_error_that_names_the_first_ones(tmp_path):
+    path = sized_dataset(tmp_path / "one", [3, 3], 2, 2)
+    with pytest.raises(PipelineError, match="all samples are bad") as caught:
+        list(refusing(opened(path), range(6)))
+    assert "ValueError: row" in str(caught.value) and "000000.tar" in str(caught.value)
+
+
+@pytest.mark.parametrize(("max_bad", "is_raised"), [(4, True), (5, False), (0.03, True), (0.04, False)])
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_more_bad_samples_than_are_accepted_are_an_error(numbers, tmp_path, max_bad, is_raised, num_workers):
+    """The 5 rows of 101 come once in an epoch, whichever workers meet them; 4 % of 101 samples are rounded up."""
+    bad = PERCENT[5]
+    file = tmp_path / "bad.jsonl"
+    dataset = refusing(opened(numbers, max_bad_samples=max_bad, bad_samples_file=file, tail="drop"), bad)
+    loader = wdsplit.Loader(dataset, 1, num_workers=num_workers, workers="thread")
+    if not is_raised:
+        assert [len(list(loader)) for _ in range(3)] == [101, 101, 101]
+        return
+    with pytest.raises(PipelineError, match="bad samples on this rank in epoch 0") as caught:
+        list(loader)
+    assert str(file) in str(caught.value) and "ValueError: row" in str(caught.value)
+
+
+def test_none_are_accepted_with_a_limit_of_0_and_worker_processes_say_so(numbers):
+    dataset = refusing(opened(numbers, max_bad_samples=0), PERCENT[1])
+    with pytest.raises(PipelineError, match="more than 0 bad samples"):
+        list(wdsplit.Loader(dataset, 4, num_workers=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_bad_sample": "skip"}, "on_bad_sample = 'skip'"),
+        ({"max_bad_samples": -1}, "max_bad_samples = -1"),
+        ({"max_bad_samples": 1.5}, "max_bad_samples = 1.5"),
+        ({"max_bad_samples": True}, "max_bad_samples = True"),
+        ({"max_bad_samples": "5%"}, "max_bad_samples = '5%'"),
+        ({"bad_samples_file": "s3://bucket/bad.jsonl"}, "expected the path of a local file"),
+        ({"bad_samples_file": "/"}, "found a folder"),
+        ({"bad_samples_file": "bad.jsonl", "on_bad_sample": "raise"}, "expected on_bad_sample='substitute' too"),
+    ],
+)
+def test_invalid_options_are_refused(numbers, options, message):
+    with pytest.raises(InputError) as caught:
+        wdsplit.Dataset(numbers, **{"on_bad_sample": "substitute", **options})
+    assert message in str(caught.value)
+
+
+def test_a_count_of_numpy_is_a_count(numbers):
+    assert opened(numbers, max_bad_samples=np.int64(3))._bad_samples.max_bad == 3
+
+
+# What is said of them
+
+
+@pytest.mark.parametrize("topology", [(2, 2, "process"), (3, 2, "thread")])
+def test_each_bad_sample_is_listed_once_in_a_file_whoever_meets_it(damaged, tmp_path, topology):
+    file = tmp_path / "listed" / "bad.jsonl"
+    damage_header(damaged, 50)
+
+    def stages(dataset):
+        return refusing(dataset, PERCENT[5])
+
+    made = loaders(damaged, stages, topology, bad_samples_file=file)
+    for _ in range(2):
+        global_batches(made)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = {50, *PERCENT[5]}
+    assert sorted(line["key"] for line in lines) == sorted(f"{row:08d}" for row in rows)
+    assert sorted(Path(line["shard"]).name for line in lines) == sorted(place_of(damaged, row)[0].name for row in rows)
+    assert Counter(line["error"] for line in lines) == {"ValueError": 5, "CorruptDataError": 1}
+    assert all({"sample", "epoch", "position", "message"} <= line.keys() for line in lines)
+
+
+def test_the_file_leaves_bad_samples_out_the_next_time(damaged, tmp_path):
+    file, cut_off = tmp_path / "bad.jsonl", truncate_shard(damaged, 60)
+    damage_header(damaged, 3)
+    before = list(delivering(opened(damaged, bad_samples_file=file)))
+    assert {row for _, row, _ in before}.isdisjoint({3, *cut_off})
+    after = list(wdsplit.Dataset(str(damaged), exclude=str(file)).decode())
+    assert {sample["cls"] for sample in after} == set(range(101)) - {3, *cut_off}
+    assert not any(sample["__pad__"] for sample in after)
+
+
+def test_without_sample_tables_a_damaged_sample_has_no_key(tmp_path):
+    path = sized_dataset(tmp_path / "sized", [6, 6], 1, 3)
+    damage_header(path, 8)
+    list(opened(path, bad_samples_file=tmp_path / "bad.jsonl"))
+    (line,) = (tmp_path / "bad.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] is None and json.loads(line)["sample"] == 2
+
+
+def test_a_line_that_was_cut_off_is_written_again(numbers, tmp_path):
+    file = tmp_path / "bad.jsonl"
+    list(refusing(opened(numbers, bad_samples_file=file), {7}))
+    whole = file.read_text()
+    file.write_text("no json\n" + whole + whole[:20])
+    list(refusing(opened(numbers, bad_samples_file=file), {7, 9}))
+    first, second, third = file.read_text().splitlines()
+    assert (first, f"{second}\n") == ("no json", whole)
+    assert json.loads(third)["message"] == "row 9 is bad"
+
+
+def test_bad_samples_are_counted_and_logged_one_by_one_up_to_ten(numbers, caplog):
+    bad = set(range(0, 60, 3))
+    loader = wdsplit.Loader(refusing(opened(numbers, tail="drop"), bad), 1, log_every_s=0)
+    before = loader.statistics()
+    with caplog.at_level(logging.INFO, "wdsplit"):
+        list(loader)
+    made = loader.statistics()
+    assert made.bad_samples == made.as_dict()["bad_samples"] == 20
+    assert 'wdsplit_bad_samples_total{rank="0"} 20' in made.openmetrics()
+    assert "; 20 bad samples; " in made.summary(before)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len([text for text in warnings if "a bad sample is replaced" in text]) == 10
+    assert "ValueError: row" in warnings[0]
+    lines = [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
+    assert any("bad sample" in line for line in lines)
+    assert loader.statistics().bad_samples == made.bad_samples
+    list(loader)
+    assert loader.statistics().bad_samples == 40
+
+
+def test_without_bad_samples_nothing_is_said(numbers, tmp_path, caplog):
+    file = tmp_path / "bad.jsonl"
+    found = all_deliveries(wdsplit.Loader(delivering(opened(numbers, bad_samples_file=file)), 4))
+    assert found == all_deliveries(wdsplit.Loader(delivering(wdsplit.Dataset(numbers)), 4))
+    assert not file.exists() and not caplog.records
+
+
+def test_raising_stays_the_default(damaged):
+    with pytest.raises(ValueError, match="row 3 is bad"):
+        list(refusing(wdsplit.Dataset(str(damaged)), {3}))
+    damage_header(damaged, 3)
+    with pytest.raises(CorruptDataError):
+        list(wdsplit.Dataset(str(damaged)))

@@ -1,0 +1,190 @@
+"""What a loader counts while it trains, in its workers too, and how that is logged."""
+
+import itertools
+import logging
+import shutil
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+import wdsplit
+from faults import EveryOther, internal_error
+from loader_kinds import every_kind
+from wdsplit.errors import InputError
+from wdsplit.integrations.opaque_loader import OpaqueLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+SOON = {"first_delay_s": 0.01}
+"""Storage options with which requests are repeated soon."""
+
+
+@pytest.fixture
+def remote(bucket, whole_lanes):
+    """Return the URL of a dataset in a bucket."""
+    shutil.copytree(whole_lanes, bucket.folder / "train")
+    return f"{bucket.url}/train"
+
+
+def sent(proxy):
+    """Return how many bytes of shards and indexes the server has sent, those of errors left out."""
+    return sum(
+        exchange.bytes_sent
+        for exchange in proxy.exchanges
+        if exchange.request.path.endswith((".tar", ".idx")) and exchange.status < 300
+    )
+
+
+# Remote storage
+
+
+@every_kind
+def test_bytes_and_retries_of_all_workers_are_counted(remote, fault_proxy, options):
+    dataset = wdsplit.Dataset(remote, storage_options=SOON)
+    loader = wdsplit.Loader(dataset, 12, **options)
+    list(loader)
+    assert loader.statistics().retries == 0
+    assert loader.statistics().fetched_bytes == sent(fault_proxy) > 0
+    plan = fault_proxy.plan = EveryOther([internal_error()], 1)
+    list(loader)
+    assert loader.statistics().retries == plan.num_given > 0
+    assert loader.statistics().fetched_bytes == sent(fault_proxy)
+
+
+def test_retries_are_counted_before_the_batch_comes(remote, fault_proxy):
+    """A store that is away for long shows as retries at once."""
+    loader = wdsplit.Loader(wdsplit.Dataset(remote, storage_options=SOON), 12, num_workers=1, workers="thread")
+
+    def plan(request):
+        is_early = loader.statistics().retries < 5 and len(fault_proxy.exchanges) < 100
+        if request.path.endswith(".tar") and is_early:
+            return internal_error()
+        return None
+
+    fault_proxy.plan = plan
+    next(iter(loader))
+    assert loader.statistics().retries >= 5
+
+
+def test_each_of_two_loaders_that_take_turns_counts_what_is_its_own(remote, whole_lanes, fault_proxy):
+    near, far = (wdsplit.Loader(wdsplit.Dataset(url), 12) for url in (whole_lanes, remote))
+    for _ in zip(near, far, strict=True):
+        pass
+    assert near.statistics().fetched_bytes == 0
+    assert far.statistics().fetched_bytes == sent(fault_proxy)
+
+
+def test_with_a_cache_only_downloads_count(remote, fault_proxy, tmp_path):
+    loader = wdsplit.Loader(wdsplit.Dataset(remote, cache_dir=tmp_path / "cache"), 12, num_workers=2)
+    list(loader)
+    downloaded = loader.statistics().fetched_bytes
+    assert downloaded == sent(fault_proxy) > 0
+    list(loader)
+    assert loader.statistics().fetched_bytes == downloaded
+
+
+def test_all_sources_of_a_mixture_count(remote, whole_lanes, fault_proxy):
+    loader = wdsplit.Loader(wdsplit.mix(repeat={remote: 1, whole_lanes: 1}), 12)
+    list(loader)
+    assert loader.statistics().fetched_bytes == sent(fault_proxy) > 0
+
+
+def test_other_file_systems_count(whole_lanes, memory):
+    memory.put(whole_lanes, "/monitored", recursive=True)
+    loader = wdsplit.Loader(wdsplit.Dataset("memory://monitored"), 12)
+    list(loader)
+    payloads = loader.statistics().num_bytes
+    assert loader.statistics().fetched_bytes > 512 * 96 > payloads
+
+
+# Position
+
+
+def test_statistics_name_the_position_of_the_state(numbers):
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers, rank=1, world_size=2), 12)
+    loader.set_epoch(3)
+    for _ in loader:
+        made, state = loader.statistics(), loader.state_dict()
+        assert (made.rank, made.epoch, made.position) == (1, state["epoch"], state["position"])
+    assert (loader.statistics().epoch, loader.statistics().position) == (4, 0)
+
+
+# Scalars
+
+
+def test_a_monitor_gives_what_happened_since_it_was_called_last(numbers):
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers), 12)
+    next(iter(loader))
+    monitor, known = wdsplit.Monitor(loader), [loader.statistics()]
+    names = {f"wdsplit/{name}" for name in known[0].scalars()}
+    for _ in loader:
+        known.append(loader.statistics())
+        found = monitor.scalars()
+        assert found == {f"wdsplit/{name}": value for name, value in known[-1].scalars(known[-2]).items()}
+        assert found["wdsplit/samples_per_s"] > 0
+        assert found.keys() == names
+    assert monitor.scalars()["wdsplit/samples_per_s"] == 0
+
+
+def test_two_monitors_do_not_disturb_each_other(numbers):
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers), 12)
+    first, second = wdsplit.Monitor(OpaqueLoader(loader)), wdsplit.Monitor(loader, prefix="val/")
+    list(loader)
+    found = first.scalars()
+    assert second.scalars() == {name.replace("wdsplit/", "val/"): value for name, value in found.items()}
+
+
+def test_what_is_no_loader_is_refused():
+    with pytest.raises(InputError, match=r"not a loader of wdsplit\n  expected: a wdsplit\.Loader.*\n  found: list"):
+        wdsplit.Monitor([1, 2])
+
+
+# The log
+
+
+def lines_of(caplog):
+    return [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
+
+
+@every_kind
+def test_a_line_is_logged_when_it_is_due(numbers, options, caplog):
+    """With no seconds between them, there is one for each batch."""
+    caplog.set_level(logging.INFO, "wdsplit")
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers, rank=1, world_size=2), 12, log_every_s=0, **options)
+    list(loader)
+    lines = lines_of(caplog)
+    assert len(lines) == len(loader) == 5
+    assert lines[1].startswith(f"{numbers}: rank 1 of 2, epoch 0, step 2 of 5: ")
+    assert all(line.endswith(" of the time") for line in lines)
+
+
+@pytest.mark.parametrize("log_every_s", [None, 3600, 1e9])
+def test_no_line_is_logged_before_it_is_due_or_unless_asked(numbers, log_every_s, caplog):
+    caplog.set_level(logging.INFO, "wdsplit")
+    list(wdsplit.Loader(wdsplit.Dataset(numbers), 12, log_every_s=log_every_s))
+    assert lines_of(caplog) == []
+
+
+def test_a_line_is_of_the_time_since_the_one_before(numbers, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "wdsplit")
+    moments = iter([0.0, 30.0, 60.0, 70.0, 119.0, 121.0, 130.0, 131.0, 132.0])
+    monkeypatch.setattr("wdsplit.loading.loader.time", SimpleNamespace(monotonic=lambda: next(moments)))
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers), 12, log_every_s=60)
+    known = [loader.statistics()]
+    for number, _ in enumerate(loader, 1):
+        if number in (3, 6):
+            known.append(loader.statistics())
+    expected = [later.summary(earlier) for earlier, later in itertools.pairwise(known)]
+    assert [line.rpartition("9: ")[2] for line in lines_of(caplog)] == expected
+
+
+@pytest.mark.parametrize("log_every_s", [-1, float("nan"), float("inf"), "60", True])
+def test_an_interval_that_is_none_is_refused(numbers, log_every_s):
+    with pytest.raises(InputError, match=r"log_every_s = .*expected a number of seconds, or None"):
+        wdsplit.Loader(wdsplit.Dataset(numbers), 12, log_every_s=log_every_s)
+
+
+def test_as_dict_has_all_of_it(numbers):
+    made = wdsplit.Loader(wdsplit.Dataset(numbers), 12).statistics()
+    assert made.as_dict() == {**asdict(made), "wait_share": 0.0, "bottleneck": "model"}

@@ -1,0 +1,161 @@
+"""Random access through torch's loaders and samplers, in worker processes and from a bucket."""
+
+import shutil
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
+
+import wdsplit
+from faults import Hold
+from made_datasets import converted
+from tables import DEADLINE_S
+from wdsplit.errors import CorruptDataError
+
+NUM_ROWS, PAYLOAD_BYTES = 240, 20_000
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def payloads(tmp_path_factory):
+    """Return a dataset of 240 samples of 20,000 bytes in 8 shards."""
+    table = pa.table(
+        {
+            "bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)]),
+            "cls": range(NUM_ROWS),
+        }
+    )
+    return converted(tmp_path_factory.mktemp("random"), table, shards=8, lanes=4, window=10)
+
+
+@pytest.fixture
+def remote(bucket, payloads):
+    """Return the URL of the dataset in a bucket."""
+    shutil.copytree(payloads, bucket.folder / "train")
+    return f"{bucket.url}/train"
+
+
+def number(sample):
+    """Return the row that a payload says, which is that of its label."""
+    row = int.from_bytes(sample["bin"][:2], "big")
+    assert len(sample["bin"]) == PAYLOAD_BYTES
+    assert sample["cls"] == row == sample["__position__"]
+    return row
+
+
+def draw(row, generator):
+    return row, float(generator.random())
+
+
+def rows_of(loader):
+    return [int(row) for batch in loader for row in batch]
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {},
+        {"num_workers": 2, "multiprocessing_context": "fork"},
+        {"num_workers": 2, "multiprocessing_context": "spawn"},
+        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    ],
+    ids=["none", "fork", "spawn", "persistent"],
+)
+def test_torch_loaders_give_what_their_samplers_choose(payloads, workers):
+    samples = wdsplit.Samples(payloads).decode().map(number)
+    assert samples[100:103].__getitems__([2, 0]) == [102, 100]  # a fork does not take over what is open
+    loader = DataLoader(samples, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(0), **workers)
+    epochs = [rows_of(loader) for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(NUM_ROWS))
+    assert epochs[0] != epochs[1]
+
+
+def test_the_epoch_reaches_persistent_workers(payloads):
+    samples = wdsplit.Samples(payloads, fields=["cls"]).decode().map_random(draw, field="cls").to_tuple("cls")
+    loader = DataLoader(samples, batch_size=NUM_ROWS, num_workers=1, persistent_workers=True)
+    drawn = []
+    for epoch in (0, 1, 0):
+        samples.set_epoch(epoch)
+        ((batch,),) = loader
+        drawn.append(batch[1].tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_samplers_of_torch(payloads):
+    samples = wdsplit.Samples(payloads).decode().map(number)
+    shares = []
+    for rank in range(3):
+        sampler = DistributedSampler(samples, num_replicas=3, rank=rank, seed=1)
+        sampler.set_epoch(4)
+        shares.append(rows_of(DataLoader(samples, batch_size=8, sampler=sampler)))
+    assert sorted(row for share in shares for row in share) == list(range(NUM_ROWS))
+    weights = np.zeros(NUM_ROWS)
+    weights[[3, 77, 200]] = 1
+    found = rows_of(DataLoader(samples, batch_size=10, sampler=WeightedRandomSampler(weights, 60)))
+    assert (len(found), set(found)) == (60, {3, 77, 200})
+    assert len(rows_of(DataLoader(samples[:9], batch_size=2, sampler=RandomSampler(samples[:9])))) == 9
+    split = torch.utils.data.random_split(samples, [0.5, 0.5], generator=torch.Generator().manual_seed(0))
+    assert sorted(rows_of(DataLoader(split[0], 8)) + rows_of(DataLoader(split[1], 8))) == list(range(NUM_ROWS))
+
+
+# A bucket
+
+
+def requests_for(proxy, ending):
+    return [exchange.request for exchange in proxy.exchanges if exchange.request.path.endswith(ending)]
+
+
+def test_a_batch_from_a_bucket_fetches_what_it_needs_and_hardly_more(remote, fault_proxy, payloads):
+    samples = wdsplit.Samples(remote).decode().map(number)
+    assert samples.__getitems__([200, 31, 30, 32, 5]) == [200, 31, 30, 32, 5]
+    fetched = [exchange for exchange in fault_proxy.exchanges if exchange.request.path.endswith(".tar")]
+    assert len(fetched) == 3  # 30 to 32 lie side by side
+    assert sum(exchange.bytes_sent for exchange in fetched) < 1.2 * 5 * (PAYLOAD_BYTES + 3 * 1024)
+    assert len(requests_for(fault_proxy, ".idx")) == 3
+    samples.__getitems__([201, 33])
+    assert len(requests_for(fault_proxy, ".idx")) == 3
+
+
+def test_requests_of_a_batch_are_under_way_at_the_same_time(remote, fault_proxy):
+    """Of one shard too: none is answered before all are there."""
+    all_are_asked, asked = threading.Event(), []
+
+    def plan(request):
+        if not request.path.endswith("000000.tar"):
+            return None
+        asked.append(request)
+        if len(asked) == 3:
+            all_are_asked.set()
+        return Hold(all_are_asked)
+
+    fault_proxy.plan = plan
+    times = {"timeout_s": DEADLINE_S, "deadline_s": DEADLINE_S}
+    samples = wdsplit.Samples(remote, storage_options=times).decode().map(number)
+    assert samples.__getitems__([0, 29, 14]) == [0, 29, 14]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("cached", [False, True])
+def test_random_batches_from_a_bucket(remote, tmp_path, num_workers, cached):
+    options = {"cache_dir": tmp_path / "cache"} if cached else {}
+    samples = wdsplit.Samples(remote, **options).decode().map(number)
+    assert samples["00000042"] == 42
+    loader = DataLoader(samples, batch_size=32, shuffle=True, num_workers=num_workers)
+    for _ in range(2):
+        assert sorted(rows_of(loader)) == list(range(NUM_ROWS))
+
+
+def test_a_damaged_sample_is_an_error_and_those_beside_it_are_not(remote, bucket):
+    tar = bucket.folder / "train" / "000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[0:100] = bytes(100)
+    tar.write_bytes(data)
+    samples = wdsplit.Samples(remote)
+    for _ in range(2):
+        with pytest.raises(CorruptDataError, match=r"000000\.tar"):
+            samples[0]
+        assert samples[5]["cls"] == b"5"

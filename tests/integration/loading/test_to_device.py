@@ -1,0 +1,306 @@
+"""`to_device`: the promises of a Loader, with a batch taken ahead.
+
+The device of most tests is torch's "meta", which keeps shapes and no values; what identifies samples comes as text,
+which stays where it is. Tests of the copies themselves need a GPU.
+"""
+
+import copy
+import itertools
+import multiprocessing
+from collections import OrderedDict, UserDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+import wdsplit
+from loader_kinds import every_kind
+from made_datasets import deliveries, delivering, expected_batches
+from tables import wait_until
+from wdsplit import Dataset, InputError, Loader, PipelineError, to_device
+from wdsplit.debug import AUDITED, audit
+from wdsplit.errors import WdsplitError
+
+BATCH, NUM_STEPS = 12, 9
+"""Of an epoch of 101 samples."""
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def identified(sample):
+    return {**sample, "is": f"{sample['__position__']} {sample['cls']} {sample['__pad__']}"}
+
+
+def loader_of(path, device=None, stage=None, **options):
+    dataset = Dataset(path).decode().map(identified)
+    dataset = (dataset if stage is None else dataset.map(stage)).to_tuple("is", "cls", "__pad__")
+    loader = Loader(dataset, BATCH, **options)
+    return loader if device is None else to_device(loader, device)
+
+
+def position(loader):
+    """Return all that a loader says of how far it has got."""
+    said = loader.statistics()
+    counts = said.batches, said.samples, said.epoch, said.position
+    return loader.state_dict(), loader.epoch, loader.step, len(loader), counts
+
+
+def texts(batches):
+    return [batch[0] for batch in batches]
+
+
+@every_kind
+def test_batches_are_the_same_with_their_tensors_on_the_device(numbers, options):
+    loader = loader_of(numbers, "meta", **options)
+    for epoch in range(2):
+        plain = loader_of(numbers)
+        plain.set_epoch(epoch)
+        expected, given = list(plain), list(loader)
+        assert texts(given) == texts(expected)
+        for batch, other in zip(given, expected, strict=True):
+            for tensor, one in zip(batch[1:], other[1:], strict=True):
+                assert (tensor.device.type, tensor.dtype, tensor.shape) == ("meta", one.dtype, one.shape)
+
+
+@every_kind
+def test_a_state_and_statistics_count_what_was_delivered_and_not_what_is_ahead(numbers, options):
+    plain, ahead = loader_of(numbers, **options), loader_of(numbers, "meta", **options)
+    assert position(plain) == position(ahead)
+    for step, _ in enumerate(zip(plain, ahead, strict=True)):
+        assert position(plain) == position(ahead), step
+    assert position(plain) == position(ahead)
+    assert plain.epoch == 1
+
+
+@pytest.mark.parametrize("stop", range(1, NUM_STEPS + 1))
+def test_a_resume_neither_loses_nor_repeats_a_batch(numbers, stop):
+    everything = texts(loader_of(numbers))
+    loader = loader_of(numbers, "meta")
+    before = texts(itertools.islice(loader, stop))
+    resumed = loader_of(numbers, "meta")
+    resumed.load_state_dict(loader.state_dict())
+    after = texts(resumed) if resumed.epoch == 0 else []
+    assert before + after == everything
+
+
+def test_exactly_one_batch_is_taken_ahead_and_none_on_the_cpu(numbers):
+    made = []
+
+    def collate(samples):
+        made.append(len(samples))
+        return torch.zeros(len(samples))
+
+    for device, ahead in (("meta", 1), ("cpu", 0)):
+        loader = loader_of(numbers, device, collate_fn=collate)
+        made.clear()
+        for step, _ in enumerate(loader, 1):
+            assert len(made) == min(step + ahead, NUM_STEPS)
+
+
+@every_kind
+def test_an_epoch_that_is_left_begins_again_and_its_workers_end(numbers, options):
+    loader = loader_of(numbers, "meta", **options)
+    before = set(multiprocessing.active_children())
+    for _ in itertools.islice(loader, 3):
+        pass
+    assert loader.step == 3
+    if not options.get("persistent_workers"):
+        wait_until(lambda: set(multiprocessing.active_children()) <= before, "the workers have ended")
+    assert texts(loader) == texts(loader_of(numbers))
+
+
+class Failing:
+    """A stage that raises an error for some rows."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __call__(self, sample):
+        if sample["cls"] in self.rows:
+            raise ValueError(f"row {sample['cls']} is bad")
+        return sample
+
+
+@every_kind
+@pytest.mark.parametrize("step", [0, 1, 2, NUM_STEPS - 1])
+def test_an_error_is_raised_for_the_batch_it_belongs_to(numbers, step, options):
+    first = expected_batches(numbers, NUM_STEPS)[step][0]
+    found = []
+    for device in (None, "meta"):
+        loader = loader_of(numbers, device, Failing({first[1]}), **options)
+        given = []
+        with pytest.raises(ValueError, match="is bad"):
+            given.extend(texts([batch]) for batch in loader)
+        found.append((len(given), position(loader)))
+    assert found[0] == found[1]
+    assert found[0][0] <= step
+
+
+def test_a_collate_fn_that_raises_stop_iteration_does_not_end_the_epoch(numbers):
+    calls = itertools.count()
+
+    def collate(samples):
+        return next(iter([])) if next(calls) == 4 else len(samples)
+
+    given = []
+    with pytest.raises(PipelineError, match="StopIteration"):
+        given.extend(loader_of(numbers, "meta", collate_fn=collate))
+    assert given == [BATCH] * 4
+
+
+@every_kind
+@pytest.mark.parametrize("skipped", [(3, 3), (4, 6), (5, NUM_STEPS - 1)], ids=str)
+def test_steps_are_skipped_while_one_of_them_is_ahead(numbers, skipped, options):
+    found = []
+    for device in (None, "meta"):
+        loader = loader_of(numbers, device, **options)
+        batches = iter(loader)
+        given = texts(itertools.islice(batches, 3))
+        loader.skip(*skipped)
+        found.append((given + texts(batches), position(loader)))
+    assert found[0] == found[1]
+
+
+def test_set_epoch_counts_from_the_next_iteration_on(numbers):
+    plain, loader = loader_of(numbers), loader_of(numbers, "meta")
+    for each in (plain, loader):
+        batches = iter(each)
+        next(batches)
+        each.set_epoch(3)
+    assert position(plain)[:4] == position(loader)[:4]
+    assert texts(plain) == texts(loader)
+
+
+def test_another_iteration_supersedes_the_one_before(numbers):
+    loader = loader_of(numbers, "meta")
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert next(second)[0] == texts(loader_of(numbers))[0]
+    assert loader.step == 1
+    next(first)
+    assert loader.step == 1
+
+
+def test_a_copy_of_a_loader_has_its_device_and_cpu_takes_it_away(numbers):
+    loader = loader_of(numbers, "meta")
+    assert next(iter(copy.deepcopy(loader)))[1].device.type == "meta"
+    assert to_device(loader, "cpu") is loader
+    assert next(iter(loader))[1].device.type == "cpu"
+
+
+def test_without_a_gpu_memory_is_not_pinned(numbers):
+    assert not loader_of(numbers, "meta").pin_memory
+
+
+# What is copied
+
+
+def test_sequences_that_are_packed_keep_their_lengths_on_the_cpu(numbers):
+    def collate(samples):
+        return pack_sequence([torch.ones(3), torch.ones(2)], enforce_sorted=False)
+
+    packed = next(iter(loader_of(numbers, "meta", collate_fn=collate)))
+    assert [packed.data.device.type, packed.batch_sizes.device.type] == ["meta", "cpu"]
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def nested(samples):
+    """Return a batch of all kinds of containers."""
+    column = torch.tensor([cls for _, cls, _ in samples])
+    return {
+        "plain": column,
+        "deep": [{"a": (column, [column.float()])}],
+        "pair": Pair(column, "right"),
+        "ordered": OrderedDict(x=column),
+        "user": UserDict(x=column, y="text"),
+        "texts": [text for text, _, _ in samples],
+        "array": np.arange(3),
+        "others": (None, 3, b"bytes", {1, 2}),
+    }
+
+
+def test_tensors_are_copied_wherever_they_are_and_all_else_stays_as_it_is(numbers):
+    made = []
+
+    def collate(samples):
+        made.append(nested(samples))
+        return made[-1]
+
+    given = next(iter(loader_of(numbers, "meta", collate_fn=collate)))
+    source = made[0]
+    pair, user = given["pair"], given["user"]
+    tensors = [given["plain"], *given["deep"][0]["a"][1], given["deep"][0]["a"][0], pair.left, given["ordered"]["x"]]
+    assert {tensor.device.type for tensor in [*tensors, user["x"]]} == {"meta"}
+    assert given["deep"][0]["a"][1][0].dtype == torch.float32
+    assert [type(given[name]) for name in ("pair", "ordered", "user")] == [Pair, OrderedDict, UserDict]
+    assert (pair.right, user["y"]) == ("right", "text")
+    assert all(given[name] is source[name] for name in ("texts", "array", "others"))
+    assert source["plain"].device.type == source["user"]["x"].device.type == "cpu"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", None, "mps:7"])
+def test_a_device_that_is_not_there_is_refused(numbers, device):
+    with pytest.raises(InputError, match="invalid device"):
+        to_device(loader_of(numbers), device)
+
+
+def test_what_is_no_loader_or_has_no_tensors_is_refused(numbers):
+    with pytest.raises(WdsplitError, match="cannot copy batches"):
+        to_device(Dataset(numbers), "cpu")
+    loader = Loader(delivering(Dataset(numbers)), BATCH, output="numpy")
+    with pytest.raises(InputError, match="numpy arrays cannot be copied"):
+        to_device(loader, "meta")
+    assert to_device(loader, "cpu") is loader
+
+
+# On a GPU
+
+
+@needs_cuda
+@every_kind
+def test_batches_on_a_gpu_are_the_same_batches(numbers, options):
+    loader = to_device(Loader(delivering(Dataset(numbers)), BATCH, **options), "cuda")
+    for _ in range(2):
+        loader.set_epoch(0)
+        batches = []
+        for batch in loader:
+            assert all(column.device == torch.device("cuda", torch.cuda.current_device()) for column in batch)
+            batches.append(batch)
+        assert [deliveries(batch) for batch in batches] == expected_batches(numbers, NUM_STEPS)
+
+
+@needs_cuda
+def test_what_the_model_still_reads_is_not_written_over_by_later_copies(numbers):
+    """Each batch is used late, on a stream that has much to do, while the memory of batches is freed and used again."""
+
+    def collate(samples):
+        return torch.full((2**20,), float(samples[0][0]))
+
+    dataset = Dataset(numbers).decode().to_tuple("__position__")
+    busy, sums = torch.randn(2048, 2048, device="cuda"), []
+    for batch in to_device(Loader(dataset, BATCH, collate_fn=collate), "cuda"):
+        for _ in range(20):
+            busy = (busy @ busy).tanh()
+        sums.append(batch.sum())
+        del batch
+    assert [float(value) / 2**20 for value in sums] == [12.0 * step for step in range(NUM_STEPS)]
+
+
+@needs_cuda
+def test_an_audit_holds_on_a_gpu(numbers):
+    loader = to_device(Loader(Dataset(numbers).decode().to_tuple("cls", *AUDITED), BATCH), "cuda")
+    with audit(loader) as audited:
+        for _ in audited:
+            pass
+    assert audited.epochs[0].is_complete
+
+
+def test_the_function_is_a_public_name():
+    assert wdsplit.to_device is to_device

@@ -1,0 +1,210 @@
+"""What is read of a view: its samples, few bytes beside them, and no more requests than without a view."""
+
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import wdsplit
+from faults import Flip
+from made_datasets import converted
+from orders import VIEWS, masks_of
+from wdsplit.checks.verify import verify
+from wdsplit.errors import CorruptDataError
+from wdsplit.loading import announcing
+from wdsplit.order.selection import Selection
+from wdsplit.storage.local_file import LocalFile
+from wdsplit.tar.index import parse_index
+from wdsplit.views.view import View
+
+NUM_ROWS, SHARDS, WINDOW = 240, 8, 10
+SMALL, LARGE = 1_000, 20_000
+
+sizes = pytest.mark.parametrize("made", [SMALL, LARGE], indirect=True)
+kinds = pytest.mark.parametrize("kind", VIEWS)
+
+
+@pytest.fixture(scope="session")
+def both_sizes(tmp_path_factory):
+    """Return datasets with checksums by the bytes of their samples: 3 windows in each of 8 shards, on 4 lanes."""
+    made = {}
+    for num_bytes in (SMALL, LARGE):
+        table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (num_bytes // 2) for row in range(NUM_ROWS)])})
+        made[num_bytes] = converted(tmp_path_factory.mktemp("viewed"), table, shards=SHARDS, lanes=4, window=WINDOW)
+        assert not verify(made[num_bytes], emit=["checksums"]).problems
+    return made
+
+
+@pytest.fixture
+def made(both_sizes, request):
+    return both_sizes[request.param]
+
+
+@pytest.fixture
+def remote(bucket, made):
+    """Return the URL of a dataset in a bucket."""
+    shutil.copytree(made, bucket.folder / "train")
+    return f"{bucket.url}/train"
+
+
+def view(kind, seed=0):
+    return View(kind, Selection.of_masks(masks_of(kind, [NUM_ROWS // SHARDS] * SHARDS, seed)))
+
+
+def samples_of(path, chosen, num_workers=0, **options):
+    """Return what a loader gives of a view: positions, keys and payloads."""
+    dataset = wdsplit.Dataset(path, view=chosen, rank=0, world_size=1, **options)
+    loader = wdsplit.Loader(dataset.to_tuple("__position__", "__key__", "bin", "__pad__"), 8, num_workers=num_workers)
+    columns = [zip(*(list(column) for column in batch), strict=True) for batch in loader]
+    return [(int(position), key, payload, bool(pad)) for batch in columns for position, key, payload, pad in batch]
+
+
+def offsets_of(path):
+    """Return the index of each shard."""
+    found = []
+    for number in range(SHARDS):
+        shard = Path(path, f"{number:06d}.tar")
+        found.append(parse_index(Path(f"{shard}.idx").read_bytes(), NUM_ROWS // SHARDS, shard.stat().st_size))
+    return found
+
+
+def selected_bytes(path, chosen):
+    """Return the bytes of all selected samples, in the shards."""
+    places = map(chosen.selection.places, range(SHARDS))
+    return sum(int(np.diff(offsets)[some].sum()) for offsets, some in zip(offsets_of(path), places, strict=True))
+
+
+def window_bytes(path, chosen):
+    """Return the bytes of all windows with a selected sample, and how many these are."""
+    num_bytes, count = 0, 0
+    for shard, offsets in enumerate(offsets_of(path)):
+        for window in np.flatnonzero(chosen.selection.window_counts(shard, WINDOW)):
+            num_bytes += int(offsets[(window + 1) * WINDOW] - offsets[window * WINDOW])
+            count += 1
+    return num_bytes, count
+
+
+def fetched(proxy):
+    """Return the requests for shards, and how many bytes of them came."""
+    found = [exchange for exchange in proxy.exchanges if exchange.request.path.endswith(".tar")]
+    return len(found), sum(exchange.bytes_sent for exchange in found)
+
+
+@kinds
+@sizes
+def test_a_view_of_any_storage_gives_the_samples_that_a_local_one_gives(remote, made, kind, tmp_path):
+    chosen = view(kind)
+    expected = samples_of(made, chosen)
+    assert len({key for _, key, _, pad in expected if not pad}) == chosen.selection.num_samples
+    assert all(payload == int(key).to_bytes(2, "big") * (len(payload) // 2) for _, key, payload, _ in expected)
+    memory = fsspec.filesystem("memory")
+    memory.put(made, f"/{tmp_path.name}", recursive=True)
+    assert samples_of(f"/{tmp_path.name}", chosen, fs=memory) == expected
+    assert samples_of(remote, chosen) == expected
+    for options in ({"verify": True}, {"cache_dir": tmp_path / "cache"}, {"cache_dir": tmp_path / "cache"}):
+        assert samples_of(remote, chosen, **options) == expected
+    assert samples_of(made, chosen, verify=True) == expected
+
+
+@kinds
+@sizes
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_little_is_fetched_beside_the_samples_of_a_view(remote, made, both_sizes, fault_proxy, kind, shuffle):
+    chosen = view(kind)
+    num_samples = len(samples_of(remote, chosen, shuffle=shuffle))
+    num_requests, num_bytes = fetched(fault_proxy)
+    in_windows, num_windows = window_bytes(made, chosen)
+    ends = 512 * SHARDS
+    if made == both_sizes[LARGE]:
+        assert num_bytes <= 1.2 * selected_bytes(made, chosen) + ends
+        assert num_requests <= num_samples
+    else:  # gaps between small samples are read: a request takes longer
+        assert num_bytes <= 2 * in_windows + ends
+        assert num_requests <= 2 * num_windows  # a window may be in two lanes
+
+
+@pytest.mark.parametrize("made", [LARGE], indirect=True)
+def test_windows_that_follow_each_other_are_one_request_also_of_a_view(remote, fault_proxy):
+    """Of the first 7 samples of the first window, and all of the second and third."""
+    masks = [np.arange(30) % 30 != 9 for _ in range(SHARDS)]
+    samples_of(remote, View("all but one of each shard", Selection.of_masks(masks)), shuffle=False)
+    first_windows, rest, next_shards = 4, 4, 4 * 2
+    assert fetched(fault_proxy)[0] <= first_windows + rest + next_shards
+
+
+@kinds
+@sizes
+def test_little_is_read_of_a_disk_beside_the_samples_of_a_view(made, both_sizes, kind):
+    chosen, num_read = view(kind), []
+
+    def counting(name):
+        real = getattr(LocalFile, name)
+
+        def counted(file, what, *rest):
+            if str(file._path).endswith(".tar"):
+                num_read.append(rest[0] if name == "read" else len(what))
+            return real(file, what, *rest)
+
+        return patch.object(LocalFile, name, counted)
+
+    with counting("read"), counting("read_into"):
+        samples = samples_of(made, chosen)
+    ends = 512 * SHARDS
+    if made == both_sizes[LARGE]:  # payloads are read when they are asked for: those of pads again, and 512 bytes twice
+        num_pads = sum(pad for *_, pad in samples)
+        assert sum(num_read) <= 1.2 * selected_bytes(made, chosen) + ends + num_pads * 21_000
+    else:
+        assert sum(num_read) <= 2 * window_bytes(made, chosen)[0] + ends
+        assert len(num_read) <= 2 * window_bytes(made, chosen)[1] + SHARDS * 2
+
+
+@sizes
+@pytest.mark.parametrize("is_selected", [False, True])
+def test_only_samples_of_the_view_are_verified(made, tmp_path, is_selected):
+    """A damaged sample that a view leaves out does not matter."""
+    path = shutil.copytree(made, tmp_path / "train")
+    shard = Path(path, "000001.tar")
+    data = bytearray(shard.read_bytes())
+    offsets = offsets_of(path)[1]
+    data[int(offsets[4]) + 3] ^= 1  # the name in a header
+    data[int(offsets[4]) + 700] ^= 1
+    shard.write_bytes(data)
+    masks = [np.ones(NUM_ROWS // SHARDS, np.bool_) for _ in range(SHARDS)]
+    masks[1][4] = is_selected
+    chosen = View("most", Selection.of_masks(masks))
+    for verified in (False, True):
+        if is_selected:
+            with pytest.raises(CorruptDataError) as caught:
+                samples_of(path, chosen, verify=verified)
+            assert caught.value.url == str(shard)
+        else:
+            assert len(samples_of(path, chosen, verify=verified)) >= NUM_ROWS - 1
+
+
+@sizes
+def test_bytes_of_a_view_that_were_damaged_on_their_way_are_fetched_again(remote, made, fault_proxy):
+    chosen, flipped = view("every third"), []
+
+    def plan(request):
+        if request.path.endswith("/000001.tar") and not flipped:
+            flipped.append(request)
+            return Flip(3)
+        return None
+
+    fault_proxy.plan = plan
+    assert samples_of(remote, chosen, verify=True) == samples_of(made, chosen)
+    assert flipped
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_view_without_samples_has_no_steps_and_says_so(both_sizes, caplog, monkeypatch, num_workers):
+    monkeypatch.setattr(announcing, "_announced", set())
+    loader = wdsplit.Loader(wdsplit.Dataset(both_sizes[SMALL], view=view("nothing")), 8, num_workers=num_workers)
+    assert len(loader) == 0
+    assert list(loader) == []
+    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "there are no batches in epoch 0: view 'nothing'" in told and told.endswith("selects no samples")

@@ -1,0 +1,193 @@
+"""Views in worker processes and threads, in torch's own loaders, in the middle of a training, and from a bucket."""
+
+import gc
+import json
+import multiprocessing
+import shutil
+from itertools import islice
+
+import pytest
+import torch.utils.data
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from made_datasets import all_deliveries, deliveries, delivering, interleaved, real_rows
+from made_views import expected_view, store_view
+from tables import wait_until
+from wdsplit.errors import InputError, StateError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
+]
+
+EASY, HARD = range(0, 101, 3), range(40, 90)
+ALL = range(101)
+CURRICULUM = {0: "easy", 1: "hard", 2: None}
+EPOCHS = [EASY, HARD, ALL]
+
+workers = pytest.mark.parametrize(
+    "workers",
+    [
+        {},
+        {"num_workers": 2, "workers": "thread"},
+        {"num_workers": 2, "multiprocessing_context": "fork"},
+        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())) or "none",
+)
+
+
+@pytest.fixture(scope="module")
+def path(numbers, tmp_path_factory):
+    """Return a dataset of 101 rows with two views."""
+    path = str(tmp_path_factory.mktemp("viewed") / "out")
+    shutil.copytree(numbers, path)
+    store_view(path, "easy", EASY)
+    store_view(path, "hard", HARD)
+    return path
+
+
+def opened(path, **options):
+    return delivering(Dataset(path, **{"rank": 0, "world_size": 1} | options))
+
+
+def first(path, rows, count, **options):
+    return list(islice(expected_view(path, rows, **options), count))
+
+
+def epoch_of(path, rows, batch_size=12, **options):
+    return first(path, rows, -(-len(rows) // batch_size) * batch_size, **options)
+
+
+@workers
+def test_each_epoch_of_a_curriculum_has_its_samples_in_their_order(path, workers):
+    loader = Loader(opened(path, view=CURRICULUM), 12, **workers)
+    for epoch, rows in enumerate(EPOCHS):
+        assert all_deliveries(loader) == epoch_of(path, rows, epoch=epoch)
+
+
+@workers
+def test_set_view_reaches_workers_of_every_kind_from_the_next_iteration_on(path, workers):
+    loader = Loader(opened(path), 12, **workers)
+    iteration = iter(loader)
+    begun = deliveries(next(iteration))
+    loader.dataset.set_view("easy")
+    assert begun + all_deliveries(iteration) == epoch_of(path, ALL)
+    assert all_deliveries(loader) == epoch_of(path, EASY, epoch=1)
+    for _ in islice(loader, 1):
+        pass
+    loader.dataset.set_view({0: "easy", 2: "hard"})
+    assert all_deliveries(loader) == epoch_of(path, HARD, epoch=2)
+    loader.dataset.set_view(None)
+    assert all_deliveries(loader) == epoch_of(path, ALL, epoch=3)
+
+
+def test_persistent_workers_that_have_an_old_view_end(path):
+    loader = Loader(opened(path), 12, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+    before = set(multiprocessing.active_children())
+    list(loader)
+    old = set(multiprocessing.active_children()) - before
+    assert len(old) == 2
+    list(loader)
+    assert set(multiprocessing.active_children()) - before == old
+    loader.dataset.set_view("easy")
+    list(loader)
+    gc.collect()
+    wait_until(lambda: not any(process.is_alive() for process in old), "the old workers have ended")
+    assert len(set(multiprocessing.active_children()) - before) == 2
+
+
+@workers
+def test_ranks_and_workers_that_change_in_the_middle_of_a_curriculum_give_the_same_batches(path, workers):
+    first_ranks = [Loader(opened(path, view=CURRICULUM, rank=rank, world_size=2), 6, **workers) for rank in range(2)]
+    for loader in first_ranks:
+        loader.set_epoch(1)
+    parts = [[deliveries(batch) for batch in islice(loader, 2)] for loader in first_ranks]
+    seen = [each for step in zip(*parts, strict=True) for each in interleaved(step)]
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in first_ranks]
+    assert states[0] == states[1] and states[0]["view"] == "hard"
+    second_ranks = [Loader(opened(path, view=CURRICULUM, rank=rank, world_size=4), 3) for rank in range(4)]
+    for loader in second_ranks:
+        loader.load_state_dict(states[0])
+    for epoch, rows in ((1, HARD), (2, ALL)):
+        parts = [[deliveries(batch) for batch in loader] for loader in second_ranks]
+        seen += [each for step in zip(*parts, strict=True) for each in interleaved(step)]
+        assert seen == epoch_of(path, rows, epoch=epoch)
+        seen = []
+
+
+# torch's own loaders
+
+
+def plain_loader(dataset, num_workers, **options):
+    return torch.utils.data.DataLoader(dataset, batch_size=5, num_workers=num_workers, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["new", "persistent"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_plain_dataloader_gives_each_epoch_its_view(path, num_workers, options):
+    loader = plain_loader(opened(path, view=CURRICULUM), num_workers, **(options if num_workers else {}))
+    for epoch, rows in enumerate(EPOCHS):
+        loader.dataset.set_epoch(epoch)
+        assert sorted(all_deliveries(loader)) == first(path, rows, len(rows), epoch=epoch)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_set_view_reaches_the_next_workers_of_a_plain_dataloader(path, num_workers, context):
+    loader = plain_loader(opened(path), num_workers, multiprocessing_context=context if num_workers else None)
+    iteration = iter(loader)
+    begun = deliveries(next(iteration))
+    loader.dataset.set_view("easy")
+    assert real_rows(begun + all_deliveries(iteration)) == list(ALL)
+    assert real_rows(all_deliveries(loader)) == list(EASY)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_persistent_workers_of_a_plain_dataloader_refuse_a_view_that_they_do_not_have(path, context):
+    dataset = opened(path)
+    dataset.set_view("hard")
+    loader = plain_loader(dataset, 2, persistent_workers=True, multiprocessing_context=context)
+    assert real_rows(all_deliveries(loader)) == list(HARD)
+    dataset.set_view("easy")
+    with pytest.raises(InputError, match="set_view does not reach the persistent workers"):
+        list(loader)
+    del loader
+    assert real_rows(all_deliveries(plain_loader(dataset, 2, persistent_workers=True))) == list(EASY)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_dataloader_resumes_in_its_view_and_in_no_other(path, num_workers):
+    def loader(**options):
+        return StatefulDataLoader(opened(path, **options), batch_size=5, num_workers=num_workers)
+
+    whole = [deliveries(batch) for batch in loader(view="hard")]
+    before = loader(view="hard")
+    iteration = iter(before)
+    begun = [deliveries(next(iteration)) for _ in range(3)]
+    state = before.state_dict()
+    resumed = loader(view="hard")
+    resumed.load_state_dict(state)
+    assert begun + [deliveries(batch) for batch in resumed] == whole
+    other = loader(view="easy")
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match="another view"):
+        list(other)
+
+
+# From a bucket
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_views_of_a_bucket_are_those_of_the_disk(path, bucket, num_workers):
+    shutil.copytree(path, bucket.folder / "train")
+    url = f"{bucket.url}/train"
+    views = {0: "easy", 1: {"where": "cls >= 40 and cls < 90"}, 2: None}
+    loader = Loader(opened(url, view=views), 12, num_workers=num_workers)
+    for epoch, rows in enumerate(EPOCHS):
+        assert all_deliveries(loader) == epoch_of(path, rows, epoch=epoch)
+    loader.dataset.set_view("hard")
+    assert all_deliveries(loader) == epoch_of(path, HARD, epoch=3)

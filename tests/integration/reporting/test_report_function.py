@@ -1,0 +1,187 @@
+"""`wdsplit.report` and its command, on what users have: folders, buckets, tars, mixtures."""
+
+import shutil
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import wdsplit
+from made_datasets import converted, numbers_dataset, png_bytes
+from report_datasets import CLASSES, images
+from wdsplit.cli.main import cli
+from wdsplit.errors import DatasetNotFoundError, InputError, MissingDependencyError, StorageError
+from wdsplit.reporting.cluster import Topology
+
+pytestmark = pytest.mark.xdist_group("report")
+
+
+@pytest.fixture(scope="module")
+def lying_sorted(tmp_path_factory):
+    return images(tmp_path_factory.mktemp("sorted"), 1500, shuffle=False)
+
+
+@pytest.fixture(scope="module")
+def exact(lying_sorted):
+    return wdsplit.report(lying_sorted).facts
+
+
+def figures(facts):
+    """Return what must be the same wherever the dataset is."""
+    names = facts.labels.names
+    mixes = [(mix.world_size, round(mix.skew, 6)) for mix in facts.mixing.batches]
+    return facts.num_samples, sorted(names), facts.labels.counts.tolist(), mixes, len(facts.shown.cards)
+
+
+def test_facts_are_those_of_the_table(exact):
+    assert exact.num_samples == exact.num_scanned == 1500
+    assert sorted(exact.labels.names) == sorted(CLASSES)
+    assert exact.labels.counts.tolist() == [150] * 10
+    assert [mix.world_size for mix in exact.mixing.batches] == [1, 2, 4, 8]
+    assert exact.mixing.batches[-1].ratio > 2.5
+    assert exact.audit.held
+    width = next(field for field in exact.fields if field.name == "jpg").measure("width")
+    assert (width.minimum, width.maximum) == (24, 24)
+
+
+def test_steps_pads_and_reads_are_those_of_assign_and_the_loader(lying_sorted, exact):
+    for found in exact.reading.topologies:
+        ranks, workers = found.topology.world_size, found.topology.num_workers
+        assigned = wdsplit.assign(lying_sorted, ranks, workers, batch_size=64)
+        assert found.read_amplification == pytest.approx(assigned.read_amplification)
+        assert found.readers_per_lane == assigned.readers_per_lane
+        loader = wdsplit.Loader(wdsplit.Dataset(lying_sorted, rank=0, world_size=ranks), 64)
+        assert found.steps == len(loader)
+        assert found.pads == found.steps * 64 * ranks - 1500
+
+
+def test_classes_in_the_picture_are_those_that_a_loader_delivers(lying_sorted, exact):
+    ranks = exact.mixing.rank_view.world_size
+    loader = wdsplit.Loader(wdsplit.Dataset(lying_sorted, rank=0, world_size=ranks).to_tuple("cls"), 64)
+    batches = [batch for (batch,) in loader]
+    for column, step in enumerate(exact.mixing.rank_view.steps.tolist()):
+        delivered = [CLASSES[int(label)] for label in batches[step]]
+        expected = [delivered.count(name) for name in exact.labels.names]
+        assert exact.mixing.rank_view.classes[: len(CLASSES), column].tolist() == expected
+
+
+def test_the_report_of_a_bucket_is_that_of_the_folder(lying_sorted, exact, bucket):
+    shutil.copytree(lying_sorted, bucket.folder / "train")
+    assert figures(wdsplit.report(f"{bucket.url}/train").facts) == figures(exact)
+
+
+def test_a_bucket_that_is_too_large_to_read_is_sampled(lying_sorted, exact, bucket):
+    shutil.copytree(lying_sorted, bucket.folder / "train")
+    facts = wdsplit.report(f"{bucket.url}/train", options=wdsplit.ReportOptions(max_read="300kB")).facts
+    assert 0 < facts.num_scanned < 200
+    assert facts.scan_basis == f"sampled: {facts.num_scanned} of 1,500 samples"
+    mixes = {mix.world_size: mix for mix in facts.mixing.batches}
+    assert mixes[8].skew == pytest.approx(exact.mixing.batches[-1].skew, rel=0.5)
+    assert mixes[8].error > 0
+    assert facts.mixing.basis.startswith("sampled")
+
+
+def test_tars_without_a_manifest_are_reported(lying_sorted, exact, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    facts = wdsplit.report(f"{lying_sorted}/*.tar").facts
+    assert facts.labels.counts.tolist() == exact.labels.counts.tolist()
+
+
+def test_several_datasets_are_reported_as_a_mixture_and_so_is_a_mixture(lying_sorted, tmp_path):
+    other = numbers_dataset(tmp_path, 300)
+    both = wdsplit.report([lying_sorted, other]).facts
+    assert both.num_samples == 1800
+    assert len(both.parts) == 2
+    mixture = wdsplit.mix({lying_sorted: 0.5, other: 0.5}, num_samples=600, seed=3)
+    facts = wdsplit.report(mixture).facts
+    assert facts.num_samples == 600
+    labels = next(field for field in facts.fields if field.name == "jpg")
+    assert (labels.present, labels.absent) == (1500, 300)
+
+
+def test_pictures_of_a_mixture_hold_what_its_loader_delivers(lying_sorted, tmp_path):
+    mixture = wdsplit.mix({lying_sorted: 0.8, images(tmp_path, 400, shuffle=True): 0.2}, num_samples=1000, seed=3)
+    facts = wdsplit.report(mixture).facts
+    ranks = facts.mixing.rank_view.world_size
+    dataset = mixture.at_rank(0, ranks)
+    batches = [batch for (batch,) in wdsplit.Loader(dataset.to_tuple("cls"), 64)]
+    for column, step in enumerate(facts.mixing.rank_view.steps.tolist()):
+        delivered = [CLASSES[int(label)] for label in batches[step]]
+        expected = [delivered.count(name) for name in facts.labels.names]
+        assert facts.mixing.rank_view.classes[: len(CLASSES), column].tolist() == expected
+
+
+def test_two_reports_of_a_dataset_are_the_same_bytes(lying_sorted):
+    assert wdsplit.report(lying_sorted).html == wdsplit.report(lying_sorted).html
+
+
+def test_the_command_writes_the_page_and_says_what_it_says(lying_sorted, tmp_path):
+    output = tmp_path / "report.html"
+    arguments = ["report", lying_sorted, "-o", str(output), "--topology", "4x2", "--link", "2.5", "--samples", "3"]
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "Is it mixed? no." in result.output
+    text = output.read_text()
+    assert "2.5 Gbit/s" in text
+    assert text.count('class="card"') == 3
+    assert "4 ranks x 2 workers" in text
+    assert "8 ranks x 4 workers" not in text
+
+
+def test_what_is_wrong_is_said_before_anything_is_read(lying_sorted, tmp_path):
+    result = CliRunner().invoke(cli, ["report", lying_sorted, "-o", str(tmp_path / "x"), "--topology", "8"])
+    assert result.exit_code == 2
+    assert "such as 8x4" in result.output
+    with pytest.raises(DatasetNotFoundError):
+        wdsplit.report(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="invalid report options"):
+        wdsplit.ReportOptions(samples=-1, batch_size=0)
+    with pytest.raises(InputError, match="invalid size"):
+        wdsplit.report(lying_sorted, options=wdsplit.ReportOptions(max_read="much"))
+    with pytest.raises(InputError, match="no classes in this field"):
+        wdsplit.report(lying_sorted, options=wdsplit.ReportOptions(label="jpg"))
+    with pytest.raises(StorageError, match="the report cannot be written"):
+        wdsplit.report(lying_sorted, tmp_path / "no" / "folder" / "report.html")
+
+
+@pytest.mark.parametrize("library", ["jinja2", "vl_convert", "PIL"])
+def test_a_missing_library_is_named_with_how_to_install_it(lying_sorted, monkeypatch, library):
+    for name in [name for name in sys.modules if name.startswith("wdsplit.reporting") or name.split(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingDependencyError, match=r"wdsplit\[report\]"):
+        wdsplit.report(lying_sorted)
+    result = CliRunner().invoke(cli, ["report", lying_sorted, "-o", "never.html"])
+    assert isinstance(result.exception, MissingDependencyError)
+    assert CliRunner().invoke(cli, ["report", "--help"]).exit_code == 0
+
+
+def test_the_topology_that_is_judged_is_8x4_or_the_last(lying_sorted):
+    chosen = (Topology(8, 4), Topology(2, 1))
+    assert (
+        wdsplit.report(lying_sorted, options=wdsplit.ReportOptions(topologies=chosen)).facts.reading.judged.topology
+        == chosen[0]
+    )
+
+
+def test_a_page_stays_below_5_mb_whatever_is_in_it(tmp_path):
+    rows = 600
+    noise = np.random.default_rng(0)
+    columns = {f"{name}.txt": ["&\"<>'" * 2_000] * rows for name in "abcdefghij"}
+    columns |= {"png": [png_bytes(noise.integers(0, 255, (112, 112, 3)).astype(np.uint8)) for _ in range(rows)]}
+    columns |= {"label": [f"<{row % 200:03d}>" + '"' * 40 for row in range(rows)]}
+    names = {name: name for name in columns if name != "label"} | {"cls.txt": "label"}
+    folder = converted(tmp_path, pa.table(columns), mapping=names)
+    made = wdsplit.report(folder, options=wdsplit.ReportOptions(samples=200, max_read="64MB"))
+    assert len(made.facts.shown.cards) == 200
+    assert len(made.html.encode()) < 5_000_000
+
+
+@pytest.mark.parametrize(("shuffle", "grade"), [(True, "good"), (False, "unknown")])
+def test_without_classes_it_counts_whether_the_conversion_shuffled(tmp_path, shuffle, grade):
+    table = pa.table({"txt": [f"text {row}" for row in range(600)]})
+    made = wdsplit.report(converted(tmp_path, table, shuffle=shuffle))
+    assert [each.grade for each in made.verdicts][1] == grade
+    assert made.facts.labels is None

@@ -1,0 +1,57 @@
+"""What a start loads: each of these libraries takes as long as all that the start is for."""
+
+import pytest
+
+from loaded import all_modules_loaded_by
+from tables import write_table
+
+FIRST_BATCH = """
+import torch
+from wdsplit import Dataset, Loader
+batches = iter(Loader(Dataset({path!r}){stages}, batch_size=4))
+next(batches)
+"""
+PROGRAM = """
+sys.argv = ["wdsplit", *{arguments}]
+from wdsplit.cli.__main__ import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+"""
+UNUSED = {"pandas", "fsspec", "botocore", "sqlite3", "rich", "wdsplit.storage.s3", "wdsplit.storage.fsspec_storage"}
+UNUSED_IN_A_BATCH = UNUSED | {
+    *("webdataset", "yaml", "pyarrow.compute", "pyarrow.dataset", "concurrent.futures.process"),
+    *("wdsplit.conditions.parse", "wdsplit.indexing.tars", "wdsplit.views.choosing", "wdsplit.loading.reading.cache"),
+}
+
+
+def in_program(*arguments):
+    return all_modules_loaded_by(PROGRAM.format(arguments=list(map(str, arguments))))
+
+
+@pytest.mark.parametrize("stages", ["", ".rename(label='cls').to_tuple('label')"])
+def test_the_first_batch_of_a_local_dataset_loads_only_what_it_needs(numbers, stages):
+    loaded = all_modules_loaded_by(FIRST_BATCH.format(path=str(numbers), stages=stages))
+    assert "pyarrow.parquet" in loaded
+    assert not loaded & UNUSED_IN_A_BATCH
+
+
+def test_the_first_decoded_batch_loads_no_pandas(numbers):
+    loaded = all_modules_loaded_by(FIRST_BATCH.format(path=str(numbers), stages=".decode()"))
+    assert "webdataset" in loaded
+    assert not loaded & {"pandas", "pyarrow.compute"}
+
+
+@pytest.mark.parametrize("shuffle", ["--shuffle", "--no-shuffle"])
+def test_the_program_converts_without_libraries_that_it_does_not_need(tmp_path, shuffle):
+    path = write_table(tmp_path / "rows.parquet", {"text": ["a", None, "c"], "label": [1, 2, 3]})
+    loaded = in_program("convert", path, tmp_path / "out", shuffle, "--jobs", 2, "--null", "empty")
+    assert (tmp_path / "out" / "wdsplit.json").exists()
+    assert "pyarrow.compute" in loaded
+    assert not loaded & (UNUSED | {"torch", "webdataset", "yaml", "concurrent.futures.process"})
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_the_program_reads_without_libraries_that_it_does_not_need(numbers, command):
+    assert not in_program(command, numbers) & (UNUSED | {"torch", "webdataset", "yaml"})

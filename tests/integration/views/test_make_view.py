@@ -1,0 +1,434 @@
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import wdsplit
+from made_datasets import numbers_dataset
+from paths import SUPPORT
+from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
+from tables import start_script, write_table
+from wdsplit.cli.main import cli, main
+from wdsplit.errors import CorruptDataError, InputError, OutputExistsError
+from wdsplit.order.selection import Selection
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.views import read_view, write_view
+from wdsplit.storage.opening import open_storage
+from wdsplit.views import choosing
+
+COUNTS = (10, 0, 13, 8, 20, 1)
+NUM_SAMPLES = sum(COUNTS)
+ROWS = columns_of(NUM_SAMPLES).to_pylist()
+KEYS = keys_of(NUM_SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return sampled_dataset(tmp_path_factory.mktemp("made") / "d", COUNTS)
+
+
+@pytest.fixture
+def dataset(made, tmp_path, monkeypatch):
+    """Return a dataset whose shards are worked through two at a time."""
+    monkeypatch.setattr(choosing, "_SHARDS_AT_ONCE", 2)
+    shutil.copytree(made, tmp_path / "d")
+    return str(tmp_path / "d")
+
+
+def rows_in(url, name):
+    storage = open_storage(url)
+    return rows_of(read_view(storage, read_manifest(storage), name)[1])
+
+
+def view(*arguments):
+    """Run `wdsplit view`."""
+    return CliRunner().invoke(cli, ["view", *map(str, arguments)])
+
+
+EXPECTED = [row["row"] for row in ROWS if row["label"] != 0 and row["score"] is not None and row["score"] > 1]
+WHERE = "label != 'cat' and score > 1"
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_view_is_what_a_list_comprehension_says(dataset, jobs):
+    progress = []
+    made = wdsplit.make_view(dataset, "good", where=WHERE, jobs=jobs, progress=lambda *done: progress.append(done))
+    assert rows_in(dataset, "good") == EXPECTED
+    assert (made.stored.num_selected, made.stored.num_samples) == (len(EXPECTED), NUM_SAMPLES)
+    assert (made.num_shards, made.num_empty_shards) == (6, sum(rows == 0 for rows in selected_in_shards(EXPECTED)))
+    classes = {
+        name: (sum(ROWS[row]["label"] == n for row in EXPECTED), sum(row["label"] == n for row in ROWS))
+        for n, name in enumerate(("cat", "dog", "eel"))
+    }
+    assert made.classes == {"label": classes}
+    assert progress[0] == (0, 6, 0)
+    assert progress[-1] == (6, 6, NUM_SAMPLES)
+    assert wdsplit.list_views(dataset) == {"good": made.stored}
+    assert made.stored.recipe == {"where": WHERE}
+
+
+def selected_in_shards(rows):
+    return [len(part) for part in np.split(rows, np.searchsorted(rows, np.cumsum(COUNTS)[:-1]))]
+
+
+def test_any_engine_and_number_of_jobs_write_the_same_bytes(dataset):
+    wdsplit.make_view(dataset, "one", where=WHERE, exclude=KEYS[:3])
+    wdsplit.make_view(dataset, "three", where=WHERE, exclude=KEYS[:3], jobs=3)
+    one, three = (open_storage(dataset).read(f"views/{name}.view") for name in ("one", "three"))
+    assert one == three
+
+
+def test_all_conditions_are_combined_and_told(dataset, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(
+        "".join(json.dumps({"key": key}) + "\n" for key in (*KEYS[20:25], KEYS[20], "no"))
+    )
+    wdsplit.make_view(dataset, "base", where="row >= 12")
+    made = wdsplit.make_view(dataset, "v", view="base", where="is_odd", keys=KEYS[:40], exclude=tmp_path / "bad.jsonl")
+    assert rows_in(dataset, "v") == [row for row in range(12, 40) if row % 2 == 1 and row not in range(20, 25)]
+    base = wdsplit.list_views(dataset)["base"]
+    assert made.stored.recipe == {
+        "where": "is_odd",
+        "view": {"name": "base", "fingerprint": base.fingerprint},
+        "keys": {"from": "a list", "keys": 40, "duplicates": 0, "missing": 0},
+        "exclude": {"from": str(tmp_path / "bad.jsonl"), "keys": 6, "duplicates": 1, "missing": 1},
+    }
+    assert sum(kept for kept, _ in made.classes["label"].values()) == made.stored.num_selected
+
+
+def test_a_dataset_that_was_converted_has_the_columns_of_its_table(tmp_path):
+    url = numbers_dataset(tmp_path, 50, shards=4, pad="repeat")
+    wdsplit.make_view(url, "v", where="cls >= 40")
+    assert wdsplit.list_views(url)["v"].num_selected == 10
+    rows = [sample["cls"] for sample in wdsplit.Dataset(url, view="v", shuffle=False, rank=0, world_size=1).decode()]
+    assert sorted(rows) == list(range(40, 50))
+
+
+@pytest.mark.parametrize("kind", ["list", "numpy", "parquet", "jsonl"])
+def test_integers_are_row_numbers_where_keys_are(tmp_path, kind):
+    url = numbers_dataset(tmp_path, 50, shards=4)
+    keys = {"list": [1, 49], "numpy": np.array([1, 49], np.int32)}.get(kind, str(tmp_path / f"keys.{kind}"))
+    if kind == "parquet":
+        write_table(keys, {"key": [1, 49]})
+    if kind == "jsonl":
+        (tmp_path / "keys.jsonl").write_text('{"key": 1}\n{"key": 49}\n')
+    chosen = wdsplit.Dataset(url, keys=keys, shuffle=False, rank=0, world_size=1)
+    assert sorted(sample["__key__"] for sample in chosen) == ["00000001", "00000049"]
+    with pytest.raises(InputError, match="00000050"):
+        wdsplit.Dataset(url, keys=[50], rank=0, world_size=1)
+
+
+def test_classes_without_names_are_counted_by_their_numbers_unless_there_are_too_many(tmp_path, monkeypatch):
+    url = numbers_dataset(tmp_path, 50, shards=4)
+    made = wdsplit.make_view(url, "v", where="cls >= 40")
+    assert made.classes == {"cls": {str(row): (int(row >= 40), 1) for row in range(50)}}
+    monkeypatch.setattr(choosing, "_MAX_CLASSES", 49)
+    assert wdsplit.make_view(url, "w", where="cls >= 40").classes == {}
+
+
+def test_a_column_of_row_numbers_is_no_column_of_classes(tmp_path):
+    url = numbers_dataset(tmp_path, 101, shards=4)
+    assert wdsplit.make_view(url, "v", where="cls >= 40").classes == {}
+
+
+def test_a_dataset_without_sample_tables_can_only_copy_a_view(dataset):
+    storage = open_storage(without_samples(dataset))
+    with pytest.raises(InputError, match="no sample tables"):
+        wdsplit.make_view(dataset, "v", where="row > 1")
+    masks = [np.arange(count) % 2 == 0 for count in COUNTS]
+    write_view(storage, read_manifest(storage), "half", Selection.of_masks(masks), {})
+    assert wdsplit.make_view(dataset, "again", view="half").classes == {}
+    assert rows_in(dataset, "again") == rows_in(dataset, "half")
+
+
+def test_nothing_asked_and_invalid_names_are_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(InputError, match="no condition for the view"):
+        wdsplit.make_view(tmp_path, "v")
+    with pytest.raises(InputError, match="invalid name of a view"):
+        wdsplit.make_view(tmp_path, "../v", where="x > 1")
+
+
+def test_a_view_that_keeps_nothing_is_stored_with_a_warning(dataset, caplog):
+    made = wdsplit.make_view(dataset, "none", where="row < 0")
+    assert (made.stored.num_selected, made.num_empty_shards) == (0, 6)
+    assert "view 'none' has no samples" in caplog.records[-1].getMessage()
+    assert rows_in(dataset, "none") == []
+
+
+def test_missing_keys_are_refused_unless_allowed(dataset, caplog):
+    with pytest.raises(InputError, match="no sample has some of the keys to keep"):
+        wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"])
+    assert wdsplit.list_views(dataset) == {}
+    wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"], allow_missing=True)
+    assert rows_in(dataset, "v") == [0, 1, 2]
+    assert "'nope'" in caplog.records[-1].getMessage()
+
+
+def test_an_existing_view_is_refused_and_replaced_whole(dataset):
+    wdsplit.make_view(dataset, "v", where="row < 3")
+    with pytest.raises(OutputExistsError):
+        wdsplit.make_view(dataset, "v", where="row < 4")
+    with pytest.raises(InputError, match="has no column"):
+        wdsplit.make_view(dataset, "v", where="rwo < 4", overwrite=True)
+    assert rows_in(dataset, "v") == [0, 1, 2]
+    wdsplit.make_view(dataset, "v", view="v", where="row > 0", overwrite=True)
+    assert rows_in(dataset, "v") == [1, 2]
+    wdsplit.drop_view(dataset, "v")
+    with pytest.raises(InputError, match="has no view 'v'"):
+        wdsplit.drop_view(dataset, "v")
+
+
+def test_views_outlive_a_conversion_to_the_same_shards_and_no_other(tmp_path):
+    url = numbers_dataset(tmp_path, 50, shards=4)
+    wdsplit.make_view(url, "v", where="cls >= 40")
+
+    def convert_again(shards):
+        plan = wdsplit.PlanOptions(shuffle=False, shards=shards)
+        wdsplit.convert([str(tmp_path / "table.parquet")], url, wdsplit.ConvertOptions(plan, overwrite=True))
+
+    convert_again(4)
+    assert rows_in(url, "v") == list(range(40, 50))
+    convert_again(5)
+    with pytest.raises(InputError, match="view 'v' was made for another version of the dataset"):
+        rows_in(url, "v")
+    assert list(wdsplit.list_views(url)) == ["v"]
+    (problem,) = wdsplit.verify(url).problems
+    assert "view 'v' was made for another version" in problem.cause
+
+
+# Processes
+
+
+MAKE = f"""
+import sys
+sys.path.insert(0, {str(SUPPORT)!r})
+import wdsplit
+from wdsplit.errors import OutputExistsError, StorageError
+
+try:
+    wdsplit.make_view(sys.argv[1], "v", where=sys.argv[2])
+except (OutputExistsError, StorageError) as error:
+    print(error.cause)
+else:
+    print("made")
+"""
+
+
+def test_of_several_processes_that_make_a_view_one_does(dataset):
+    processes = [start_script(MAKE, dataset, f"row < {number}") for number in range(1, 5)]
+    outputs = [process.communicate()[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    assert outputs.count("made") == 1
+    assert set(outputs) <= {"made", "the dataset has a view 'v' already", "another process is writing to this output"}
+    assert rows_in(dataset, "v") == list(range(1 + outputs.index("made")))
+    assert os.listdir(f"{dataset}/views") == ["v.view"]
+
+
+STALL = """
+import os, sys, time
+import wdsplit
+
+def stall(*_):
+    print("stalled", flush=True)
+    time.sleep(600)
+
+if sys.argv[2] == "rename":
+    os.replace = stall
+wdsplit.make_view(sys.argv[1], "v", where="row > 5", overwrite=True, progress=stall if sys.argv[2] == "read" else None)
+"""
+
+
+@pytest.mark.parametrize("moment", ["read", "rename"])
+def test_a_process_that_is_killed_leaves_the_old_view(dataset, moment):
+    wdsplit.make_view(dataset, "v", where="row < 3")
+    process = start_script(STALL, dataset, moment)
+    assert process.stdout.readline() == "stalled\n"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert rows_in(dataset, "v") == [0, 1, 2]
+    assert list(wdsplit.list_views(dataset)) == ["v"]
+    assert (len(os.listdir(f"{dataset}/views")) > 2) == (moment == "rename")
+    wdsplit.make_view(dataset, "v", where="row < 4", overwrite=True)
+    assert rows_in(dataset, "v") == [0, 1, 2, 3]
+    assert os.listdir(f"{dataset}/views") == ["v.view"]
+
+
+def test_ctrl_c_leaves_the_old_view_and_says_so(dataset):
+    wdsplit.make_view(dataset, "v", where="row < 3")
+    process = start_script(STALL, dataset, "read")
+    assert process.stdout.readline() == "stalled\n"
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate()
+    assert rows_in(dataset, "v") == [0, 1, 2]
+    assert os.listdir(f"{dataset}/views") == ["v.view"]
+
+
+# Stores
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_views_of_a_bucket(bucket, jobs):
+    url = sampled_dataset(f"{bucket.url}/d", COUNTS)
+    with open_storage(bucket.url).publish("bad.txt") as file:
+        file.write([f"{KEYS[20]}\n{KEYS[21]}\n".encode()])
+    wdsplit.make_view(url, "v", where=WHERE, exclude=f"{bucket.url}/bad.txt", jobs=jobs)
+    expected = [row for row in EXPECTED if row not in (20, 21)]
+    assert rows_in(url, "v") == expected
+    assert wdsplit.list_views(url)["v"].num_selected == len(expected)
+    with pytest.raises(OutputExistsError):
+        wdsplit.make_view(url, "v", where="row < 3")
+    wdsplit.make_view(url, "v", where="row < 3", overwrite=True)
+    assert rows_in(url, "v") == [0, 1, 2]
+    wdsplit.drop_view(url, "v")
+    assert wdsplit.list_views(url) == {}
+
+
+def test_views_of_another_file_system():
+    import fsspec
+
+    url = sampled_dataset("memory://views/d", COUNTS)
+    fs = fsspec.filesystem("memory")
+    wdsplit.make_view("/views/d", "v", where="row < 3", fs=fs)
+    assert rows_in(url, "v") == [0, 1, 2]
+    assert list(wdsplit.list_views("/views/d", fs=fs)) == ["v"]
+    wdsplit.drop_view("/views/d", "v", fs=fs)
+    fs.rm("/views", recursive=True)
+
+
+# The command
+
+
+def test_the_command_says_what_the_view_keeps(dataset, tmp_path):
+    (tmp_path / "bad.txt").write_text(f"{KEYS[20]}\n{KEYS[20]}\n")
+    done = view(dataset, "good", "--where", WHERE, "--exclude", tmp_path / "bad.txt", "--jobs", 1)
+    assert done.exit_code == 0
+    kept = len(EXPECTED) - (20 in EXPECTED)
+    lines = done.output.splitlines()
+    share = f"{100 * kept / NUM_SAMPLES:.1f} %"
+    assert lines[0] == f"{dataset}: view 'good' keeps {kept} of {NUM_SAMPLES} samples ({share})"
+    assert lines[1] == "shards without a sample of it: 3 of 6"
+    assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 that no sample has"
+    assert lines[4].split() == ["label", "kept", "share", "of", "view", "all", "share", "kept"]
+    assert lines[5].split()[:2] == ["cat", "0"]
+    assert view(dataset, "--list").output.splitlines()[1].split()[:2] == ["good", str(kept)]
+    assert f'--where "{WHERE}" --exclude {tmp_path}/bad.txt'[:90] in view(dataset, "--list").output
+    (listed,) = json.loads(view(dataset, "--list", "--json").output)
+    assert (listed["name"], listed["num_selected"]) == ("good", kept)
+    assert "removed view 'good'" in view(dataset, "--drop", "good").output
+    assert "no views" in view(dataset, "--list").output
+
+
+def test_the_result_as_json(dataset):
+    found = json.loads(view(dataset, "good", "--where", WHERE, "--json").output)
+    assert found["num_selected"] == len(EXPECTED)
+    assert found["classes"]["label"]["cat"] == [0, 18]
+    assert (found["num_shards"], found["num_empty_shards"]) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "give the NAME of a view to make, or --list, or --drop NAME"),
+        (("v", "--list"), "--list takes no NAME"),
+        (("v", "--drop", "w"), "NAME v: not with --drop"),
+        (("--list", "--drop", "v"), "--list: not with --drop"),
+        (("--list", "--where", "row > 1"), "conditions make a view"),
+        (("--drop", "v", "--overwrite"), "conditions make a view"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(dataset, arguments, text):
+    done = view(dataset, *arguments)
+    assert done.exit_code == 2
+    assert f"Error: {text}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("v",), "no condition for the view"),
+        (("v", "--where", "scor > 1"), "remedy: write score"),
+        (("v", "--view", "goood"), "did you mean 'good'?"),
+        (("--drop", "goood"), "did you mean 'good'?"),
+        (("good", "--where", "row > 1"), "use --overwrite"),
+        (("v", "--keys", "none.txt"), "none.txt"),
+        (("a/b", "--where", "row > 1"), "invalid name of a view"),
+    ],
+)
+def test_what_cannot_be_done_ends_with_a_message_and_code_2(dataset, capfd, arguments, text):
+    wdsplit.make_view(dataset, "good", where="row > 5")
+    with pytest.raises(SystemExit) as ended:
+        main(["view", dataset, *arguments])
+    assert ended.value.code == 2
+    assert text in capfd.readouterr().err
+
+
+def test_a_view_that_failed_leaves_no_folder(dataset):
+    with pytest.raises(InputError, match="no column"):
+        wdsplit.make_view(dataset, "v", where="scor > 1")
+    assert not (Path(dataset) / "views").exists()
+    wdsplit.make_view(dataset, "v", where="row > 1")
+    with pytest.raises(InputError, match="no column"):
+        wdsplit.make_view(dataset, "w", where="scor > 1")
+    assert list(wdsplit.list_views(dataset)) == ["v"]
+
+
+def test_help_begins_with_an_example():
+    assert view("--help").output.splitlines()[2:5] == [
+        "  Examples:",
+        "",
+        "    wdsplit view data/train good --where \"score > 0.5 and label != 'other'\"",
+    ]
+
+
+def test_of_many_classes_those_with_most_samples_are_shown(monkeypatch):
+    from wdsplit.cli.view import _class_table
+
+    classes = {f"class {number}": (number, 100) for number in range(30)}
+    lines = "\n".join(_class_table("label", classes)).splitlines()
+    assert lines[1].split()[:3] == ["class", "29", "29"]
+    assert len(lines) == 12
+    assert lines[-1] == "... and 20 more classes"
+
+
+# Checks
+
+
+def test_verify_checks_views(dataset):
+    wdsplit.make_view(dataset, "good", where=WHERE)
+    assert wdsplit.verify(dataset).problems == ()
+    storage = open_storage(dataset)
+    manifest = read_manifest(storage)
+    right = read_view(storage, manifest, "good")[1]
+    bits = right.bitmaps.copy()
+    bits[0] ^= 1
+    write_view(storage, manifest, "forged", Selection(right.totals, right.counts, bits), {})
+    data = storage.read("views/good.view")
+    with storage.publish("views/cut.view") as file:
+        file.write([data[:-50]])
+    problems = wdsplit.verify(dataset).problems
+    assert [problem.cause for problem in problems] == [
+        "the file of a view is damaged",
+        "the bitmaps of a view are not those of its counts",
+    ]
+    assert all(isinstance(problem, CorruptDataError) for problem in problems)
+    assert [name in problem.place for name, problem in zip(("cut", "forged"), problems, strict=True)] == [True, True]
+
+
+def test_inspect_lists_views_and_annotations(dataset):
+    import pyarrow as pa
+
+    wdsplit.make_view(dataset, "good", where=WHERE)
+    wdsplit.annotate(dataset, pa.table({"id": KEYS, "quality": range(NUM_SAMPLES)}), "id", "scores")
+    found = wdsplit.inspect(dataset, 0)
+    assert [view.name for view in found.views] == ["good"]
+    assert [each.name for each in found.annotations] == ["scores"]
+    output = CliRunner().invoke(cli, ["inspect", dataset, "--samples", "0"]).output
+    share = f"{100 * len(EXPECTED) / NUM_SAMPLES:.1f} %"
+    assert output.splitlines()[-2:] == [f"view good: {share} of the samples", "annotation scores: quality (int64)"]
+    shown = json.loads(CliRunner().invoke(cli, ["inspect", dataset, "--samples", "0", "--json"]).output)
+    assert shown["views"][0]["num_selected"] == len(EXPECTED)
+    assert shown["annotations"] == {"scores": {"quality": "int64"}}

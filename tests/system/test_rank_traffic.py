@@ -1,0 +1,46 @@
+"""64 ranks that read an epoch from one S3 server: what they ask for is what a report predicts."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+import wdsplit
+from made_datasets import converted
+from wdsplit.reporting.cluster import Cluster, Topology
+from wdsplit.reporting.subject import Subject
+from wdsplit.reporting.topologies import topology_facts
+
+RANKS, NUM_ROWS, PAYLOAD_BYTES = 64, 3840, 3000
+BY_KIND = {"json": RANKS, "parquet": RANKS}
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rank_traffic")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a dataset of 128 shards of 3 windows each."""
+    table = pa.table({"bin": pa.array([row.to_bytes(2, "big") * (PAYLOAD_BYTES // 2) for row in range(NUM_ROWS)])})
+    return converted(tmp_path_factory.mktemp("ranks"), table, shards=128, lanes=64, window=10)
+
+
+@pytest.mark.parametrize(("lanes", "readers"), [(64, 1), (16, 4)])
+def test_64_ranks_ask_for_what_a_report_predicts(made, bucket, fault_proxy, lanes, readers):
+    shutil.copytree(made, bucket.folder / "train")
+    url = f"{bucket.url}/train"
+
+    def keys(rank):
+        return [sample["__key__"] for sample in wdsplit.Dataset(url, lanes=lanes, rank=rank, world_size=RANKS)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [key for rank_keys in pool.map(keys, range(RANKS)) for key in rank_keys]
+    assert len(found) == len(set(found)) == NUM_ROWS
+    exchanges = fault_proxy.exchanges
+    kinds = [exchange.request.path.rpartition(".")[2] for exchange in exchanges]
+    num_bytes = sum(exchange.bytes_sent for exchange, kind in zip(exchanges, kinds, strict=True) if kind == "tar")
+    assert {kind: kinds.count(kind) for kind in kinds} == {**BY_KIND, "idx": 128 * readers, "tar": 128 * readers}
+    subject = Subject(wdsplit.Dataset(url, lanes=lanes).source)
+    facts = topology_facts(subject, [Topology(RANKS)], 4, Cluster(), 0.1)[0]
+    assert facts.requests == len(exchanges)
+    assert 0.95 < num_bytes / facts.bytes_read <= 1  # less what fills up shards behind their last samples

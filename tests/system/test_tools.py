@@ -1,0 +1,47 @@
+import subprocess
+import sys
+
+import pytest
+
+from paths import ROOT
+from tools import soak
+
+
+def output_of(*words):
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_check_of_gpus_checks_what_there_is_and_names_what_it_skips(tmp_path):
+    found = output_of("tools.check_gpu", "--output", tmp_path, *["--images", "40", "--batch-size", "4", "--steps", "2"])
+    assert "40 samples once" in found and "parameters are equal on all ranks" in found
+    assert ("were skipped: nccl" in found) != ("ms without input" in found)
+
+
+def test_two_rounds_of_the_soak_lose_nothing_and_leave_nothing(tmp_path):
+    assert "2 rounds" in output_of("tools.soak", "--rounds", "2", "--output", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def surveys(**grown):
+    """Return what forty rounds have found, an hour together, where some values rise by so much each round."""
+    start = {"seconds": 0.0, "MiB": 100.0, "MiB of its own": 50.0, "connections": 9, **dict.fromkeys(soak.COUNTED, 5)}
+    grown = {"seconds": 90.0, **{name.replace("_", " "): value for name, value in grown.items()}}
+    return [{name: value + number * grown.get(name, 0) for name, value in start.items()} for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("grown", "named"),
+    [
+        ({}, []),
+        ({"MiB": 0.1}, []),
+        ({"MiB": 0.5}, ["memory by 20.0 MiB an hour"]),
+        ({"connections": 1}, []),
+        ({"connections": 2}, ["connections to the store, 87 of at most 48"]),
+        ({"descriptors": 1}, ["descriptors from 25 to 44"]),
+        ({"temporary_files": 1, "threads": 1}, ["threads from 25 to 44", "temporary files from 25 to 44"]),
+    ],
+)
+def test_a_soak_names_what_grows(grown, named):
+    assert soak.judge(surveys(**grown)) == named

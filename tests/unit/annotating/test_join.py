@@ -1,0 +1,119 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tables import input_file, table_of
+from wdsplit.annotating.driver import cut_run
+from wdsplit.annotating.join import Counted, match
+from wdsplit.annotating.scatter import partitions_of
+from wdsplit.fields.keys import escape_keys
+from wdsplit.tar.names import escape_key
+
+TEXTS = st.text("ab_x2E. é/", min_size=1, max_size=4)
+
+
+def texts(values):
+    return pa.array(values, pa.large_string())
+
+
+def chunks(values):
+    """Return texts in chunks of one and two, some of them empty."""
+    return pa.chunked_array([texts(values[:1]), texts([]), texts(values[1:3]), texts(values[3:])])
+
+
+def matched(rows, samples, duplicates="first"):
+    """Match rows as a table has their keys with samples as tars have theirs."""
+    keys = [escape_key(key) for key in rows]
+    raw = [None if one == key else one for one, key in zip(rows, keys, strict=True)]
+    return match(chunks(keys), chunks(raw), chunks(samples), duplicates)
+
+
+def test_samples_find_their_rows():
+    found = matched(["c", "a", "d"], ["a", "b", "c"])
+    assert found.rows.tolist() == [1, -1, 0]
+    assert found.extra.tolist() == [2]
+    assert found.duplicates.tolist() == []
+
+
+@pytest.mark.parametrize(("duplicates", "row", "left_out"), [("first", 0, [2, 3]), ("last", 3, [0, 2])])
+def test_of_rows_with_one_key_the_first_or_the_last_is_used(duplicates, row, left_out):
+    found = matched(["a", "b", "a", "a"], ["a", "b"], duplicates)
+    assert found.rows.tolist() == [row, 1]
+    assert found.duplicates.tolist() == left_out
+    assert found.used.tolist() == [row] * 2
+
+
+def test_rows_of_one_key_that_no_sample_has_are_extra_not_duplicate():
+    found = matched(["x", "x"], ["a"])
+    assert (found.extra.tolist(), found.duplicates.tolist()) == ([0, 1], [])
+
+
+def test_a_key_is_found_as_it_was_before_it_was_escaped_and_as_samples_are_called():
+    for given_key in ("a.b", "a_x2Eb"):
+        found = matched([given_key], ["a_x2Eb"])
+        assert (found.rows.tolist(), found.extra.tolist()) == ([0], [])
+    both = matched(["a.b", "a_x2Eb"], ["a_x2Eb", escape_key("a_x2Eb")])
+    assert (both.rows.tolist(), both.extra.tolist()) == ([0, 1], [])
+    twice = matched(["a_x2Eb", "a.b"], ["a_x2Eb"])
+    assert (twice.rows.tolist(), twice.duplicates.tolist()) == ([0], [1])
+
+
+@pytest.mark.parametrize(("rows", "samples"), [([], []), (["a"], []), ([], ["a"])])
+def test_either_may_be_empty(rows, samples):
+    found = matched(rows, samples)
+    assert found.rows.tolist() == [-1] * len(samples)
+    assert found.extra.tolist() == list(range(len(rows)))
+
+
+@given(st.lists(TEXTS, unique=True, max_size=8), st.lists(TEXTS, max_size=8), st.sampled_from(["first", "last"]))
+def test_rows_are_those_of_a_dict(originals, rows, duplicates):
+    samples = [escape_key(key) for key in originals]
+    found = matched(rows, samples, duplicates)
+    use = {escape_key(row): row if escape_key(row) in samples else None for row in rows}
+    names = [escape_key(row) if use[escape_key(row)] is not None else row for row in rows]
+    order = list(enumerate(names)) if duplicates == "last" else list(enumerate(names))[::-1]
+    row_of = {name: number for number, name in order}
+    assert found.rows.tolist() == [row_of.get(sample, -1) for sample in samples]
+    assert found.extra.tolist() == [number for number, name in enumerate(names) if name not in samples]
+    kept = set(found.rows.tolist()) | set(found.extra.tolist())
+    assert found.duplicates.tolist() == [number for number in range(len(rows)) if number not in kept]
+
+
+@given(TEXTS, st.integers(1, 7))
+def test_a_key_and_what_it_was_escaped_from_are_in_one_partition(original, num_partitions):
+    sample = escape_key(original)
+    rows = escape_keys(texts([original, sample]), str)
+    partitions = partitions_of(pa.concat_arrays([rows, texts([sample])]), num_partitions)
+    assert len(set(partitions.tolist())) == 1
+    assert 0 <= partitions[0] < num_partitions
+
+
+def test_partitions_are_about_equal():
+    keys = texts([f"{number:08d}" for number in range(1000)])
+    assert np.bincount(partitions_of(keys, 4)).min() > 200
+
+
+def test_counts_are_added_and_the_first_examples_kept():
+    one, other = Counted(5, [[0, 1, "a"], [0, 4, "b"], [2, 0, "c"]]), Counted(2, [[0, 3, "d"], [1, 0, "e"]])
+    assert one.plus(other) == Counted(7, [[0, 1, "a"], [0, 3, "d"], [0, 4, "b"]])
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 10_000, 2**40])
+@pytest.mark.parametrize("shards", [[5], [5, 0, 7, 100_000, 3], [1] * 50])
+def test_a_run_is_cut_without_a_gap(buffer_bytes, shards):
+    table = table_of(input_file(1000, num_groups=10, data_bytes=100_000), input_file(0))
+    cuts = cut_run(table, np.array(shards), 2, buffer_bytes)
+    for name, total in (("rows", 1000), ("keys", len(shards)), ("groups", len(shards))):
+        bounds = getattr(cuts, name)
+        assert (bounds[0], bounds[-1]) == (0, total)
+        assert list(bounds) == sorted(set(bounds))
+    assert cuts.num_partitions >= 1
+    if buffer_bytes == 1:
+        assert len(cuts.rows) == 11
+        assert len(cuts.keys) == len(shards) + 1
+
+
+def test_an_empty_table_has_no_tasks():
+    assert cut_run(table_of(input_file(0)), np.array([3]), 1, 2**20).rows == (0,)

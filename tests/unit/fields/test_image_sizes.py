@@ -1,0 +1,169 @@
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, UnidentifiedImageError
+
+from wdsplit.fields.image_sizes import first_image_field, image_sizes
+from wdsplit.shards.manifest import Field
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6  # turned by 90 degrees: the stored size counts
+EXIF[0x010E] = "a description"
+
+
+def encoded(width, height, kind, mode="RGB", **options):
+    """Return an image of noise in a format of Pillow's."""
+    noise = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).convert(mode).save(out, kind, **options)
+    return out.getvalue()
+
+
+KINDS = {
+    "jpeg": lambda w, h: encoded(w, h, "JPEG"),
+    "progressive jpeg": lambda w, h: encoded(w, h, "JPEG", progressive=True),
+    "grey jpeg": lambda w, h: encoded(w, h, "JPEG", "L", optimize=True),
+    "cmyk jpeg": lambda w, h: encoded(w, h, "JPEG", "CMYK"),
+    "jpeg with exif": lambda w, h: encoded(w, h, "JPEG", exif=EXIF, comment=b"\xff\xd8 \xff\xc0", dpi=(72, 72)),
+    "jpeg with a long profile": lambda w, h: encoded(w, h, "JPEG", icc_profile=b"\xff\xc0" * 70_000),
+    "png": lambda w, h: encoded(w, h, "PNG"),
+    "palette png": lambda w, h: encoded(w, h, "PNG", "P"),
+    "png with exif": lambda w, h: encoded(w, h, "PNG", exif=EXIF),
+    "gif": lambda w, h: encoded(w, h, "GIF"),
+    "webp": lambda w, h: encoded(w, h, "WEBP"),
+    "lossless webp": lambda w, h: encoded(w, h, "WEBP", lossless=True),
+    "webp with exif": lambda w, h: encoded(w, h, "WEBP", exif=EXIF),
+    "bmp": lambda w, h: encoded(w, h, "BMP"),
+    "grey bmp": lambda w, h: encoded(w, h, "BMP", "L"),
+    "tiff": lambda w, h: encoded(w, h, "TIFF"),
+    "ppm": lambda w, h: encoded(w, h, "PPM"),
+    "pgm": lambda w, h: encoded(w, h, "PPM", "L"),
+    "pbm": lambda w, h: encoded(w, h, "PPM", "1"),
+    "packed tiff": lambda w, h: encoded(w, h, "TIFF", "L", compression="tiff_lzw"),
+}
+
+
+def found(payloads):
+    widths, heights = image_sizes(pa.array(payloads, pa.large_binary()))
+    assert (widths.type, heights.type) == (pa.int32(), pa.int32())
+    return list(zip(widths.to_pylist(), heights.to_pylist(), strict=True))
+
+
+def by_pillow(payload):
+    """Return what Pillow says; None for both if it says nothing."""
+    try:
+        with Image.open(io.BytesIO(payload)) as image:
+            return image.size
+    except (UnidentifiedImageError, SyntaxError, ValueError, OSError, Warning):
+        return None, None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_those_that_pillow_finds(kind):
+    sizes = [(1, 1), (1, 300), (300, 1), (16, 17), (255, 257), (640, 480)]
+    payloads = [KINDS[kind](*size) for size in sizes]
+    assert found(payloads) == sizes == list(map(by_pillow, payloads))
+
+
+SMALL = {(kind, size): make(*size) for kind, make in KINDS.items() for size in ((3, 5), (31, 2), (64, 33))}
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(list(SMALL)) | st.none() | st.binary(max_size=40), max_size=30), st.integers(0, 3))
+def test_images_of_all_formats_are_found_in_one_column(chosen, skipped):
+    payloads = [SMALL.get(each, each) if not isinstance(each, bytes) else each for each in chosen]
+    expected = [each[1] if isinstance(each, tuple) else (None, None) for each in chosen]
+    assert found(payloads) == expected
+    column = pa.array(payloads, pa.large_binary())[skipped:]
+    assert [size.to_pylist() for size in image_sizes(column)] == [
+        [size[at] for size in expected[skipped:]] for at in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_image_has_its_size_or_none(kind):
+    whole = SMALL[kind, (64, 33)]
+    cuts = [*range(min(len(whole), 2000)), *range(2000, len(whole), 97)]
+    sizes = found([whole[:cut] for cut in cuts])
+    assert sizes[0] == (None, None)
+    assert set(sizes) <= {(64, 33), (None, None)}
+    for cut, size in zip(cuts, sizes, strict=True):
+        # Pillow takes the first digit of a PBM's height for all of it.
+        assert kind == "pbm" or by_pillow(whole[:cut]) in (size, (None, None))
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(list(SMALL)), st.lists(st.tuples(st.integers(0, 699), st.integers(0, 255)), max_size=4))
+def test_a_damaged_image_never_raises_and_does_not_harm_its_neighbours(chosen, changes):
+    damaged = bytearray(SMALL[chosen])
+    for place, byte in changes:
+        damaged[place % len(damaged)] = byte
+    whole = SMALL["png", (3, 5)]
+    sizes = found([whole, bytes(damaged), whole])
+    assert (sizes[0], sizes[2]) == ((3, 5), (3, 5))
+    if by_pillow(bytes(damaged)) == chosen[1]:
+        assert sizes[1] in (chosen[1], (None, None))
+
+
+MAGICS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF....WEBP", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"P6"]
+
+
+@given(st.sampled_from(MAGICS), st.binary(max_size=100))
+def test_garbage_after_the_first_bytes_never_raises(magic, rest):
+    (size,) = found([magic + rest])
+    assert (size[0] is None) == (size[1] is None)
+
+
+def test_fill_bytes_and_junk_before_a_marker_are_skipped():
+    whole = SMALL["jpeg", (31, 2)]
+    assert found([whole[:2] + b"\xff\xff\xff" + whole[2:], whole[:20] + b"junk" + whole[20:]]) == [(31, 2)] * 2
+    assert found([whole[:20] + bytes(count) + whole[20:] for count in (30, 31, 32, 33, 100, 400)]) == [(31, 2)] * 6
+    assert found([whole[:20] + bytes(1000) + whole[20:]]) == [(None, None)]
+    assert found([b"\xff\xd8\xff" + b"\xff" * 100_000 + whole[2:]]) == [(None, None)]
+
+
+def test_a_frame_that_is_cut_by_the_end_of_its_payload_is_not_read_from_the_next():
+    whole = SMALL["jpeg", (31, 2)]
+    frame = whole.index(b"\xff\xc0")
+    assert found([whole[: frame + 8], whole]) == [(None, None), (31, 2)]
+    assert found([b"", whole, SMALL["png", (3, 5)][:20], SMALL["png", (3, 5)]]) == [
+        (None, None), (31, 2), (None, None), (3, 5)]  # fmt: skip
+
+
+def test_headers_of_ppm_as_they_may_be_written():
+    headers = [b"P6\n31 2\n255\n", b"P5\t31\r\n\n 2 255 ", b"P2 31 2 "]
+    assert found([header + b"\0" * 40 for header in headers]) == [(31, 2)] * 3
+    others = [
+        b"P6\n# 31\n31 2\n255\n",
+        b"P631 2 255 ",
+        b"P6 31x 2 255 ",
+        b"P6 -3 2 255 ",
+        b"P6 31",
+        b"P6 31 2",
+        b"P6 ",
+    ]
+    assert found([b"".join(others)[:0], *others]) == [(None, None)] * 8
+
+
+def test_bmp_from_top_to_bottom_and_of_the_oldest_kind():
+    whole = bytearray(SMALL["bmp", (31, 2)])
+    whole[22:26] = (-2).to_bytes(4, "little", signed=True)
+    old = b"BM" + bytes(12) + (12).to_bytes(4, "little") + b"\x1f\0\x02\0" + bytes(20)
+    assert found([bytes(whole), old]) == [(31, 2)] * 2
+
+
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        ([("cls", "integer"), ("seg.png", "bytes"), ("jpg", "bytes")], "seg.png"),
+        ([("jpg", "media")], "jpg"),
+        ([("jpg", "json"), ("bin", "bytes")], None),
+        ([], None),
+    ],
+)
+def test_the_first_field_of_images_counts(fields, expected):
+    assert first_image_field([Field(name, "c", encoding, "") for name, encoding in fields]) == expected

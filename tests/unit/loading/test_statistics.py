@@ -1,0 +1,109 @@
+import dataclasses
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_textfile
+
+from wdsplit.errors import InputError
+from wdsplit.loading.statistics import Statistics
+
+NOTHING = Statistics(0, 0, 0, 0, 0, 0.0, 0.0)
+EARLIER = Statistics(
+    10, 100, 4000, 3, 9, 1.0, 4.0, 200, fetched_bytes=600, retries=2, epoch=1, position=300, bad_samples=1
+)
+LATER = Statistics(
+    16, 160, 12_000, 7, 20, 4.0, 6.0, 400, fetched_bytes=1600, retries=5, epoch=2, position=480, rank=3, bad_samples=4
+)
+
+
+def samples_of(families):
+    return {sample.name: (sample.value, sample.labels) for family in families for sample in family.samples}
+
+
+# Scalars
+
+
+def test_rates_and_shares_are_those_since_earlier_statistics_and_all_else_is_as_it_is_now():
+    assert LATER.scalars(EARLIER) == {
+        "samples_per_s": 60 / 5,
+        "bytes_per_s": (12_000 * 160 // 400 - 4000 * 100 // 200) / 5,
+        "fetched_bytes_per_s": 1000 / 5,
+        "wait_share": 3 / 5,
+        "retries": 5.0,
+        "bad_samples": 4.0,
+        "epoch": 2.0,
+        "position": 480.0,
+    }
+    assert all(type(value) is float for value in LATER.scalars(EARLIER).values())
+
+
+def test_without_earlier_statistics_rates_are_those_since_the_beginning():
+    assert LATER.scalars() == LATER.scalars(NOTHING)
+    assert LATER.scalars()["samples_per_s"] == 160 / 10
+
+
+def test_no_rate_is_infinite_or_negative():
+    assert LATER.scalars(LATER)["samples_per_s"] == LATER.scalars(LATER)["wait_share"] == 0.0
+    smaller_samples = dataclasses.replace(EARLIER, samples_made=300, num_bytes=5000, wait_s=2.0)
+    assert smaller_samples.scalars(EARLIER)["bytes_per_s"] == 0.0
+
+
+# Text
+
+
+def test_the_summary_names_retries_and_bad_samples_only_where_there_were_some():
+    assert LATER.summary(EARLIER) == "12 samples/s, 0.0 MB/s; 3 retries; 3 bad samples; waited 60% of the time"
+    assert EARLIER.summary(EARLIER) == "0 samples/s, 0.0 MB/s; waited 0% of the time"
+    assert "; 5 retries; 4 bad samples; waited 40% of the time: the loader is the bottleneck" in str(LATER)
+
+
+# OpenMetrics
+
+
+def test_the_metrics_are_what_the_parser_of_openmetrics_takes():
+    text = LATER.openmetrics()
+    families = list(parse_openmetrics(text))
+    assert all(family.documentation.endswith(".") for family in families)
+    assert {family.name: family.type for family in families} == {
+        **dict.fromkeys(("wdsplit_batches", "wdsplit_samples", "wdsplit_payload_bytes"), "counter"),
+        **dict.fromkeys(("wdsplit_fetched_bytes", "wdsplit_retries", "wdsplit_bad_samples"), "counter"),
+        **dict.fromkeys(("wdsplit_windows_read", "wdsplit_windows_reused"), "counter"),
+        **dict.fromkeys(("wdsplit_wait_seconds", "wdsplit_compute_seconds"), "counter"),
+        **dict.fromkeys(("wdsplit_epoch", "wdsplit_position"), "gauge"),
+    }
+    expected = {
+        "wdsplit_batches_total": 16,
+        "wdsplit_samples_total": 160,
+        "wdsplit_payload_bytes_total": 12_000,
+        "wdsplit_fetched_bytes_total": 1600,
+        "wdsplit_retries_total": 5,
+        "wdsplit_bad_samples_total": 4,
+        "wdsplit_windows_read_total": 7,
+        "wdsplit_windows_reused_total": 20,
+        "wdsplit_wait_seconds_total": 4.0,
+        "wdsplit_compute_seconds_total": 6.0,
+        "wdsplit_epoch": 2,
+        "wdsplit_position": 480,
+    }
+    assert samples_of(families) == {name: (value, {"rank": "3"}) for name, value in expected.items()}
+
+
+def test_node_exporter_reads_the_same_values():
+    """Its textfile collector takes the older text format, in which `# EOF` is a comment."""
+    assert samples_of(parse_textfile(LATER.openmetrics())) == samples_of(parse_openmetrics(LATER.openmetrics()))
+
+
+@pytest.mark.parametrize("value", ['a "b"', "back\\slash", "two\nlines", "{},=# EOF"])
+def test_labels_are_escaped(value):
+    found = samples_of(parse_openmetrics(NOTHING.openmetrics(run=value)))
+    assert {str(labels) for _, labels in found.values()} == {str({"rank": "0", "run": value})}
+
+
+def test_a_label_may_take_the_place_of_the_rank():
+    assert 'wdsplit_epoch{rank="host 7"} 0' in NOTHING.openmetrics(rank="host 7")
+
+
+@pytest.mark.parametrize("label", ["a-b", "1a", "ü", ""])
+def test_labels_that_the_format_does_not_allow_are_refused(label):
+    with pytest.raises(InputError, match="invalid label"):
+        NOTHING.openmetrics(**{label: "x"})

@@ -1,0 +1,485 @@
+"""Views of a dataset that is open: which samples its epochs hold, by name, condition or epoch, and when they change."""
+
+import copy
+import json
+import pickle
+from itertools import islice
+
+import pytest
+
+from made_datasets import (
+    all_deliveries,
+    deliveries,
+    delivering,
+    expected_epoch,
+    numbers_dataset,
+    real_rows,
+    sized_dataset,
+)
+from made_views import expected_view, store_view, view_of
+from wdsplit.errors import InputError, StateError
+from wdsplit.loading.dataset import Dataset
+from wdsplit.loading.loader import Loader
+from wdsplit.loading.mix import mix
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+EASY, HARD = range(0, 101, 3), range(40, 90)
+ALL = range(101)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Return a dataset of 101 rows in 7 shards, with two views."""
+    path = numbers_dataset(tmp_path_factory.mktemp("numbers"), 101, shards=7, pad="none", lanes=4, window=4)
+    store_view(path, "easy", EASY)
+    store_view(path, "hard", HARD)
+    return path
+
+
+def opened(path, **options):
+    return Dataset(path, **{"rank": 0, "world_size": 1} | options)
+
+
+def loader_of(dataset, batch_size=12, **options):
+    return Loader(delivering(dataset), batch_size, **options)
+
+
+def first(path, rows, count, **options):
+    return list(islice(expected_view(path, rows, **options), count))
+
+
+def rows_of(loader):
+    return real_rows(all_deliveries(loader))
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("rows", [(), (50,), EASY, HARD, ALL], ids=len)
+def test_an_epoch_holds_the_samples_of_the_view_in_its_order(path, rows, tail):
+    loader = loader_of(opened(path, view=view_of(path, rows), tail=tail))
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        delivered = all_deliveries(loader)
+        expected = first(path, rows, len(delivered), epoch=epoch, tail=tail) if rows else []
+        # The reference cannot name what pads a lane without samples.
+        assert delivered == [each if own[1] is None else own for each, own in zip(delivered, expected, strict=True)]
+        if tail == "pad":
+            assert real_rows(delivered) == list(rows)
+            assert len(delivered) == 12 * len(loader)
+
+
+def test_all_samples_without_a_view_are_as_they_were(path):
+    assert all_deliveries(loader_of(opened(path, view=None))) == list(islice(expected_epoch(path), 108))
+
+
+def test_a_view_is_named_or_given_or_a_condition_or_a_list_of_keys(path):
+    for chosen in ({"view": "easy"}, {"view": view_of(path, EASY)}):
+        assert rows_of(loader_of(opened(path, **chosen))) == list(EASY)
+    assert rows_of(loader_of(opened(path, where="cls >= 40 and cls < 90"))) == list(HARD)
+    keys = [str(opened(path).sample(row)["__key__"]) for row in EASY]
+    assert rows_of(loader_of(opened(path, keys=keys))) == list(EASY)
+    assert rows_of(loader_of(opened(path, exclude=keys))) == [row for row in ALL if row % 3]
+    both = opened(path, view="easy", where="cls < 20", exclude=keys[:2])
+    assert rows_of(loader_of(both)) == [6, 9, 12, 15, 18]
+    given = opened(path, view=view_of(path, EASY), where="cls < 20")
+    assert rows_of(loader_of(given)) == [0, 3, 6, 9, 12, 15, 18]
+
+
+def test_what_a_dataset_says_of_itself_names_the_view(path):
+    dataset = opened(path, view={0: "easy", 2: None})
+    assert dataset.source.num_samples == len(EASY)
+    assert repr(dataset) == f"<Dataset {path}: 34 samples (view: easy, from epoch 2 on all samples), 0 stages>"
+    assert "34 samples in epoch 0" in dataset._repr_html_()
+    dataset.set_epoch(2)
+    assert "101 samples" in repr(dataset)
+    with pytest.raises(TypeError, match="101 samples"):
+        len(dataset)
+    assert "view" not in repr(opened(path))
+
+
+@pytest.mark.parametrize("limit", [1, 30, 100, 500])
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_limit_comes_before_the_view(path, limit, is_given):
+    view = view_of(path, EASY) if is_given else "easy"
+    assert rows_of(loader_of(opened(path, view=view, limit=limit))) == [row for row in EASY if row < limit]
+    dataset = opened(path, limit=limit)
+    dataset.set_view(view, where="cls > 9")
+    assert rows_of(loader_of(dataset)) == [row for row in EASY if 9 < row < limit]
+
+
+# By epoch
+
+
+def test_views_by_epoch_count_from_their_epoch_on(path):
+    loader = loader_of(opened(path, view={0: "easy", 2: {"where": "cls < 5"}, 3: None, 5: view_of(path, HARD)}))
+    expected = [EASY, EASY, range(5), ALL, ALL, HARD, HARD]
+    for epoch, rows in enumerate(expected):
+        assert loader.epoch == epoch
+        assert len(loader) == -(-len(rows) // 12)
+        delivered = all_deliveries(loader)
+        assert delivered == first(path, rows, 12 * -(-len(rows) // 12), epoch=epoch)
+    loader.set_epoch(2)
+    assert len(loader) == 1
+    assert rows_of(loader) == list(range(5))
+
+
+def test_epochs_before_the_first_have_all_samples(path):
+    loader = loader_of(opened(path, view={1: "easy"}))
+    assert [len(rows_of(loader)) for _ in range(3)] == [101, 34, 34]
+
+
+def test_a_condition_holds_in_all_epochs(path):
+    loader = loader_of(opened(path, view={0: "easy", 1: {"where": "cls > 3 or cls == 0"}, 2: None}, where="cls < 10"))
+    assert [rows_of(loader) for _ in range(3)] == [[0, 3, 6, 9], [0, 4, 5, 6, 7, 8, 9], list(range(10))]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "problem"),
+    [
+        ({"view": "eazy"}, "did you mean 'easy'"),
+        ({"view": 7}, "invalid name of a view"),
+        ({"view": {}}, "empty dict"),
+        ({"view": {-1: "easy"}}, "-1 as an epoch"),
+        ({"view": {"0": "easy"}}, "'0' as an epoch"),
+        ({"view": {True: "easy"}}, "True as an epoch"),
+        ({"view": {0: {"were": "cls < 3"}}}, "were"),
+        ({"view": {0: {"keys": ["a"]}}, "keys": ["b"]}, "keys for all epochs and for one"),
+        ({"where": "clz < 3"}, "clz"),
+        ({"where": 3}, "where"),
+    ],
+)
+def test_an_invalid_view_is_refused_when_it_is_chosen(path, chosen, problem):
+    with pytest.raises(InputError) as caught:
+        opened(path, **chosen)
+    assert problem in str(caught.value)
+    dataset = opened(path, view="hard")
+    with pytest.raises(InputError) as caught:
+        dataset.set_view(**chosen)
+    assert problem in str(caught.value)
+    assert rows_of(loader_of(dataset)) == list(HARD)
+    assert not dataset.is_view_set
+
+
+def test_a_view_of_another_dataset_is_refused(path, tmp_path):
+    other = sized_dataset(tmp_path, [30, 40, 31], lanes=2, window=4)
+    with pytest.raises(InputError, match="another dataset"):
+        opened(other, view=view_of(path, EASY))
+
+
+# set_view
+
+
+def test_set_view_counts_from_the_next_iteration_on_in_all_copies(path):
+    base = opened(path)
+    staged = base.rename(number="cls")
+    loader, other = loader_of(base), loader_of(base)
+    iterations = [iter(loader), iter(base)]
+    begun = [deliveries(next(iterations[0])), next(iterations[1])["__position__"]]
+    staged.set_view("easy")
+    rest = all_deliveries(iterations[0])
+    assert begun[0] + rest == first(path, ALL, 108)
+    assert [begun[1], *(sample["__position__"] for sample in iterations[1])] == list(range(101))
+    loader.set_epoch(1)
+    assert all_deliveries(loader) == first(path, EASY, 36, epoch=1)
+    assert all_deliveries(other) == first(path, EASY, 36)
+    assert sum(1 for _ in base) == len(EASY)
+    base.set_view(where="cls < 12")
+    assert rows_of(other) == list(range(12))
+    base.set_view()
+    assert rows_of(other) == list(ALL)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iteration_goes_on_as_it_began_and_so_do_its_length_and_state(path, num_workers):
+    loader = loader_of(opened(path, view="hard"), num_workers=num_workers, workers="thread")
+    iteration = iter(loader)
+    begun = deliveries(next(iteration))
+    loader.dataset.set_view("easy")
+    begun += deliveries(next(iteration))
+    assert (len(loader), loader.step) == (5, 2)
+    state = loader.state_dict()
+    assert (state["view"], state["position"]) == ("hard", 24)
+    begun += all_deliveries(iteration)
+    assert begun == first(path, HARD, 60)
+    assert (loader.epoch, loader.step, len(loader)) == (1, 0, 3)
+    assert loader.state_dict()["view"] == "easy"
+    resumed = loader_of(opened(path, view="hard"))
+    resumed.load_state_dict(state)
+    assert resumed.step == 2
+    assert all_deliveries(resumed) == begun[24:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_view_that_is_set_before_the_first_batch_of_an_iteration_is_for_the_next_one(path, num_workers):
+    loader = loader_of(opened(path, view="hard"), num_workers=num_workers, workers="thread")
+    iteration = iter(loader)
+    loader.dataset.set_view("easy")
+    assert all_deliveries(iteration) == first(path, HARD, 60)
+    assert all_deliveries(loader) == first(path, EASY, 36, epoch=1)
+
+
+def test_an_iteration_that_is_left_keeps_its_state_and_the_next_one_has_the_new_view(path):
+    loader = loader_of(opened(path, view="hard"))
+    for _ in islice(loader, 2):
+        pass
+    loader.dataset.set_view("easy")
+    assert (loader.state_dict()["view"], loader.step, len(loader)) == ("hard", 2, 3)
+    assert all_deliveries(loader) == first(path, EASY, 36)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_copies_have_the_view(path, copied):
+    dataset = opened(path, view={0: "easy", 1: "hard"})
+    other = copied(dataset)
+    assert rows_of(loader_of(other)) == list(EASY)
+    other.set_view("hard")
+    assert rows_of(loader_of(other)) == list(HARD)
+    assert rows_of(loader_of(other.at_rank(0, 1))) == list(HARD)
+    assert dataset.is_view_set == (copied is copy.copy)
+
+
+# State
+
+
+def saved(loader, steps):
+    for _ in islice(loader, steps):
+        pass
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def test_a_state_holds_the_view_of_its_epoch(path):
+    loader = loader_of(opened(path, view={0: "easy", 1: None}))
+    state = saved(loader, 2)
+    assert state["view"] == "easy"
+    assert state["view_fingerprint"] == view_of(path, EASY).selection.fingerprint
+    assert not {"view", "view_fingerprint"} & saved(loader, None).keys()
+    assert not {"view", "view_fingerprint"} & saved(loader_of(opened(path)), 2).keys()
+
+
+def of(path, **options):
+    return loader_of(opened(path, **options))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected", "found", "remedy"),
+    [
+        ({"view": "easy"}, {"view": "hard"}, "the view 'hard'", "the view 'easy'", "view='easy'"),
+        ({"view": "easy"}, {}, "all samples, without a view", "the view 'easy'", "dataset.set_view('easy')"),
+        ({}, {"view": "easy"}, "the view 'easy'", "all samples, without a view", "set_view(None)"),
+        ({"where": "cls < 30"}, {"view": "easy"}, "the view 'easy'", "cls < 30", "the same view=, where=, keys="),
+        ({"view": {0: "easy", 1: "hard"}}, {"view": {0: "hard", 1: "easy"}}, "'hard'", "'easy'", "view='easy'"),
+    ],
+)
+def test_a_state_of_another_view_is_refused_with_both_names(path, before, after, expected, found, remedy):
+    state = saved(of(path, **before), 1)
+    with pytest.raises(StateError, match="another view of the dataset") as caught:
+        of(path, **after).load_state_dict(state)
+    assert expected in caught.value.expected and found in caught.value.found
+    assert remedy in caught.value.remedy
+
+
+def test_the_same_selection_under_another_name_is_accepted(path):
+    state = saved(of(path, view="hard"), 2)
+    rest = first(path, HARD, 60)[24:]
+    for after in ({"where": "cls >= 40 and cls <= 89"}, {"view": view_of(path, HARD, "other")}, {"view": {0: "hard"}}):
+        resumed = of(path, **after)
+        resumed.load_state_dict(state)
+        assert all_deliveries(resumed) == rest
+
+
+def test_views_of_other_epochs_need_not_be_the_same(path):
+    state = saved(of(path, view={0: "easy", 1: "hard"}), 1)
+    resumed = of(path, view={0: "easy", 1: None})
+    resumed.load_state_dict(state)
+    assert len(rows_of(resumed)) == 22
+    assert rows_of(resumed) == list(ALL)
+
+
+def test_a_view_that_was_stored_anew_is_refused(tmp_path):
+    path = sized_dataset(tmp_path, [10, 10], lanes=2, window=4)
+    state = saved(of(path, view=store_view(path, "mine", range(16))), 1)
+    with pytest.raises(StateError, match="stored again") as caught:
+        of(path, view=store_view(path, "mine", range(17))).load_state_dict(state)
+    assert caught.value.expected.count("'mine'") == caught.value.found.count("'mine'") == 1
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize(
+    ("after", "rows", "count"),
+    [
+        ({"view": "hard"}, HARD, 60),
+        ({"where": "cls >= 40 and cls < 90"}, HARD, 60),
+        ({"view": {0: "easy", 1: "hard"}}, HARD, 60),
+        ({"view": {0: "easy", 1: None}}, ALL, 108),
+        ({}, ALL, 108),
+        ({"view": "easy"}, EASY, 36),
+    ],
+)
+def test_a_state_at_the_start_of_an_epoch_goes_with_any_view(path, after, rows, count, is_set):
+    """Nothing of the epoch was read; its view was not chosen yet when the state was saved."""
+    state = saved(of(path, view="easy"), None)
+    assert (state["epoch"], state["position"], state["view"]) == (1, 0, "easy")
+    resumed = of(path, **({} if is_set else after))
+    if is_set:
+        resumed.dataset.set_view(**after)
+    resumed.load_state_dict(state)
+    here = resumed.dataset.source.view_at(1)
+    assert resumed.state_dict().get("view") == (here and here.name)
+    batches = [deliveries(batch) for batch in islice(resumed, 1)]
+    state = resumed.state_dict()
+    assert (state["position"], state.get("view")) == (12, here and here.name)
+    again = of(path)
+    again.dataset.set_view(**after)
+    again.load_state_dict(state)
+    assert batches[0] + all_deliveries(again) == first(path, rows, count, epoch=1)
+
+
+def test_the_state_of_an_iteration_that_took_nothing_goes_with_any_view(path):
+    state = json.loads(json.dumps(iter(opened(path, view="easy")).state_dict()))
+    assert (state["view"], state["taken"]) == ("easy", 0)
+    resumed = iter(opened(path, view="hard"))
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == len(HARD)
+
+
+def test_a_view_that_is_set_after_a_state_was_loaded_is_refused_unless_it_is_the_same(path):
+    state = saved(of(path, view="hard"), 2)
+    resumed = of(path, view="hard")
+    resumed.load_state_dict(state)
+    resumed.dataset.set_view("easy")
+    with pytest.raises(StateError, match="another view"):
+        next(iter(resumed))
+    resumed.dataset.set_view(where="cls >= 40 and cls < 90")
+    assert all_deliveries(resumed) == first(path, HARD, 60)[24:]
+
+
+@pytest.mark.parametrize("change", [{"view": None}, {"view_fingerprint": None}, {"view": 3}, {"view_fingerprint": 3}])
+def test_a_state_with_a_part_of_a_view_is_damaged(path, change):
+    state = saved(of(path, view="easy"), 1) | change
+    with pytest.raises(StateError, match="damaged"):
+        of(path, view="easy").load_state_dict(state)
+
+
+def test_the_state_of_an_iteration_is_one_of_its_view(path):
+    dataset = opened(path, view={0: "hard", 1: None})
+    iteration = iter(dataset)
+    for _ in islice(iteration, 20):
+        pass
+    state = json.loads(json.dumps(iteration.state_dict()))
+    assert (state["view"], state["taken"]) == ("hard", 20)
+    dataset.set_view("easy")
+    with pytest.raises(StateError, match="another view"):
+        iter(dataset).load_state_dict(state)
+    dataset.set_view("hard")
+    resumed = iter(dataset)
+    resumed.load_state_dict(state)
+    assert [sample["__position__"] for sample in resumed] == list(range(20, 50))
+
+
+# Mixtures
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Return two datasets of 40 and 30 rows, each with a view "easy" of its even rows."""
+    paths = []
+    for num_rows, shards in ((40, 2), (30, 3)):
+        folder = tmp_path_factory.mktemp("mixed")
+        paths.append(numbers_dataset(folder, num_rows, shards=shards, pad="none", lanes=4, window=4))
+        store_view(paths[-1], "easy", range(0, num_rows, 2))
+    return paths
+
+
+def mixed_rows(loader):
+    """Return the rows of each dataset that a loader gives."""
+    rows = {}
+    for sources, numbers, pads in loader:
+        for source, row, pad in zip(sources, numbers.tolist(), pads.tolist(), strict=True):
+            if not pad:
+                rows.setdefault(source, []).append(row)
+    return {source: sorted(found) for source, found in rows.items()}
+
+
+def mixture_loader(*args, **options):
+    options = {"rank": 0, "world_size": 1} | options
+    return Loader(mix(*args, **options).decode().to_tuple("__source__", "cls", "__pad__"), 7)
+
+
+def test_a_view_of_a_mixture_is_one_for_all_its_datasets_or_one_for_each(parts):
+    first, second = parts
+    shares = {first: 1, second: 1}
+    even = [list(range(0, 40, 2)), list(range(0, 30, 2))]
+    both = mixture_loader(repeat=shares, view="easy")
+    assert mixed_rows(both) == dict(zip(parts, even, strict=True))
+    assert len(both) == 5
+    one = mixture_loader(repeat=shares, view={first: "easy"})
+    assert mixed_rows(one) == {first: even[0], second: list(range(30))}
+    lists = {first: [opened(first).sample(row)["__key__"] for row in range(5)]}
+    chosen = mixture_loader(repeat=shares, view={second: {1: "easy"}}, keys=lists)
+    assert [mixed_rows(chosen) for _ in range(2)] == [
+        {first: list(range(5)), second: list(range(30))},
+        {first: list(range(5)), second: even[1]},
+    ]
+    assert f"(view: {first}: in " in repr(chosen.dataset)
+
+
+def test_views_of_a_mixture_change_by_epoch_and_by_set_view(parts):
+    first, second = parts
+    loader = mixture_loader(repeat=dict.fromkeys(parts, 1), view={0: "easy", 2: None})
+    counts = []
+    for epoch in range(3):
+        assert len(loader) == (5, 5, 10)[epoch]
+        counts.append({source: len(rows) for source, rows in mixed_rows(loader).items()})
+    assert counts == [{first: 20, second: 15}] * 2 + [{first: 40, second: 30}]
+    loader.dataset.set_view({second: "easy"})
+    assert mixed_rows(loader) == {first: list(range(40)), second: list(range(0, 30, 2))}
+    assert loader.dataset.source.num_samples == 55
+
+
+def test_shares_are_those_of_the_views(parts):
+    first, second = parts
+    weighted = mixture_loader({first: 0.75, second: 0.25}, view={first: "easy"})
+    assert weighted.dataset.source.counts == (38, 12)
+    often = mixed_rows(weighted)
+    assert len(often[first]) == 38 and set(often[first]) == set(range(0, 40, 2))
+    chosen = mixture_loader(choose={first: 6, second: 6}, view="easy")
+    seen = [mixed_rows(chosen)[first] for _ in range(3)]
+    assert len({row for rows in seen for row in rows}) == 18
+
+
+def test_a_state_of_a_mixture_is_one_of_its_views(parts):
+    loader = mixture_loader(repeat=dict.fromkeys(parts, 1), view={0: "easy", 1: None})
+    whole = [[numbers.tolist() for _, numbers, _ in loader] for _ in range(2)]
+    loader.set_epoch(0)
+    state = saved(loader, 2)
+    assert "easy" in state["view"]
+    resumed = mixture_loader(repeat=dict.fromkeys(parts, 1), view="easy")
+    resumed.load_state_dict(state)
+    assert [numbers.tolist() for _, numbers, _ in resumed] == whole[0][2:]
+    for other in ({}, {"view": {parts[0]: "easy"}}):
+        with pytest.raises(StateError, match="another view"):
+            mixture_loader(repeat=dict.fromkeys(parts, 1), **other).load_state_dict(state)
+    assert "view" not in saved(loader, None)
+
+
+def test_an_unknown_dataset_of_a_mixture_is_named(parts):
+    with pytest.raises(InputError, match="no such dataset") as caught:
+        mix(repeat=dict.fromkeys(parts, 1), view={f"{parts[0]}x": "easy"})
+    assert parts[0] in caught.value.remedy
+
+
+def test_a_mixture_of_which_no_sample_is_left_is_refused(parts):
+    with pytest.raises(InputError, match="no samples"):
+        mix(repeat=dict.fromkeys(parts, 1), where="cls < 0")
+
+
+def test_the_order_of_the_last_epoch_and_view_is_kept_and_is_not_sent_along(path):
+    dataset = Dataset(path, rank=0, world_size=1)
+    source = dataset.source
+    first = source.order(0)
+    assert source.order(0) is first
+    assert source.order(1).epoch == 1
+    assert source.order(0).sequence.tolist() == first.sequence.tolist()
+    dataset.set_view(view_of(path, range(7)))
+    assert (dataset.source.order(0).num_samples, source.order(0).num_samples) == (7, first.num_samples)
+    assert pickle.loads(pickle.dumps(source))._last_order is None

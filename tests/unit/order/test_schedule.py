@@ -1,0 +1,309 @@
+"""Weights that change over time, against a plain simulation."""
+
+import itertools
+import time
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from orders import options
+from wdsplit.errors import InputError
+from wdsplit.order.mixture import EpochShares, MixedOrder
+from wdsplit.order.schedule import INTERPOLATIONS, Schedule
+from wdsplit.order.shares import epoch_counts
+from wdsplit.order.split import Steps, World
+
+interpolations = st.sampled_from(INTERPOLATIONS)
+
+
+@st.composite
+def schedules(draw, interpolations=interpolations, most=400):
+    """Draw a schedule, with its sizes and lanes: (schedule, sizes, lanes)."""
+    num_sources = draw(st.integers(1, 5))
+    weights = st.lists(st.integers(0, 9), min_size=num_sources, max_size=num_sources).filter(any)
+    positions = [0, *itertools.accumulate(draw(st.lists(st.integers(1, most), max_size=4)))]
+    points = [(position, draw(weights)) for position in positions]
+    sizes = draw(st.lists(st.integers(1, 40), min_size=num_sources, max_size=num_sources))
+    lanes = draw(st.integers(1, 6))
+    try:
+        schedule = Schedule(points, sizes, draw(st.integers(40, 150)), draw(interpolations), lanes)
+    except InputError as error:
+        assume("comes to none" not in error.found)
+        raise
+    return schedule, sizes, lanes
+
+
+def order_of(schedule, sizes, lanes, epoch, **others):
+    return MixedOrder(sizes, schedule.epoch(epoch), options(lanes=lanes, **others), epoch)
+
+
+def stream(schedule, sizes, lanes, epochs, **others):
+    """Return (source, number in the source's stream) of the positions of epochs, one after another."""
+    found = []
+    for epoch in epochs:
+        order = order_of(schedule, sizes, lanes, epoch, **others)
+        assert order.num_positions == schedule.num_samples
+        samples = [None] * order.num_positions
+        for quota in order.quotas(np.arange(order.num_positions)):
+            for row, position in zip(quota.rows.tolist(), quota.positions.tolist(), strict=True):
+                assert samples[row] is None
+                samples[row] = quota.source, quota.source_epoch * sizes[quota.source] + position
+        found += samples
+    return found
+
+
+def weight_at(schedule, source, position):
+    """Return the share of a source at a position, which may lie between two samples."""
+    shares = [(begin, Fraction(weights[source], sum(weights))) for begin, weights in schedule.points]
+    for (begin, one), (end, other) in itertools.pairwise(shares):
+        if position < end:
+            linear = schedule.interpolate == "linear"
+            return one + (other - one) * Fraction(position - begin, end - begin) if linear else one
+    return shares[-1][1]
+
+
+def simulated(schedule, begin, end):
+    """Return what positions take of each source, sample by sample; in a sample the weights are those of its middle."""
+    middles = [Fraction(2 * position + 1, 2) for position in range(begin, end)]
+    sources = range(len(schedule.points[0][1]))
+    return [sum(weight_at(schedule, source, middle) for middle in middles) for source in sources]
+
+
+def counts_of(samples, num_sources):
+    found = Counter(source for source, _ in samples)
+    return [found[source] for source in range(num_sources)]
+
+
+# Shares
+
+
+@given(schedules(), st.booleans())
+def test_each_stretch_has_its_exact_shares_rounded_by_the_largest_remainders(made, shuffle):
+    schedule, sizes, _ = made
+    begins, each_epoch = [begin for begin, _ in schedule.points], schedule.num_samples
+    num_epochs = -(-begins[-1] // each_epoch) + 1
+    found = stream(*made, range(num_epochs), shuffle=shuffle)
+    stretches = [*itertools.pairwise(begins), ((num_epochs - 1) * each_epoch, num_epochs * each_epoch)]
+    for begin, end in stretches:
+        expected = simulated(schedule, begin, end)
+        counts = counts_of(found[begin:end], len(sizes))
+        assert sum(counts) == end - begin
+        order = sorted(range(len(sizes)), key=lambda source: expected[source] // 1 - expected[source])
+        up = set(order[: end - begin - sum(each // 1 for each in expected)])
+        assert counts == [each // 1 + (source in up) for source, each in enumerate(expected)]
+
+
+@given(schedules(st.just("linear"), most=4000))
+def test_a_linear_stretch_follows_its_integral_within_lanes_times_sources_samples(made):
+    schedule, sizes, lanes = made
+    sources = len(sizes)
+    for (begin, _), (end, _) in itertools.pairwise(schedule.points):
+        before = schedule.taken(begin)
+        size = max(lanes * sources, -(-(end - begin) // 100))  # of a block, less than a lane's samples more
+        for position in range(begin, end, max(1, (end - begin) // 40)):
+            taken = [a - b for a, b in zip(schedule.taken(position), before, strict=True)]
+            errors = [a - b for a, b in zip(taken, simulated_integral(schedule, begin, position), strict=True)]
+            curve = size * 2 * max_slope(schedule, begin, end) * size  # in a block, the mean stands for the line
+            assert max(map(abs, errors)) <= lanes * sources + 2 + curve
+
+
+def simulated_integral(schedule, begin, position):
+    """Return the integral in closed form: the mean of the weights at both ends."""
+    sources = range(len(schedule.points[0][1]))
+    length = position - begin
+    return [
+        (weight_at(schedule, source, begin) + weight_at(schedule, source, Fraction(position))) * length / 2
+        if length
+        else Fraction(0)
+        for source in sources
+    ]
+
+
+def max_slope(schedule, begin, end):
+    last = Fraction(2 * end - 1, 2)
+    slopes = [
+        abs(weight_at(schedule, source, last) - weight_at(schedule, source, begin)) / (end - begin)
+        for source in range(len(schedule.points[0][1]))
+    ]
+    return max(slopes)
+
+
+@given(schedules(most=4000))
+def test_what_is_taken_never_falls_and_adds_up(made):
+    schedule, sizes, _ = made
+    end = schedule.points[-1][0] + 3 * schedule.num_samples
+    before = schedule.taken(0)
+    assert before == (0,) * len(sizes)
+    for position in range(0, end, 7):
+        taken = schedule.taken(position)
+        assert sum(taken) == position
+        assert all(a <= b for a, b in zip(before, taken, strict=True))
+        before = taken
+
+
+@given(schedules(st.just("linear"), most=4000))
+def test_blocks_of_a_linear_stretch_are_whole_rows_of_the_lanes_but_the_last(made):
+    """So from one block to the next a lane goes on with the lanes of the sources that it has begun."""
+    schedule, sizes, lanes = made
+    for (begin, _), (end, _) in itertools.pairwise(schedule.points):
+        inside = [each for each in schedule._begins if begin <= each < end]
+        assert len(inside) <= max(1, 100)
+        for here, after in itertools.pairwise(inside):
+            taken = zip(schedule.taken(here), schedule.taken(after), strict=True)
+            assert all((b - a) % lanes == 0 for a, b in taken)
+            assert (after - here) % lanes == 0
+            assert after - here >= lanes * len(sizes)
+
+
+# Exactly once
+
+
+@given(schedules(), st.booleans(), st.integers(0, 5))
+def test_each_source_goes_on_where_it_stopped_through_stretches_and_epochs(made, shuffle, first):
+    schedule = made[0]
+    found = stream(*made, range(first, first + 4), shuffle=shuffle)
+    for source, before in enumerate(schedule.taken(first * schedule.num_samples)):
+        numbers = sorted(number for each, number in found if each == source)
+        assert numbers == list(range(before, before + len(numbers)))
+
+
+@given(schedules())
+def test_a_segment_takes_what_the_schedule_says(made):
+    schedule, sizes, lanes = made
+    for epoch in range(4):
+        shares = schedule.epoch(epoch)
+        assert shares.taken == schedule.taken(epoch * schedule.num_samples)
+        found = stream(schedule, sizes, lanes, [epoch])
+        begin = 0
+        for segment in shares.segments:
+            end = begin + sum(segment)
+            assert counts_of(found[begin:end], len(sizes)) == list(segment)
+            begin = end
+        assert begin == schedule.num_samples
+
+
+# A function of the position
+
+
+@given(schedules(), st.integers(0, 8), st.integers(1, 4), st.integers(1, 5), st.data())
+def test_any_ranks_make_the_same_batches_from_any_start(made, epoch, world_size, batch_size, data):
+    order = order_of(*made, epoch)
+    start = data.draw(st.integers(0, order.num_positions))
+    alone = list(Steps(order, World(), batch_size * world_size, start))
+    ranks = [Steps(order, World(rank, world_size), batch_size, start) for rank in range(world_size)]
+    whole = sources_at(order, np.arange(order.num_positions + batch_size * world_size))
+    for parts, expected in zip(zip(*ranks, strict=True), alone, strict=True):
+        for part in parts:
+            assert set(part.positions.tolist()) <= set(expected.positions.tolist())
+            assert sources_at(order, part.positions) == [whole[position] for position in part.positions.tolist()]
+
+
+def sources_at(order, positions):
+    found = [None] * len(positions)
+    for quota in order.quotas(positions):
+        for row, place in zip(quota.rows.tolist(), quota.positions.tolist(), strict=True):
+            found[row] = quota.source, quota.source_epoch, place
+    return found
+
+
+@pytest.mark.parametrize("interpolate", INTERPOLATIONS)
+def test_a_schedule_of_one_point_is_a_mixture_of_constant_weights(interpolate):
+    sizes, weights = [40, 25, 7], [0.5, 0.3, 0.2]
+    schedule = Schedule([(0, weights)], sizes, 66, interpolate, lanes=4)
+    counts = epoch_counts(sizes, weights=weights, num_samples=66)
+    for epoch in (0, 3, 2**61):
+        shares = schedule.epoch(epoch)
+        assert shares == EpochShares((tuple(counts),), tuple(epoch * count for count in counts))
+        positions = np.arange(90)
+        chosen = options(lanes=4)
+        one, other = MixedOrder(sizes, counts, chosen, epoch), MixedOrder(sizes, shares, chosen, epoch)
+        assert sources_at(one, positions) == sources_at(other, positions)
+
+
+def test_golden_epoch_of_a_schedule():
+    schedule = Schedule([(0, [3, 1]), (12, [1, 1]), (20, [0, 1])], [5, 4], 8, "linear", lanes=2)
+    found = [order_of(schedule, [5, 4], 2, epoch, seed=42) for epoch in range(3)]
+    assert [order.num_positions for order in found] == [8, 8, 8]
+    assert [schedule.epoch(epoch).segments for epoch in range(4)] == GOLDEN_SEGMENTS
+    assert [(source, place) for order in found for source, _, place in sources_at(order, np.arange(8))] == GOLDEN
+
+
+GOLDEN_SEGMENTS = [((4, 0), (2, 2)), ((2, 2), (2, 2)), ((0, 4), (0, 4)), ((0, 8),)]
+GOLDEN = [
+    *[(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 0), (0, 0)],
+    *[(0, 1), (1, 3), (1, 2), (0, 2), (1, 0), (1, 1), (0, 3), (0, 4)],
+    *[(1, 2), (1, 3), (1, 0), (1, 1), (1, 2), (1, 3), (1, 0), (1, 1)],
+]
+
+
+@settings(max_examples=5)
+@given(interpolations, st.integers(0, 10**6))
+def test_a_billion_positions_and_a_thousand_points_are_no_matter(interpolate, epoch):
+    points = [(number * 10**9, [1 + number % 7, 3, number % 2]) for number in range(300)]
+    begun = time.process_time()
+    schedule = Schedule(points, [10**9] * 3, 10**9, interpolate, lanes=192)
+    assert sum(schedule.taken(10**15 + 1)) == 10**15 + 1
+    order = order_of(schedule, [10**9] * 3, 192, epoch)
+    assert len(set(sources_at(order, np.arange(5 * 10**8, 5 * 10**8 + 1000)))) == 1000
+    assert time.process_time() - begun < 20  # it would take hours to walk there
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("points", "others", "found"),
+    [
+        ([], {}, ["at least one point"]),
+        ([(5, [1, 1])], {}, ["point 0: position = 5: expected 0"]),
+        ([(0, [1, 1]), (9, [1, 1]), (9, [1, 2])], {}, ["point 2: position = 9: expected an integer above 9"]),
+        ([(0, [1, 1]), (9, [1, 1]), (3, [1, 2])], {}, ["point 2: position = 3"]),
+        (
+            [(500, [1, 1]), (0, [1, 1])],
+            {},
+            ["point 1: position = 0: expected an integer above 500, the position of the point before"],
+        ),
+        ([("x", [1, 1]), (0, [1, 1])], {}, ["point 1: position = 0: expected an integer above 0"]),
+        ([(0, [1, 1]), (1.5, [1, 1])], {}, ["point 1: position = 1.5"]),
+        ([(0, [1, 1]), (2**60, [1, 1])], {}, ["at most 2**50"]),
+        ([(0, [1, -1])], {}, ["point 0, b: weight = -1"]),
+        ([(0, [1, 1]), (9, [1, float("nan")])], {}, ["point 1, b: weight = nan"]),
+        ([(0, [0, 0])], {}, ["point 0: weights: expected at least one above 0"]),
+        ([(0, [1])], {}, ["point 0: expected 2 weights, one a source, found 1"]),
+        ([(0, [1, 1])], {"interpolate": "cubic"}, ["interpolate = 'cubic'"]),
+        ([(0, [1, 1])], {"num_samples": 0}, ["num_samples = 0"]),
+        ([(0, [1, 1])], {"num_samples": True}, ["num_samples = True"]),
+        ([(0, [1, 999]), (10, [1, 1])], {}, ["a: its share of positions 0 to 9, 0.01 of a sample, comes to none"]),
+        ([(0, [1, 999])], {}, ["a: its share of each epoch from 0 on, 0.012 of a sample, comes to none"]),
+    ],
+)
+def test_what_is_no_schedule_is_refused_and_named(points, others, found):
+    with pytest.raises(InputError) as caught:
+        Schedule(points, [5, 7], names=["a", "b"], **others)
+    assert all(each in caught.value.found for each in found), caught.value.found
+
+
+def test_a_source_without_samples_can_have_no_weight():
+    with pytest.raises(InputError, match="b: has a weight, but no samples"):
+        Schedule([(0, [1, 0]), (9, [1, 1])], [5, 0], 10, names=["a", "b"])
+    assert Schedule([(0, [1, 0])], [5, 0], 10).taken(10) == (10, 0)
+
+
+def test_the_fingerprint_tells_schedules_apart_but_not_the_scale_of_weights():
+    def fingerprint(*points, **others):
+        return Schedule(points, [50, 70], **{"num_samples": 100, **others}).fingerprint
+
+    one = fingerprint((0, [0.9, 0.1]), (50, [1, 1]))
+    assert one == fingerprint((0, [9, 1]), (50, [0.5, 0.5]))
+    others = [
+        fingerprint((0, [0.9, 0.1]), (51, [1, 1])),
+        fingerprint((0, [0.8, 0.2]), (50, [1, 1])),
+        fingerprint((0, [0.9, 0.1]), (50, [1, 1]), interpolate="linear"),
+        fingerprint((0, [0.9, 0.1]), (50, [1, 1]), num_samples=101),
+        fingerprint((0, [0.9, 0.1])),
+    ]
+    assert len({one, *others}) == 6

@@ -1,0 +1,230 @@
+"""The order of a view, compared with the order of the whole dataset of which samples are left out."""
+
+from dataclasses import replace
+from itertools import chain
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from orders import TAILS, VIEWS, located, masks_of, options, slow_lanes, slow_visits, tails, views
+from wdsplit.checks.audit import AuditOptions, audit_order
+from wdsplit.errors import InputError
+from wdsplit.order import epoch as epoch_module
+from wdsplit.order.epoch import EpochOrder, Located, order_in_windows
+from wdsplit.order.evened import evened
+from wdsplit.order.mixing import draw_batches, mixing, positions_of
+from wdsplit.order.mixture import MixedOrder, source_seed
+from wdsplit.order.selection import Selection
+from wdsplit.order.split import Steps, World
+
+
+def whole_visits(order, masks):
+    """Return for each shard its visits in the whole epoch, those that are not selected left out."""
+    return [
+        [sample for sample in slow_visits(order.options, order.epoch, shard, len(mask)) if mask[sample]]
+        for shard, mask in enumerate(masks)
+    ]
+
+
+@given(views())
+def test_a_shard_of_a_view_is_visited_as_that_of_the_whole_without_what_is_not_selected(view):
+    order, masks = view
+    visits = whole_visits(order, masks)
+    assert [order.shard_samples(shard).tolist() for shard in range(len(masks))] == visits
+    for shard in range(len(masks)):
+        windows, ends = order.shard_windows(shard)
+        found = [order.window_samples(shard, window).tolist() for window in windows.tolist()]
+        assert all(found) and list(chain.from_iterable(found)) == visits[shard]
+        assert ends.tolist() == np.cumsum([len(samples) for samples in found]).tolist()
+
+
+@given(views())
+def test_even_lanes_are_those_that_a_dataset_of_the_selected_samples_would_have(view):
+    order, masks = view
+    assume(order.stretches is None)
+    visits = whole_visits(order, masks)
+    smaller = EpochOrder(order.counts, order.options, order.epoch, order.is_recut)
+    positions = np.arange(order.num_positions + 7) if order.num_samples else np.arange(0)
+    shards, numbers, pads = smaller.visits(positions)
+    expected = [visits[shard][number] for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True)]
+    assert located(order, positions) == list(zip(shards.tolist(), expected, pads.tolist(), strict=True))
+
+
+@settings(max_examples=100)
+@given(views(kinds=["one", "one a shard", "random", "uneven"]))
+def test_lanes_are_those_that_plain_python_makes(view):
+    order, masks = view
+    chosen = {(shard, int(sample)) for shard, mask in enumerate(masks) for sample in np.flatnonzero(mask)}
+    found = slow_lanes(order.totals.tolist(), order.options, order.epoch, chosen, order.is_recut)
+    assert found == (lanes_of(order), order.is_recut)
+
+
+def lanes_of(order):
+    """Return the lanes, each the (shard, sample) pairs that it holds."""
+    lanes = range(order.options.lanes)
+    positions = [lane + len(lanes) * np.arange(int(order.lane_length[lane])) for lane in lanes]
+    return [[(shard, sample) for shard, sample, _ in located(order, each)] for each in positions]
+
+
+@pytest.mark.parametrize("lanes", [12, 24, 30])
+def test_lanes_that_fill_up_each_other_have_the_same_number_modulo_much(lanes):
+    """So that the readers of half and of a quarter of the lanes, and so on, find what they share in memory."""
+    lengths = 100 + np.array([(1, -1)[lane % lanes * 2 // lanes] * (lane % 5 + 1) for lane in range(lanes)])
+    lengths[lanes // 2 :] = 200 - lengths[: lanes // 2]
+    begins = np.cumsum(lengths) - lengths
+    found = evened(begins, lengths, np.full(lanes, 100))
+    source = np.searchsorted(begins, found.sources_of(np.arange(100 * lanes)), side="right") - 1
+    lane = np.arange(100 * lanes) // 100
+    assert (source != lane).sum() == np.maximum(lengths - 100, 0).sum()
+    assert set((source - lane)[source != lane].tolist()) <= {lanes // 2, -lanes // 2}
+
+
+def test_uneven_lanes_keep_their_own_shards_and_take_what_is_too_much_for_others_at_the_end():
+    masks = [np.arange(40) < count for count in (30, 10, 22, 18)]
+    selection = Selection.of_masks(masks)
+    order = EpochOrder(selection.counts, options(shuffle=False), 0, selection=selection)
+    parts = [[(0, 0, 20)], [(1, 0, 10), (0, 20, 30)], [(2, 0, 20)], [(3, 0, 18), (2, 20, 22)]]
+    expected = [[(shard, n) for shard, first, stop in part for n in range(first, stop)] for part in parts]
+    assert lanes_of(order) == expected
+
+
+@settings(max_examples=100)
+@given(views(st.sampled_from(["pad", "drop"]), ["uneven", *VIEWS]), st.integers(1, 4), st.integers(1, 5), st.data())
+def test_all_promises_of_an_epoch_hold_for_a_view(view, world_size, batch_size, data):
+    order, masks = view
+    ranks = [list(Steps(order, World(rank, world_size), batch_size)) for rank in range(world_size)]
+    alone = list(Steps(order, World(), world_size * batch_size))
+    assert {len(steps) for steps in ranks} == {len(alone)}
+    for step, whole in enumerate(alone):
+        assert sorted(np.concatenate([steps[step].positions for steps in ranks])) == whole.positions.tolist()
+    given_samples = [each for step in alone for each in located(order, step.positions)]
+    real = [(shard, sample) for shard, sample, pad in given_samples if not pad]
+    selected = {(shard, int(sample)) for shard, mask in enumerate(masks) for sample in np.flatnonzero(mask)}
+    assert len(set(real)) == len(real) and set(real) <= selected
+    assert {(shard, sample) for shard, sample, _ in given_samples} <= selected
+    if order.options.tail == "pad":
+        assert set(real) == selected
+    elif order.is_recut:
+        assert len(selected) - len(real) < world_size * batch_size
+    global_batch = world_size * batch_size
+    stop = data.draw(st.integers(0, len(alone)))
+    others = [Steps(order, World(rank, global_batch), 1, stop * global_batch) for rank in range(global_batch)]
+    for step, whole in zip(zip(*others, strict=True), alone[stop:], strict=True):
+        assert sorted(int(part.positions[0]) for part in step) == whole.positions.tolist()
+
+
+@given(st.data(), st.integers(1, 3), st.integers(0, 4), st.booleans())
+def test_a_mixture_of_views_gives_each_selected_sample_once_before_any_again(data, lanes, epoch, shuffle):
+    counts = [[9, 0, 14], [30], [5, 5]]
+    kinds = [data.draw(st.sampled_from([kind for kind in VIEWS if kind != "nothing"])) for _ in counts]
+    views = [Selection.of_masks(masks_of(kind, each, epoch)) for kind, each in zip(kinds, counts, strict=True)]
+    sizes = [view.num_samples for view in views]
+    shares = [data.draw(st.integers(1, 2 * size)) for size in sizes]
+    chosen, given_samples = options(lanes=lanes, shuffle=shuffle), {}
+    for number in range(epoch + 2):
+        mixed = MixedOrder(sizes, shares, chosen, number)
+        for quota in mixed.quotas(np.arange(mixed.num_samples)):
+            view, own = views[quota.source], replace(chosen, seed=source_seed(0, quota.source))
+            order = EpochOrder(view.counts, own, quota.source_epoch, equal_lanes=True, selection=view)
+            given_samples.setdefault((quota.source, quota.source_epoch), []).extend(located(order, quota.positions))
+    for (source, source_epoch), found in given_samples.items():
+        assert not any(pad for *_, pad in found)
+        assert len(set(found)) == len(found) <= sizes[source]
+        assert all(views[source].mask(shard)[sample] for shard, sample, _ in found)
+        if (source, source_epoch + 1) in given_samples:
+            assert len(found) == sizes[source]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.booleans(), tails, st.integers(0, 9))
+def test_a_view_of_everything_has_the_order_of_the_whole(counts, shuffle, tail, epoch):
+    selection = Selection.of_masks([np.ones(count, np.bool_) for count in counts])
+    view = EpochOrder(selection.counts, options(tail, shuffle=shuffle), epoch, selection=selection)
+    whole = EpochOrder(np.array(counts, np.int64), options(tail, shuffle=shuffle), epoch)
+    assert view.num_positions == whole.num_positions
+    positions = np.arange(whole.num_positions)
+    assert located(view, positions) == located(whole, positions)
+
+
+def test_a_bitmap_of_a_shard_that_is_not_visited_is_not_touched():
+    class Untouched(Selection):
+        def mask(self, shard, first=0, stop=None):
+            assert shard == 1
+            return super().mask(shard, first, stop)
+
+    masks = [np.arange(20) % 3 == shard % 3 for shard in range(3)]
+    made = Selection.of_masks(masks)
+    selection = Untouched(made.totals, made.counts, made.bitmaps)
+    order = EpochOrder(selection.counts, options(lanes=1, shuffle=False), 0, selection=selection)
+    begin = int(made.counts[0])
+    assert [shard for shard, _, _ in located(order, np.arange(begin, begin + int(made.counts[1])))] == [1] * 7
+
+
+@settings(max_examples=30)
+@given(views(st.just("pad"), ["uneven", *VIEWS]))
+def test_samples_of_a_view_lead_back_to_their_positions(view):
+    order, _ = view
+    positions = np.flatnonzero(order.is_real(np.arange(order.num_positions)))
+    found = order.locate(positions)
+    assert positions_of(order, found.shard, found.sample).tolist() == positions.tolist()
+    batches = draw_batches(order, 1, 4, 10**6, 1)
+    assert sorted(zip(batches.shard.tolist(), batches.sample.tolist(), strict=True)) == sorted(
+        zip(found.shard.tolist(), found.sample.tolist(), strict=True)
+    )
+
+
+def test_the_mixing_of_a_view_is_that_of_its_own_samples():
+    masks = masks_of("random", [64] * 8, 0)
+    selection = Selection.of_masks(masks)
+    orders = [EpochOrder(selection.counts, options(lanes=2), epoch, selection=selection) for epoch in (0, 1)]
+    steps = [{} for _ in orders]
+    for order, step_of in zip(orders, steps, strict=True):
+        for position, (shard, sample, _) in enumerate(located(order, np.arange(order.num_samples))):
+            step_of[shard, sample] = position // 8
+    samples = list(steps[0])
+    pairs = [(a, b) for a in samples for b in samples if a < b and steps[0][a] == steps[0][b]]
+    again = sum(steps[1][a] == steps[1][b] for a, b in pairs)
+    found = mixing(*orders, 8)
+    assert found.met_again / 7 == pytest.approx(again / len(pairs))
+
+
+def test_counts_must_be_those_of_the_selection():
+    selection = Selection.of_masks(masks_of("every third", [9, 9], 0))
+    with pytest.raises(InputError, match="counts"):
+        EpochOrder(np.array([9, 9]), options(), 0, selection=selection)
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("tail", TAILS)
+def test_the_audit_of_a_view_finds_its_promises_kept(kind, tail):
+    masks = masks_of(kind, [40, 0, 31, 40], 1)
+    selection = Selection.of_masks(masks)
+    order = EpochOrder(selection.counts, options(tail, lanes=3), 2, selection=selection)
+    findings = list(audit_order(order, AuditOptions(world_size=2, num_workers=3, batch_size=4, tail=tail)))
+    assert all(finding.held for finding in findings)
+    (once,) = (finding for finding in findings if finding.promise == "exactly once")
+    assert once.evidence.startswith(f"{selection.num_samples:,} samples")
+
+
+def test_the_audit_of_a_view_finds_a_sample_that_is_not_selected():
+    selection = Selection.of_masks(masks_of("every third", [30, 30], 0))
+    order = EpochOrder(selection.counts, options(lanes=2), 0, selection=selection)
+    other = Selection.of_masks([~selection.mask(0), selection.mask(1)])
+    found = Located(np.zeros(20, np.int64), other.places(0), np.zeros(20, np.bool_))
+    with patch.object(EpochOrder, "locate", lambda self, positions: found):
+        (once,) = (each for each in audit_order(order, AuditOptions()) if each.promise == "exactly once")
+    assert not once.held and "20 that are not selected" in once.evidence
+
+
+def test_a_sample_with_the_highest_hash_still_comes_before_what_fills_up_a_row():
+    def falling(numbers):
+        return np.broadcast_to(
+            np.uint64(2**64 - 1) - np.arange(numbers.shape[-1], dtype=np.uint64), numbers.shape
+        ).copy()
+
+    places = [np.arange(300), np.arange(0, 300, 3)]
+    with patch.object(epoch_module, "_mix_numbers", falling):
+        found = order_in_windows(options(), 0, np.array([0, 1]), np.array([0, 0]), places)
+    assert [order.tolist() for order in found] == [list(range(300))[::-1], list(range(100))[::-1]]

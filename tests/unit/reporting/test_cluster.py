@@ -1,0 +1,93 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsplit.errors import InputError
+from wdsplit.reporting.cluster import Cluster, Load, Topology, estimate
+
+LOAD = Load(
+    world_size=8,
+    num_workers=4,
+    steps=100,
+    batch_size=64,
+    bytes_read=8e9,
+    requests=16_000,
+    first_bytes=1e6,
+    first_requests=96,
+    sample_ms=1.0,
+)
+
+
+def changed(**values):
+    return estimate(dataclasses.replace(LOAD, **values), Cluster())
+
+
+def test_nobody_waits_where_training_is_slowest():
+    found = estimate(LOAD, Cluster(link_gbits=100, step_ms=200))
+    assert found.bound == "training"
+    assert found.waiting == 0
+    assert found.epoch_s == pytest.approx(found.first_batch_s + 100 * 0.2)
+
+
+def test_a_link_that_is_too_slow_decides_how_long_a_step_takes():
+    found = estimate(LOAD, Cluster(link_gbits=1, step_ms=200))
+    # 10 MB a rank and step, through an eighth of 125 MB/s
+    assert found.link_s == pytest.approx(0.64)
+    assert found.bound == "link"
+    assert found.waiting == pytest.approx(1 - 0.2 / 0.64)
+
+
+def test_requests_take_their_latency_as_many_at_a_time_as_there_are_connections():
+    found = estimate(LOAD, Cluster(link_gbits=1000, latency_ms=320, step_ms=1))
+    assert found.requests_s == pytest.approx(20 * 0.32 / 16)
+    assert found.bound == "requests"
+
+
+def test_workers_share_a_batch_and_a_rank_without_them_decodes_between_steps():
+    assert changed().workers_s == pytest.approx(64 * 0.001 / 4)
+    alone = changed(num_workers=0)
+    assert alone.waiting == pytest.approx(0.064 / 0.264)
+    assert changed(sample_ms=100.0).bound == "decoding"
+
+
+def test_an_epoch_has_its_price():
+    found = estimate(LOAD, Cluster(price_per_1000_requests=0.5, price_per_gb=0.25))
+    assert found.cost == pytest.approx(16 * 0.5 + 8 * 0.25)
+
+
+@given(st.floats(0.01, 1000), st.floats(0, 1000), st.floats(0.1, 10_000), st.integers(0, 64))
+def test_estimates_are_in_their_bounds_and_more_of_anything_never_hurts(link, latency, step, workers):
+    load = dataclasses.replace(LOAD, num_workers=workers)
+    found = estimate(load, Cluster(link_gbits=link, latency_ms=latency, step_ms=step))
+    better = estimate(load, Cluster(link_gbits=2 * link, latency_ms=latency / 2, step_ms=step))
+    assert 0 <= found.waiting < 1
+    assert found.epoch_s >= LOAD.steps * step / 1000
+    assert better.epoch_s <= found.epoch_s
+    assert better.waiting <= found.waiting
+
+
+def test_an_epoch_without_steps_takes_what_its_first_batch_takes():
+    found = changed(steps=0)
+    assert found.epoch_s == found.first_batch_s
+
+
+def test_all_that_is_wrong_with_a_cluster_is_named():
+    with pytest.raises(InputError, match="invalid cluster") as caught:
+        Cluster(link_gbits=0, latency_ms=-1, step_ms=float("nan"), sample_ms=-1, connections=0)
+    assert all(
+        name in caught.value.found for name in ("link_gbits", "latency_ms", "step_ms", "sample_ms", "connections")
+    )
+
+
+def test_a_topology_is_parsed_as_people_write_it():
+    assert Topology.parse("8x4") == Topology(8, 4)
+    assert Topology.parse("1X0") == Topology(1)
+    assert str(Topology(8, 4)) == "8 ranks x 4 workers"
+
+
+@pytest.mark.parametrize("text", ["8", "8x", "x4", "0x4", "8x-1", "8x4x2", "٣x1", "65537x1", ""])
+def test_what_is_no_topology_is_refused(text):
+    with pytest.raises(InputError, match="invalid topology"):
+        Topology.parse(text)

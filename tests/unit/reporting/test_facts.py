@@ -1,0 +1,269 @@
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from made_datasets import png_bytes, sized_dataset
+from wdsplit.errors import InputError
+from wdsplit.loading.reading.source import Source
+from wdsplit.order.epoch import EpochOrder, OrderOptions
+from wdsplit.order.mixing import positions_of
+from wdsplit.reporting.fields import duplicates, field_facts
+from wdsplit.reporting.labels import labels_of
+from wdsplit.reporting.mixing import neighbours
+from wdsplit.reporting.payloads import kind_of, measure
+from wdsplit.reporting.samples import drawn_numbers
+from wdsplit.reporting.scan import Column, Scan, planned_runs, scan
+from wdsplit.reporting.subject import Subject, open_subject
+from wdsplit.shards.manifest import Field, Manifest, Shards
+from wdsplit.texts import counted, human_bytes, human_seconds, safe_text
+
+
+def column(kind, payloads, **measures):
+    """Return what would be read of payloads of one field; None where a sample lacks it."""
+    return Column(
+        kind,
+        np.array([-1 if each is None else len(each) for each in payloads]),
+        np.array([0 if each is None else hash(each) & 0xFFFFFFFF for each in payloads], np.uint64),
+        np.array([None if each is None else each.decode() for each in payloads], object),
+        {name: np.array(values, float) for name, values in measures.items()},
+        np.array([each == b"" for each in payloads]),
+    )
+
+
+def scanned(**columns):
+    count = len(next(iter(columns.values())).sizes)
+    return Scan(True, count, np.arange(count), np.array([f"k{row}" for row in range(count)], object), columns)
+
+
+# Texts
+
+
+@given(st.text(), st.integers(1, 50))
+def test_texts_of_a_dataset_are_short_and_hold_nothing_that_is_not_seen(text, limit):
+    shown = safe_text(text, limit)
+    assert shown.isprintable()
+    assert len(shown) <= 10 * limit
+    assert safe_text(text, limit, lines=True).replace("\n", "").replace("\t", "").isprintable()
+
+
+def test_numbers_are_written_for_people():
+    assert [counted(1, "class", "classes"), counted(2000, "class", "classes")] == ["1 class", "2,000 classes"]
+    assert [human_bytes(999), human_bytes(1_500_000), human_bytes(2e15)] == ["999 B", "1.5 MB", "2.0 PB"]
+    assert [human_seconds(each) for each in (0.012, 3.4, 300, 9000)] == ["12 ms", "3.4 s", "5 min", "2.5 h"]
+
+
+# Payloads
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "kind"),
+    [
+        ("jpg", "media", "image"),
+        ("seg.png", "bytes", "image"),
+        ("wav", "media", "audio"),
+        ("cls", "integer", "number"),
+        ("cls", "bytes", "number"),
+        ("json", "bytes", "json"),
+        ("meta.json", "json", "json"),
+        ("caption", "text", "text"),
+        ("txt", "bytes", "text"),
+        ("npy", "npy", "array"),
+        ("bin", "bytes", "bytes"),
+    ],
+)
+def test_a_field_is_what_its_encoding_or_its_name_says(name, encoding, kind):
+    assert kind_of(name, Field(name, name, encoding, "")) == kind
+    if encoding == "bytes":
+        assert kind_of(name, None) == kind
+
+
+def test_payloads_are_measured_by_their_headers():
+    file = io.BytesIO()
+    np.save(file, np.zeros((3, 5)))
+    assert measure("image", png_bytes(np.zeros((6, 8, 3), np.uint8))) == {"width": 8, "height": 6, "aspect": 8 / 6}
+    assert measure("text", "größer".encode()) == {"characters": 6}
+    assert measure("number", b"-7") == {"value": -7}
+    assert measure("array", file.getvalue()) == {"elements": 15}
+    assert measure("bytes", b"anything") == {}
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "number", "array"])
+@given(data=st.binary(max_size=60))
+def test_what_is_unreadable_has_no_measures_and_is_no_error(kind, data):
+    measured = measure(kind, b"\xff\xfe" + data)
+    assert measured == {} or kind == "image"
+
+
+def test_an_image_that_claims_to_be_huge_is_not_decoded():
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "PNG")
+    assert measure("image", file.getvalue()) == {}
+
+
+# Labels
+
+
+def test_classes_are_counted_the_most_frequent_first():
+    labels = labels_of(scanned(cls=column("number", [b"1", b"0", b"1", b"2", b"1", b"0"])), [])
+    assert labels.field == "cls"
+    assert labels.names == ("1", "0", "2")
+    assert labels.counts.tolist() == [3, 2, 1]
+    assert labels.codes.tolist() == [0, 1, 0, 2, 0, 1]
+
+
+def test_a_sample_without_a_class_counts_nowhere():
+    labels = labels_of(scanned(cls=column("number", [b"1", None, b"0", b"1"])), [])
+    assert labels.codes.tolist() == [0, -1, 1, 0]
+
+
+def test_fields_whose_values_differ_from_sample_to_sample_hold_no_classes():
+    texts = [str(row).encode() for row in range(100)]
+    assert labels_of(scanned(cls=column("number", texts), txt=column("text", texts)), []) is None
+
+
+def test_a_field_of_any_name_holds_classes_if_few_values_repeat():
+    assert labels_of(scanned(kind=column("text", [b"cat", b"dog"] * 50)), []).field == "kind"
+
+
+def test_a_field_can_be_named_and_one_without_short_values_is_refused():
+    found = scanned(a=column("number", [b"1", b"2"] * 50), b=column("text", [b"x", b"y"] * 50))
+    assert labels_of(found, [], "b").field == "b"
+    with pytest.raises(InputError, match="no classes in this field") as caught:
+        labels_of(found, [], "c")
+    assert "a, b" in caught.value.expected
+
+
+# Fields
+
+
+def test_presence_nulls_and_what_is_unreadable_are_counted():
+    (facts,) = field_facts(
+        scanned(jpg=column("image", [b"x", None, b"", b"y"], width=[8, np.nan, np.nan, np.nan])), None
+    )
+    assert (facts.present, facts.absent, facts.nulls, facts.unreadable) == (3, 1, 1, 1)
+    assert facts.bad_rows == (3,)
+
+
+def test_histograms_hold_every_value_and_outliers_are_named():
+    values = [*range(100, 200), 100_000]
+    (facts,) = field_facts(scanned(txt=column("text", [b"x"] * 101, characters=values)), None)
+    measure = facts.measure("characters")
+    assert measure.counts.sum() == 101
+    assert (measure.minimum, measure.maximum) == (100, 100_000)
+    assert measure.edges[-1] < 1000
+    assert measure.outliers == ((100, 100_000.0),)
+
+
+def test_equal_values_are_no_outliers_and_are_one_bar():
+    (facts,) = field_facts(scanned(txt=column("text", [b"x"] * 10, characters=[3] * 10)), None)
+    assert facts.measure("characters").is_constant
+    assert facts.measure("characters").outliers == ()
+
+
+def test_payloads_that_repeat_are_grouped_and_conflicting_classes_are_counted():
+    payloads = [b"a", b"b", b"a", b"c", b"b", b"a"]
+    found = scanned(
+        jpg=column("image", payloads, width=[1] * 6), cls=column("number", [b"0", b"1", b"0", b"0", b"0", b"0"])
+    )
+    repeated = duplicates(found, labels_of(found, []))
+    assert repeated.extra == 3
+    assert repeated.groups == ((0, 2, 5), (1, 4))
+    assert repeated.conflicts == 1
+
+
+# What is read
+
+
+@given(st.integers(0, 10_000), st.integers(0, 50), st.integers(0, 3))
+def test_drawn_samples_are_from_all_parts_of_the_files(num_stored, count, seed):
+    numbers = drawn_numbers(num_stored, count, seed)
+    assert len(numbers) == len(set(numbers)) == min(count, num_stored)
+    parts = sorted(number * len(numbers) // num_stored for number in numbers)
+    assert all(0 <= number < num_stored for number in numbers)
+    assert not numbers or max(np.diff([0, *parts])) <= 2
+
+
+def test_a_small_dataset_is_read_whole_and_a_large_one_in_part(tmp_path):
+    subject = open_subject(sized_dataset(tmp_path, [40, 0, 25, 60], lanes=3, window=8))
+    runs, is_exact = planned_runs(subject, subject.total("num_bytes"), 0)
+    assert is_exact
+    assert sum(run.stop - run.first for run in runs) == 125
+    runs, is_exact = planned_runs(subject, 30 * subject.parts[0].sample_bytes, 0)
+    assert not is_exact
+    assert {run.shard for run in runs} == {0, 2, 3}
+    assert 3 <= sum(run.stop - run.first for run in runs) <= 30
+    assert runs == planned_runs(subject, 30 * subject.parts[0].sample_bytes, 0)[0]
+    assert runs != planned_runs(subject, 30 * subject.parts[0].sample_bytes, 1)[0]
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    subject = open_subject(sized_dataset(tmp_path, [40, 25], lanes=2, window=8))
+    found = scan(subject, 10**9, 0)
+    assert found.basis == "exact"
+    assert found.numbers.tolist() == list(range(65))
+    assert found.columns["cls"].measures["value"].tolist() == list(range(65))
+    part = scan(subject, 20 * subject.parts[0].sample_bytes, 0)
+    assert part.basis == f"sampled: {len(part)} of 65 samples"
+    assert part.columns["cls"].measures["value"].tolist() == part.numbers.tolist()
+
+
+# The order
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_positions_of_samples_lead_back_to_them(shuffle):
+    order = EpochOrder(np.array([7, 0, 12, 5, 9]), OrderOptions(3, shuffle, 3, 4, "pad"), 2)
+    located = order.locate(np.arange(order.num_positions))
+    real = np.flatnonzero(~located.pad)
+    assert positions_of(order, located.shard[real], located.sample[real]).tolist() == real.tolist()
+
+
+def test_neighbours_in_a_file_stay_neighbours_where_nothing_is_shuffled(tmp_path):
+    folder = sized_dataset(tmp_path, [50, 50], lanes=1, window=10)
+    assert neighbours(open_subject(folder, shuffle=False), 0).median == pytest.approx(1 / 100)
+    assert neighbours(open_subject(folder), 0).median > 2 / 100
+
+
+def test_json_that_is_null_counts_as_null(tmp_path):
+    from wdsplit.reporting.scan import _Gatherer
+
+    gatherer = _Gatherer("json")
+    gatherer.add(0, [json.dumps(None).encode(), b"{}", None, b""])
+    found = gatherer.column(4)
+    assert found.is_null.tolist() == [True, False, False, True]
+    assert found.is_present.tolist() == [True, True, False, True]
+
+
+def test_classes_that_the_manifest_names_and_no_sample_has_are_counted_too(tmp_path):
+    manifest = open_subject(sized_dataset(tmp_path, [4], lanes=1, window=1)).manifests[0]
+    named = dataclasses.replace(manifest, fields=(Field("cls", "cls", "integer", "int64", ("cat", "dog", "fish")),))
+    labels = labels_of(scanned(cls=column("number", [b"1", b"1", b"0"])), [named])
+    assert labels.names == ("dog", "cat", "fish")
+    assert labels.counts.tolist() == [2, 1, 0]
+    assert labels.is_complete
+
+
+def test_of_a_hundred_thousand_shards_few_are_opened(tmp_path):
+    count = 100_000
+    shards = Shards.of_columns(
+        {
+            "path": [f"{shard:06d}.tar" for shard in range(count)],
+            "num_samples": np.full(count, 1000),
+            "num_pads": np.zeros(count, np.int64),
+            "num_bytes": np.full(count, 100_000_000),
+            "checksum": [""] * count,
+        }
+    )
+    manifest = Manifest(shards, (), 192, 14, "none", {})
+    subject = Subject(Source(str(tmp_path), manifest, OrderOptions(0, True, 192, 14, "pad")))
+    runs, is_exact = planned_runs(subject, 256 * 1024**2, 0)
+    assert not is_exact
+    assert len(runs) == len({run.shard for run in runs}) == 256
+    assert sum(run.stop - run.first for run in runs) * 100_000 <= 256 * 1024**2
+    assert all(0 <= run.first < run.stop <= 1000 for run in runs)

@@ -1,0 +1,146 @@
+import dataclasses
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.shards.annotations import (
+    Annotation,
+    annotation_folder,
+    annotation_names,
+    annotation_table_path,
+    drop_annotation,
+    find_annotation,
+    list_annotations,
+    read_annotation,
+    write_annotation,
+)
+from wdsplit.shards.manifest import Manifest, Shard, Shards
+from wdsplit.shards.sample_tables import dump_samples, with_names
+from wdsplit.storage.local import LocalStorage
+
+SHARDS = (Shard("000000.tar", 4, 1, 10_240, "xxh3_128:00"), Shard("b/1.tar", 2, 0, 10_240, "xxh3_128:01"))
+MANIFEST = Manifest(Shards.of(SHARDS), (), 1, 1, "none", {})
+TABLE = pa.table({"score": pa.array([0.5, None, 2.5]), "größe": pa.array(["a", "b", None])})
+
+
+def annotation_of(name, **changes):
+    folder = annotation_folder(name, "0" * 16)
+    made = Annotation(name, folder, TABLE.schema, MANIFEST.fingerprint, 5, 1, 2, 3, 400, provenance={"key": "id"})
+    return dataclasses.replace(made, **changes)
+
+
+def publish(storage, path, data):
+    with storage.publish(path) as file:
+        file.write([data])
+
+
+@pytest.fixture
+def storage(tmp_path):
+    storage = LocalStorage(str(tmp_path))
+    for shard in SHARDS:
+        rows = TABLE.slice(0, shard.num_samples - shard.num_pads)
+        path = annotation_table_path(annotation_of("quality").folder, shard.path)
+        publish(storage, path, dump_samples(rows, shard.checksum))
+    write_annotation(storage, annotation_of("quality"))
+    return storage
+
+
+def test_what_was_written_is_read(storage):
+    found = list_annotations(storage, MANIFEST)
+    assert found == {"quality": annotation_of("quality")}
+    assert read_annotation(storage, found["quality"], SHARDS[0]) == TABLE
+    assert read_annotation(storage, found["quality"], SHARDS[1], ["größe"]) == TABLE.select(["größe"]).slice(0, 2)
+
+
+def test_class_names_stay(storage):
+    schema = pa.schema([with_names(pa.field("label", pa.int64()), ("cat", "dog"))])
+    write_annotation(storage, annotation_of("quality", schema=schema))
+    assert list_annotations(storage, MANIFEST)["quality"].class_names == {"label": ("cat", "dog")}
+
+
+def test_a_dataset_without_annotations_has_none(tmp_path):
+    assert list_annotations(LocalStorage(str(tmp_path)), MANIFEST) == {}
+
+
+def test_one_that_was_made_for_other_shards_is_refused_by_its_name(storage):
+    write_annotation(storage, annotation_of("quality", fingerprint="other"))
+    with pytest.raises(InputError, match=r"annotation 'quality'(.|\n)*--drop quality"):
+        find_annotation(storage, "quality", MANIFEST)
+    assert list_annotations(storage, MANIFEST) == {}
+    assert annotation_names(storage) == ["quality"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"folder": "../elsewhere"},
+        {"folder": "annotations/other-0000000000000000"},
+        {"columns": [{"name": "a", "type": "list<item: int64>"}]},
+        {"num_missing": "many"},
+        {"columns": None},
+        {"wdsplit_annotation": None},
+    ],
+)
+def test_a_damaged_one_is_refused(storage, change):
+    content = orjson.loads(storage.read("annotations/quality.json"))
+    publish(storage, "annotations/quality.json", orjson.dumps({**content, **change}))
+    with pytest.raises(CorruptDataError, match=r"annotations/quality\.json"):
+        find_annotation(storage, "quality")
+
+
+def test_one_of_another_format_is_refused(storage):
+    content = orjson.loads(storage.read("annotations/quality.json"))
+    publish(storage, "annotations/quality.json", orjson.dumps({**content, "wdsplit_annotation": 2}))
+    with pytest.raises(InputError, match="another format version"):
+        find_annotation(storage, "quality")
+
+
+def flipped(data):
+    place = data.index(bytes.fromhex("28b52ffd")) + 4  # after what a zstd frame begins with
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:100],
+        lambda data: b"",
+        flipped,
+        lambda data: dump_samples(TABLE, SHARDS[1].checksum),
+        lambda data: dump_samples(TABLE.slice(0, 1), SHARDS[0].checksum),
+        lambda data: dump_samples(TABLE.rename_columns(["score", "other"]), SHARDS[0].checksum),
+        lambda data: dump_samples(TABLE.set_column(0, "score", pa.array([1, 2, 3])), SHARDS[0].checksum),
+    ],
+)
+def test_a_damaged_table_is_refused(storage, damage):
+    annotation = annotation_of("quality")
+    path = annotation_table_path(annotation.folder, SHARDS[0].path)
+    publish(storage, path, damage(storage.read(path)))
+    with pytest.raises(CorruptDataError, match=r"000000\.tar\.parquet"):
+        read_annotation(storage, annotation, SHARDS[0])
+
+
+def test_a_lost_table_is_refused(storage):
+    annotation = annotation_of("quality")
+    storage.remove(annotation_table_path(annotation.folder, SHARDS[1].path))
+    with pytest.raises(CorruptDataError, match=r"b/1\.tar\.parquet(.|\n)*no such file"):
+        read_annotation(storage, annotation, SHARDS[1])
+
+
+def test_one_that_is_dropped_leaves_nothing_and_others_stay(storage):
+    write_annotation(storage, annotation_of("quality-2"))
+    publish(storage, "annotations/quality.run/plan.json", b"{}")
+    drop_annotation(storage, "quality")
+    assert storage.list("annotations") == ["quality-2.json"]
+    drop_annotation(storage, "quality-2")
+    assert storage.list("annotations") == []
+
+
+def test_a_name_that_does_not_exist_cannot_be_dropped(storage):
+    with pytest.raises(InputError, match="did you mean 'quality'"):
+        drop_annotation(storage, "qualty")
+    with pytest.raises(InputError, match="invalid annotation name"):
+        drop_annotation(storage, "../quality")
+    assert storage.list("annotations") == ["quality-0000000000000000", "quality.json"]

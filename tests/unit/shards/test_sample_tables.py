@@ -1,0 +1,275 @@
+import dataclasses
+import datetime
+import decimal
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdsplit.errors import CorruptDataError
+from wdsplit.shards.manifest import Field, Manifest, Shard, Shards, dump_manifest, parse_manifest
+from wdsplit.shards.sample_tables import (
+    dump_samples,
+    dump_schema,
+    names_of,
+    parse_samples,
+    parse_schema,
+    read_samples,
+    sample_type,
+    samples_path,
+    with_names,
+)
+from wdsplit.storage.local import LocalStorage
+
+SHARD = Shard("000003.tar", 5, 1, 20_480, "xxh3_128:00")
+SCHEMA = pa.schema(
+    [
+        pa.field("__key__", pa.string(), nullable=False),
+        pa.field("num_bytes", pa.int64(), nullable=False),
+        pa.field("width", pa.int32()),
+        with_names(pa.field("label", pa.int64()), ("cat", "dog")),
+        pa.field("score", pa.float64()),
+        pa.field("caption", pa.string()),
+    ]
+)
+ROWS = pa.table(
+    {
+        "__key__": ["0", "1", "2/é", "3"],
+        "num_bytes": [10, 2**40, 0, 7],
+        "width": [32, None, 32, 2**31 - 1],
+        "label": [0, 1, 1, None],
+        "score": [0.5, float("nan"), -0.0, None],
+        "caption": ["", None, "a b", "é"],
+    },
+    schema=SCHEMA,
+)
+DATA = dump_samples(ROWS, SHARD.checksum)
+
+
+def values(table):
+    return repr(table.to_pydict())
+
+
+def refused(data, shard=SHARD, **options):
+    with pytest.raises(CorruptDataError) as caught:
+        parse_samples(data, shard, **options)
+    assert caught.value.found and "--samples" in caught.value.remedy
+    return caught.value
+
+
+def test_what_was_written_is_read():
+    assert samples_path(SHARD.path) == "000003.tar.parquet"
+    found = parse_samples(DATA, SHARD, schema=SCHEMA)
+    assert values(found) == values(ROWS)
+    assert names_of(found.schema) == {"label": ("cat", "dog")}
+    assert dump_samples(found, SHARD.checksum) == DATA
+    assert pq.read_table(pa.BufferReader(DATA)).column_names == SCHEMA.names
+
+
+def test_some_columns_are_read_in_the_order_asked_for():
+    found = parse_samples(DATA, SHARD, ["caption", "__key__"], SCHEMA)
+    assert found.column_names == ["caption", "__key__"]
+    assert found["caption"].to_pylist() == ROWS["caption"].to_pylist()
+
+
+def test_with_more_pads_only_the_first_samples_are_given():
+    found = parse_samples(DATA, dataclasses.replace(SHARD, num_pads=3), schema=SCHEMA)
+    assert values(found) == values(ROWS.slice(0, 2))
+
+
+def test_a_shard_of_nothing_but_pads_has_a_table_of_no_rows():
+    empty = dump_samples(SCHEMA.empty_table(), SHARD.checksum)
+    assert parse_samples(empty, dataclasses.replace(SHARD, num_pads=5), schema=SCHEMA).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "kind, value",
+    [
+        (pa.bool_(), True),
+        *((pa.type_for_alias(name), 100) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")),
+        (pa.uint64(), 2**64 - 1),
+        (pa.float32(), 0.25),
+        (pa.float64(), 0.1),
+        (pa.string(), "é"),
+        (pa.date32(), datetime.date(2024, 2, 29)),
+        (pa.time32("ms"), datetime.time(1, 2, 3)),
+        (pa.time64("us"), datetime.time(1, 2, 3, 4)),
+        (pa.timestamp("ms"), datetime.datetime(2024, 2, 29)),
+        (pa.timestamp("us", "Europe/Berlin"), datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC)),
+        (pa.decimal128(10, 2), decimal.Decimal("12.30")),
+    ],
+    ids=str,
+)
+def test_every_type_is_read_as_it_was_written(kind, value):
+    schema = pa.schema([*SCHEMA.remove(5).remove(4).remove(3).remove(2), pa.field("x", kind)])
+    for column in ([value, None, value, value], [None] * 4):
+        rows = pa.table({"__key__": list("abcd"), "num_bytes": [1] * 4, "x": pa.array(column, kind)}, schema=schema)
+        found = parse_samples(dump_samples(rows, SHARD.checksum), SHARD, schema=schema)
+        assert found["x"].type == kind == sample_type(kind)
+        assert found["x"].to_pylist() == rows["x"].to_pylist()
+    assert parse_schema(dump_schema(schema)) == schema
+
+
+@pytest.mark.parametrize(
+    "kind, held",
+    [
+        (pa.float16(), pa.float32()),
+        (pa.large_string(), pa.string()),
+        (pa.date64(), pa.date32()),
+        (pa.time32("s"), pa.time32("ms")),
+        (pa.timestamp("s", "UTC"), pa.timestamp("ms", "UTC")),
+        (pa.binary(), None),
+        (pa.list_(pa.int64()), None),
+        (pa.struct([("a", pa.int64())]), None),
+        (pa.duration("s"), None),
+        (pa.decimal256(40, 2), None),
+        (pa.null(), None),
+    ],
+    ids=str,
+)
+def test_types_that_parquet_lacks_become_wider_and_others_are_not_held(kind, held):
+    assert sample_type(kind) == held
+
+
+def test_a_row_takes_few_bytes():
+    rng, count = np.random.default_rng(0), 10_000
+    rows = pa.table(
+        {
+            "__key__": [f"{number:07d}" for number in rng.permutation(count)],
+            "num_bytes": rng.integers(3_000, 3_500, count),
+            "width": np.full(count, 32, np.int32),
+            "label": rng.integers(0, 2, count),
+            "score": pa.nulls(count, pa.float64()),
+            "caption": pa.nulls(count, pa.string()),
+        },
+        schema=SCHEMA,
+    )
+    shard = Shard("0.tar", count, 0, 1, "x")
+    data = dump_samples(rows, "x")
+    assert len(data) < 6 * count
+    assert parse_samples(data, shard, schema=SCHEMA).equals(rows)
+    assert dump_samples(rows.slice(0, 9).combine_chunks(), "x") == dump_samples(rows.slice(0, 9), "x")
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        dataclasses.replace(SHARD, checksum="xxh3_128:01"),
+        dataclasses.replace(SHARD, num_samples=6),
+        dataclasses.replace(SHARD, num_samples=3),
+    ],
+)
+def test_the_table_of_another_shard_is_refused(shard):
+    refused(DATA, shard)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA.remove(5), SCHEMA.set(2, pa.field("width", pa.int64()))])
+def test_other_columns_than_those_of_the_manifest_are_refused(schema):
+    assert "caption: string" in refused(DATA, schema=schema).found
+
+
+def test_a_file_of_anything_else_is_refused(tmp_path):
+    refused(b"")
+    refused(bytes(1000))
+    for table in (ROWS.drop(["num_bytes"]), ROWS.append_column("x", pa.array([[1]] * 4))):
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.replace_schema_metadata({"wdsplit.shard": SHARD.checksum}), sink)
+        refused(sink.getvalue().to_pybytes())
+
+
+@settings(max_examples=300)
+@given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
+def test_a_changed_byte_is_noticed_or_changes_nothing(place, mask):
+    data = bytearray(DATA)
+    data[place] ^= mask
+    try:
+        found = parse_samples(bytes(data), SHARD, schema=SCHEMA)
+    except CorruptDataError:
+        return
+    assert values(found) == values(ROWS)
+
+
+@given(st.integers(0, len(DATA) - 1))
+def test_a_truncated_table_is_refused(length):
+    refused(DATA[:length])
+
+
+def test_texts_that_take_far_more_memory_than_the_file_are_refused():
+    rows = pa.table(
+        {"__key__": ["k"] * 2**12, "num_bytes": [1] * 2**12, "x": ["x" * 2**15] * 2**12},
+        schema=pa.schema([SCHEMA.field(0), SCHEMA.field(1), pa.field("x", pa.string())]),
+    )
+    shard = Shard("0.tar", 2**12, 0, 2**20, "x")
+    assert "memory" in refused(dump_samples(rows, "x"), shard).found
+    honest = dataclasses.replace(shard, num_bytes=2**28)
+    assert parse_samples(dump_samples(rows, "x"), honest).equals(rows)
+
+
+def test_errors_name_the_file(tmp_path):
+    storage = LocalStorage(str(tmp_path))
+    with pytest.raises(CorruptDataError, match=r"(?s)000003\.tar\.parquet.*no such file") as caught:
+        read_samples(storage, SHARD)
+    assert caught.value.place == f"{tmp_path}/000003.tar.parquet"
+    (tmp_path / "000003.tar.parquet").write_bytes(DATA[:-9])
+    with pytest.raises(CorruptDataError) as caught:
+        read_samples(storage, SHARD)
+    assert caught.value.place == caught.value.url == f"{tmp_path}/000003.tar.parquet"
+    (tmp_path / "000003.tar.parquet").write_bytes(DATA)
+    assert values(read_samples(storage, SHARD)) == values(ROWS)
+
+
+# In the manifest
+
+MANIFEST = Manifest(Shards.of([SHARD]), (Field("cls", "label", "integer", "int64"),), 1, 64, "none", {})
+
+
+def header_with(samples):
+    header, table = dump_manifest(MANIFEST)
+    return orjson.dumps({**orjson.loads(header), "samples": samples}), table
+
+
+def test_the_manifest_names_the_columns_and_their_classes():
+    whole = dataclasses.replace(MANIFEST, samples=SCHEMA)
+    parsed = parse_manifest(*dump_manifest(whole))
+    assert parsed.samples.equals(SCHEMA, check_metadata=True)
+    assert names_of(parsed.samples) == {"label": ("cat", "dog")}
+    assert parsed.fingerprint == MANIFEST.fingerprint
+
+
+def test_a_manifest_without_sample_tables_says_nothing_of_them():
+    header, table = dump_manifest(MANIFEST)
+    assert b'samples":' not in header.replace(b'"num_samples":', b"")
+    assert parse_manifest(header, table).samples is None
+
+
+KEY, NUM_BYTES = {"name": "__key__", "type": "string"}, {"name": "num_bytes", "type": "int64"}
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        None,
+        {},
+        [],
+        [KEY],
+        [NUM_BYTES, KEY],
+        [KEY, NUM_BYTES, KEY],
+        [KEY, {"name": "num_bytes", "type": "int32"}],
+        [{"name": "__key__", "type": "int64"}, NUM_BYTES],
+        [KEY, NUM_BYTES, "label"],
+        [KEY, NUM_BYTES, {"name": "label"}],
+        [KEY, NUM_BYTES, {"name": 5, "type": "int64"}],
+        [KEY, NUM_BYTES, {"name": "label", "type": "list<item: int64>"}],
+        [KEY, NUM_BYTES, {"name": "label", "type": "decimal128(99, 2)"}],
+        [KEY, NUM_BYTES, {"name": "label", "type": "int64", "names": [1]}],
+        [KEY, NUM_BYTES, {"name": "label", "type": "int64", "other": 1}],
+    ],
+    ids=repr,
+)
+def test_columns_that_no_sample_tables_have_are_refused(samples):
+    with pytest.raises(CorruptDataError, match=r"wdsplit\.json cannot be read"):
+        parse_manifest(*header_with(samples))

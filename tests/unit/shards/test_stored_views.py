@@ -1,0 +1,275 @@
+import struct
+
+import numpy as np
+import orjson
+import pytest
+
+from wdsplit.errors import CorruptDataError, InputError, OutputExistsError, StorageError
+from wdsplit.order.selection import Selection
+from wdsplit.shards.manifest import Field, Manifest, Shard, Shards
+from wdsplit.shards.views import (
+    StoredView,
+    check_view_name,
+    lock_view,
+    read_view,
+    refuse_existing,
+    remove_view,
+    scan_views,
+    view_names,
+    write_view,
+)
+from wdsplit.storage.local import LocalStorage
+
+COUNTS = (10, 0, 13, 8)
+BITMAPS = b"\x49\x02\x49\x12\x49"
+"""Of every third sample."""
+
+
+def manifest_of(counts=COUNTS, checksum="xxh3_128:00"):
+    shards = [Shard(f"{n:06d}.tar", count + 1, 1, 10_240 * 9, f"{checksum}{n}") for n, count in enumerate(counts)]
+    return Manifest(Shards.of(shards), (Field("cls", "cls", "integer", "int64"),), 4, 4, "none", {})
+
+
+def chosen(every):
+    """Return a selection of every so-maniest sample of each shard; 0 for none."""
+    return Selection.of_masks([np.arange(count) % every == 0 if every else np.zeros(count, bool) for count in COUNTS])
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(str(tmp_path))
+
+
+@pytest.fixture
+def manifest():
+    return manifest_of()
+
+
+def view_bytes(storage, manifest, every=3):
+    write_view(storage, manifest, "v", chosen(every), {"where": "x"})
+    return (storage.root / "views" / "v.view").read_bytes()
+
+
+def refused(storage, manifest, data, error=CorruptDataError):
+    """Return the error for a view whose file has these bytes."""
+    (storage.root / "views").mkdir(exist_ok=True)
+    (storage.root / "views" / "v.view").write_bytes(data)
+    with pytest.raises(error) as caught:
+        read_view(storage, manifest, "v")
+    assert "views/v.view" in caught.value.place
+    return caught.value
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_a_view_is_read_as_it_was_written(storage, manifest, every):
+    selection = chosen(every)
+    stored = write_view(storage, manifest, "v", selection, {"where": "x > 1"})
+    again, found = read_view(storage, manifest, "v")
+    assert again == stored == scan_views(storage)["v"]
+    assert (stored.num_samples, stored.num_selected) == (31, selection.num_samples)
+    assert (stored.dataset, stored.fingerprint) == (manifest.fingerprint, selection.fingerprint)
+    assert [found.places(n).tolist() for n in range(4)] == [selection.places(n).tolist() for n in range(4)]
+
+
+def test_a_dataset_without_shards_has_views_too(storage):
+    manifest = manifest_of(())
+    write_view(storage, manifest, "v", Selection.of_masks([]), {})
+    assert read_view(storage, manifest, "v")[1].num_samples == 0
+
+
+def test_the_same_view_has_the_same_bytes(storage, manifest):
+    data = view_bytes(storage, manifest)
+    assert data == view_bytes(storage, manifest)
+    head, _, arrays = data.partition(b"\n")
+    assert orjson.loads(head)["num_selected"] == 12
+    assert (len(head) + 1) % 8 == 0
+    assert np.frombuffer(arrays[: 8 * len(COUNTS)], "<i8").tolist() == [4, 0, 5, 3]
+    assert arrays[8 * len(COUNTS) :] == BITMAPS
+
+
+def test_the_bitmaps_of_a_local_view_are_in_its_mapped_file(storage, manifest):
+    view_bytes(storage, manifest)
+    selection = read_view(storage, manifest, "v")[1]
+    assert not selection.bitmaps.flags.owndata
+    assert not selection.bitmaps.flags.writeable
+    remove_view(storage, "v")
+    assert selection.places(0).tolist() == [0, 3, 6, 9]  # an open view outlives its file
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "x" * 101, 3, None])
+def test_odd_names_are_refused(name):
+    with pytest.raises(InputError, match="invalid name of a view"):
+        check_view_name(name)
+
+
+def test_a_view_that_is_not_there_names_those_that_are(storage, manifest):
+    with pytest.raises(InputError) as caught:
+        read_view(storage, manifest, "good")
+    assert caught.value.found == "no views at all"
+    for name in ("good", "bad"):
+        write_view(storage, manifest, name, chosen(3), {})
+    for attempt in (lambda: read_view(storage, manifest, "goood"), lambda: remove_view(storage, "goood")):
+        with pytest.raises(InputError) as caught:
+            attempt()
+        assert caught.value.expected == "one of bad, good"
+        assert caught.value.remedy == "did you mean 'good'?"
+
+
+def test_other_files_beside_views_are_none(storage, manifest):
+    view_bytes(storage, manifest)
+    for name in (".v.view.1-2-0123456789abcdef.tmp", "notes.txt", ".hidden.view", "a b.view"):
+        (storage.root / "views" / name).write_bytes(b"")
+    assert view_names(storage) == ["v"]
+
+
+def test_a_view_of_a_dataset_that_was_rewritten_is_refused_by_name(storage, manifest):
+    view_bytes(storage, manifest)
+    other = manifest_of(checksum="xxh3_128:ff")
+    with pytest.raises(InputError, match="view 'v' was made for another version of the dataset") as caught:
+        read_view(storage, other, "v")
+    assert manifest.fingerprint in caught.value.found
+    assert other.fingerprint in caught.value.expected
+    assert f"wdsplit view {storage.root} v --where x --overwrite" in caught.value.remedy
+
+
+# Files that anyone may have written
+
+
+def test_a_truncated_view_is_refused_wherever_it_ends(storage, manifest):
+    data = view_bytes(storage, manifest)
+    for end in [*range(0, len(data), 31), *range(len(data) - 9, len(data))]:
+        refused(storage, manifest, data[:end])
+
+
+def test_a_changed_byte_of_the_counts_or_bitmaps_is_noticed(storage, manifest):
+    data = view_bytes(storage, manifest)
+    places = [data.rindex(part) for part in (struct.pack("<q", 4), struct.pack("<q", 5), BITMAPS)]
+    for place in places:
+        changed = bytearray(data)
+        changed[place] ^= 1
+        refused(storage, manifest, bytes(changed))
+
+
+def forged(manifest, head=None, counts=(4, 0, 5, 3), bitmaps=BITMAPS, **changes):
+    """Return the bytes of a view file with something wrong in it."""
+    right = chosen(3)
+    own = {
+        "wdsplit_view": 1,
+        "dataset": manifest.fingerprint,
+        "fingerprint": right.fingerprint,
+        "num_samples": 31,
+        "num_selected": right.num_samples,
+        "recipe": {},
+    }
+    line = orjson.dumps({**own, **changes}) if head is None else head
+    return line + b"\n" + np.array(counts, "<i8").tobytes() + bitmaps
+
+
+def test_the_forger_of_these_tests_can_write_a_right_one(storage, manifest):
+    view_bytes(storage, manifest)
+    (storage.root / "views" / "v.view").write_bytes(forged(manifest))
+    assert read_view(storage, manifest, "v")[1].num_samples == 12
+
+
+HUGE = 2**62
+
+
+@pytest.mark.parametrize(
+    ("counts", "bitmaps"),
+    [
+        ([4, 0, 5], BITMAPS),
+        ([4, 0, 5, 3, 0], BITMAPS),
+        ([4, 0, 5, HUGE], BITMAPS),
+        ([4, 0, 5, -3], BITMAPS),
+        ([3, 0, 6, 3], BITMAPS),
+        ([4, 0, 5, 3], BITMAPS[:-1]),
+        ([4, 0, 5, 3], BITMAPS * 100_000),
+    ],
+    ids=["few shards", "many shards", "huge", "negative", "moved", "short", "long"],
+)
+def test_counts_that_are_not_those_of_the_dataset_are_refused(storage, manifest, counts, bitmaps):
+    refused(storage, manifest, forged(manifest, counts=counts, bitmaps=bitmaps))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"wdsplit_view": None},
+        {"wdsplit_view": 0},
+        {"recipe": []},
+        {"num_selected": "12"},
+        {"num_selected": 11},
+        {"fingerprint": "00"},
+        {"head": b"{"},
+        {"head": b"[]"},
+        {"head": b'{"wdsplit_view": 1}'},
+        {"head": b"[" * 5000},
+    ],
+    ids=str,
+)
+def test_metadata_that_is_not_a_views_is_refused(storage, manifest, changes):
+    refused(storage, manifest, forged(manifest, **changes))
+
+
+def test_a_view_of_a_newer_version_is_refused_as_such(storage, manifest):
+    assert "newer format" in str(refused(storage, manifest, forged(manifest, wdsplit_view=2), InputError))
+
+
+def test_other_files_are_refused(storage, manifest):
+    for data in (b"", b"\n", b"{}", b"{}\n", b"PAR1" * 100, b"\xff" * 100, b" " * 5 * 2**20):
+        refused(storage, manifest, data)
+
+
+def test_damaged_views_are_named_beside_the_others_when_views_are_listed(storage, manifest):
+    view_bytes(storage, manifest)
+    (storage.root / "views" / "w.view").write_bytes(b"no view")
+    (storage.root / "views" / "x.view").write_bytes(b"")
+    found = scan_views(storage)
+    assert isinstance(found["v"], StoredView)
+    for name in "wx":
+        assert isinstance(found[name], CorruptDataError)
+        assert f"views/{name}.view" in found[name].place
+        assert f"wdsplit view {storage.root} {name} ... --overwrite" in found[name].remedy
+        assert f"wdsplit view {storage.root} --drop {name}" in found[name].remedy
+
+
+def test_a_long_condition_is_listed_whole(storage, manifest):
+    where = " or ".join(["x > 1"] * 10_000)
+    write_view(storage, manifest, "v", chosen(3), {"where": where})
+    assert scan_views(storage)["v"].recipe == {"where": where}
+
+
+def test_any_recipe_can_be_shown(storage, manifest):
+    recipe = {"where": "a == 'b'", "view": 3, "keys": {"from": ["x"]}, "exclude": {"x": 1}}
+    write_view(storage, manifest, "v", chosen(3), recipe)
+    assert scan_views(storage)["v"].made_of == "--view 3 --where \"a == 'b'\" --keys \"['x']\""
+
+
+# Names that are taken
+
+
+def test_a_view_that_exists_is_not_replaced_by_chance(storage, manifest):
+    refuse_existing(storage, "v")
+    view_bytes(storage, manifest)
+    with pytest.raises(OutputExistsError, match="has a view 'v' already"):
+        refuse_existing(storage, "v")
+
+
+def test_one_process_at_a_time_makes_a_view(storage):
+    other = LocalStorage(str(storage.root))
+    with lock_view(storage, "v"):
+        with lock_view(other, "w"):
+            assert storage.list("views") == [".v.lock", ".w.lock"]
+        with pytest.raises(StorageError, match="another process is writing"), lock_view(other, "v"):
+            pass
+    assert storage.list("views") == []
+
+
+def test_what_a_killed_process_has_left_of_a_view_goes_and_nothing_of_others(storage):
+    left = [f".{name}.view.123-0-0123456789abcdef.tmp" for name in ("v", "w", "v.view")]
+    (storage.root / "views").mkdir()
+    for name in left:
+        (storage.root / "views" / name).write_bytes(b"x")
+    with lock_view(storage, "v"):
+        pass
+    assert storage.list("views") == sorted(left[1:])

@@ -1,0 +1,158 @@
+import os
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from tables import write_table
+from wdsplit.conversion.counting import select_rows
+from wdsplit.errors import InputError
+from wdsplit.tables.find import find_inputs
+from wdsplit.tables.partitions import Partitions
+from wdsplit.tables.read import open_inputs, read_rows
+from written_formats import WRITERS, numbered_table, write_as
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@pytest.mark.parametrize(
+    ("folders", "are_integers", "values"),
+    [
+        (["/d/year=2024", "/d/year=2025"], {"year": True}, [{"year": 2024}, {"year": 2025}]),
+        (["/d/m=01", "/d/m=-2"], {"m": True}, [{"m": 1}, {"m": -2}]),
+        (["/d/m=1", "/d/m=x"], {"m": False}, [{"m": "1"}, {"m": "x"}]),
+        (["/d/m=1.5"], {"m": False}, [{"m": "1.5"}]),
+        ([f"/d/m={'9' * 19}"], {"m": False}, [{"m": "9" * 19}]),
+        (["/d/m=1", f"/d/m={NULL}"], {"m": True}, [{"m": 1}, {"m": None}]),
+        ([f"/d/m={NULL}"], {"m": False}, [{"m": None}]),
+        (["/d/m="], {"m": False}, [{"m": ""}]),
+        (["s3://b/y=1/l=en"], {"y": True, "l": False}, [{"y": 1, "l": "en"}]),
+        (["/d/na%3Dme=a%20b%2Fc%C3%A9"], {"na=me": False}, [{"na=me": "a b/cé"}]),
+        (["/d/x=a=b"], {"x": False}, [{"x": "a=b"}]),
+        (["/d/y=1", "/d"], {"y": True}, [{"y": 1}, {"y": None}]),
+        (["/d/y=1/deep"], {}, [{}]),
+        (["/lr=1/d/y=2"], {"y": True}, [{"y": 2}]),
+        (["/d/=1"], {}, [{}]),
+        ([""], {}, [{}]),
+    ],
+    ids=str,
+)
+def test_the_folders_right_above_a_file_name_columns(folders, are_integers, values):
+    partitions = Partitions(folders)
+    assert partitions.are_integers == are_integers
+    assert [partitions.values(folder) for folder in folders] == values
+
+
+@pytest.mark.parametrize("folder", ["/d/y=1/y=2", "/d/y=%FF"])
+def test_folders_that_cannot_be_columns_are_refused(folder):
+    with pytest.raises(InputError, match="cannot be read as columns") as caught:
+        Partitions([folder])
+    assert caught.value.place == folder
+
+
+def tree(folder, name="a.parquet"):
+    """Write a table for each of two years, each in two languages; return the paths."""
+    paths = []
+    for year in (2024, 2025):
+        for lang in ("en", "de fr"):
+            place = folder / f"year={year}" / f"lang={lang.replace(' ', '%20')}"
+            table = numbered_table(3, 3 * len(paths)).select(["caption", "label"])
+            paths.append(write_table(place / name, table) if name == "a.parquet" else write_as(place, name, table))
+    return paths
+
+
+ROWS = [(label, 2024 + label // 6, ("en", "de fr")[label // 3 % 2]) for label in range(12)]
+
+
+def rows_of(table):
+    columns = ("label", "year", "lang")
+    return [
+        row
+        for rows in read_rows(table, 0, table.num_rows, columns)
+        for row in zip(*(rows.columns[name].to_pylist() for name in columns), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", *WRITERS])
+def test_partitions_of_every_format_are_columns(tmp_path, name):
+    table = open_inputs(tree(tmp_path, name))
+    assert table.schema.names == ["caption", "label", "year", "lang"]
+    assert table.schema.types[2:] == [pa.int64(), pa.string()]
+    assert table.notes == ("year: int64, from the names of folders", "lang: string, from the names of folders")
+    assert rows_of(table) == ROWS
+    assert open_inputs(tree(tmp_path, name), hive=False).schema.names == ["caption", "label"]
+
+
+def test_the_values_are_those_of_arrow(tmp_path):
+    tree(tmp_path)
+    arrow = ds.dataset(tmp_path, partitioning="hive").to_table().to_pylist()
+    assert sorted((row["label"], row["year"], row["lang"]) for row in arrow) == ROWS
+
+
+def test_a_file_has_the_same_columns_however_it_is_named(tmp_path, monkeypatch):
+    """A pattern that the shell expands, or a part of the tree, must not change the samples."""
+    paths = tree(tmp_path)
+    monkeypatch.chdir(tmp_path / "year=2024")
+    for given in (
+        ["lang=en"],
+        [paths[0]],
+        ["*/a.parquet"],
+        ["lang=en/a.parquet"],
+        [f"{tmp_path}/year={{2024,2025}}/*"],
+    ):
+        table = open_inputs(find_inputs(given))
+        assert table.schema.names == ["caption", "label", "year", "lang"]
+        assert ROWS[0] in rows_of(table)
+    monkeypatch.chdir(tmp_path / "year=2024" / "lang=en")
+    assert rows_of(open_inputs(find_inputs(["a.parquet"]))) == ROWS[:3]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "a.orc", "a.jsonl", "é a.csv"])
+def test_files_whose_partition_does_not_meet_a_condition_are_not_read(tmp_path, name):
+    paths = tree(tmp_path, name)
+    table = open_inputs(paths)
+    for path in (paths[0], paths[2], paths[3]):
+        os.remove(path)
+    ((selected, groups),) = select_rows(
+        table, 'year == 2024 and lang in ("de fr", "x") and label > 3', None, [None], "lang"
+    )
+    assert rows_of(selected) == ROWS[4:6]
+    assert groups.counts.tolist() == [2]
+    ((selected, _),) = select_rows(table, "year < 2025", None, [None], None)
+    assert selected.num_rows == 6, "nothing is read to count by partitions alone"
+
+
+def test_a_null_partition(tmp_path):
+    paths = [
+        write_table(tmp_path / f"m={value}" / "a.parquet", {"n": [number]}) for number, value in enumerate((7, NULL))
+    ]
+    table = open_inputs(paths)
+    assert table.files[1].constants == (("m", None),)
+    for where, expected in (("m is None", [1]), ("m is not None", [0]), ("m == 7", [0]), ("m != 7", [])):
+        ((selected, _),) = select_rows(table, where, None, [None], None)
+        assert [n for rows in read_rows(selected, 0, 9, ["n"]) for n in rows.columns["n"].to_pylist()] == expected
+
+
+def test_a_column_of_both_is_refused(tmp_path):
+    paths = [write_table(tmp_path / f"n={value}" / "a.parquet", {"n": [1], "m": [2]}) for value in (1, 2)]
+    with pytest.raises(InputError, match="same column") as caught:
+        open_inputs(paths)
+    assert caught.value.found == "'n'"
+    assert caught.value.place == paths[0]
+    assert "--no-hive" in caught.value.remedy
+    assert open_inputs(paths, hive=False).schema.names == ["n", "m"]
+
+
+def test_files_of_one_partition_share_what_is_known_of_them(tmp_path):
+    paths = [write_table(tmp_path / "y=1" / f"{number}.parquet", {"n": [1]}) for number in range(3)]
+    files = open_inputs(paths).files
+    assert files[0].constants is files[1].constants is files[2].constants
+
+
+def test_the_folders_of_tars_are_no_members(tmp_path):
+    from tars import by_tarfile
+
+    path = tmp_path / "y=1" / "a.tar"
+    path.parent.mkdir()
+    path.write_bytes(by_tarfile([("0.txt", b"x")]))
+    assert open_inputs([str(path)]).schema.names == ["__key__", "txt"]

@@ -1,0 +1,213 @@
+import datetime
+import io
+import json
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import infer_fields
+from wdsplit.tables.formats import common
+from wdsplit.tables.python_rows import numbered, row_batches
+
+
+def batch_of(*values):
+    """Return the batch of rows whose column `x` has some values."""
+    (batch,) = row_batches({"x": value} for value in values)
+    return batch
+
+
+def column_of(*values):
+    return batch_of(*values).column("x")
+
+
+def field_of(*values):
+    batch = batch_of(*values)
+    first = next(value for value in batch.column("x").to_pylist() if value is not None)
+    (field,) = infer_fields(batch.schema, {}, None, {"x": first if isinstance(first, bytes) else None})
+    return field
+
+
+def encoded(kind, **options):
+    file = io.BytesIO()
+    Image.radial_gradient("L").resize((16, 16)).convert("RGB").save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((1, -2, None), "int64"),
+        ((True, False), "bool"),
+        ((1, 2.5), "double"),
+        (("a", "é"), "string"),
+        ((np.float32(1.5), np.float32(2)), "float"),
+        ((np.uint8(3),), "uint8"),
+        (([1, 2], [3]), "list<item: int64>"),
+        ((["a"], [], None), "list<item: string>"),
+        (((1.5, 2.5),), "list<item: double>"),
+        ((datetime.date(2024, 2, 29),), "date32[day]"),
+        ((Decimal("12.30"),), "decimal128(4, 2)"),
+        ((None,), "null"),
+    ],
+)
+def test_plain_values_get_the_type_that_arrow_finds(values, expected):
+    column = column_of(*values)
+    assert str(column.type) == expected
+    assert column.to_pylist() == [list(value) if isinstance(value, tuple) else value for value in values]
+
+
+@pytest.mark.parametrize("value", [b"\x00\xff", bytearray(b"ab"), memoryview(b"ab")])
+def test_bytes_are_kept_as_they_are(value):
+    assert column_of(value).to_pylist() == [bytes(value)]
+    assert field_of(value).encoding == "bytes"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.arange(6, dtype=">f8")[::2],
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array([True, False]),
+        np.zeros((0, 3), np.complex64),
+    ],
+)
+def test_arrays_become_npy_of_any_shape(array):
+    data = column_of(array, np.zeros(1))[0].as_py()
+    loaded = np.load(io.BytesIO(data))
+    np.testing.assert_array_equal(loaded, array)
+    assert loaded.dtype == array.dtype.newbyteorder("<")
+    assert field_of(array).name == "npy"
+
+
+def test_an_array_without_dimensions_is_a_number():
+    assert column_of(np.array(1.5, np.float32)).to_pylist() == [1.5]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif")])
+def test_an_image_that_is_only_opened_keeps_the_bytes_of_its_file(kind, name, tmp_path):
+    data = encoded(kind)
+    (tmp_path / "file").write_bytes(data)
+    with Image.open(tmp_path / "file") as image:
+        assert column_of(Image.open(io.BytesIO(data)), image).to_pylist() == [data, data]
+        assert image.load() is not None
+    assert field_of(Image.open(io.BytesIO(data))).name == name
+
+
+def test_an_image_that_was_changed_is_png_without_loss():
+    image = Image.open(io.BytesIO(encoded("JPEG"))).rotate(90)
+    data = column_of(image)[0].as_py()
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), np.asarray(image))
+    assert field_of(image).name == "png"
+
+
+def test_a_jpeg_that_was_decoded_stays_a_jpeg_with_its_tables_and_what_was_painted_on_it():
+    image = Image.open(io.BytesIO(encoded("JPEG", quality=60)))
+    tables = image.quantization
+    image.paste((255, 0, 0), (0, 0, 16, 16))
+    again = Image.open(io.BytesIO(column_of(image)[0].as_py()))
+    assert (again.format, again.quantization) == ("JPEG", tables)
+    assert np.asarray(again)[8, 8].tolist() == pytest.approx([255, 0, 0], abs=12)
+
+
+def test_a_thumbnail_is_not_the_file_it_came_from():
+    image = Image.open(io.BytesIO(encoded("JPEG")))
+    image.thumbnail((4, 4))
+    assert Image.open(io.BytesIO(column_of(image)[0].as_py())).size == (4, 4)
+
+
+def test_an_undecoded_image_of_hugging_face_is_its_bytes():
+    data = encoded("PNG")
+    assert column_of({"bytes": data, "path": None}).to_pylist() == [data]
+    with pytest.raises(InputError) as caught:
+        batch_of({"bytes": None, "path": "a.png"})
+    assert "the path 'a.png'" in caught.value.found
+
+
+def test_nested_dicts_become_json_texts_that_lack_what_each_lacks():
+    values = [{"a": 1, "b": [1, {"c": None}]}, {"z": "é", "n": np.int64(3), "f": np.array([1.5])}, {}]
+    column = column_of(*values)
+    assert column.to_pylist() == ['{"a":1,"b":[1,{"c":null}]}', '{"z":"é","n":3,"f":[1.5]}', "{}"]
+    assert (field_of(*values).name, field_of([{"a": 1}]).name) == ("json", "json")
+    assert json.loads(column_of({"t": datetime.date(2024, 2, 29), "b": b"ab"})[0].as_py()) == {
+        "t": "2024-02-29",
+        "b": "YWI=",
+    }
+
+
+def test_a_column_that_a_row_lacks_is_null_there():
+    (batch,) = row_batches([{"a": 1}, {"b": "x"}, {"a": 3, "c": None}])
+    assert batch.to_pydict() == {"a": [1, None, 3], "b": [None, "x", None], "c": [None, None, None]}
+
+
+def test_batches_have_at_most_1024_rows_and_about_16_mib(monkeypatch):
+    assert [len(batch) for batch in row_batches({"x": number} for number in range(2500))] == [1024, 1024, 452]
+    monkeypatch.setattr("wdsplit.tables.python_rows.BATCH_BYTES", 1000)
+    assert [len(batch) for batch in row_batches({"x": bytes(400)} for _ in range(7))] == [3, 3, 1]
+    assert common.BATCH_BYTES == 16 * 1024**2
+
+
+def test_the_kind_of_a_column_stays_from_batch_to_batch():
+    rows = ({"x": {"a": 1} if number < 1024 else None, "y": number} for number in range(1030))
+    first, second = row_batches(rows)
+    assert first.schema.metadata == second.schema.metadata
+    assert second.column("x").null_count == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "place", "words"),
+    [
+        ((1, "x"), "row 1, column 'x'", "str"),
+        ((1, 2, 3, "x", "y"), "row 3, column 'x'", "str"),
+        ((b"a", "x"), "row 1, column 'x'", "plain values (str)"),
+        (({"a": 1}, "x"), "row 1, column 'x'", "plain values (str)"),
+        ((1, {2}), "row 1, column 'x'", "set"),
+        ((object(),), "row 0, column 'x'", "object"),
+        ((2**70,), "row 0, column 'x'", "int"),
+        ((np.array(["a"]),), "row 0, column 'x'", "dtype"),
+        (({"a": object()},), "row 0, column 'x'", "dict"),
+        ((Image.new("CMYK", (2, 2)),), "row 0, column 'x'", "CMYK"),
+    ],
+)
+def test_a_value_that_cannot_be_written_is_named_by_row_and_column(values, place, words):
+    with pytest.raises(InputError) as caught:
+        batch_of(*values)
+    assert caught.value.place == place
+    assert words in caught.value.found
+
+
+def test_a_wrong_value_in_a_later_batch_is_named_by_its_row_of_all():
+    with pytest.raises(InputError) as caught:
+        list(row_batches([{"x": number} for number in range(1500)] + [{"x": []}]))
+    assert caught.value.place == "row 1500, column 'x'"
+
+
+@pytest.mark.parametrize("row", [(1, 2), 3, {1: 2}])
+def test_rows_that_are_no_dicts_are_refused_with_the_line_that_makes_them_so(row):
+    with pytest.raises(InputError, match="not a dict") as caught:
+        list(row_batches([{"x": 1}, row]))
+    assert caught.value.place == "row 1"
+    if isinstance(row, tuple):
+        assert "{'field0': field0, 'field1': field1} for field0, field1 in rows" in caught.value.remedy
+
+
+def test_an_error_of_the_code_that_makes_rows_says_at_which_row():
+    def rows():
+        yield {"x": 1}
+        yield {"x": 2}
+        raise KeyError("boom")
+
+    with pytest.raises(KeyError) as caught:
+        list(numbered(rows()))
+    text = str(getattr(caught.value, "__notes__", caught.value.args))
+    assert "at row 2 (counted from 0)" in text
+
+
+def test_a_table_that_says_json_of_a_text_goes_to_a_json_field():
+    features = json.dumps({"info": {"features": {"x": {"_type": "Json"}}}})
+    (field,) = infer_fields(pa.schema([("x", pa.string())], {"huggingface": features}), {}, None, {})
+    assert (field.name, field.encoding) == ("json", "text")

@@ -1,0 +1,285 @@
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tables import write_table
+from wdsplit.conversion.counting import select_rows
+from wdsplit.errors import InputError
+from wdsplit.fields.infer import class_names
+from wdsplit.tables import read
+from wdsplit.tables.read import open_inputs, read_rows
+from wdsplit.tables.schemas import Schemas
+from wdsplit.tables.select import Picker
+from wdsplit.tables.table import Selection
+from written_formats import WRITERS, write_as
+
+TYPED = [name for name in WRITERS if not name.endswith(("csv", "tsv", "jsonl"))] + ["a.parquet"]
+
+
+def write(folder, name, table):
+    return write_table(folder / name, table) if name.endswith("parquet") else write_as(folder, name, table)
+
+
+def values(table, columns=None):
+    """Return the rows of a table, each a dict."""
+    columns = columns or table.schema.names
+    found = []
+    for rows in read_rows(table, 0, table.num_rows, columns):
+        for name, array in rows.columns.items():
+            array.validate(full=True)
+            kind = table.schema.field(name).type
+            assert array.type == kind or pa.types.is_dictionary(kind)
+        found += [dict(zip(columns, row, strict=True)) for row in zip(*rows.columns.values(), strict=True)]
+    return found
+
+
+def plain(rows):
+    return [{name: value.as_py() for name, value in row.items()} for row in rows]
+
+
+PARTS = [
+    {"label": pa.array([1, 2], pa.int32()), "text": ["a", "b"], "score": pa.array([0.5, 1.5], pa.float32())},
+    {"score": pa.array([2.5, None], pa.float64()), "label": pa.array([3, 2**40], pa.int64()), "text": pa.nulls(2)},
+    {"text": pa.array(["e", "f"], pa.large_string()), "label": pa.array([5, 6], pa.int8())},
+]
+ROWS = [
+    {"label": 1, "text": "a", "score": 0.5},
+    {"label": 2, "text": "b", "score": 1.5},
+    {"label": 3, "text": None, "score": 2.5},
+    {"label": 2**40, "text": None, "score": None},
+    {"label": 5, "text": "e", "score": None},
+    {"label": 6, "text": "f", "score": None},
+]
+
+
+def test_types_are_promoted_and_each_promotion_is_named_once(tmp_path):
+    table = open_inputs([write_table(tmp_path / f"{number}.parquet", part) for number, part in enumerate(PARTS)])
+    assert table.schema.equals(pa.schema({"label": pa.int64(), "text": pa.large_string(), "score": pa.float64()}))
+    assert table.notes == (
+        "label: int32 in 1 of 3 files, int64 in 1, int8 in 1: read as int64",
+        "text: string in 1 of 3 files, null in 1, large_string in 1: read as large_string",
+        "score: float in 1 of 3 files, double in 1, missing in 1: read as double, null where it is missing",
+    )
+    assert plain(values(table)) == ROWS
+    assert plain(values(table, ["score", "text"])) == [{"score": row["score"], "text": row["text"]} for row in ROWS]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_files_of_every_format_with_types_are_promoted(tmp_path, name):
+    parts = list(map(pa.table, PARTS))
+    if name.endswith("orc"):  # which has no type null
+        parts[1] = parts[1].set_column(2, "text", pa.nulls(2, pa.string()))
+    table = open_inputs([write(tmp_path / str(number), name, part) for number, part in enumerate(parts)])
+    assert plain(values(table)) == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_a_column_that_a_file_of_text_lacks_is_null_there(tmp_path, name):
+    texts = ["n,t\n1,x\n2,\n", "t\ny\n"]
+    if name == "a.tsv":
+        texts = [text.replace(",", "\t") for text in texts]
+    if name == "a.jsonl":
+        texts = ['{"n": 1, "t": "x"}\n{"n": 2, "t": ""}\n', '{"t": "y"}\n']
+    paths = []
+    for number, text in enumerate(texts):
+        (tmp_path / str(number)).mkdir()
+        paths.append(tmp_path / str(number) / name)
+        paths[-1].write_text(text)
+    table = open_inputs(list(map(str, paths)))
+    assert table.notes == ("n: int64 in 1 of 2 files, missing in 1: read as int64, null where it is missing",)
+    assert plain(values(table)) == [{"n": 1, "t": "x"}, {"n": 2, "t": ""}, {"n": None, "t": "y"}]
+    assert plain(values(table, ["n"])) == [{"n": 1}, {"n": 2}, {"n": None}]
+
+
+def test_files_of_the_common_type_are_not_cast(tmp_path, monkeypatch):
+    paths = [
+        write_table(tmp_path / f"{kind}.parquet", {"n": pa.array(range(5), kind), "s": ["x"] * 5})
+        for kind in (pa.int64(), pa.int32(), pa.int64())
+    ]
+    cast = []
+    real = read._cast
+    monkeypatch.setattr(read, "_cast", lambda file, *more: cast.append(file.path) or real(file, *more))
+    assert [row["n"] for row in plain(values(open_inputs(paths)))] == [*range(5)] * 3
+    assert {*cast} == {paths[1]}
+
+
+def test_what_cannot_be_promoted_is_refused_with_both_files_and_both_types(tmp_path):
+    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int8()), "y": ["a"], "z": [True], "w": [1]})
+    same = write_table(tmp_path / "b.parquet", {"x": pa.array([2], pa.int64()), "y": ["b"], "z": [None], "w": [1.5]})
+    other = write_table(tmp_path / "c.parquet", {"x": ["1"], "z": [1]})
+    last = write_table(tmp_path / "d.parquet", {"y": [b"a"]})
+    with pytest.raises(InputError, match="differ in their columns") as caught:
+        open_inputs([one, same, other, last])
+    assert caught.value.place == other
+    assert caught.value.found.split("; ") == [
+        f"column 'x' is int8 in {one}, string in {other}",
+        f"column 'z' is bool in {one}, int64 in {other}",
+        f"column 'y' is string in {one}, binary in {last}",
+    ]
+
+
+def test_an_empty_file_must_have_compatible_columns_but_is_not_counted(tmp_path):
+    one = write_table(tmp_path / "a.parquet", {"x": pa.array([1], pa.int64()), "y": [1]})
+    fine = write_table(tmp_path / "b.parquet", {"x": pa.nulls(0)})
+    assert open_inputs([one, fine]).notes == ()
+    assert plain(values(open_inputs([fine, one]))) == [{"x": 1, "y": 1}]
+    other = write_table(tmp_path / "c.parquet", {"x": pa.array([], pa.string())})
+    with pytest.raises(InputError, match="differ in their columns"):
+        open_inputs([one, other])
+
+
+def test_a_repeated_column_is_named_with_its_file(tmp_path):
+    one = write_table(tmp_path / "a.parquet", {"x": [1]})
+    other = write_table(tmp_path / "b.parquet", pa.Table.from_arrays([pa.array([1]), pa.array(["a"])], ["x", "x"]))
+    with pytest.raises(InputError) as caught:
+        open_inputs([one, other])
+    assert caught.value.place == other
+    assert "'x'" in caught.value.found
+
+
+def test_the_names_of_classes_are_kept_if_any_file_has_them(tmp_path):
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    paths = [
+        write_table(tmp_path / f"{n}.parquet", pa.table({"label": [n]}).replace_schema_metadata(noted))
+        for n, noted in enumerate((None, metadata))
+    ]
+    assert class_names(open_inputs(paths).schema) == {"label": ("cat", "dog")}
+
+
+@pytest.mark.parametrize(
+    ("column", "other", "found"),
+    [
+        (pa.array([2**53 + 1]), pa.array([0.5]), str(2**53 + 1)),
+        (pa.array([2**63], pa.uint64()), pa.array([1], pa.int64()), str(2**63)),
+        (pa.array([2**61], pa.timestamp("us")), pa.array([1], pa.timestamp("ns")), str(2**61)),
+    ],
+    ids=str,
+)
+def test_a_value_that_would_be_lost_is_refused_with_file_column_and_value(tmp_path, column, other, found):
+    one = write_table(tmp_path / "a.parquet", {"x": column})
+    table = open_inputs([one, write_table(tmp_path / "b.parquet", {"x": other})])
+    with pytest.raises(InputError, match="'x'") as caught:
+        values(table)
+    assert caught.value.place == one
+    assert found in caught.value.found
+
+
+def test_dictionaries_that_are_decoded_come_in_small_batches(tmp_path):
+    """One long value that repeats takes little room in the file, and much in memory."""
+    long = pa.array(["x" * 60_000] * 1000).dictionary_encode()
+    paths = [write_table(tmp_path / "a.parquet", {"t": long}), write_table(tmp_path / "b.parquet", {"t": ["y"]})]
+    table = open_inputs(paths)
+    sizes = [rows.columns["t"].nbytes for rows in read_rows(table, 0, 1001, ["t"])]
+    assert sum(sizes) > 1000 * 60_000
+    assert max(sizes) <= 2**25
+
+
+def test_what_writers_note_of_rows_makes_no_schema_of_its_own():
+    """pandas notes the number of rows in its metadata."""
+    found = Schemas()
+    for number in range(5):
+        schema = pa.schema({"x": pa.int64()}, metadata={"pandas": f'{{"stop": {number}}}'})
+        assert found.add(f"{number}", schema, 1) == 0
+    assert found.add("6", pa.schema({"x": pa.int64()}, metadata={"huggingface": "{}"}), 1) == 1
+    assert (len(found.schemas), found.counts, found.paths) == (2, [5, 1], ["0", "6"])
+
+
+CONDITIONS = {
+    "n < 20": lambda n, m: n < 20,
+    "n >= 25": lambda n, m: n >= 25,
+    "17 <= n < 23": lambda n, m: (n >= 17) & (n < 23),
+    "n is None": lambda n, m: np.isnan(n),
+    "n is not None": lambda n, m: ~np.isnan(n),
+    "m == 3": lambda n, m: m == 3,
+    "not m < 9": lambda n, m: m >= 9,
+}
+
+
+@pytest.mark.parametrize("where", CONDITIONS)
+def test_a_condition_finds_the_rows_of_all_types(tmp_path, where):
+    parts = [
+        {"n": pa.array(range(10), pa.int8()), "m": pa.array([3.0] * 10, pa.float32())},
+        {"n": pa.array(range(10, 20), pa.int64())},
+        {"n": pa.array(range(20, 30), pa.uint16()), "m": pa.array(range(10), pa.float64())},
+        {"n": pa.nulls(10), "m": pa.array(range(10), pa.int32())},
+    ]
+    table = open_inputs([write_table(tmp_path / f"{number}.parquet", part, 4) for number, part in enumerate(parts)])
+    n = np.array([*range(30), *[np.nan] * 10])
+    m = np.array([3.0] * 10 + [np.nan] * 10 + [*range(10)] * 2)
+    ((selected, _),) = select_rows(table, where, None, [None], None)
+    numbers = [number for rows in read_rows(selected, 0, selected.num_rows, ["n"]) for number in rows.numbers.tolist()]
+    assert numbers == np.flatnonzero(CONDITIONS[where](n, m)).tolist()
+
+
+def test_statistics_of_another_type_rule_row_groups_out(tmp_path):
+    kinds = (pa.int8(), pa.int32(), pa.float64())
+    paths = [write_table(tmp_path / f"{kind}.parquet", {"n": pa.array(range(12), kind)}, 4) for kind in kinds]
+    table = open_inputs(paths)
+    for where in ("n > 7.5", "7 < n < 1000", "n in (8, 9)"):
+        for file in table.files:
+            expression = Picker(replace(table, selection=Selection(where))).pruning
+            assert read.matching_groups(table, file, expression, ["n"]) == [2], (where, file.path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "where"),
+    [
+        (pa.array([2**53 + 1]), pa.array([1.5]), "n < 10"),
+        (pa.array([2**61], pa.timestamp("us")), pa.array([1], pa.timestamp("ns")), 'n < "1980-01-01"'),
+    ],
+    ids=str,
+)
+def test_statistics_that_the_common_type_cannot_hold_do_not_hide_the_value(tmp_path, one, other, where):
+    table = open_inputs(
+        [write_table(tmp_path / f"{n}.parquet", {"n": column}) for n, column in enumerate((one, other))]
+    )
+    with pytest.raises(InputError, match="is lost in the type"):
+        select_rows(table, where, None, [None], None)
+
+
+def test_statistics_of_views_do_not_matter(tmp_path):
+    columns = (pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"], pa.string_view()))
+    table = open_inputs([write_table(tmp_path / f"{n}.parquet", {"n": column}) for n, column in enumerate(columns)])
+    ((selected, _),) = select_rows(table, 'n == "b"', None, [None], None)
+    assert [file.counts for file in selected.files] == [(1,), (1,)]
+
+
+def test_a_file_without_the_column_of_a_condition_is_not_read(tmp_path):
+    paths = [write_table(tmp_path / f"{name}.parquet", {name: range(5)}) for name in "ab"]
+    table = open_inputs(paths)
+    os.remove(paths[0])
+    ((selected, _),) = select_rows(table, "b > 2", None, [None], None)
+    assert [file.counts for file in selected.files] == [(0,), (2,)]
+
+
+def test_rows_are_empty_where_all_of_some_columns_are_null(tmp_path):
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 1, 0]), pa.array([None, "x"]))
+    rows = {"a": pa.array([None, None, None, 4, 5]), "b": column, "c": range(5)}
+    paths = [write_table(tmp_path / "a.parquet", {**rows, "b": column.dictionary_decode()})]
+    paths.append(write_as(tmp_path, "file.arrow", pa.table(rows)))
+    for path in paths:
+        table = open_inputs([path])
+        ((selected, _),) = select_rows(table, "c > 0", None, [None], None, ("a", "b"))
+        assert [row["c"] for row in plain(values(selected))] == [1, 3, 4]
+        assert selected.num_empty == 1
+        ((selected, _),) = select_rows(table, "", 1, [None], None, ("a", "b"))
+        assert [row["c"] for row in plain(values(selected))] == [1]
+        assert selected.num_empty == 1
+
+
+def test_a_file_that_can_have_no_empty_rows_is_not_read_to_find_them(tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"a": pa.array([None, 1, None]), "b": [1, 2, 3]})
+    table = open_inputs([path])
+    data = bytearray(Path(path).read_bytes())
+    begin = pq.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
+    data[begin : begin + 8] = bytes(8)
+    Path(path).write_bytes(data)
+    ((selected, _),) = select_rows(table, "", None, [None], None, ("a", "b"))
+    assert (selected.num_rows, selected.num_empty) == (3, 0)

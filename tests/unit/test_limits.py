@@ -1,0 +1,132 @@
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wdsplit.engines.limits import usable_memory, usable_processors
+
+MASK = len(os.sched_getaffinity(0))
+PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+UNLIMITED_V1 = 9223372036854771712
+GROUPS_V1 = "5:memory:/job/7\n4:cpu,cpuacct:/job/7\n1:name=systemd:/\n0::/\n"
+
+
+def machine(root, groups, files):
+    """Write what /proc and /sys/fs/cgroup of a machine have."""
+    for name, text in {"../../../proc/self/cgroup": groups, **files}.items():
+        path = Path(os.path.normpath(root / "sys/fs/cgroup" / name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Have a mask of 64 processors."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, 64),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "1000 100000\n"}, 1),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        ("0::/a/b\n", {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "3000000 100000\n"}, 8),
+        ("0::/host/path\n", {"cpu.max": "400000 100000\n"}, 4),
+        (GROUPS_V1, {"cpu,cpuacct/job/7/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/7/cpu.cfs_period_us": "100000"}, 64),
+        (GROUPS_V1, {"cpu,cpuacct/job/cpu.cfs_quota_us": "50000", "cpu,cpuacct/job/cpu.cfs_period_us": "10000"}, 5),
+        (GROUPS_V1, {"cpu,cpuacct/cpu.cfs_quota_us": "200000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 2),
+    ],
+    ids=str,
+)
+def test_processors_are_those_of_the_mask_that_quotas_grant(tmp_path, many, groups, files, expected):
+    root = machine(tmp_path, groups, files)
+    assert usable_processors(root) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, PHYSICAL),
+        ("0::/\n", {"memory.max": "max\n"}, PHYSICAL),
+        ("0::/a/b\n", {"a/b/memory.max": "3000000\n", "a/memory.max": "2000000\n"}, 2_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "memory.max": "2000000\n"}, 2_000_000),
+        (GROUPS_V1, {"memory/job/7/memory.limit_in_bytes": f"{UNLIMITED_V1}\n"}, PHYSICAL),
+        (GROUPS_V1, {"memory/job/7/memory.limit_in_bytes": "5000000\n"}, 5_000_000),
+        (GROUPS_V1, {"memory/memory.limit_in_bytes": "4000000\n"}, 4_000_000),
+    ],
+    ids=str,
+)
+def test_memory_is_that_of_the_machine_that_groups_grant(tmp_path, groups, files, expected):
+    root = machine(tmp_path, groups, files)
+    assert usable_memory(root) == expected
+
+
+def test_a_system_without_groups_has_what_the_machine_has(tmp_path):
+    assert usable_processors(tmp_path) == MASK
+    assert usable_memory(tmp_path) == PHYSICAL
+
+
+def test_memory_is_no_more_than_the_address_space(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from wdsplit.engines.limits import *; print(usable_memory(Path('/no')))"
+    )
+    limit = 3 * 2**30
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == f"{limit}\n", ended.stderr
+
+
+def test_processors_are_no_more_than_the_mask():
+    one = min(os.sched_getaffinity(0))
+    code = "from wdsplit.engines.limits import *; print(usable_processors())"
+    ended = subprocess.run(["taskset", "-c", str(one), sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout == "1\n", ended.stderr
+
+
+@pytest.fixture
+def group():
+    """Make a group with limits; return the files by which a process joins it, none where groups cannot be made."""
+    made = []
+    for controller, files in {
+        "memory": {"memory.limit_in_bytes": "1000001536"},
+        "cpu": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"},
+        "": {"memory.max": "1000001536", "cpu.max": "100000 100000"},
+    }.items():
+        above = Path("/sys/fs/cgroup") / controller
+        folder = above / f"wdsplit-test-{os.getpid()}"
+        if not (above / "cgroup.procs").exists():
+            continue
+        try:
+            folder.mkdir()
+            made.append(folder)
+            for name, value in files.items():
+                (folder / name).write_text(value)
+        except OSError:
+            continue
+    yield [folder / "cgroup.procs" for folder in made]
+    for folder in made:
+        folder.rmdir()
+
+
+def test_a_real_group_limits_its_processes(group):
+    """Where groups can be made here: on a machine with version 1 or 2, as root."""
+    join = f"for path in {list(map(str, group))!r}: open(path, 'w').write(str(os.getpid()))"
+    code = f"import os\n{join}\nfrom wdsplit.engines.limits import *\nprint(usable_processors(), usable_memory())"
+    if len(group) == 0:
+        pytest.skip("this takes the right to make a cgroup")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    processors, memory = map(int, ended.stdout.split())
+    assert processors == 1, ended.stderr
+    assert abs(memory - 1000001536) < 2**20

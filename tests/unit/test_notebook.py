@@ -1,0 +1,115 @@
+"""How objects show themselves: one line of text, and a table of HTML in which nothing of a dataset is markup."""
+
+from html.parser import HTMLParser
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import wdsplit
+from made_datasets import numbers_dataset
+from report_datasets import MARKUP, hostile
+from wdsplit.checks.verify import Report
+from wdsplit.errors import CorruptDataError
+from wdsplit.notebook import html_table
+
+HARMLESS = {"div", "style", "p", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+OF_CARDS = {"ul", "li", "dl", "dt", "dd", "small", "span", "audio", "img"}
+
+
+class Elements(HTMLParser):
+    """The elements of a page, their attributes and its text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def shown(value):
+    """Return what a notebook shows, having checked that it can do no harm."""
+    page = Elements(value._repr_html_())
+    assert page.tags <= HARMLESS | OF_CARDS
+    assert not [name for name in page.attributes if name.startswith("on") or name == "href"]
+    return page.text
+
+
+@pytest.fixture(scope="module")
+def hostile_dataset(tmp_path_factory):
+    return hostile(tmp_path_factory.mktemp("hostile") / MARKUP[2].replace("/", ""), 80)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    return numbers_dataset(tmp_path_factory.mktemp("numbers"), 100)
+
+
+def test_a_table_escapes_all_texts_and_shortens_them():
+    page = html_table("<b>", [("<i>", 12345), ("long", "x" * 1000), ("turned", "\u202e\x1b")], ("&", "'"))
+    assert page.count("<b>") == page.count("<i>") == 0
+    text = Elements(page).text
+    assert "12,345" in text
+    assert "x" * 299 + "…" in text
+    assert "\\u202e\\u001b" in text
+
+
+def test_a_table_of_many_rows_says_how_many_are_left_out():
+    assert "150 more rows are left out" in html_table("many", ((row, row) for row in range(200)))
+
+
+def test_nothing_of_a_hostile_dataset_is_markup(hostile_dataset):
+    dataset = wdsplit.Dataset(hostile_dataset)
+    assert MARKUP[0] in shown(dataset.manifest)
+    preview = shown(dataset.preview(8))
+    assert MARKUP[0] in preview
+    assert "\u202e" not in preview
+    for value in (dataset, wdsplit.Loader(dataset, 4), wdsplit.mix({hostile_dataset: 1}), wdsplit.report(dataset)):
+        assert "<img src=x" in shown(value)
+
+
+def test_a_hostile_plan_and_damage_are_shown_as_text(tmp_path, hostile_dataset):
+    pq.write_table(pa.table({"<script>": ["a"]}), tmp_path / "in.parquet")
+    plan = wdsplit.plan(str(tmp_path / "in.parquet"), wdsplit.ConvertOptions(mapping={"txt": "<script>"}))
+    assert "<script>" in shown(plan)
+    manifest = wdsplit.Dataset(hostile_dataset).manifest
+    problem = CorruptDataError("wrong", place=MARKUP[0], expected="1", found="2")
+    damaged = Report(manifest, (problem,), len(manifest.shards), manifest.num_samples)
+    assert MARKUP[0] in shown(damaged)
+    assert repr(damaged) == "<Report: ✗ 1 problem: 16 shards, 80 samples>"
+
+
+def test_reprs_are_a_line(numbers, tmp_path):
+    dataset = wdsplit.Dataset(numbers)
+    pq.write_table(pa.table({"x": range(10)}), tmp_path / "in.parquet")
+    plan = wdsplit.plan(str(tmp_path / "in.parquet"), wdsplit.ConvertOptions(plan=wdsplit.PlanOptions(shards=3)))
+    found = [*map(repr, (dataset, plan, wdsplit.audit(numbers), wdsplit.verify(numbers), dataset.manifest))]
+    assert not [line for line in found if "\n" in line or len(line) > 250]
+    assert found[1].startswith("<Plan: 10 rows -> 3 shards of up to 4 samples")
+    assert found[2].startswith("<AuditReport: all promises held; ")
+    assert found[3].startswith("<Report: ✓ all is well: ")
+
+
+def test_a_loader_says_where_it_is(numbers):
+    loader = wdsplit.Loader(wdsplit.Dataset(numbers, rank=1, world_size=2), 10)
+    batches = iter(loader)
+    next(batches)
+    assert "step 1 of 5, epoch 0" in shown(loader)
+    assert "1 of 2" in shown(loader)
+    assert "20 in all" in shown(loader)
+
+
+def test_a_mixture_says_what_it_takes_of_each(numbers, hostile_dataset):
+    text = shown(wdsplit.mix(choose={numbers: 30, hostile_dataset: 50}))
+    assert "30 an epoch, of 100" in text
+    assert "50 an epoch, of 80" in text
+
+
+def test_what_inspect_returns_prints_no_payloads(numbers):
+    assert "row 0" not in repr(wdsplit.inspect(numbers))

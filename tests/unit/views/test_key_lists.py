@@ -1,0 +1,213 @@
+import csv
+import pathlib
+
+import numpy as np
+import orjson
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsplit.errors import DatasetNotFoundError, InputError
+from wdsplit.tar.names import escape_key
+from wdsplit.views import keys as lists
+from wdsplit.views.keys import Spellings, read_keys
+
+KEYS = ["00000012", "img.1", "a b", "é/ü"]
+
+
+def write_file(folder, name, keys=KEYS):
+    path = folder / name
+    kind = path.suffix
+    if kind == ".parquet":
+        pq.write_table(pa.table({"score": [0.5] * len(keys), "key": keys}), path)
+    elif kind in (".csv", ".tsv"):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, delimiter="\t" if kind == ".tsv" else ",")
+            rows.writerows([["error", "__key__"], *(["it, broke", key] for key in keys)])
+    elif kind == ".jsonl":
+        path.write_bytes(b"\n".join(orjson.dumps({"error": "x", "key": key}) for key in keys) + b"\n\n")
+    else:
+        path.write_text("\r\n".join([*keys, "", ""]), encoding="utf-8-sig")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.LST"])
+def test_a_file_of_keys_is_read_by_its_name(tmp_path, name):
+    read = read_keys(write_file(tmp_path, name), "keys")
+    assert read.keys.to_pylist() == KEYS
+    assert (read.num_keys, read.num_duplicates, read.origin) == (4, 0, str(tmp_path / name))
+
+
+def test_a_path_and_a_file_of_this_folder(tmp_path, monkeypatch):
+    write_file(tmp_path, "a.txt")
+    monkeypatch.chdir(tmp_path)
+    assert read_keys("a.txt", "keys").num_keys == read_keys(pathlib.Path("a.txt"), "keys").num_keys == 4
+
+
+def test_the_only_column_of_a_table_holds_the_keys(tmp_path):
+    pq.write_table(pa.table({"name": ["00000012", "7"]}), tmp_path / "a.parquet")
+    assert read_keys(str(tmp_path / "a.parquet"), "keys").keys.to_pylist() == ["00000012", "7"]
+
+
+def test_zeros_of_a_table_of_text_stay(tmp_path):
+    (tmp_path / "a.csv").write_text("key\n00000012\n7\n")
+    assert read_keys(str(tmp_path / "a.csv"), "keys").keys.to_pylist() == ["00000012", "7"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_keys_without_a_header_lose_none(tmp_path, name):
+    (tmp_path / name).write_text("00000012\n7\n")
+    with pytest.raises(InputError, match=r"name the column key, or use [.]txt with a key a line") as caught:
+        read_keys(str(tmp_path / name), "keys")
+    assert (caught.value.place, caught.value.found) == (str(tmp_path / name), "the header '00000012'")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        KEYS,
+        tuple(KEYS),
+        set(KEYS),
+        np.array(KEYS),
+        np.array(KEYS, object),
+        pa.array(KEYS),
+        pa.chunked_array([KEYS[:1], KEYS[1:]]),
+        pa.array(KEYS).dictionary_encode(),
+        pd.Series(KEYS),
+        pd.Series(KEYS, dtype="string"),
+    ],
+    ids=lambda values: f"{type(values).__module__}.{type(values).__name__}",
+)
+def test_lists_and_arrays_are_taken_as_they_are(values):
+    assert sorted(read_keys(values, "keys").keys.to_pylist()) == sorted(KEYS)
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pa.table], ids=["pandas", "arrow"])
+def test_a_frame_is_taken_as_the_columns_of_a_file_are(make):
+    for frame in ({"score": [1] * 4, "key": KEYS}, {"__key__": KEYS}, {"id": KEYS}):
+        assert read_keys(make(frame), "keys").keys.to_pylist() == KEYS
+    with pytest.raises(InputError, match="which column they are in") as caught:
+        read_keys(make({"id": KEYS, "b": KEYS}), "keys")
+    assert caught.value.found == "id, b"
+    assert caught.value.place.startswith("keys=")
+
+
+def test_integers_are_the_keys_that_were_made_of_them():
+    assert read_keys(np.array([3, 12]), "keys").keys.to_pylist() == ["3", "12"]
+
+
+def test_duplicates_are_counted():
+    read = read_keys(["b", "a", "b", "b"], "keys")
+    assert (read.keys.to_pylist(), read.num_keys, read.num_duplicates) == (["b", "a"], 2, 2)
+
+
+def test_an_empty_list_is_one(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    for empty in ([], np.array([]), str(tmp_path / "a.txt")):
+        assert read_keys(empty, "keys").num_keys == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (3, "int"),
+        (b"a", "bytes"),
+        ({"a": 1}, "dict"),
+        ((key for key in KEYS), "generator"),
+        ([0.5], "values of type double"),
+        (np.array([True]), "values of type bool"),
+        (["a", None], "a null"),
+        ([["a"]], "values of type list"),
+        (["a", 1], "int"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_list_of_keys_is_refused(values, found):
+    with pytest.raises(InputError, match="invalid exclude") as caught:
+        read_keys(values, "exclude")
+    assert found in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("a.txt", b"\xff\xfe\x00", "utf-8"),
+        ("a.jsonl", b'{"key": "a"}\n{', "invalid json"),
+        ("a.jsonl", b'{"key": "a"}\n{"name": 1}', "a line names no key"),
+        ("a.jsonl", b'["a"]', "a line names no key"),
+        ("a.jsonl", b'{"key": null}', "a line names no key"),
+        ("a.csv", b"a,b\n1,2\n", "which column"),
+        ("a.csv", b"", "empty"),
+        ("a.parquet", b"PAR1", "parquet"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_list_of_keys_is_refused_with_its_name(tmp_path, name, data, text):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        read_keys(str(tmp_path / name), "keys")
+    assert text.lower() in str(caught.value).lower()
+    assert name in caught.value.place
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    for path in (str(tmp_path / "none.txt"), tmp_path / "none"):
+        with pytest.raises(DatasetNotFoundError):
+            read_keys(path, "keys")
+
+
+def test_a_key_instead_of_a_list_of_keys():
+    with pytest.raises(InputError, match="exclude is a path to a file of keys") as caught:
+        read_keys("00000001", "exclude")
+    assert caught.value.remedy.endswith("for one key give a list: exclude=['00000001']")
+
+
+@pytest.mark.parametrize("line", ["{", '{"name": 1}'])
+def test_a_broken_line_is_named_by_its_number_in_the_file(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text('{"key": "a"}\n\n' + line)
+    with pytest.raises(InputError) as caught:
+        read_keys(str(tmp_path / "a.jsonl"), "keys")
+    assert (caught.value.place, caught.value.found) == (f"{tmp_path / 'a.jsonl'}, line 3", line)
+
+
+@pytest.mark.parametrize(("name", "found"), [("a.json", ".json"), ("a.txt.gz", ".gz"), ("", "folder"), ("/", "folder")])
+def test_what_is_no_supported_file_is_refused(tmp_path, name, found):
+    (tmp_path / name).write_bytes(b"{}") if name.strip("/") else None
+    with pytest.raises(InputError) as caught:
+        read_keys(f"{tmp_path}/{name}" if name.strip("/") else f"{tmp_path}{name}", "keys")
+    assert found in caught.value.found
+    assert all(kind in caught.value.expected for kind in (".txt", ".jsonl", ".csv", ".tsv", ".parquet"))
+
+
+# Looking keys up
+
+
+def found_in(listed, keys):
+    """Return which keys are in a list, and which of the list were found."""
+    rows, numbers = Spellings.of(pa.array(listed, pa.large_string())).look_up(
+        pa.chunked_array([pa.array(keys, pa.string())])
+    )
+    return sorted(set(rows.tolist())), sorted(set(numbers.tolist()))
+
+
+some_keys = st.lists(st.text(st.sampled_from("ab._/x2E 0é"), min_size=1, max_size=6), max_size=8, unique=True)
+
+
+@given(some_keys, some_keys, st.booleans())
+def test_a_sample_is_in_a_list_by_its_key_as_it_is_or_as_it_was(listed, raw, is_escaped):
+    keys = [escape_key(key) for key in raw] if is_escaped else raw
+    rows = [row for row, key in enumerate(keys) if key in listed or key in map(escape_key, listed)]
+    numbers = [n for n, key in enumerate(listed) if key in keys or escape_key(key) in keys]
+    assert found_in(listed, keys) == (rows, numbers)
+
+
+def test_keys_that_share_a_hash_are_told_apart(monkeypatch):
+    monkeypatch.setattr(lists, "hash_keys", lambda keys: np.full(len(keys), 7, np.uint64))
+    assert found_in(["a", "b.c", "d"], ["x", "d", "b_x2Ec", "d"]) == ([1, 2, 3], [1, 2])
+
+
+def test_an_empty_key_is_no_samples():
+    assert found_in(["", "a"], ["a"]) == ([0], [1])

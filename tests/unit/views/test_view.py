@@ -1,0 +1,260 @@
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdsplit
+from sampled import columns_of, keys_of, rows_of, sampled_dataset, without_samples
+from wdsplit.errors import CorruptDataError, InputError
+from wdsplit.order.selection import Selection
+from wdsplit.shards.files import read_manifest
+from wdsplit.shards.manifest import Field, Manifest, Shards, first_samples
+from wdsplit.shards.sample_tables import samples_path
+from wdsplit.shards.views import write_view
+from wdsplit.storage.local import LocalStorage
+from wdsplit.views import choosing
+from wdsplit.views.columns import SampleColumns
+from wdsplit.views.view import MAX_SAMPLES, MAX_SHARDS, resolve_view
+
+COUNTS = (10, 0, 13, 8)
+NUM_SAMPLES = sum(COUNTS)
+ROWS = columns_of(NUM_SAMPLES).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Return the storage and manifest of a dataset with the stored view `third`."""
+    storage = LocalStorage(sampled_dataset(tmp_path_factory.mktemp("sampled") / "d", COUNTS))
+    manifest = read_manifest(storage)
+    masks = np.split(np.arange(NUM_SAMPLES) % 3 == 0, np.cumsum(COUNTS)[:-1])
+    write_view(storage, manifest, "third", Selection.of_masks(masks), {})
+    return storage, manifest
+
+
+@pytest.fixture(autouse=True)
+def few_shards_at_once(monkeypatch):
+    monkeypatch.setattr(choosing, "_SHARDS_AT_ONCE", 3)
+
+
+def rows_in(dataset, **asked):
+    return rows_of(resolve_view(*dataset, **asked).selection)
+
+
+def refused(dataset, **asked):
+    with pytest.raises(InputError) as caught:
+        resolve_view(*dataset, **asked)
+    return caught.value
+
+
+def test_nothing_asked_is_no_view(dataset):
+    assert resolve_view(*dataset) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "meets"),
+    [
+        ("row >= 25", lambda row: row["row"] >= 25),
+        ("score > 1.5", lambda row: row["score"] is not None and row["score"] > 1.5),
+        ("score is None", lambda row: row["score"] is None),
+        ("is_odd and not label == 'cat'", lambda row: row["is_odd"] and row["label"] != 0),
+        ("label in ('cat', 'eel')", lambda row: row["label"] in (0, 2)),
+        ("num_bytes > 2", lambda row: False),
+        ("num_bytes >= 1", lambda row: True),
+        ("num_bytes == 2", lambda row: row["row"] >= 10),
+        ("startswith(column('__key__'), 'img')", lambda row: row["row"] % 5 == 0),
+    ],
+)
+def test_a_condition_chooses_as_a_list_comprehension_does(dataset, where, meets):
+    assert rows_in(dataset, where=where) == [row["row"] for row in ROWS if meets(row)]
+    assert resolve_view(*dataset, where=where).name == where
+
+
+some_rows = st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=12)
+
+
+@given(
+    view=st.sampled_from([None, "third"]),
+    least=st.none() | st.integers(0, NUM_SAMPLES),
+    kept=st.none() | some_rows,
+    left_out=st.none() | some_rows,
+    limit=st.none() | st.integers(1, NUM_SAMPLES + 5),
+)
+def test_everything_that_is_asked_is_combined(dataset, view, least, kept, left_out, limit):
+    keys = keys_of(NUM_SAMPLES)
+    asked = {
+        "view": view,
+        "where": None if least is None else f"row >= {least}",
+        "keys": None if kept is None else [keys[row] for row in kept],
+        "exclude": None if left_out is None else [keys[row] for row in left_out],
+    }
+    if any(each is not None for each in asked.values()):
+        among = range(min(limit or NUM_SAMPLES, NUM_SAMPLES))
+        expected = [
+            row
+            for row in among
+            if (view is None or row % 3 == 0)
+            and (least is None or row >= least)
+            and (kept is None or row in kept)
+            and (left_out is None or row not in left_out)
+        ]
+        found = resolve_view(*dataset, **asked, limit=limit).selection
+        assert rows_of(found) == expected
+        limited = dataset[1] if limit is None else first_samples(dataset[1], limit)
+        assert found.totals.tolist() == limited.shards.num_real.tolist()
+
+
+def test_a_view_is_called_what_was_asked(dataset):
+    keys = keys_of(NUM_SAMPLES)
+    found = resolve_view(*dataset, view="third", where="row > 3", keys=keys, exclude=keys[:1])
+    assert found.name == "third and row > 3 and in a list and not in a list"
+    assert repr(found) == f"<View '{found.name}': 9 of 31 samples>"
+
+
+@pytest.mark.parametrize(
+    ("field", "where", "remedy"),
+    [
+        (
+            ("txt", "text", "text", "string"),
+            "text == 'a'",
+            "it is a field (txt): convert with --keep text, or join it ",
+        ),
+        (("txt", "text", "text", "string"), "txt == 'a'", "it is a field (txt): convert with --keep text, or join"),
+        (("jpg", "image", "bytes", "binary"), "image == 'a'", "it is a field (jpg): join it with wdsplit annotate"),
+        (("cls", "label", "integer", "int64"), "cls == 1", "write label"),
+    ],
+)
+def test_a_condition_on_a_field_says_how_it_becomes_a_column(dataset, field, where, remedy):
+    storage, manifest = dataset
+    error = refused((storage, dataclasses.replace(manifest, fields=(Field(*field),))), where=where)
+    assert error.cause == f"the sample tables have no column {where.split()[0]!r}"
+    assert error.remedy.startswith(remedy)
+
+
+def test_keys_are_those_of_the_tar_or_those_before_they_were_escaped(dataset):
+    assert rows_in(dataset, keys=["img.5", "img_x2E10", "00000011"]) == [5, 10, 11]
+
+
+def test_keys_to_keep_that_no_sample_has_are_refused(dataset):
+    error = refused(dataset, keys=["img.0", "nope", *(f"no-{n}" for n in range(9))])
+    assert error.found == "10 of 11 keys that no sample has: 'nope', 'no-0', 'no-1', 'no-2', 'no-3', ..."
+    assert "such as 'img_x2E0'" in error.expected
+
+
+def test_keys_to_leave_out_that_no_sample_has_are_warned_of(dataset, caplog):
+    assert rows_in(dataset, exclude=["img.0", "nope"]) == list(range(1, NUM_SAMPLES))
+    (record,) = caplog.records
+    assert "no sample has 1 of the 2 keys of a list: 'nope'" in record.getMessage()
+
+
+def test_bad_samples_whose_keys_could_not_be_read_are_found_by_their_places(dataset, tmp_path, caplog):
+    url, bad = dataset[0].url, tmp_path / "bad.jsonl"
+    rows = [
+        {"key": "00000001", "shard": f"{url}/000000.tar", "sample": 1},
+        {"key": None, "shard": f"{url}/000002.tar", "sample": 3},
+        {"key": None, "shard": "s3://moved/here/000003.tar", "sample": 7},
+        {"key": None, "shard": f"{url}/000003.tar", "sample": 8},
+        {"key": None, "shard": f"{url}/9.tar", "sample": 0},
+    ]
+    bad.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert rows_in(dataset, exclude=bad) == [row for row in range(NUM_SAMPLES) if row not in (1, 13, 30)]
+    (record,) = caplog.records
+    assert "no sample has 2 of the 5 keys" in record.getMessage()
+    assert f"'sample 8 of {url}/000003.tar'" in record.getMessage()
+
+
+def test_errors_of_conditions_are_those_of_where(dataset):
+    error = refused(dataset, where="scor > 1")
+    assert error.place == "^scor^ > 1"
+    assert error.remedy == "write score"
+    assert "one of __key__, num_bytes, row, score, label, is_odd" in error.expected
+    assert "cannot be compared with a string" in refused(dataset, where="score > 'x'").cause
+    assert "column 'label' has no class 'dig'" in refused(dataset, where="label == 'dig'").cause
+    assert refused(dataset, where=3).cause == "invalid where"
+    assert "empty" in refused(dataset, where="").cause
+    assert "cannot be computed for some row" in refused(dataset, where="row * 9223372036854775807 > 0").cause
+
+
+def test_only_the_columns_that_are_named_are_read(dataset, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        SampleColumns,
+        "read",
+        lambda self, shard, names, read_all=SampleColumns.read: (
+            read.append(list(names)) or read_all(self, shard, names)
+        ),
+    )
+    rows_in(dataset, where="score > 1 and score < 2")
+    rows_in(dataset, where="score > 1", keys=[])
+    assert {tuple(names) for names in read} == {("score",), ("score", "__key__")}
+
+
+def test_a_dataset_without_sample_tables_says_how_to_make_them(tmp_path):
+    storage = LocalStorage(without_samples(sampled_dataset(tmp_path, (3, 2))))
+    opened = storage, read_manifest(storage)
+    for asked in ({"where": "row > 1"}, {"keys": ["img.0"]}, {"exclude": ["img.0"]}):
+        error = refused(opened, **asked)
+        assert "no sample tables" in error.cause
+        assert "wdsplit index" in error.remedy
+    write_view(*opened, "v", Selection.of_masks([[True, False, True], [False, False]]), {})
+    assert rows_in(opened, view="v") == [0, 2]
+
+
+def test_a_lost_sample_table_is_named(tmp_path):
+    storage = LocalStorage(sampled_dataset(tmp_path, (3, 2)))
+    opened = storage, read_manifest(storage)
+    storage.remove(samples_path("000001.tar"))
+    with pytest.raises(CorruptDataError) as caught:
+        resolve_view(*opened, where="row > 1")
+    assert "000001.tar" in caught.value.place
+
+
+def test_too_large_a_dataset_says_which_command_stores_the_view(dataset):
+    command = f'wdsplit view {dataset[0].url} NAME --where "label == \'cat\'" --keys FILE --exclude "my bad.txt"'
+    for limits in ({"max_shards": 3}, {"max_samples": 30}):
+        error = refused(dataset, view="third", where="label == 'cat'", keys=["a"], exclude="my bad.txt", **limits)
+        assert f"`{command} --view third`" in error.remedy
+    assert rows_in(dataset, where="row < 2", limit=10, max_samples=10, max_shards=1) == [0, 1]
+    assert resolve_view(*dataset, view="third", max_shards=1).name == "third"
+
+
+@pytest.mark.parametrize(("num_shards", "samples"), [(MAX_SHARDS + 1, 1), (2, MAX_SAMPLES // 2 + 1)])
+def test_a_condition_on_a_large_dataset_is_refused_before_anything_is_read(tmp_path, num_shards, samples):
+    columns = {
+        "path": [f"{number:06d}.tar" for number in range(num_shards)],
+        "num_samples": [samples] * num_shards,
+        "num_pads": [0] * num_shards,
+        "num_bytes": [samples * 1024] * num_shards,
+        "checksum": ["xxh3_128:00"] * num_shards,
+    }
+    manifest = Manifest(Shards.of_columns(columns), (), 4, 4, "none", {})
+    error = refused((LocalStorage(str(tmp_path / "large")), manifest), where="row > 1")
+    assert f'`wdsplit view {tmp_path}/large NAME --where "row > 1"`' in error.remedy
+    assert f"{num_shards:,} shards" in error.found
+
+
+def test_columns_of_annotations_are_columns_too(tmp_path):
+    storage = LocalStorage(sampled_dataset(tmp_path / "d", COUNTS))
+    quality = [None if row % 4 == 0 else 2 * row for row in range(NUM_SAMPLES)]
+    table = pa.table({"id": keys_of(NUM_SAMPLES), "quality": quality})
+    wdsplit.annotate(storage.url, table, "id", "scores")
+    opened = storage, read_manifest(storage)
+    assert rows_in(opened, where="quality > 20 and row < 20 and is_odd") == [11, 13, 15, 17, 19]
+    assert rows_in(opened, where="quality is None and row < 9") == [0, 4, 8]
+    read = SampleColumns(*opened).read(2, ["quality", "row"])
+    assert read.column_names == ["quality", "row"]
+    assert read["row"].to_pylist() == list(range(10, 23))
+    with pytest.raises(InputError, match="samples have no column 'qality'") as caught:
+        SampleColumns(*opened).read(2, ["qality"])
+    assert "quality" in caught.value.remedy
+
+
+def test_a_view_of_another_version_of_the_dataset_is_refused(dataset):
+    storage, manifest = dataset
+    columns = {name: manifest.shards.table.column(name) for name in manifest.shards.table.column_names}
+    columns["checksum"] = pa.array([f"{text}0" for text in columns["checksum"].to_pylist()])
+    other = dataclasses.replace(manifest, shards=type(manifest.shards).of_columns(columns))
+    assert "view 'third' was made for another version" in refused((storage, other), view="third").cause
