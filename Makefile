@@ -9,6 +9,7 @@ EPOCHS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
+DOCS_INSTALLED := $(VENV)/.installed-docs
 DEMO_INSTALLED := $(VENV)/.installed-demo
 TESTS_INSTALLED := $(VENV)/.installed-tests
 ALL_INSTALLED := $(VENV)/.installed-tests-all
@@ -19,7 +20,7 @@ LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all check format clean
+.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all check docs docs-build format clean
 
 help: ## List the targets
 	@echo "Targets:"
@@ -62,6 +63,12 @@ check: $(TESTS_INSTALLED) ## Lint, check the format and the types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+docs: $(DOCS_INSTALLED) ## Serve the documentation on this machine, and reload it when a page changes
+	$(BIN)/mkdocs serve
+
+docs-build: $(DOCS_INSTALLED) ## Build the documentation into build/site; warnings are errors
+	$(BIN)/mkdocs build --strict --quiet
+
 format: $(TESTS_INSTALLED) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -74,6 +81,10 @@ clean: ## Remove the demo's data and all caches; the virtual environment stays
 $(DEMO_INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install '$(TORCH)'
 	$(BIN)/python -m pip install -e '.[demo]'
+	touch $@
+
+$(DOCS_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -e '.[docs]'
 	touch $@
 
 $(TESTS_INSTALLED): pyproject.toml | $(BIN)/python

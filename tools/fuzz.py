@@ -38,7 +38,7 @@ def mutator(targets: Any, atheris: Any, tar_begins: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", choices=("index", "manifest", "members", "scan"))
+    parser.add_argument("target", choices=("index", "manifest", "members", "scan", "view"))
     parser.add_argument("corpus", type=Path, help="folder of inputs; seeds are put there if it is empty")
     parser.add_argument("--seconds", type=int, default=900)
     parser.add_argument("--memory", type=int, default=2048, help="MB; more is a failure")

@@ -1,4 +1,4 @@
-"""Write the table of types into README.md, from the rules that the code itself goes by.
+"""Write the tables of types into docs/types.md and docs/columns.md, from the rules that the code itself goes by.
 
 python tools/make_type_table.py            # write it
 python tools/make_type_table.py --check    # only say whether it is up to date
@@ -9,11 +9,43 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+
+from wdsplit.fields.promote import common_type
 from wdsplit.fields.rules import RULES, WRAPPERS
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
 BEGIN = "<!-- types: made by tools/make_type_table.py -->\n"
 END = "<!-- end of types -->\n"
+
+PAIRS = (
+    (pa.null(), pa.string(), ""),
+    (pa.int32(), pa.int64(), ""),
+    (pa.uint8(), pa.int8(), ""),
+    (pa.uint64(), pa.int64(), "integers over 2^63 - 1"),
+    (pa.float32(), pa.float64(), ""),
+    (pa.int16(), pa.float32(), ""),
+    (pa.int32(), pa.float32(), ""),
+    (pa.int64(), pa.float64(), "integers over 2^53"),
+    (pa.int32(), pa.decimal128(10, 2), ""),
+    (pa.decimal128(10, 2), pa.decimal128(20, 5), ""),
+    (pa.string(), pa.large_string(), ""),
+    (pa.dictionary(pa.int32(), pa.string()), pa.string(), ""),
+    (pa.binary(), pa.binary(16), ""),
+    (pa.date32(), pa.date64(), ""),
+    (pa.timestamp("us"), pa.timestamp("ns"), "times before 1677 or after 2262"),
+    (pa.duration("ms"), pa.duration("ns"), "over 292 years"),
+    (pa.list_(pa.int32()), pa.large_list(pa.int64()), ""),
+    (pa.list_(pa.float32(), 3), pa.list_(pa.float32()), ""),
+    (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.string()), ("a", pa.int64())]), ""),
+    (pa.bool_(), pa.int64(), ""),
+    (pa.int64(), pa.string(), ""),
+    (pa.float64(), pa.decimal128(10, 2), ""),
+    (pa.string(), pa.binary(), ""),
+    (pa.date32(), pa.timestamp("us"), ""),
+    (pa.timestamp("us"), pa.timestamp("us", "UTC"), ""),
+)
+"""Types of two files, and which values are refused because the common type cannot hold them."""
 
 
 def type_table() -> str:
@@ -26,23 +58,44 @@ def type_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(document: str) -> str:
-    """Return a document with the table between its two marks."""
+def promotion_table() -> str:
+    """Return what types are promoted to as a Markdown table."""
+    lines = ["| type in one file | type in another | read as | refused when it is read |", "|---|---|---|---|"]
+    for one, other, refused in PAIRS:
+        common = common_type(one, other)
+        read_as = f"`{_name(common)}`" if common is not None else "refused"
+        lines.append(f"| `{_name(one)}` | `{_name(other)}` | {read_as} | {refused} |")
+    return "\n".join(lines) + "\n"
+
+
+def _name(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        return f"dictionary<{kind.value_type}>"
+    return str(kind).replace("item: ", "")
+
+
+TABLES = {"docs/types.md": type_table, "docs/columns.md": promotion_table}
+"""Each document and what makes its table."""
+
+
+def with_table(name: str, document: str) -> str:
+    """Return the text of a document with the table between its two marks."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"README.md has no marks {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{begin}\n{type_table()}\n{end}{after}"
+        raise SystemExit(f"{name} has no marks {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{begin}\n{TABLES[name]()}\n{end}{after}"
 
 
 def main() -> None:
-    found = README.read_text(encoding="utf-8")
-    wanted = with_table(found)
-    if "--check" in sys.argv[1:]:
-        if found != wanted:
-            raise SystemExit("README.md has another table of types: run python tools/make_type_table.py")
-    elif found != wanted:
-        README.write_text(wanted, encoding="utf-8")
+    for name in TABLES:
+        found = (ROOT / name).read_text(encoding="utf-8")
+        wanted = with_table(name, found)
+        if found == wanted:
+            continue
+        if "--check" in sys.argv[1:]:
+            raise SystemExit(f"{name} has another table of types: run python tools/make_type_table.py")
+        (ROOT / name).write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

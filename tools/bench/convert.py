@@ -37,9 +37,9 @@ def with_cp(source: str, output: str) -> None:
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[str, str], None]]] = {
-    "wdsplit, 1 job": ("wdsplit", partial(with_wdsplit, jobs=1)),
-    "wdsplit, 2 jobs": ("wdsplit", partial(with_wdsplit, jobs=2)),
-    "wdsplit --shuffle, 2 jobs": ("wdsplit", partial(with_wdsplit, jobs=2, shuffle=True)),
+    "wdsplit, 2 jobs": ("wdsplit", partial(with_wdsplit, jobs=2, shuffle=True)),
+    "wdsplit --no-shuffle, 1 job": ("wdsplit", partial(with_wdsplit, jobs=1, shuffle=False)),
+    "wdsplit --no-shuffle, 2 jobs": ("wdsplit", partial(with_wdsplit, jobs=2, shuffle=False)),
     BASE: ("webdataset", peers.write_webdataset),
     "MosaicML MDSWriter": ("streaming", peers.write_mds),
     "LitData optimize, 2 workers": ("litdata", peers.write_litdata),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,11 @@ import pyarrow.parquet as pq
 
 SOURCE = "source.parquet"
 SHARDS = "wdsplit"
+PHOTO_PIXELS, PHOTO_ROWS = 256, 500
+PHOTO_FILES = (".jpg", ".jpeg", ".png")
+
+_sources: Sequence[Any] = ()
+"""Photos, or the names of their files, in the processes that make JPEGs of them."""
 
 
 def make_small(path: Path, num_rows: int) -> None:
@@ -55,14 +62,89 @@ def make_jpeg(path: Path, num_rows: int) -> None:
     pq.write_table(pa.table({"image": images, "label": chance.integers(0, 1000, num_rows)}), path, row_group_size=500)
 
 
-MAKERS: dict[str, Callable[[Path, int], None]] = {"small": make_small, "image": make_image, "jpeg": make_jpeg}
+def make_photos(path: Path, num_rows: int, folder: Path | None = None) -> None:
+    """Write JPEGs of PHOTO_PIXELS x PHOTO_PIXELS, quality 90, and their number as label.
+
+    Row i is a random square of photo i: of a folder's files in turn, else of scikit-learn's two sample photos. All
+    processors take part; the bytes depend on the number of rows and the photos alone.
+    """
+    files = (
+        sorted(map(str, (file for file in folder.rglob("*") if file.suffix.lower() in PHOTO_FILES))) if folder else []
+    )
+    if folder and not files:
+        raise SystemExit(f"no photos found in {folder}")
+    firsts = range(0, num_rows, PHOTO_ROWS)
+    stops = (min(first + PHOTO_ROWS, num_rows) for first in firsts)
+    schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
+    with (
+        pq.ParquetWriter(path, schema, compression="none") as writer,
+        multiprocessing.Pool(len(os.sched_getaffinity(0)), _open_photos, (files,)) as pool,
+    ):
+        for first, images in zip(firsts, pool.imap(_photos, map(range, firsts, stops)), strict=True):
+            writer.write_table(pa.table([images, np.arange(first, first + len(images))], schema=schema))
+
+
+def _open_photos(files: Sequence[str]) -> None:
+    """Keep the photos, or the names of their files, for `_photos` in this process."""
+    global _sources
+    if files:
+        _sources = files
+    else:
+        from sklearn.datasets import load_sample_images
+
+        _sources = load_sample_images().images
+
+
+def _photos(numbers: range) -> list[bytes]:
+    """Return the JPEGs of some rows."""
+    from PIL import Image
+
+    size = (PHOTO_PIXELS, PHOTO_PIXELS)
+    jpegs = []
+    for number in numbers:
+        chance = np.random.default_rng(number)
+        source = _sources[number % len(_sources)]
+        photo = (Image.open(source) if isinstance(source, str) else Image.fromarray(source)).convert("RGB")
+        side = chance.uniform(0.6, 1) * min(photo.size)
+        left, top = (chance.uniform(0, length - side) for length in photo.size)
+        file = io.BytesIO()
+        photo.resize(size, Image.Resampling.BICUBIC, (left, top, left + side, top + side)).save(
+            file, "JPEG", quality=90
+        )
+        jpegs.append(file.getvalue())
+    return jpegs
+
+
+def make_png(path: Path, num_rows: int) -> None:
+    """Write pictures of 32 x 32 pixels and about 2 kB, sums of sines and a little noise, and a label."""
+    from PIL import Image
+
+    chance = np.random.default_rng(3)
+    y, x = np.mgrid[0:32, 0:32].astype(np.float32)
+    images = []
+    for _ in range(num_rows):
+        slopes = chance.uniform(0.05, 0.5, (3, 2))
+        planes = [128 + 90 * np.sin(a * x + b * y) for a, b in slopes]
+        pixels = np.stack(planes, axis=-1) + chance.normal(0, 3, (32, 32, 1))
+        file = io.BytesIO()
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "PNG")
+        images.append(file.getvalue())
+    pq.write_table(pa.table({"image": images, "label": chance.integers(0, 10, num_rows)}), path, row_group_size=5_000)
+
+
+MAKERS: dict[str, Callable[[Path, int], None]] = {
+    "small": make_small,
+    "image": make_image,
+    "jpeg": make_jpeg,
+    "png": make_png,
+}
 
 
 def make_shards(folder: Path, output: str = SHARDS, emit: tuple[str, ...] = ("energon",), **plan: Any) -> None:
     """Convert the table of a folder."""
     from wdsplit import ConvertOptions, PlanOptions, convert
 
-    options = ConvertOptions(PlanOptions(pad="none", **plan), emit=emit, jobs=2)
+    options = ConvertOptions(PlanOptions(pad="none", shuffle=False, **plan), emit=emit, jobs=2)
     convert(str(folder / SOURCE), str(folder / output), options)
 
 

@@ -35,7 +35,9 @@ def measure(engine: Engine, source: Path, shard_bytes: int) -> tuple[float, int]
     """Convert a table; return the seconds and the bytes of the shards. The output is removed."""
     output = source.with_name("out")
     started = time.perf_counter()
-    manifest = convert(source, output, ConvertOptions(PlanOptions(shard_size=shard_bytes)), engine=engine)
+    manifest = convert(
+        source, output, ConvertOptions(PlanOptions(shard_size=shard_bytes, shuffle=False)), engine=engine
+    )
     seconds = time.perf_counter() - started
     shutil.rmtree(output)
     return seconds, manifest.num_bytes

@@ -1,8 +1,8 @@
 """How each library writes a dataset, and reads it from a disk or a bucket, as its documentation shows it.
 
-Libraries are imported where they are used, because few have all of them. None decodes but those of `JPEG`, and none but
-wdsplit shuffles. Local readers return samples without workers, else batches; `REMOTE` readers return the payloads of
-all samples, with nothing cached.
+Libraries are imported where they are used, because few have all of them. None decodes but those of `JPEG` and `PNG`.
+Besides wdsplit only `LitData, shuffled` shuffles. Local readers return samples without workers, else batches; `REMOTE`
+readers return the payloads of all samples, with nothing cached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tools.bench.core import ProcessError, is_installed
 from tools.bench.data import SHARDS, SOURCE, make_shards
 
 SHARD_BYTES = 128_000_000
-BATCH_SIZE, JPEG_BATCH_SIZE, PIXELS = 256, 64, 224
+BATCH_SIZE, JPEG_BATCH_SIZE = 256, 64
+PIXELS, SMALL_PIXELS = 224, 32
 BUCKETS = "buckets"
 """The folder of the buckets: one for each library."""
 URL = f"s3://{SHARDS}"
@@ -149,12 +150,14 @@ def wdsplit_reader(kind: Kind) -> Callable[[Path, int], Iterable[Any]]:
     return read
 
 
-def wdsplit_jpeg(kind: Kind) -> Callable[[Path, int], Iterable[Any]]:
+def wdsplit_images(kind: Kind, pixels: int, batch_size: int) -> Callable[[Path, int], Iterable[Any]]:
     def read(folder: Path, workers: int) -> Iterable[Any]:
         import wdsplit
 
-        dataset = wdsplit.Dataset(folder / SHARDS, seed=0).decode(wdsplit.resized(PIXELS)).to_tuple(FIELD, "cls")
-        return wdsplit.Loader(dataset, JPEG_BATCH_SIZE, num_workers=workers, workers=kind)
+        dataset = wdsplit.Dataset(folder / SHARDS, seed=0)
+        fields = [field.name for field in dataset.manifest.fields]
+        decoded = dataset.decode(wdsplit.resized(pixels)).to_tuple(*fields)
+        return wdsplit.Loader(decoded, batch_size, num_workers=workers, workers=kind)
 
     return read
 
@@ -181,6 +184,14 @@ def webdataset_jpeg(folder: Path, workers: int) -> Iterable[Any]:
 
     dataset = webdataset.WebDataset(tars(folder / "two"), shardshuffle=False).map_dict(jpg=_pillow_pixels, cls=int)
     batched = dataset.to_tuple(FIELD, "cls").batched(JPEG_BATCH_SIZE)
+    return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
+
+
+def webdataset_png(folder: Path, workers: int) -> Iterable[Any]:
+    import webdataset
+
+    dataset = webdataset.WebDataset(tars(folder / SHARDS), shardshuffle=False).decode("torchrgb8")
+    batched = dataset.to_tuple("png", "cls").batched(BATCH_SIZE)
     return webdataset.WebLoader(batched, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
 
 
@@ -260,6 +271,11 @@ PEERS = (
         "litdata",
     ),
     Reader(
+        "LitData, shuffled",
+        "litdata",
+        lambda folder, workers: litdata_stream(str(folder / "litdata"), workers, shuffle=True),
+    ),
+    Reader(
         "MosaicML streaming",
         "streaming",
         lambda folder, workers: mds_stream(workers, local=str(folder / "mds")),
@@ -276,10 +292,15 @@ TWO_WORKERS = (
     *PEERS,
 )
 JPEG = (
-    Reader("wdsplit, threads", "simplejpeg", wdsplit_jpeg("thread")),
-    Reader("wdsplit, processes", "simplejpeg", wdsplit_jpeg("process")),
+    Reader("wdsplit, threads", "simplejpeg", wdsplit_images("thread", PIXELS, JPEG_BATCH_SIZE)),
+    Reader("wdsplit, processes", "simplejpeg", wdsplit_images("process", PIXELS, JPEG_BATCH_SIZE)),
     Reader("TurboLoader", "turboloader", turboloader_jpeg),
     Reader("webdataset and Pillow, processes", "webdataset", webdataset_jpeg, write_two_shards, "two"),
+)
+PNG = (
+    Reader("wdsplit, processes", "PIL", wdsplit_images("process", SMALL_PIXELS, BATCH_SIZE)),
+    Reader("wdsplit, threads", "PIL", wdsplit_images("thread", SMALL_PIXELS, BATCH_SIZE)),
+    Reader("webdataset and Pillow", "webdataset", webdataset_png),
 )
 
 
@@ -336,28 +357,44 @@ def webdataset_aws(folder: Path, workers: int) -> Iterable[bytes]:
     return payloads_of(webdataset_stream(urls, workers), workers, FIELD)
 
 
-def webdataset_s3fs(folder: Path, workers: int) -> Iterable[bytes]:
+def register_s3fs() -> None:
+    """Let webdataset open s3:// by s3fs."""
     import s3fs
     import webdataset
 
     webdataset.gopen_schemes["s3"] = lambda url, mode, *_: s3fs.S3FileSystem().open(url, mode)
+
+
+def webdataset_s3fs(folder: Path, workers: int) -> Iterable[bytes]:
+    register_s3fs()
     return payloads_of(webdataset_stream(urls_of(folder), workers), workers, FIELD)
 
 
 def mds_from_bucket(folder: Path, workers: int) -> Iterable[bytes]:
+    return payloads_of(mds_stream(workers, **mds_places()), workers, "image")
+
+
+def mds_places() -> dict[str, str]:
+    """Return where a StreamingDataset finds its bucket, and a new folder for its copy."""
     os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
-    return payloads_of(mds_stream(workers, remote="s3://mds", local=tempfile.mkdtemp()), workers, "image")
+    return {"remote": "s3://mds", "local": tempfile.mkdtemp()}
 
 
 def litdata_from_bucket(folder: Path, workers: int) -> Iterable[bytes]:
-    """Return its samples; its obstore would refuse HTTP, and the status of rclone's answers to requests for ranges."""
+    return payloads_of(litdata_stream("s3://litdata", workers, **litdata_options()), workers, "image")
+
+
+def litdata_options() -> dict[str, Any]:
+    """Return LitData's options of the bucket, and a new folder for its cache.
+
+    Its obstore would refuse HTTP, and the status of rclone's answers to requests for ranges.
+    """
     from litdata.streaming import downloader
 
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     downloader._PARALLEL_GET_MIN_BYTES = 2**62
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "region_name": os.environ["AWS_REGION"]}
-    stream = litdata_stream("s3://litdata", workers, cache_dir=tempfile.mkdtemp(), storage_options=options)
-    return payloads_of(stream, workers, "image")
+    return {"cache_dir": tempfile.mkdtemp(), "storage_options": options}
 
 
 REMOTE = (

@@ -51,7 +51,7 @@ PARTS = ("get", "stream", "link", "ranks", "cache", "cost")
 SAMPLES, WORKERS, RANKS = 12_000, (0, 2), 2
 DELAY_S = 0.2
 LINKS = (1000, 2500, 5000)
-"""Mbit/s."""
+"""Mbit/s, unless --links says otherwise."""
 LINK_CLIENTS = ("pyarrow.fs", "botocore")
 AWS, MOSAICML = "webdataset by aws s3 cp", "MosaicML streaming"
 IMPORTED = ("torch", "wdsplit.loading.loader", "botocore.session")
@@ -173,7 +173,9 @@ class Run:
 Results = dict[Run, list[Result]]
 
 
-def runs_of(parts: Sequence[str], names: tuple[str, ...], make: partial[Result]) -> list[Run]:
+def runs_of(
+    parts: Sequence[str], names: tuple[str, ...], make: partial[Result], links: Sequence[int] = LINKS
+) -> list[Run]:
     """Return what is run in each round: of GETs and streams, those whose names begin so."""
     runs = []
     if "get" in parts:
@@ -194,7 +196,7 @@ def runs_of(parts: Sequence[str], names: tuple[str, ...], make: partial[Result])
             if workers or name != "wdsplit, threads"
         ]
     if "link" in parts:
-        runs += [run for rate in LINKS for run in runs_by_link(rate)]
+        runs += [run for rate in links for run in runs_by_link(rate)]
     if "ranks" in parts:
         runs += [Run("ranks", SHARDS, ranks, (SHARDS, 0), ranks=ranks) for ranks in (1, RANKS)]
     if "cache" in parts:
@@ -351,7 +353,7 @@ def report_stream(results: Results, what: str, best: tuple[str, float]) -> list[
 def report_link(results: Results, what: str) -> list[Aim]:
     """Print what comes through links; return what was aimed at."""
     rows, aims = [], []
-    for rate in LINKS:
+    for rate in sorted({run.link for run in results if run.link}):
         found = medians(results, "link", "link get", rate=rate)
         best = max((values["rate"] for (_, threads), values in found.items() if threads), default=0.0)
         for (name, threads), values in found.items():
@@ -441,6 +443,7 @@ def main() -> None:
         "--names", default="", help="Only clients and readers whose names begin so: wdsplit,webdataset."
     )
     parser.add_argument("--delay", type=float, default=DELAY_S, help="Seconds of delay of each answer, for cost.")
+    parser.add_argument("--links", type=core.numbers, default=LINKS, help="Mbit/s of the links, such as 1000,2500.")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
     if "link" in parts and (reason := link.why_not()):
@@ -451,7 +454,8 @@ def main() -> None:
     core.print_machine()
     with core.work_folder(arguments.output) as folder:
         made = Data.made(folder / BUCKETS, arguments.samples)
-        runs = runs_of(parts, tuple(arguments.names.split(",")), partial(core.in_own_process, prepare, made.folder))
+        make = partial(core.in_own_process, prepare, made.folder)
+        runs = runs_of(parts, tuple(arguments.names.split(",")), make, arguments.links)
         report(run_all(runs, arguments.rounds, made, arguments.delay), arguments.rounds, made, arguments.delay)
 
 

@@ -1,0 +1,122 @@
+"""Compare reading views of a dataset with reading all of it: how many samples a second.
+
+The views are half of the samples, drawn and every second one; a tenth; and one of a hundred. All are read in batches of
+256 by one process, in turn, each in a process of its own; samples have about 1 kB and 100 kB. Printed are medians and
+what share of the speed of the whole dataset they are; and the bytes that were read for each byte of a sample.
+
+Example: python -m tools.bench.views --output /dev/shm
+"""
+
+from __future__ import annotations
+
+import os
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+
+from tools.bench import core, data
+from tools.bench.core import Aim, Result
+
+ROWS = {1_000: 300_000, 10_000: 60_000, 100_000: 8_000}
+"""Samples by the bytes of each."""
+WHOLE = "wdsplit, all samples"
+VIEWS = {
+    WHOLE: (1, 1),
+    "half, drawn": (0, 2),
+    "every second": (2, 1),
+    "a tenth, drawn": (0, 10),
+    "1 %, drawn": (0, 100),
+}
+"""Every n-th sample; or, if n is 0, one of so many is drawn."""
+AIMED = ("half, drawn", "every second")
+AIM = 0.8
+COLUMNS = ("speed", "by_busy", "times")
+BATCH_SIZE = 256
+
+
+def make_table(path: Path, num_rows: int, num_bytes: int) -> None:
+    """Write rows of about so many incompressible bytes, and a label."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chance = np.random.default_rng(0)
+    schema = pa.schema([("data", pa.binary()), ("label", pa.int64())])
+    with pq.ParquetWriter(path, schema, compression="none") as writer:
+        for first in range(0, num_rows, 2_000):
+            sizes = chance.integers(num_bytes * 3 // 4, num_bytes * 5 // 4, min(2_000, num_rows - first))
+            rows = [chance.bytes(int(size)) for size in sizes]
+            writer.write_table(pa.table([rows, chance.integers(0, 1000, len(rows))], schema=schema))
+
+
+def read_once(folder: str, name: str, num_workers: int) -> Result:
+    """Read a view once; return seconds, samples, and bytes read for each byte of the samples."""
+    clock = core.begin("torch", "wdsplit.loading.loader", "wdsplit.views.view")
+    from wdsplit.loading.dataset import Dataset
+    from wdsplit.loading.loader import Loader
+    from wdsplit.order.selection import Selection
+    from wdsplit.views.view import View
+
+    dataset = Dataset(folder)
+    chance, (every, one_of) = np.random.default_rng(0), VIEWS[name]
+    if name != WHOLE:
+        counts = dataset.manifest.shards.num_real.tolist()
+        masks = [np.arange(n) % every == 0 if every else chance.random(n) < 1 / one_of for n in counts]
+        dataset = Dataset(folder, view=View(name, Selection.of_masks(masks)))
+    before = _bytes_read()
+    clock = core.Clock()
+    num_samples = num_bytes = 0
+    for batch in Loader(dataset, BATCH_SIZE, num_workers=num_workers):
+        num_samples += len(batch["__key__"])
+        num_bytes += sum(map(len, batch["bin"]))
+    read = clock.read()
+    times = (_bytes_read() - before) / num_bytes
+    return {"speed": num_samples / read["seconds"], "by_busy": num_samples / read["busy"], "times": times}
+
+
+def _bytes_read() -> int:
+    """Return how many bytes this process has read, from the system's cache or a disk."""
+    lines = Path(f"/proc/{os.getpid()}/io").read_text().split()
+    return int(lines[lines.index("rchar:") + 1])
+
+
+def compare(num_bytes: int, folder: Path, rounds: int, num_workers: int) -> list[Aim]:
+    """Measure all views of samples of one size, and print the medians; return what was aimed at."""
+    make_table(folder / data.SOURCE, ROWS[num_bytes], num_bytes)
+    data.make_shards(folder, emit=())
+    (folder / data.SOURCE).unlink()
+    dataset = str(folder / data.SHARDS)
+
+    def measure(name: str) -> Result:
+        return core.in_own_process(read_once, dataset, name, num_workers)
+
+    results = core.run_rounds(VIEWS, rounds, measure, lambda name: True)
+    medians = {name: [core.median_of(runs, itemgetter(of)) for of in COLUMNS] for name, runs in results.items()}
+    whole = medians[WHOLE]
+    rows = [
+        (name, f"{speed:,.0f}", f"{speed / whole[0]:.2f}", f"{by_busy / whole[1]:.2f}", f"{times:.2f}")
+        for name, (speed, by_busy, times) in medians.items()
+    ]
+    title = f"{ROWS[num_bytes]:,} samples of {num_bytes:,} bytes, {num_workers} workers, medians of {rounds}"
+    header = ("", "samples/s", "x all samples", "x by processor s", "bytes read for a byte")
+    core.print_table(title, header, rows)
+    return [Aim(f"{num_bytes:,} bytes, {row[0]}", WHOLE, f"{AIM}", row[2]) for row in rows if row[0] in AIMED]
+
+
+def main() -> None:
+    parser = core.parser_of(__doc__)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--bytes", type=core.numbers, default=tuple(ROWS), help="Sizes of samples.")
+    arguments = parser.parse_args()
+    core.print_machine()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    aims = []
+    for num_bytes in arguments.bytes:
+        with core.work_folder(arguments.output) as folder:
+            aims += compare(num_bytes, folder, arguments.rounds, arguments.workers)
+    print(f"load {os.getloadavg()[0]:.1f}")
+    core.print_aims(aims)
+
+
+if __name__ == "__main__":
+    main()

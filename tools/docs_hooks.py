@@ -1,0 +1,37 @@
+"""Hooks of mkdocs: the help of all commands, and links that leave docs/."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+from click.testing import CliRunner
+
+from wdsplit.cli.main import cli
+
+COMMANDS = "<!-- the help of all commands -->"
+_LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
+_COLUMNS = "88"
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Put the help of all commands where a page marks it; let links that leave docs/ lead to the repository."""
+
+    def replaced(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), found["path"]))
+        if path.startswith("docs/"):
+            return found[0]
+        return f"]({config.extra['repository']}/blob/main/{path}{found['anchor'] or ''})"
+
+    return _LINK.sub(replaced, markdown).replace(COMMANDS, help_of_commands() if COMMANDS in markdown else "")
+
+
+def help_of_commands() -> str:
+    """Return a section for each command, with what `--help` prints."""
+    runner = CliRunner(env={"COLUMNS": _COLUMNS, "NO_COLOR": "1"})
+    parts = []
+    for name in sorted(cli.commands):
+        printed = runner.invoke(cli, [name, "--help"], prog_name="wdsplit").output.rstrip()
+        parts.append(f"## wdsplit {name}\n\n```text\n{printed}\n```\n")
+    return "\n".join(parts)
