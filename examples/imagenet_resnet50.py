@@ -1,6 +1,6 @@
 r"""Train ResNet-50 on ImageNet by the recipe of "Accurate, Large Minibatch SGD" (Goyal et al., 2017).
 
-    wdsplit convert 'imagenet/train-*.parquet' data/train --world-size 8 --workers 8 --shuffle
+    wdsplit convert 'imagenet/train-*.parquet' data/train --world-size 8 --workers 8
     wdsplit convert 'imagenet/validation-*.parquet' data/val --world-size 8 --workers 8
     torchrun --standalone --nproc-per-node 8 examples/imagenet_resnet50.py data/train data/val \
         --checkpoint run.pt --resume
@@ -28,7 +28,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -137,8 +136,8 @@ def open_training(args: argparse.Namespace, recipe: Recipe) -> wdsplit.Loader:
     """Return batches of images (uint8, batch x 3 x size x size), labels and what tells the samples for the audit."""
     dataset = wdsplit.Dataset(args.train, seed=args.seed, cache_dir=args.cache_dir, cache_size=args.cache_size)
     image, label = find_fields(dataset)
-    crop = partial(random_crop, size=args.size, least_area=recipe.least_area, flips=recipe.flips)
-    dataset = dataset.decode("rgb8").map_random(crop, field=image)
+    crop = wdsplit.resized(args.size, crop="random", flip=recipe.flips, scale=(recipe.least_area, 1.0))
+    dataset = dataset.decode(crop)
     return wdsplit.Loader(dataset.to_tuple(image, label, "__key__", "__position__", "__pad__"), **loading(args))
 
 
@@ -162,26 +161,6 @@ def loading(args: argparse.Namespace) -> dict[str, Any]:
         "persistent_workers": True,
         "pin_memory": True,
     }
-
-
-def random_crop(
-    image: np.ndarray, generator: np.random.Generator, *, size: int, least_area: float, flips: bool
-) -> Tensor:
-    """Return a random part of an image (uint8, height x width x 3), resized: uint8 of shape (3, size, size).
-
-    It covers `least_area` of the image at least, in proportions of 3:4 to 4:3; `flips` mirrors every other one.
-    """
-    height, width, _ = image.shape
-    area = height * width * generator.uniform(least_area, 1)
-    proportion = math.exp(generator.uniform(-math.log(4 / 3), math.log(4 / 3)))
-    rows = min(height, max(1, round(math.sqrt(area / proportion))))
-    columns = min(width, max(1, round(math.sqrt(area * proportion))))
-    top, left = generator.integers(height - rows + 1), generator.integers(width - columns + 1)
-    part = image[top : top + rows, left : left + columns]
-    if flips and generator.random() < 0.5:
-        part = part[:, ::-1]
-    planes = torch.from_numpy(part.copy()).permute(2, 0, 1)[None]
-    return F.interpolate(planes, (size, size), mode="bilinear", antialias=True)[0]
 
 
 def middle(image: Tensor, *, size: int) -> Tensor:
