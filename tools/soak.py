@@ -217,6 +217,8 @@ def be_killed(path: str, checkpoint: str, epoch: int) -> None:
     loader.set_epoch(epoch)
     if done["state"] is not None:
         loader.load_state_dict(done["state"])
+    if loader.state_dict()["epoch"] != epoch:  # it was killed after the last batch
+        return
     for batch in loader:
         done = {"state": loader.state_dict(), "given": done["given"] + numbers_of(batch)}
         file.with_suffix(".new").write_text(json.dumps(done))
