@@ -7,6 +7,7 @@ it is back, files that are open can be read on.
 
 The protocol "http" can only be read; with "webdav" what was written goes to the server when it is closed, and calls
 take up to six seconds to fail. With a directory cache of no time rclone 1.75 spins, and locks itself out by renames.
+It loses renames of files that it is sending: it waits for a second before it sends one (by default, five).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Mount:
         """Mount it, and wait until it is."""
         command = [rclone(), "mount", f":{self._protocol}:share", str(self.folder)]
         command += [f"--{self._protocol}-url={self.server.endpoint}"]
-        command += ["--config=", f"--cache-dir={self._log.with_name('cache')}", "--vfs-write-back=0s"]
+        command += ["--config=", f"--cache-dir={self._log.with_name('cache')}", "--vfs-write-back=1s"]
         command += [f"--vfs-cache-mode={'writes' if self._protocol == 'webdav' else 'off'}"]
         command += ["--dir-cache-time=100ms", "--attr-timeout=0", "--poll-interval=0", "--buffer-size=0"]
         command += ["--low-level-retries=1", "--retries=1", "--contimeout=2s", "--timeout=5s"]

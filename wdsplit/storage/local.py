@@ -214,8 +214,15 @@ class _NewFile:
             self.path.unlink(missing_ok=True)
 
     def rename(self, final: Path) -> None:
-        """Give the file its final name."""
-        os.replace(self.path, final)
+        """Give the file its final name.
+
+        NFS may say that a rename failed which succeeded: when it was sent twice, as its answer was lost (rename(2)).
+        """
+        try:
+            os.replace(self.path, final)
+        except FileNotFoundError:
+            if not final.exists() or not os.path.samestat(final.stat(), os.fstat(self.fd)):
+                raise
         self._is_renamed = True
 
     def write(self, pieces: Sequence[memoryview | bytes]) -> None:

@@ -79,6 +79,29 @@ def test_publishing_again_replaces_the_file(storage):
     assert storage.read("a") == b"new"
 
 
+def test_a_rename_that_fails_although_it_was_done_counts(storage, monkeypatch):
+    """NFS says so when the server's answer was lost and the request was sent again."""
+    replace = os.replace
+
+    def fails_when_done(source, target):
+        replace(source, target)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    put(storage, "a", b"former")
+    monkeypatch.setattr(os, "replace", fails_when_done)
+    put(storage, "a", b"new")
+    assert storage.read("a") == b"new"
+    assert files_below(storage.root) == ["a"]
+
+
+def test_a_file_that_was_removed_before_its_rename_is_an_error(storage):
+    put(storage, "a", b"former")
+    with pytest.raises(StorageError, match="No such file"), storage.publish("a") as file:
+        file.write([b"new"])
+        storage.remove_temporary()
+    assert storage.read("a") == b"former"
+
+
 def test_one_file_can_be_written_twice_at_once_and_the_last_to_end_wins(storage):
     with storage.publish("a") as one:
         with storage.publish("a") as other:
