@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wdsplit.order.epoch import Int64
 
-__all__ = ["MIN_GAP_BYTES", "SPARE", "Range", "expected_ranges", "ranges_to_read"]
+__all__ = ["MIN_GAP_BYTES", "SPARE", "Range", "expected_ranges", "range_starts", "ranges_to_read"]
 
 Range = tuple[int, int]
 """The bytes begin, begin + 1, ..., end - 1."""
@@ -24,32 +24,55 @@ _EXPECTED_GAP_BYTES = 32 * 1024
 
 
 def ranges_to_read(begins: Int64, ends: Int64) -> list[Range]:
-    """Return the ranges to read for some samples, with some of the gaps between them, so that there are fewer reads.
-
-    These are all small gaps, and of the others the smallest, up to a fifth of the samples' bytes.
+    """Return the ranges to read for some samples of a window, with some of the gaps between them: see `range_starts`.
 
     Args:
         begins: int64 of shape (n,), rising: where the samples begin.
         ends: int64 of shape (n,): where they end.
     """
+    return _joined(begins, ends, range_starts(begins, ends, np.zeros(len(begins), np.int64)))
+
+
+def range_starts(begins: Int64, ends: Int64, windows: Int64) -> npt.NDArray[np.bool_]:
+    """Tell at which samples of some windows a range begins, where small gaps are read along, for fewer reads.
+
+    These are all small gaps, and of a window's others the smallest, up to a fifth of the bytes of its samples.
+
+    Args:
+        begins: int64 of shape (n,), rising in each window: where the samples begin.
+        ends: int64 of shape (n,): where they end.
+        windows: int64 of shape (n,), rising: the window of each sample.
+
+    Returns:
+        bool of shape (n,).
+    """
     gaps = begins[1:] - ends[:-1]
-    is_read = gaps < MIN_GAP_BYTES
-    if is_read.all():
-        return [(int(begins[0]), int(ends[-1]))]
-    others = np.flatnonzero(~is_read)
-    by_size = others[np.argsort(gaps[others], kind="stable")]
-    allowed = int((ends - begins).sum()) // SPARE
-    is_read[by_size[: np.searchsorted(np.cumsum(gaps[by_size]), allowed, side="right")]] = True
-    return _joined(begins, ends, is_read)
+    is_inside = windows[1:] == windows[:-1]
+    is_start = np.ones(len(begins), np.bool_)
+    is_start[1:] = ~is_inside | (gaps >= MIN_GAP_BYTES)
+    large = np.flatnonzero(is_inside & is_start[1:])
+    if len(large):
+        large = large[np.lexsort((gaps[large], windows[large]))]
+        of_window, total = windows[large], np.cumsum(gaps[large])
+        begin = np.searchsorted(of_window, of_window)  # of the window's large gaps
+        sizes = np.concatenate([[0], np.cumsum(ends - begins)])
+        first, stop = (np.searchsorted(windows, of_window, side=side) for side in ("left", "right"))
+        allowed = (sizes[stop] - sizes[first]) // SPARE
+        is_start[large[total - total[begin] + gaps[large][begin] <= allowed] + 1] = False
+    return is_start
 
 
 def expected_ranges(begins: Int64, ends: Int64) -> list[Range]:
     """Return the ranges that a disk may begin to read for some samples: as of `ranges_to_read`."""
-    return _joined(begins, ends, begins[1:] - ends[:-1] <= _EXPECTED_GAP_BYTES)
+    num_samples = len(begins)
+    if ends[-1] - begins[0] <= num_samples * _EXPECTED_GAP_BYTES:
+        return [(int(begins[0]), int(ends[-1]))]
+    is_start = np.ones(num_samples, np.bool_)
+    is_start[1:] = begins[1:] - ends[:-1] > _EXPECTED_GAP_BYTES
+    return _joined(begins, ends, is_start)
 
 
-def _joined(begins: Int64, ends: Int64, is_read: npt.NDArray[np.bool_]) -> list[Range]:
-    """Return the ranges of samples that are joined where the gap between two is read."""
-    is_cut = np.ones(len(begins) + 1, np.bool_)
-    is_cut[1:-1] = ~is_read
-    return list(zip(begins[is_cut[:-1]].tolist(), ends[is_cut[1:]].tolist(), strict=True))
+def _joined(begins: Int64, ends: Int64, is_start: npt.NDArray[np.bool_]) -> list[Range]:
+    """Return the ranges of samples."""
+    starts = np.flatnonzero(is_start)
+    return list(zip(begins[starts].tolist(), ends[[*(starts[1:] - 1), -1]].tolist(), strict=True))

@@ -19,7 +19,7 @@ import pyarrow as pa
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.open_shard import OpenShard, check_zeros
-from wdsplit.loading.reading.ranges import Range
+from wdsplit.loading.reading.ranges import Range, range_starts
 from wdsplit.loading.reading.window import AnyWindow, Window, pieces, with_gaps
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.checksums import sample_checksums
@@ -81,9 +81,9 @@ class WindowPlace(NamedTuple):
         return self.stop - self.first if self.chosen is None else len(self.chosen)
 
     @property
-    def ranges(self) -> list[Range]:
-        """The bytes to read."""
-        return self.shard.ranges(self.first, self.stop, self.chosen)
+    def samples(self) -> Int64:
+        """The samples that are read."""
+        return np.arange(self.first, self.stop) if self.chosen is None else self.chosen
 
     def check_end(self, num_bytes: int) -> None:
         """Refuse the last window of a remote shard if samples go on behind it: a local one was checked when opened.
@@ -105,8 +105,7 @@ class WindowPlace(NamedTuple):
             begins: int64 of shape (samples,): where its samples begin in the data.
             ends: int64 of shape (samples,): where they end.
         """
-        samples = np.arange(self.first, self.stop) if self.chosen is None else self.chosen
-        expected = checksums[samples]
+        expected = checksums[self.samples]
         found = sample_checksums(data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
         wrong = np.flatnonzero(expected != found)
         if len(wrong):
@@ -116,7 +115,7 @@ class WindowPlace(NamedTuple):
             key = "" if parts is None else parts[0].decode("utf-8", "backslashreplace")
             raise CorruptDataError(
                 "a sample was changed",
-                place=f"sample {samples[row]}, key {key!r}",
+                place=f"sample {self.samples[row]}, key {key!r}",
                 expected=f"xxh3_64:{expected[row]:016x}",
                 found=f"xxh3_64:{found[row]:016x}",
                 remedy="copy the shard again, or convert again with --overwrite; `wdsplit verify` finds all that is "
@@ -222,7 +221,7 @@ class _Row:
 
     Args:
         places: The windows.
-        with_gaps: Also the bytes between the samples that are read; else only those of `WindowPlace.ranges`.
+        with_gaps: Also the bytes between the samples that are read; else only those of `OpenShard.ranges`.
 
     Attributes:
         offsets: int64 of shape (samples + 1,): where samples begin, then the end of the last. With gaps between
@@ -232,30 +231,37 @@ class _Row:
 
     def __init__(self, places: Sequence[WindowPlace], with_gaps: bool = False) -> None:
         self._places = places
-        self._ranges = [[(place.begin, place.end)] if with_gaps else place.ranges for place in places]
-        flat = [each for ranges in self._ranges for each in ranges]
-        self._begins = np.cumsum([places[0].begin, *(end - begin for begin, end in flat)])
-        self._shifts = np.array([begin for begin, _ in flat]) - self._begins[:-1]
-        self._first_ranges = list(accumulate(map(len, self._ranges), initial=0))
+        is_view = any(place.chosen is not None for place in places)
+        if is_view:
+            samples = [place.samples for place in places]
+            begins = np.concatenate([place.shard.offsets[some] for place, some in zip(places, samples, strict=True)])
+            ends = np.concatenate([place.shard.offsets[some + 1] for place, some in zip(places, samples, strict=True)])
+            sizes = [len(some) for some in samples]
+        else:
+            begins, ends = np.array([(place.begin, place.end) for place in places]).T
+            sizes = [1] * len(places)
+        windows = np.repeat(np.arange(len(places)), sizes)
+        firsts = np.cumsum([0, *sizes[:-1]])
+        is_start = np.isin(np.arange(len(begins)), firsts) if with_gaps else range_starts(begins, ends, windows)
+        starts = np.flatnonzero(is_start)
+        range_begins, range_ends = begins[starts], ends[np.append(starts[1:], len(begins)) - 1]
+        self._ranges: list[Range] = list(zip(range_begins.tolist(), range_ends.tolist(), strict=True))
+        self._first_ranges = [*np.searchsorted(starts, firsts).tolist(), len(starts)]
+        self._begins = np.cumsum(np.append(places[0].begin, range_ends - range_begins))
+        self._shifts = range_begins - self._begins[:-1]
         self._bounds: list[int] = self._begins[self._first_ranges].tolist()
         self.ends: Int64 | None = None
-        if all(place.chosen is None for place in places):
+        if is_view:
+            shifts = self._shifts[np.cumsum(is_start) - 1]
+            self.offsets, self.ends = begins - shifts, ends - shifts
+        else:
             own = [place.shard.offsets[place.first : place.stop] for place in places]
             shifted = [offsets - shift for offsets, shift in zip(own, self._shifts, strict=True)]
             self.offsets = np.append(np.concatenate(shifted), self._begins[-1])
-        else:
-            self.offsets, self.ends = self._samples()
 
-    def _samples(self) -> tuple[Int64, Int64]:
-        """Return where samples begin, and where they end."""
-        begins, ends = [], []
-        for place, first, ranges in zip(self._places, self._first_ranges, self._ranges, strict=False):
-            samples = slice(place.first, place.stop) if place.chosen is None else place.chosen
-            own = place.shard.offsets[samples]
-            shift = self._shifts[first + np.searchsorted([begin for begin, _ in ranges], own, side="right") - 1]
-            begins.append(own - shift)
-            ends.append(place.shard.offsets[1:][samples] - shift)
-        return np.concatenate(begins), np.concatenate(ends)
+    def _ranges_of(self, number: int) -> list[Range]:
+        """Return the ranges of a window."""
+        return self._ranges[self._first_ranges[number] : self._first_ranges[number + 1]]
 
     def read(self, fields: Collection[str] | None, scratch: Scratch, as_arrow: bool = False) -> Window | None:
         """Return the samples as one window; None if the windows must be read one by one."""
@@ -283,12 +289,12 @@ class _Row:
         """Return all bytes, compared with their checksums."""
         num_bytes, base = self._bounds[-1] - self._bounds[0], self._bounds[0]
         view = memoryview(scratch.at_least(num_bytes))[:num_bytes]
-        for number, (place, ranges) in enumerate(zip(self._places, self._ranges, strict=True)):
+        for number, place in enumerate(self._places):
             begin, end = self._bounds[number] - base, self._bounds[number + 1] - base
             if place.data is not None:
                 view[begin:end] = place.data[: end - begin]
             else:
-                for first, stop in ranges:
+                for first, stop in self._ranges_of(number):
                     place.shard.file.read_into(view[begin : begin + stop - first], first)
                     begin += stop - first
             self._check(number, view[self._bounds[number] - base : end])
@@ -337,10 +343,10 @@ class _Row:
         """Give the file of each of n offsets, and the offset in it."""
         files: list[ReadableFile | _Held] = []
         shifts = self._shifts.copy()
-        for place, ranges, bound in zip(self._places, self._ranges, self._bounds, strict=False):
+        for place, bound, ranges in zip(self._places, self._bounds, pairwise(self._first_ranges), strict=False):
             if place.data is not None:
-                shifts[len(files) : len(files) + len(ranges)] = -bound
-            files += [place.shard.file if place.data is None else _Held(place.data)] * len(ranges)
+                shifts[slice(*ranges)] = -bound
+            files += [place.shard.file if place.data is None else _Held(place.data)] * (ranges[1] - ranges[0])
         numbers = np.searchsorted(self._begins, offsets, side="right") - 1
         inside = (offsets + shifts[numbers]).tolist()
         for number, offset in zip(numbers.tolist(), inside, strict=True):
