@@ -1,6 +1,9 @@
-"""wdsplit: parquet tables as balanced WebDataset shards, streamed exactly once into distributed training.
+"""Convert tables to balanced WebDataset shards, and stream them into distributed training: each sample exactly once.
 
-`import wdsplit` loads neither torch nor webdataset: public names are imported from their packages when they are used.
+    wdsplit.convert("raw/*.parquet", "data/train")
+    loader = wdsplit.Loader(wdsplit.Dataset("data/train").decode("pil").to_tuple("jpg", "cls"), batch_size=256)
+
+Names are imported when they are first used: `import wdsplit` loads neither torch nor webdataset.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The functions of `pyarrow.compute`, which is imported with the first of them that is used.
+"""The functions of `pyarrow.compute`, which is imported when the first of them is used.
 
-The import takes about as long as it takes to open a dataset and read its first batch, which need none of them.
+The import takes about as long as opening a dataset and reading its first batch, which need none of these functions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The errors of wdsplit: each says cause, place, expected, found and remedy.
+"""The errors of wdsplit, and helpers to write them.
 
-Only exceptions live here, and what helps to write them. Each is also the builtin that a caller would expect, carries
-the same typed attributes, and survives pickling on its way out of a worker process.
+Each error has a cause, a place, what was expected and found, and a remedy. Each is also the builtin error that a caller
+would expect, and can be pickled, so that it leaves a worker process whole.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 
 
 class WdsplitError(Exception):
-    """The root of all errors that wdsplit raises on purpose.
+    """The base class of all errors that wdsplit raises on purpose.
 
     Args:
         cause: What went wrong, one sentence without a full stop.
         place: Where: a file, row, key or option.
         expected: What should have been there.
-        found: What was there.
-        remedy: What the reader can do about it.
+        found: What was found.
+        remedy: How to fix it.
         url: The file or shard concerned, if any.
         key: The sample key concerned, if any.
         offset: The byte offset in `url` concerned, or -1.
@@ -76,13 +76,13 @@ class WdsplitError(Exception):
         return type(self), values
 
     def at(self, place: str) -> WdsplitError:
-        """Return the same error with `place` put before its own place: the caller knows the file, the core the row."""
+        """Return the same error with `place` before its own place: a caller that knows the file adds it to the row."""
         joined = f"{place}, {self.place}" if self.place else place
         return type(self)(self.cause, joined, self.expected, self.found, self.remedy, self.url, self.key, self.offset)
 
 
 class InputError(WdsplitError, ValueError):
-    """An input table, an option or an argument cannot be used as it is."""
+    """An input table, an option or an argument is invalid."""
 
 
 class SampleNotFoundError(InputError, KeyError, IndexError):
@@ -94,22 +94,20 @@ class CorruptDataError(WdsplitError, ValueError):
 
 
 class DatasetNotFoundError(WdsplitError, FileNotFoundError):
-    """There is no finished dataset, or no such input, at the given path."""
+    """There is no finished dataset, or no input, at the given path."""
 
 
 class MissingDependencyError(WdsplitError, ImportError):
-    """A library that this part of wdsplit needs, and the rest does not, is not installed."""
+    """An optional library that this part of wdsplit needs is not installed."""
 
     @classmethod
     def for_extra(cls, extra: str) -> MissingDependencyError:
         """Return the error that names the extra of wdsplit that installs the missing library."""
-        return cls(
-            f"{extra} is not installed", remedy=f"install it, or wdsplit with it: pip install 'wdsplit[{extra}]'"
-        )
+        return cls(f"{extra} is not installed", remedy=f"install it: pip install 'wdsplit[{extra}]'")
 
 
 class OutputExistsError(WdsplitError, FileExistsError):
-    """The output exists already, and neither overwriting nor resuming was requested."""
+    """The output already exists, and neither overwriting nor resuming was requested."""
 
 
 class StorageError(WdsplitError, OSError):
@@ -117,11 +115,11 @@ class StorageError(WdsplitError, OSError):
 
 
 class UnansweredError(StorageError):
-    """A store or a network file system gave no valid answer; it may do so later."""
+    """A store or a network file system gave no valid answer; a later attempt may succeed."""
 
 
 class TopologyError(WdsplitError, ValueError):
-    """Rank, world size, worker or number of workers contradict each other."""
+    """Rank, world size, worker and number of workers contradict each other."""
 
 
 class StateError(WdsplitError, ValueError):
@@ -129,19 +127,19 @@ class StateError(WdsplitError, ValueError):
 
 
 class UnsizedError(WdsplitError, TypeError):
-    """What has no length was asked for one; libraries take this TypeError for just that."""
+    """The object has no length. Libraries expect this TypeError from `len`."""
 
 
 class PipelineError(WdsplitError, RuntimeError):
-    """A stage of the pipeline did not give one sample for each sample it took."""
+    """A stage of the pipeline did not return one sample for each input, or failed."""
 
 
 class ConvertError(WdsplitError, RuntimeError):
-    """A conversion ended before it was complete."""
+    """A conversion stopped before it was complete."""
 
 
 def noted(error: Exception, note: str) -> Exception:
-    """Return a foreign error with a note: where it happened."""
+    """Return an error of another library with a note of where it happened."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10
@@ -150,7 +148,7 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return for each unknown name the known one that was probably meant, each once; for some there may be none."""
+    """Return the known names that were probably meant by unknown ones, without duplicates; a name may have none."""
     from difflib import get_close_matches
 
     lower = {name.lower(): name for name in known}
@@ -159,6 +157,6 @@ def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Return the remedy for names that do not exist, such as "did you mean 'label'?"; empty if no name is near."""
+    """Return the remedy for names that do not exist, such as "did you mean 'label'?"; empty if no name is similar."""
     near = nearest_names(unknown, known)
     return f"did you mean {' and '.join(map(repr, near))}?" if near else ""

@@ -1,4 +1,4 @@
-"""The look of objects in a notebook: a small table, in the colours of the page around it.
+"""How objects look in a notebook: a small table, in the colours of the page around it.
 
 Pure (no I/O).
 """
@@ -24,7 +24,7 @@ STYLE = """<style>
 .wdsplit td { white-space: pre-line; }
 .wdsplit tbody th { font-weight: 500; white-space: nowrap; }
 </style>"""
-"""Notebooks have themes of their own, so colours are those of the text, more or less transparent."""
+"""Notebooks have their own themes, so all colours are the text's, more or less transparent."""
 
 _CELL_CHARACTERS, _ROWS = 300, 50
 
@@ -33,8 +33,8 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[str] 
     """Return a table as HTML: texts shortened and escaped, integers with commas, the first 50 rows.
 
     Args:
-        title: What it is about.
-        rows: Its cells; the first of each row names the row.
+        title: The text above the table.
+        rows: The cells; the first of each row names the row.
         header: The names of the columns; empty for none.
     """
     shown = [[_cell(each) for each in row] for row in rows]

@@ -19,7 +19,7 @@ def parse_size(size: int | str) -> int:
         size: The number, or a text such as "256MB", "1.5GiB" or "500000".
 
     Raises:
-        InputError: It is invalid, or less than a byte.
+        InputError: The size is invalid, or less than a byte.
     """
     match = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
     if match is not None:

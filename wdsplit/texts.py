@@ -1,4 +1,4 @@
-"""Texts for people: numbers, bytes, seconds; and those of a dataset, which anyone may have written.
+"""Texts for people: numbers, bytes, seconds; and texts of a dataset, which may come from strangers.
 
 Pure (no I/O).
 """
@@ -13,13 +13,13 @@ __all__ = ["counted", "human_bytes", "human_number", "human_seconds", "percent",
 
 _KEPT = "\n\t"
 _ALIVE = re.compile(r'["$`\\\\]|!(?![= ])')
-"""What a shell does not take as it is in double quotes."""
+"""Characters that a shell interprets inside double quotes."""
 
 
 def safe_text(text: str, limit: int, lines: bool = False) -> str:
-    """Return a text of a dataset as it is shown: shortened, and without characters that nobody sees.
+    """Return a text of a dataset for display: shortened, and without invisible characters.
 
-    Control characters and those that turn the direction of writing come as their numbers.
+    Control characters, and those that change the direction of writing, are replaced by their code points.
 
     Args:
         text: The text.
@@ -56,7 +56,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_number(value: float) -> str:
-    """Return a number with about three digits that count."""
+    """Return a number with about three significant digits."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) or abs(value) >= 1000:
@@ -65,13 +65,13 @@ def human_number(value: float) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Return a share in per cent; only all is 100 %, and only none is 0 %."""
+    """Return a share in per cent; it is 100 % only for all, and 0 % only for none."""
     if part in (0, whole):
         return "100 %" if part else "0 %"
     return f"{min(99.9, max(0.1, 100 * part / whole)):.1f} %"
 
 
 def quoted(text: str) -> str:
-    """Return a text as a word of a command line: in double quotes where that is easier to read."""
+    """Return a text quoted for a command line, in double quotes where they are easier to read."""
     word = shlex.quote(text)
     return word if word == text or _ALIVE.search(text) else f'"{text}"'

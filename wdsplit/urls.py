@@ -1,4 +1,4 @@
-"""URLs as they may be shown, and put together. Pure (no I/O)."""
+"""URLs joined, and without their secrets for display. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _PASSWORD = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://[^/:@]*):[^/@]*@")
 
 
 def is_web(url: str) -> bool:
-    """Tell whether a URL is one of HTTP, which may have a query."""
+    """Tell whether a URL is an http(s) one, which may have a query."""
     return url.partition("://")[0].lower() in _WEB
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it may be shown: without users, passwords and signatures."""
+    """Return a URL for display: without users, passwords and signatures."""
     if is_web(url):
         return _USER.sub(r"\1", url).partition("#")[0].partition("?")[0]
     return _PASSWORD.sub(r"\1@", url)
 
 
 def joined_url(folder: str, path: str) -> str:
-    """Return the URL of what lies below a folder; the query of an http(s) URL, such as a signature, goes with it."""
+    """Return the URL of a path below a folder; the query of an http(s) URL, such as a signature, is kept."""
     of_web = is_web(folder)
     base, mark, query = folder.partition("?") if of_web else (folder, "", "")
     return f"{base.rstrip('/')}/{quote(path) if of_web else path}{mark}{query}" if path else folder

@@ -72,7 +72,7 @@ def test_accelerate_gathers_each_sample_once_to_evaluate(trained):
 def test_accelerate_must_not_split_or_dispatch_batches_itself(trained):
     (first, _), _ = results_of(trained, "accelerate")
     assert first["refused"] == [
-        f"{name} does not go with a wdsplit.Loader" for name in ("split_batches", "dispatch_batches")
+        f"a wdsplit.Loader does not support {name}" for name in ("split_batches", "dispatch_batches")
     ]
 
 
@@ -117,9 +117,10 @@ def test_the_trainer_evaluates_and_predicts_without_pads(trained):
 
 def test_the_trainer_refuses_datasets_that_would_go_wrong(trained):
     (first, _), _ = results_of(trained, "trainer")
-    tail = "the dataset's tail does not go with the Trainer's arguments"
+    tail = "the dataset's tail does not fit the Trainer's arguments"
     strategies = [
-        f"train_sampling_strategy={name!r} does not go with this dataset" for name in ("group_by_length", "sequential")
+        f"train_sampling_strategy={name!r} does not work with this dataset"
+        for name in ("group_by_length", "sequential")
     ]
     pads = "samples have no __pad__, so an evaluation would count pads"
     assert first["refused"] == [tail, tail, pads, tail, *strategies]

@@ -66,7 +66,7 @@ def test_a_field_may_be_split_over_an_axis_across_processes(two_processes, numbe
 
 def test_processes_that_share_some_of_their_rows_are_refused(two_processes):
     for found in two_processes:
-        assert found["steps"]["in part the same rows"].startswith("the mesh gives processes some rows in common")
+        assert found["steps"]["in part the same rows"].startswith("processes of the mesh share only some of their rows")
 
 
 def test_the_state_of_two_processes_resumes_on_one(two_processes, numbers):

@@ -115,7 +115,7 @@ def test_a_fault_that_never_ends_ends_the_job_with_one_clear_error(remote, expec
     done = run(tmp_path / "job", job, [Node(2)])
     assert 0 not in done.returncodes
     assert done.output.count("wdsplit.errors.UnansweredError") == 1
-    assert done.output.count("the store does not answer as it should") == 1
+    assert done.output.count("the store does not answer as expected") == 1
     assert f"place: {remote}/{tar}" in done.output and "SlowDown" in done.output
     assert done.duration_s < 300, "nobody waits for a rank that has ended, as gloo would for half an hour"
     num_steps = done.state["position"] // GLOBAL_BATCH

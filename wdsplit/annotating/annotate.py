@@ -51,7 +51,8 @@ def annotate(
     and the run can be continued with `resume`.
 
         wdsplit.annotate("data/train", "scores.parquet", key="id", name="scores")
-        wdsplit.annotate("data/train", frame, key="id", name="scores")
+        options = wdsplit.AnnotateOptions(allow_missing=True)
+        wdsplit.annotate("data/train", frame, key="id", name="more", options=options)
 
     Args:
         dataset: The dataset's folder; it must have sample tables.
@@ -140,6 +141,8 @@ def drop_annotation(
 ) -> None:
     """Remove an annotation of a dataset, and what unfinished runs have left of it.
 
+        wdsplit.drop_annotation("data/train", "quality")
+
     Args:
         dataset: The dataset's folder.
         name: The annotation's name.
@@ -167,6 +170,9 @@ def list_annotations(
 
     Those of an earlier version of the dataset, which has another fingerprint, are among them. Damaged ones are left
     out, with a warning.
+
+        for name, annotation in wdsplit.list_annotations("data/train").items():
+            print(name, annotation.schema.names)
 
     Args:
         dataset: The dataset's folder.

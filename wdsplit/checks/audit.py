@@ -148,6 +148,10 @@ def audit(
 ) -> AuditReport:
     """Check each promise in each epoch.
 
+        report = wdsplit.audit("data/train", wdsplit.AuditOptions(world_size=2, num_workers=2, batch_size=8))
+        for finding in report.findings:
+            print(finding)
+
     Args:
         url: The dataset's folder.
         options: Topology and order; None for one rank without workers.

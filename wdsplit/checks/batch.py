@@ -150,7 +150,7 @@ class Batch:
 def batch(dataset: Any, step: int, **arguments: Any) -> Batch:
     """Return what the ranks see in a step of training: keys, shards, positions, ranks, pads and classes.
 
-        seen = wdsplit.batch("data/train", step=1200, epoch=0, batch_size=32, world_size=8)
+        seen = wdsplit.batch("data/train", step=1, epoch=0, batch_size=8, world_size=4)
         print(seen.keys, seen.labels)
 
     Args:
@@ -180,6 +180,9 @@ def batches(
 
     Steps are counted as by `Loader.step`. A run that was resumed with another global batch counts from where it was
     resumed: give the state that it was resumed from. Skipped steps (`Loader.skip`) count too.
+
+        for seen in wdsplit.batches("data/train", last=3, state="checkpoint.pt:loader"):
+            print(seen.step, seen.keys)
 
     Args:
         dataset: The dataset's folder, or tars, as of `Dataset`; or a `Dataset` or mixture that is open.

@@ -97,6 +97,8 @@ def inspect(
     A local dataset of up to 65,536 samples and 512 MiB is counted whole; of a larger one 1,024 samples are read, of a
     remote one 256, the same ones each time.
 
+        print(wdsplit.inspect("data/train").num_samples)  # 64
+
     Args:
         url: The dataset's folder.
         samples: First samples to read; with 0 only the manifest is read.
@@ -240,6 +242,8 @@ def assign(
     where: str | None = None,
 ) -> Assignment:
     """Return which shards each rank and worker reads in an epoch; only the manifest and the view are read.
+
+        print(wdsplit.assign("data/train", world_size=2, num_workers=4))
 
     Args:
         url: The dataset's folder.

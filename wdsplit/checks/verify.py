@@ -104,6 +104,9 @@ def verify(
 ) -> Report:
     """Check a whole dataset, or the shards of a view; holds eight bytes a sample, to find duplicate keys.
 
+        report = wdsplit.verify("data/train", jobs=2)
+        print(report.problems)  # ()
+
     Args:
         url: The dataset's folder.
         jobs: Processes.

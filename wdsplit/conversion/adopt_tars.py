@@ -59,6 +59,9 @@ def index_tars(
     are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
     kept, to find duplicate keys.
 
+        wdsplit.index_tars("tars", wdsplit.IndexOptions(samples=True))
+        dataset = wdsplit.Dataset("tars")
+
     Args:
         url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
         options: The options.

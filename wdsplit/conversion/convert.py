@@ -49,8 +49,8 @@ def convert(
     The dataset exists when this returns; until then the output holds published shards without a manifest, and can be
     continued with `resume`.
 
-        wdsplit.convert("raw/*.parquet", "data/train")
-        wdsplit.convert(({"jpg": image, "cls": label} for image, label in samples), "data/train")
+        wdsplit.convert("raw/*.parquet", "data/digits")
+        wdsplit.convert(({"jpg": image, "cls": label} for image, label in samples), "data/rows")
 
     Rows from Python are read once, as a stream, into an Arrow file in the output's folder (in TMPDIR for a remote one),
     which is removed at the end. `resume` reads them again: they must be the same, in the same order.
@@ -96,6 +96,10 @@ def convert_splits(
     """Convert into a dataset for each split, in folders below the output that are called after the splits.
 
     The arguments are those of `convert`, and so are its errors; the options must have splits.
+
+        options = wdsplit.ConvertOptions(splits={"train": 0.9, "val": 0.1})
+        wdsplit.convert_splits("raw/*.parquet", "data/digits", options)
+        dataset = wdsplit.Dataset("data/digits/val")
 
     Returns:
         The manifest of each split.

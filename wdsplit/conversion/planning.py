@@ -75,6 +75,9 @@ def plan(
 
     The inputs' footers are read; inputs without footers are read once.
 
+        options = wdsplit.ConvertOptions(wdsplit.PlanOptions(world_size=8, workers=4))
+        print(wdsplit.plan("raw/*.parquet", options))
+
     Args:
         inputs: One or several of: a file, a folder of tables or of images, a glob, a brace expression.
         options: The options; without splits.

@@ -66,6 +66,8 @@ def plan_shares(
 ) -> dict[str, Plan]:
     """Begin a conversion in shares: plan it, as `wdsplit.convert` would, and save the plan.
 
+        wdsplit.plan_shares("raw/*.parquet", "data/digits", "plan.json")
+
     Args:
         inputs: As for `wdsplit.convert`.
         output: The dataset's folder, which all shares reach under the same path: a path, or `s3://bucket/folder`.
@@ -131,6 +133,10 @@ def convert_share(
     input_fs: AbstractFileSystem | None = None,
 ) -> Progress:
     """Write a share of the shards of a plan; what the share has written before is kept.
+
+        for step in ("scatter", "write"):
+            for share in range(4):  # each in its own job, such as a task of a SLURM array
+                wdsplit.convert_share("plan.json", share, num_shares=4, only=step)
 
     Args:
         plan_path: The plan file.
@@ -258,6 +264,9 @@ def commit_shares(
     fs: AbstractFileSystem | None = None,
 ) -> Manifest:
     """End a conversion in shares: from then on the dataset exists. One that has ended already is left as it is.
+
+        wdsplit.commit_shares("plan.json")
+        dataset = wdsplit.Dataset("data/digits")
 
     Args:
         plan_path: The plan file.

@@ -122,7 +122,7 @@ class Audit:
         world = self._loader.dataset.world()
         if len(self._rendezvous.ranks) == 1 and world.world_size > 1:
             logger.warning(
-                "only what rank %d of %d is given is audited: torch.distributed is not initialised",
+                "auditing only rank %d of %d: torch.distributed is not initialised",
                 world.rank,
                 world.world_size,
             )
@@ -191,7 +191,7 @@ class Audit:
             found += self._unlike("begin at position", [each.start for each in facts])
         if found:
             raise CheckError(
-                f"the ranks do not read one and the same epoch {record.order.epoch}",
+                f"the ranks do not read the same epoch {record.order.epoch}",
                 place=self._loader.dataset.source.url,
                 expected=f"{len(facts)} ranks with the same options and epoch, from the same position on",
                 found=listed(found),
@@ -231,7 +231,7 @@ class Audit:
         if not texts:
             return
         cause, remedy = (
-            f"what was delivered is not epoch {record.order.epoch}",
+            f"the delivered samples are not those of epoch {record.order.epoch}",
             "iterate the loader to its end on all ranks; nothing between it and the training may drop or replace "
             "samples or batches",
         )
@@ -239,7 +239,7 @@ class Audit:
             cause, remedy = (
                 f"samples were delivered more than once in epoch {record.order.epoch}",
                 "let the dataset detect its rank: leave out rank= and world_size=, and begin to iterate after "
-                "init_process_group. Ranks that shall have the same samples (tensor parallelism) need group=, of the "
+                "init_process_group. Ranks that should get the same samples (tensor parallelism) need group=, of the "
                 "Dataset or of the audit",
             )
         raise CheckError(

@@ -41,7 +41,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         if not self.bottleneck:
-            return "nothing was delivered yet"
+            return "no batches were delivered yet"
         made, bound = self.statistics, "compute-bound: the loader keeps up; the training waits"
         if self.bottleneck == "loader":
             bound = "loader-bound: the training waits for batches"

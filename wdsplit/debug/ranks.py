@@ -152,12 +152,12 @@ class Rendezvous:
             missing = self._missing(store, keys)
             store.set(own, _LEFT + b": gave up waiting for " + names_of(missing).encode())
             raise CheckError(
-                "not all ranks have come",
+                "some ranks did not arrive",
                 place=self._name,
                 expected=f"{len(keys)} ranks within {self._timeout_s:g} s",
-                found=f"{names_of(missing)} did not come",
-                remedy="look where they are, for example with `py-spy dump --pid`: they wait for something else, have "
-                "other steps than the rest, or need more time (timeout_s)",
+                found=f"{names_of(missing)} did not arrive",
+                remedy="find where they are, for example with `py-spy dump --pid`: they wait for something else, have "
+                "a different number of steps, or need more time (timeout_s)",
             ) from error
         notes = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
         self._raise_if_left([bytes(note) for note in notes])
@@ -210,7 +210,7 @@ class Rendezvous:
                 place=self._name,
                 expected="the store of the process group",
                 found=f"{type(error).__name__}: {error}",
-                remedy="see what ended the rank or the launcher that runs the store",
+                remedy="find out why the rank or launcher that runs the store ended",
             ) from error
 
     def leave(self, why: str) -> None:
@@ -231,11 +231,11 @@ class Rendezvous:
         ]
         if left:
             raise CheckError(
-                "not all ranks go on",
+                "some ranks have ended",
                 place=self._name,
                 expected=f"{len(notes)} ranks",
                 found=listed(left),
-                remedy="see what ended them, the first that left before all",
+                remedy="find out why they ended, starting with the first",
             )
 
 

@@ -158,7 +158,7 @@ def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], job
             expected="worker processes that start and live until their work is done",
             found=str(error),
             remedy="it may have run out of memory: use fewer --jobs. In a script, put the call under "
-            "`if __name__ == '__main__':`. What convert has done is kept: continue with --resume",
+            "`if __name__ == '__main__':`. Finished shards are kept: continue with --resume",
         ) from error
     finally:
         _stop(pool, finished)

@@ -45,18 +45,21 @@ _MAX_LEAVE_S = 30.0
 class RayEngine:
     """A Ray cluster that runs the tasks of `wdsplit.convert`, `index_tars` and other functions with `engine=`.
 
-    A task that fails for a reason which may pass (a store that does not answer, a worker or a node that is lost) is run
-    again, elsewhere if Ray so chooses; any other is not. The other tasks go on: at the end all that failed are named.
+        engine = wdsplit.RayEngine("ray://head:10001")
+        wdsplit.convert("s3://bucket/raw/*.parquet", "s3://bucket/train", engine=engine)
+
+    A task is retried after a temporary failure: a store that does not answer, or a lost worker or node. Other failures
+    are not retried. The other tasks go on, and the error at the end names all that failed.
 
     Args:
-        address: The cluster: "auto" for the one that `ray start` or RAY_ADDRESS names, "ray://host:10001" for one that
-            this machine is no part of, "local" for one that is started here and ends with the process. If this
-            process has called `ray.init`, that cluster is used, whatever the address.
-        jobs: Tasks that are handed out at a time; None for twice the cluster's processors. Ray runs as many of them as
-            there are processors and memory for.
-        retries: How often a task is run again.
-        runtime_env: Ray's runtime environment of the workers, as for `ray.init`: what brings wdsplit to nodes that lack
-            it.
+        address: The cluster: "auto" for the one of `ray start` or RAY_ADDRESS; "ray://host:10001" for one that does not
+            include this machine; "local" to start one here, which ends with the process. If this process has called
+            `ray.init`, that cluster is used, whatever the address.
+        jobs: Tasks to submit at a time; None for twice the cluster's processors. Ray runs as many of them as processors
+            and memory allow.
+        retries: How often to retry a task.
+        runtime_env: Ray's runtime environment of the workers, as for `ray.init`, which can install wdsplit on nodes
+            that lack it.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -217,7 +220,7 @@ class _Run:
         self._unanswered += isinstance(error, UnansweredError)
         passes = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MAX_FAILED
         if passes and tries < self._engine._retries:
-            logger.warning("%s: tried again: %s", self._describe(task), getattr(error, "cause", error))
+            logger.warning("%s: retrying: %s", self._describe(task), getattr(error, "cause", error))
             self._to_retry.append((task, tries + 1))
         else:
             self._failed.append((self._describe(task), error))

@@ -40,8 +40,8 @@ def lost(error: Exception, what: str) -> ConvertError:
         place=what,
         expected="workers that live until their work is done",
         found=f"{kind}: {_first_line(error)}",
-        remedy=("give --memory less, or nodes more memory" if memory else "see the logs of Ray on its nodes")
-        + ". What convert has done is kept: continue with --resume",
+        remedy=("lower --memory, or give the nodes more memory" if memory else "see the logs of Ray on its nodes")
+        + ". Finished shards are kept: continue with --resume",
     )
 
 
@@ -98,7 +98,7 @@ def failure(failed: Sequence[tuple[str, Exception]]) -> Exception:
     return kind(
         f"{len(failed)} tasks failed",
         found="\n".join(["", *lines, *more]),
-        remedy="mend what they name, and continue with --resume: what the other tasks have done is kept",
+        remedy="fix the errors, and continue with --resume: finished tasks are kept",
     )
 
 

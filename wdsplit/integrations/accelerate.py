@@ -46,7 +46,7 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
         for name in ("split_batches", "dispatch_batches"):
             if getattr(accelerator, name):
                 raise InputError(
-                    f"{name} does not go with a wdsplit.Loader",
+                    f"a wdsplit.Loader does not support {name}",
                     expected=f"an Accelerator without {name}=True",
                     found="the loader reads only this rank's samples, and its batch_size is that of a rank",
                     remedy=f"leave {name} out of the DataLoaderConfiguration",
@@ -87,7 +87,7 @@ def _check_ranks(loader: Loader, accelerator: Any) -> None:
     if world != expected:
         group = f"group=accelerator.torch_device_mesh[{', '.join(map(repr, names))}]"
         raise TopologyError(
-            "the dataset is split by all processes, but the accelerator needs it split by fewer",
+            "the dataset is split among all processes, but the accelerator needs it split among fewer",
             place=loader.dataset.source.url,
             expected=f"rank {expected.rank} of {expected.world_size}",
             found=f"rank {world.rank} of {world.world_size}",

@@ -112,8 +112,8 @@ class JaxLoader(PrefetchingLoader):
         self._world = world_of(self.sharding, num_shards)
         if dataset.options.tail == "uneven" and self._world.world_size > 1:
             raise InputError(
-                "tail='uneven' does not go with several processes",
-                expected="as many batches on each, because all take part in each",
+                "tail='uneven' does not work with several processes",
+                expected="the same number of batches on each, because all take part in every batch",
                 remedy="use tail='pad': `valid` flags the pads, so that an evaluation is exact",
             )
         loader = Loader(
@@ -247,8 +247,8 @@ def world_of(sharding: NamedSharding, num_shards: int) -> World:
     ranks = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(map(len, ranks)) != num_shards or len(set(map(len, ranks))) > 1:
         raise TopologyError(
-            "the mesh gives processes some rows in common and some of their own",
-            expected="any two processes hold the same rows of a batch, or none in common, and all as many",
+            "processes of the mesh share only some of their rows",
+            expected="two processes have either the same rows of a batch or none in common, and all have equally many",
             found="; ".join(f"process {process}: shards {sorted(rows)}" for process, rows in sorted(rows_of.items())),
             remedy="order the devices so that those of one process lie side by side (jax.make_mesh does)",
         )

@@ -109,12 +109,12 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
             return
         if (world.rank, world.world_size) != (expected["rank"], expected["num_replicas"]):
             raise TopologyError(
-                "the dataset is split by all processes, but the strategy needs it split by fewer",
+                "the dataset is split among all processes, but the strategy needs it split among fewer",
                 place=f"{name}: {self.loaders[name].dataset.source.url}",
                 expected=f"rank {expected['rank']} of {expected['num_replicas']}",
                 found=f"rank {world.rank} of {world.world_size}",
-                remedy="open the dataset with rank= and world_size=; or, once there is a mesh, that is in setup() of a "
-                "subclass, with group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
+                remedy="open the dataset with rank= and world_size=; or, once there is a mesh (in setup() of a "
+                "subclass), with group=self.trainer.strategy.device_mesh['data_parallel'], and put its loader into "
                 f"self.loaders[{name!r}]",
             )
 

@@ -29,9 +29,7 @@ class OpaqueLoader:
 
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader):
-            raise InputError(
-                "this is no loader of wdsplit", expected="a wdsplit.Loader", found=f"a {type(loader).__name__}"
-            )
+            raise InputError("not a wdsplit loader", expected="a wdsplit.Loader", found=f"a {type(loader).__name__}")
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:

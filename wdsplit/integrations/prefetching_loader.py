@@ -86,7 +86,7 @@ class PrefetchingLoader:
         """
         if self._state() is not None:
             raise InputError(
-                "steps cannot be skipped while batches are taken ahead of their use",
+                "cannot skip steps while batches are prefetched",
                 expected="skip before the epoch begins, or right after load_state_dict",
                 remedy="loader.load_state_dict(loader.state_dict()), then skip, then iterate",
             )

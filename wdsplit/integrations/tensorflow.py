@@ -45,9 +45,9 @@ class TensorFlowLoader(PrefetchingLoader):
     def __init__(self, loader: Loader, *, prefetch: int = 2, element_spec: Any = None) -> None:
         prefetch = whole(prefetch)
         if not isinstance(loader, Loader):
-            raise InputError("this is no loader", expected="a wdsplit.Loader", found=type(loader).__name__)
+            raise InputError("not a wdsplit loader", expected="a wdsplit.Loader", found=type(loader).__name__)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-            raise InputError("prefetch cannot be", expected="an integer of at least 0", found=repr(prefetch))
+            raise InputError("invalid prefetch", expected="an integer of at least 0", found=repr(prefetch))
         super().__init__(loader)
         self._tf = _tensorflow()
         self._prefetch = prefetch
@@ -85,9 +85,9 @@ class TensorFlowLoader(PrefetchingLoader):
             InputError: `epochs` is no integer of at least 1, or None where an epoch has no batch.
         """
         if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
-            raise InputError("epochs cannot be", expected="an integer of at least 1, or None", found=repr(epochs))
+            raise InputError("invalid epochs", expected="an integer of at least 1, or None", found=repr(epochs))
         if epochs is None and not len(self):
-            raise _no_batch(self.loader, " in an epoch: looking for one would not end")
+            raise _no_batch(self.loader, " in an epoch, so epochs=None would never end")
         tf = self._tf
 
         def batches() -> Iterator[Any]:
@@ -214,7 +214,7 @@ def _value(value: Any, name: str) -> Any:
     kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
     if not kinds <= {bytes, str} or not isinstance(value, list):
         raise InputError(
-            f"{name} cannot be a tensor",
+            f"cannot convert {name} to a tensor",
             expected="numbers, arrays, bytes or text",
             found=", ".join(sorted(kind.__name__ for kind in kinds)),
             remedy="decode it, or leave it out with to_tuple",
@@ -229,7 +229,7 @@ def _dtype(tf: Any, array: Any, name: str) -> Any:
         return tf.as_dtype(array.dtype)
     except TypeError as error:
         raise InputError(
-            f"{name} cannot be a tensor",
+            f"cannot convert {name} to a tensor",
             expected="a dtype that TensorFlow has",
             found=str(array.dtype),
             remedy="convert it in a map",

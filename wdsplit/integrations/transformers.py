@@ -129,11 +129,11 @@ class TrainerMixin:
         args, tail = trainer.args, dataset.options.tail
         if tail != ("drop" if args.dataloader_drop_last else "pad"):
             raise InputError(
-                "the dataset's tail does not go with the Trainer's arguments",
+                "the dataset's tail does not fit the Trainer's arguments",
                 place=dataset.source.url,
                 expected="tail 'drop' with dataloader_drop_last, else 'pad': all ranks must have equal steps",
                 found=f"tail {tail!r}, dataloader_drop_last {args.dataloader_drop_last}",
-                remedy="open the dataset with the tail that is meant",
+                remedy="open the dataset with that tail, or change dataloader_drop_last",
             )
         loader = Loader(
             dataset,
@@ -169,7 +169,7 @@ class TrainerMixin:
             return super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
         if not trainer.args.eval_do_concat_batches:
             raise InputError(
-                "eval_do_concat_batches=False does not go with a wdsplit.Dataset",
+                "eval_do_concat_batches=False does not work with a wdsplit.Dataset",
                 found="batches, of which pads could not be left out",
                 remedy="leave it out",
             )
@@ -247,9 +247,9 @@ def _check_strategy(dataset: Dataset, args: Any) -> None:
     if strategy == "random" or (strategy == "sequential" and not dataset.options.shuffle):
         return
     raise InputError(
-        f"train_sampling_strategy={strategy!r} does not go with this dataset",
+        f"train_sampling_strategy={strategy!r} does not work with this dataset",
         place=dataset.source.url,
-        expected="'random', or 'sequential' with shuffle=False: the dataset's own order is the one that is trained in",
+        expected="'random', or 'sequential' with shuffle=False: the training follows the dataset's own order",
         found=f"shuffle={dataset.options.shuffle}",
         remedy="leave train_sampling_strategy out, and open the dataset with the shuffle= that is meant",
     )

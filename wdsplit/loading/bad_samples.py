@@ -40,7 +40,7 @@ def bad_samples_problems(on_bad_sample: Any, max_bad_samples: Any, bad_samples_f
     is_number = isinstance(max_bad_samples, Real) and not isinstance(max_bad_samples, bool)
     is_count = is_number and isinstance(max_bad_samples, int) and max_bad_samples >= 0
     if not is_count and not (is_number and not isinstance(max_bad_samples, int) and 0 <= max_bad_samples <= 1):
-        expected = "a number of samples, or a float from 0 to 1: their part of an epoch"
+        expected = "a number of samples, or a float from 0 to 1: a fraction of the epoch"
         problems.append(f"max_bad_samples = {max_bad_samples!r}: expected {expected}")
     if bad_samples_file is None:
         return problems
@@ -139,7 +139,7 @@ class Found:
             self._list.add(bad, self._epoch)
         if number <= _LOGGED_ONE_BY_ONE:
             logger.warning(
-                "%s: epoch %d, position %d: a bad sample is replaced: %s", self._url, self._epoch, bad.position, bad
+                "%s: epoch %d, position %d: replaced a bad sample: %s", self._url, self._epoch, bad.position, bad
             )
         elif number in {10**digits for digits in range(2, 19)}:
             logger.warning("%s: epoch %d: %s bad samples so far on this rank", self._url, self._epoch, f"{number:,}")
@@ -154,7 +154,7 @@ class Found:
         if options.file is not None:
             dataset = "DATASET" if self._url.startswith("mix(") else self._url
             command = f"wdsplit view {dataset} clean --exclude {options.file}"
-            listed = f"see {options.file}, and leave them out with `{command}`"
+            listed = f"{options.file} lists them; leave them out with `{command}`"
         return self._error(
             f"more than {self._limit:,} bad samples on this rank in epoch {self._epoch}",
             expected=f"max_bad_samples = {options.max_bad}",
@@ -166,8 +166,8 @@ class Found:
         is_all = num_bad <= self.max_searched
         return self._error(
             "all samples are bad" if is_all else f"more than {num_bad - 1:,} samples in a row are bad",
-            expected="a good sample, which takes the place of bad ones",
-            remedy="correct the stage that raises the error, or the dataset; `wdsplit verify` finds what is damaged",
+            expected="a good sample to replace the bad ones with",
+            remedy="fix the stage that raises the error, or the dataset; `wdsplit verify` finds damaged samples",
             last=bad,
         )
 

@@ -118,7 +118,7 @@ class Batches(Iterator[Any]):
             if isinstance(error, StopIteration):  # it would pass for the end of the epoch
                 raise PipelineError(
                     "the collate_fn raised StopIteration",
-                    expected="a batch of the samples that it is given",
+                    expected="a batch made of the given samples",
                     remedy="catch it in the collate_fn",
                 ) from error
             raise

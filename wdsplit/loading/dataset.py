@@ -47,66 +47,74 @@ _INTERNALS = {
     *("length", "nsamples", "pipeline", "repetitions", "size"),
     *("check_one_to_one", "column_stages", "epochs_set", "is_view_set", "replaces_bad_samples", "staging"),
 }
-"""What webdataset's pipelines and our loaders need of a dataset, and no user calls."""
+"""Methods that webdataset's pipelines and wdsplit's loaders call, and users do not."""
 
 
 class Dataset(FluidPipeline):
-    """An IterableDataset with webdataset's fluid stages: samples of a dataset of `wdsplit convert`, or of any tars.
+    """A torch IterableDataset of the samples in a dataset of `wdsplit convert`, or in any WebDataset tars.
 
-    Iterating gives this rank's (and this worker's) part of the epoch as dicts of `__key__` (str), `__url__` (str),
-    `__position__` (int, the sample's place in the epoch's global order), `__pad__` (bool, True if the sample is
-    repeated only to fill up) and the fields as bytes, unless stages make something else of them. The order is a
-    function of the manifest, the options and the epoch: the same on any number of ranks and workers.
+        dataset = wdsplit.Dataset("data/train", seed=0).decode("pil").to_tuple("jpg", "cls")
+        for image, label in dataset: ...
 
-    Use it with `wdsplit.Loader`, which gives the same batches on any topology and can resume; or with a plain
+    Iterating yields this rank's and worker's part of an epoch. A sample is a dict of its fields as bytes, and
+
+    - `__key__` (str) and `__url__` (str): its key and its shard;
+    - `__position__` (int): its place in the epoch's global order;
+    - `__pad__` (bool): True if it repeats a sample only to fill up the epoch.
+
+    Stages such as `decode`, `map` and `to_tuple`, named as in webdataset, change the samples. The manifest, the options
+    and the epoch fix the order: it is the same on any number of ranks and workers.
+
+    Pass it to a `wdsplit.Loader`, which gives the same batches on any number of ranks and can resume, or to a
     `torch.utils.data.DataLoader`.
 
     Args:
         path: The dataset's folder; or WebDataset tars without a manifest: a tar, a glob, a brace expression, or a list
-            of these, local or remote. Such tars are read once to index them; the indexes are kept in `cache_dir`, or
-            below `$XDG_CACHE_HOME/wdsplit` or `~/.cache/wdsplit`, and nothing is written beside the tars.
-        seed: What the shuffle depends on, besides the epoch.
+            of these, local or remote. Such tars are read once to index them. The indexes are kept in `cache_dir`, or
+            below `$XDG_CACHE_HOME/wdsplit` or `~/.cache/wdsplit`; nothing is written beside the tars.
+        seed: Seed of the shuffle, which also depends on the epoch.
         shuffle: Permute shards, windows and samples each epoch.
-        tail: `pad` fills lanes and the last step with repeated samples, flagged; `drop` leaves out what is over;
-            `uneven` does neither: ranks may differ, for evaluation without collectives.
-        lanes: Lanes (C) instead of the dataset's own; changes the order.
-        window: Samples of a window (Q) instead of the dataset's own; changes the order.
+        tail: How to end an epoch: `pad` fills lanes and the last step with repeated samples, flagged; `drop` leaves out
+            the incomplete last step; `uneven` does neither, so ranks may differ: for evaluation without collectives.
+        lanes: Number of lanes (C), parallel sequences of shards; None for the dataset's. Another one changes the order.
+        window: Samples in a window (Q), which are read and shuffled together; None for the dataset's. Another one
+            changes the order.
         rank: This process's rank; detected if None.
         world_size: The number of ranks; detected if None. `rank=0, world_size=1` switches the split off.
-        group: A torch process group, DeviceMesh or slice of one, whose ranks count instead of all: ranks that hold the
+        group: A torch process group, DeviceMesh or slice of one, to split among its ranks instead of all. Ranks at the
             same data-parallel place get the same samples.
         fields: The fields to read; None for all.
-        limit: Only the first samples of the dataset, so many, to try a program out: to all else they are the whole
-            dataset. None, or more than there are, for all.
-        view: Only the samples of a view: its name, as `wdsplit view` has stored it, or a `wdsplit.View`. Or views by
-            epoch: `{0: "easy", 10: None}` is "easy" in the epochs 0 to 9, and all samples from epoch 10 on. A view of
-            such a dict may also be a dict of the options `view`, `where`, `keys` and `exclude`.
-        where: Only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
-        keys: Only the samples with these keys: a list, or a file of them.
-        exclude: All samples but those with these keys: a list, or a file of them.
-        storage_options: How to reach a remote store, if the environment does not say so: as of s3fs (`key`, `secret`,
-            `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, for how long a request is tried.
-        fs: The file system that `path` is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; each process makes
-            its own copy. None for what the path says itself.
-        read_ahead_bytes: Of a remote dataset, the bytes that all workers of a rank fetch before they are needed,
-            together; None for 128 MiB, or the windows that they hold, if that is more.
-        connections: The requests that they have under way at the same time, together.
-        cache_dir: A folder of the node's own disk, which keeps the shards of a remote dataset for all processes of the
+        limit: Use only the first `limit` samples, as if they were the whole dataset, to try out a program. None for
+            all.
+        view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`. Or views by epoch:
+            `{0: "easy", 10: None}` is "easy" in the epochs 0 to 9, and all samples from epoch 10 on. A view of such a
+            dict may also be a dict of the options `view`, `where`, `keys` and `exclude`.
+        where: Use only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
+        keys: Use only the samples with these keys: a list, or a file of them.
+        exclude: Leave out the samples with these keys: a list, or a file of them.
+        storage_options: How to reach a remote store, where the environment does not say: options of s3fs (`key`,
+            `secret`, `token`, `anon`, `profile`, `endpoint_url`, ...), and `deadline_s`, how long to retry a request.
+        fs: The file system of `path`, an fsspec object such as `s3fs.S3FileSystem(...)`; each process makes its own
+            copy. None to choose it by the path.
+        read_ahead_bytes: Bytes of a remote dataset to prefetch, for all workers of a rank together; None for 128 MiB,
+            or for the size of their windows, if that is more.
+        connections: Concurrent requests to a remote store, for all workers of a rank together.
+        cache_dir: A folder on the node's own disk to keep the shards of a remote dataset in, for all processes of the
             node and for later epochs and runs.
-        cache_size: How much it may take: bytes, or a text like `200GB`; None for all that leaves a tenth of the disk.
-        verify: Compare the bytes of each sample that is read with its checksum; a remote one that differs is fetched
-            again, once. `wdsplit verify DATASET --emit checksums` makes the checksums.
-        on_bad_sample: What to do with a sample that is damaged, or for which a stage raises an error or gives nothing:
-            `raise` the error; or `substitute`: a good sample, of its lane if possible, takes its place, flagged
-            `__pad__`, so that all ranks stay in step. docs/bad-samples.md.
-        max_bad_samples: How many bad samples are replaced in an epoch on each rank before an error is raised: a number,
-            or a float, their part of the rank's samples.
-        bad_samples_file: A local file to which each bad sample is appended once, as a line of JSON.
+        cache_size: Size limit of the cache: bytes, or a text like `200GB`; None to fill the disk up to nine tenths.
+        verify: Compare each sample with its checksum as it is read; a remote one that differs is fetched once more.
+            `wdsplit verify DATASET --emit checksums` makes the checksums.
+        on_bad_sample: What to do with a sample that is damaged, or for which a stage raises an error or returns
+            nothing: `raise` the error; or `substitute` a good sample, of its lane if possible, flagged `__pad__`, so
+            that all ranks stay in step. See docs/bad-samples.md.
+        max_bad_samples: Bad samples to replace in an epoch on each rank before an error is raised: a number, or a
+            float, the fraction of the rank's samples.
+        bad_samples_file: A local file that lists each bad sample once, as a line of JSON.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`, or no such tar.
-        CorruptDataError: Its manifest, or a tar, is damaged.
-        InputError: An option is invalid, or tars hold invalid samples or a key twice.
+        CorruptDataError: The manifest or a tar is damaged.
+        InputError: An option is invalid, or tars have invalid samples or duplicate keys.
         StorageError: The indexes of tars cannot be written.
     """
 
@@ -135,7 +143,7 @@ class Dataset(FluidPipeline):
 
     @property
     def source(self) -> AnySource:
-        """The first stage, with the views that were chosen last."""
+        """The first stage, with the views that were set last."""
         return self._source.get()
 
     @property
@@ -145,59 +153,65 @@ class Dataset(FluidPipeline):
         Raises:
             InputError: The dataset is a mixture.
         """
-        return self._single("a manifest").manifest
+        return self._single("manifest").manifest
 
     def _single(self, what: str) -> Source:
         source = self.source
         if not isinstance(source, Source):
             raise InputError(
-                f"a mixture has not {what} of its own",
+                f"a mixture has no {what} of its own",
                 place=source.url,
-                remedy="open the dataset that you mean with wdsplit.Dataset",
+                remedy="open one of its datasets with wdsplit.Dataset",
             )
         return source
 
     @property
     def options(self) -> OrderOptions:
-        """What the order depends on."""
+        """The options that the order depends on."""
         return self.source.options
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration gives."""
+        """The epoch of the next iteration."""
         return self._epoch.get()
 
     @property
     def epochs_set(self) -> int:
-        """How often an epoch was chosen."""
+        """How often `set_epoch` was called."""
         return self._epoch.times_set()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, here and in all workers, persistent or not.
 
+            for epoch in range(10):
+                dataset.set_epoch(epoch)
+                for sample in dataset: ...
+
+        A `wdsplit.Loader` moves on by itself; its own `set_epoch` chooses another epoch.
+
         Raises:
-            InputError: The epoch is negative or no integer, or the caller would split the samples a second time.
+            InputError: The epoch is not an integer of at least 0, or the caller would split the samples a second time.
         """
         refuse_second_split(self.source.url, self.world)
         self._epoch.set(checked_epoch(epoch))
 
     @property
     def replaces_bad_samples(self) -> bool:
-        """Whether others take the places of bad samples."""
+        """Whether bad samples are replaced."""
         return self._bad_samples is not None
 
     def set_view(self, view: Any = None, *, where: Any = None, keys: Any = None, exclude: Any = None) -> None:
-        """Choose the samples of the next iterations, here and in all copies of the dataset made by stages.
+        """Choose the samples of the next iterations, for this dataset and all copies made by stages.
 
             for epoch in range(10):
                 dataset.set_view("easy" if epoch < 5 else None)
                 loader.set_epoch(epoch)
                 for batch in loader: ...
 
-        What was chosen before counts no more; a `limit` does. An iteration under way goes on as it began. A
-        `wdsplit.Loader` starts persistent workers anew. Those of torch's own DataLoader cannot see a new view, and
-        raise an error. All ranks must choose the same. Views by epoch, as `Dataset(view={0: "easy", 5: None})` has
-        them, need no call, and a loader that resumes finds them by itself.
+        This replaces all earlier choices except `limit`. An iteration under way keeps its samples. A `wdsplit.Loader`
+        restarts persistent workers; persistent workers of torch's own DataLoader raise an error, because they cannot
+        see the new view. All ranks must choose the same. Views by epoch, `Dataset(view={0: "easy", 5: None})`, need no
+        call, and a loader that resumes finds them by itself.
 
         Args:
             view: As of `Dataset`: the name of a view, a `wdsplit.View`, a dict of these by epoch; None for all samples.
@@ -219,16 +233,20 @@ class Dataset(FluidPipeline):
     def world(self) -> World:
         """Return rank and world size of this process.
 
+            print(dataset.world().rank, dataset.world().world_size)
+
         Raises:
-            TopologyError: They contradict each other.
+            TopologyError: Rank and world size contradict each other.
         """
         return self._rank or detect_rank(group=self._group)
 
     def at_rank(self, rank: int, world_size: int) -> Dataset:
-        """Return the same dataset, with the same epoch, for a rank that a library knows.
+        """Return the same dataset, with the same epoch, for another rank.
+
+            parts = [dataset.at_rank(rank, world_size=2) for rank in range(2)]
 
         Raises:
-            TopologyError: The dataset was opened for another one, or there is no such rank.
+            TopologyError: The dataset was opened with another rank, or there is no such rank.
         """
         given = World(whole(rank), whole(world_size))
         if (self._rank is not None or self._group is not None) and self.world() != given:
@@ -243,21 +261,27 @@ class Dataset(FluidPipeline):
         return dataset
 
     def order(self, epoch: int | None = None) -> AnyOrder:
-        """Return the order of an epoch, by default of the next iteration's."""
+        """Return the order of an epoch.
+
+            print(dataset.order(epoch=3).num_samples)
+
+        Args:
+            epoch: The epoch; None for that of the next iteration.
+        """
         return self.source.order(self.epoch if epoch is None else epoch)
 
     def __len__(self) -> int:
-        """Raise UnsizedError: a loop that divides a length by the batch size would end before its workers do.
+        """Raise UnsizedError: a loop that divides a length by the batch size would stop before its workers do.
 
-        Each worker of torch's DataLoader has a last batch of its own, so no length is right for all loops.
+        Each worker of torch's DataLoader has its own last batch, so no length is right for all loops.
         """
         refuse_counting_trainer(self, self.source.url)
         raise UnsizedError(
             "a Dataset has no length",
             place=self.source.url,
             found="the number of batches depends on ranks, workers and batch size",
-            remedy="loop over wdsplit.Loader(dataset, batch_size), whose len() is the steps of this rank; the dataset "
-            f"has {self.source.num_samples_at(self.epoch)} samples: dataset.source.num_samples",
+            remedy="use len(wdsplit.Loader(dataset, batch_size)), the steps of this rank; the dataset has "
+            f"{self.source.num_samples_at(self.epoch)} samples: dataset.source.num_samples",
             url=self.source.url,
         )
 
@@ -266,19 +290,19 @@ class Dataset(FluidPipeline):
         return True
 
     def __enter__(self) -> Self:
-        """Return the dataset itself: what iterations open, they close."""
+        """Return the dataset itself: iterations close what they open."""
         return self
 
     def __exit__(self, *error: object) -> None:
         """Do nothing."""
 
     def __dir__(self) -> list[str]:
-        """List what a user calls, not what pipelines and loaders need."""
+        """List what users call, without what only pipelines and loaders need."""
         names = set(super().__dir__()) - _INTERNALS
         return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
     def __iter__(self) -> Iteration:
-        """Give this rank's and worker's part of the epoch, through all stages; the iterator has a `state_dict`.
+        """Yield this rank's and worker's part of the epoch, through all stages; the iterator has a `state_dict`.
 
         Raises:
             InputError: The caller would split the samples a second time.
@@ -306,18 +330,18 @@ class Dataset(FluidPipeline):
     def _refuse_repetitions(self) -> None:
         if self.repetitions != 1:
             raise InputError(
-                "repeat and with_epoch do not go with a Dataset",
-                expected="one epoch an iteration",
-                remedy="iterate again with set_epoch(epoch + 1)",
+                "a Dataset does not support repeat and with_epoch",
+                expected="one epoch per iteration",
+                remedy="call set_epoch(epoch + 1) and iterate again",
             )
 
     def check_one_to_one(self) -> None:
-        """Refuse stages of which it is known that they cannot give one sample for each they take.
+        """Refuse stages that are known not to return one sample for each input.
 
-        Those that may drop samples (`select`) are let through: they may drop none.
+        Stages that may drop samples (`select`) are accepted, because they may drop none.
 
         Raises:
-            InputError: There are such stages; all are named.
+            InputError: There are such stages; the error names all of them.
         """
         self._refuse_repetitions()
         refuse_splitters(self.pipeline, self.source.url)
@@ -326,13 +350,13 @@ class Dataset(FluidPipeline):
             raise InputError(
                 "the dataset has stages that cannot work in a Loader",
                 place=self.source.url,
-                expected="one sample for each that a stage takes, so that every rank has the same steps",
+                expected="stages that return one sample for each input, so that every rank has the same steps",
                 found="; ".join(reasons),
-                remedy="leave them out: the Loader makes the batches, and the Dataset shuffles by itself",
+                remedy="remove them: the Loader makes batches, and the Dataset shuffles",
             )
 
     def column_stages(self) -> list[ColumnStage] | None:
-        """Return the stages after the source if all of them work on columns; None if one does not."""
+        """Return the stages after the source if all of them work on columns, else None."""
         stages = self.pipeline[1:]
         if all(isinstance(stage, ColumnStage) and stage.is_columnar for stage in stages) and self.repetitions == 1:
             return list(stages)
@@ -350,9 +374,11 @@ class Dataset(FluidPipeline):
     def shard_distribution(self, num_workers: int = 0, batch_size: int = 1) -> ShardDistribution:
         """Return which shards this rank and its workers read in the next epoch, and what that costs.
 
+            print(dataset.shard_distribution(num_workers=4, batch_size=256))
+
         Args:
             num_workers: Workers of each rank.
-            batch_size: Samples a batch and rank.
+            batch_size: Samples per batch and rank.
         """
         source = self._single("shards")
         world = with_worker(self.world())
@@ -365,21 +391,25 @@ class Dataset(FluidPipeline):
     def sample(self, key_or_index: str | int) -> dict[str, Any]:
         """Return one sample, with its fields as bytes: by its key, or by its number in the dataset.
 
+            print(dataset.sample("00000042")["cls"], dataset.sample(-1)["__key__"])
+
         Raises:
             SampleNotFoundError: There is no such sample.
         """
-        source = self._single("numbers")
+        source = self._single("sample numbers")
         return find_sample(source.storage(), source.manifest, key_or_index, source.access.open_directly)
 
     def preview(self, n: int = 12, seed: int | None = None) -> Preview:
-        """Return some samples to look at, as they are stored: before any stage, and from all over the files.
+        """Return some samples to look at, as they are stored: before any stage, and from all parts of the files.
 
-        A notebook shows pictures, sounds and texts; `print` shows a line for each. Thumbnails and the contact sheet
-        need `wdsplit[report]`; without it there are lines.
+            print(dataset.preview(6))
+
+        A notebook shows pictures, sounds and texts; `print` shows a line for each sample. Thumbnails and the contact
+        sheet need `wdsplit[report]`; without it a notebook shows lines too.
 
         Args:
-            n: How many samples, up to 200.
-            seed: Which of them; None for the dataset's seed.
+            n: Number of samples, up to 200.
+            seed: Seed that draws them; None for the dataset's.
 
         Raises:
             InputError: `n` is invalid.
@@ -390,12 +420,12 @@ class Dataset(FluidPipeline):
         return preview(self.source, n, self.options.seed if seed is None else seed)
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise InputError: there are no items, only samples that come through the stages, and `sample`."""
+        """Raise InputError: a Dataset can be iterated but not indexed; `sample` returns one stored sample."""
         raise InputError(
-            "a Dataset has no items: its samples come by iterating over it",
+            "a Dataset cannot be indexed: iterate over it instead",
             place=self.source.url,
             found=f"dataset[{reprlib.repr(index)}]",
-            remedy="dataset.sample(key_or_index) gives one sample, with its fields as bytes, before any stage",
+            remedy="dataset.sample(key_or_index) returns one stored sample; wdsplit.Samples has random access",
         )
 
     def __repr__(self) -> str:
@@ -414,7 +444,7 @@ class Dataset(FluidPipeline):
         return html_table(f"{type(self).__name__} {self.source.url}", rows.items())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settle the rank before a copy goes to a process that cannot find it out: a spawned worker of this rank."""
+        """Fix the rank before a copy is sent to a process that cannot detect it: a spawned worker of this rank."""
         state = dict(self.__dict__)
         spawning = multiprocessing.context.get_spawning_popen() is not None
         if self._rank is None and (self._group is not None or (spawning and knows_rank())):

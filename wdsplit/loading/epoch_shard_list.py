@@ -43,48 +43,48 @@ warnings were given."""
 
 
 class EpochShardList(IterableDataset[dict[str, str]]):
-    """The shards of each epoch in a new order, which is the same on all ranks and workers: split it afterwards.
+    """A list of shards in a new order each epoch, the same on all ranks and workers, to be split afterwards.
 
-    The first stage of a pipeline that is written by hand (`wds.WebDataset` takes URLs only):
+    It is the first stage of a `wds.DataPipeline` (`wds.WebDataset` accepts only URLs):
 
-        shards = wdsplit.EpochShardList("s3://bucket/data/{000..127}.tar", seed=0)
-        pipeline = wds.DataPipeline(shards, wds.split_by_node, wds.split_by_worker, wds.tarfile_to_samples(), ...)
-        for epoch in range(start, epochs):
+        shards = wdsplit.EpochShardList("data/train/{000000..000007}.tar", seed=0)
+        pipeline = wds.DataPipeline(shards, wds.split_by_node, wds.split_by_worker, wds.tarfile_to_samples())
+        for epoch in range(2):
             shards.set_epoch(epoch)
-            for sample in torch.utils.data.DataLoader(pipeline, ...): ...
+            for sample in torch.utils.data.DataLoader(pipeline, batch_size=None): ...
 
-    Iterating gives `{"url": ...}` for each shard, once. The order is a function of the URLs, the seed and the epoch.
+    Iterating yields `{"url": ...}` for each shard, once. The URLs, the seed and the epoch fix the order.
 
-    `set_epoch` reaches all copies and all worker processes, persistent or not. The epoch, at first 0, stays until the
-    next call, so call it before each epoch: an epoch that is read again in the same order brings a warning.
+    `set_epoch` reaches all copies and all worker processes, persistent or not. The epoch starts at 0 and stays until
+    the next call, so call it before each epoch; repeating an epoch in the same order raises a warning.
 
-    Shards of remote stores (`s3://`, `gs://`, `https://` and others that `wdsplit.Dataset` reads) are opened by
-    wdsplit: requests are retried, and a shard that ends early is an error. For that, an opener is added to
-    `webdataset.gopen.gopen_schemes`, which reads the URLs of such lists alone; other URLs, and schemes for which you
-    have registered an opener of your own, are opened as before. A `pipe:` URL is run as it is.
+    wdsplit opens the shards of remote stores (`s3://`, `gs://`, `https://` and others that `wdsplit.Dataset` reads):
+    it retries requests, and a shard that ends early is an error. For that it adds an opener to
+    `webdataset.gopen.gopen_schemes`, only for the URLs of such lists; other URLs, and schemes with an opener of your
+    own, are opened as before. A `pipe:` URL runs as it is.
 
-    Whole shards are dealt out. If their number is no multiple of ranks x workers, some readers get a shard more than
-    others, and ranks do not end together: with DDP that hangs. `tail` can even out the shards, but a repeated shard
-    is not flagged, and shards of unequal size still give ranks unequal numbers of samples. `wdsplit.Loader` promises
-    equal steps and flags what it repeats; this list cannot. It has no views either: those choose samples.
+    Each reader gets whole shards. If their number is not a multiple of ranks x workers, some readers get one more, and
+    ranks do not end together, which makes DDP hang. `tail` can even out the shards, but a repeated shard is not
+    flagged, and shards of unequal size still give ranks unequal numbers of samples. `wdsplit.Loader` has equal steps
+    and flags repeated samples. Views choose samples, so this list has none.
 
     Args:
-        urls: Shards: a URL or a path; a glob; braces, as webdataset has them (`::` between several patterns); the
-            folder of a wdsplit dataset; each local or remote, or a sequence of them. A remote URL that does not end
-            in `.tar`, `.tgz` or `.tar.*` is a dataset's folder. Pads in the tars of a dataset come as any other
-            sample; their keys begin with `_pad_/`.
-        seed: What the shuffle depends on, besides the epoch.
-        shuffle: Permute the shards each epoch; whatever order they were listed in does not matter then.
-        tail: Where ranks x workers, as webdataset finds them, do not divide the shards: `uneven` leaves the list as it
-            is and warns once; `pad` repeats shards from the start of the epoch's order; `drop` leaves out the last
-            of the epoch's order.
+        urls: Shards: a URL or a path; a glob; webdataset's braces (`::` between several patterns); the folder of a
+            wdsplit dataset; each local or remote, or a sequence of them. A remote URL that does not end in `.tar`,
+            `.tgz` or `.tar.*` is a dataset's folder. Pads in the tars of a dataset are read like other samples; their
+            keys begin with `_pad_/`.
+        seed: Seed of the shuffle, which also depends on the epoch.
+        shuffle: Permute the shards each epoch; the order in which they were listed then has no influence.
+        tail: What to do if the number of shards is not a multiple of ranks x workers, as webdataset detects them:
+            `uneven` keeps the list and warns once; `pad` repeats shards from the start of the epoch's order; `drop`
+            leaves out the last shards of the epoch's order.
         storage_options: How to reach remote stores, as for `wdsplit.Dataset`.
-        fs: The file system that the shards are on, an object of fsspec; None for what the URLs say themselves.
+        fs: The file system of the shards, an fsspec object; None to choose it by the URLs.
 
     Raises:
         InputError: There are no shards, or an option is invalid.
-        DatasetNotFoundError: The folder holds no dataset.
-        CorruptDataError: Its manifest is damaged.
+        DatasetNotFoundError: The folder is not a dataset.
+        CorruptDataError: The manifest is damaged.
     """
 
     def __init__(
@@ -122,14 +122,16 @@ class EpochShardList(IterableDataset[dict[str, str]]):
     def set_epoch(self, epoch: int, first_shard: int = 0) -> None:
         """Choose the epoch of the next iterations, here and in all workers, persistent or not.
 
+            shards.set_epoch(3, first_shard=2)
+
         Args:
             epoch: The epoch.
-            first_shard: Leave out so many shards from the start of the epoch's order, to resume an epoch: those that
-                all readers had used up, n x ranks x workers if each had used up n. The rest is dealt to the readers of
-                this run, of whatever number.
+            first_shard: Number of shards to leave out at the start of the epoch's order, to resume an epoch: n x ranks
+                x workers if each reader has finished n. The rest is split among the readers of this run, which may be
+                of another number.
 
         Raises:
-            InputError: The epoch is negative or no integer, or there are not so many shards.
+            InputError: The epoch is not an integer of at least 0, or there are fewer shards.
         """
         first = whole(first_shard)
         if type(first) is not int or not 0 <= first <= len(self.urls):
@@ -139,18 +141,24 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         cells[_EPOCH], cells[_FIRST], cells[_FINISHED] = checked_epoch(epoch), first, -1
 
     def order(self, epoch: int) -> list[str]:
-        """Return the URLs of all shards in the order of an epoch, before anything is repeated or left out."""
+        """Return the URLs of all shards in the order of an epoch, before shards are repeated or left out.
+
+            print(shards.order(epoch=3)[:2])
+
+        Args:
+            epoch: The epoch.
+        """
         if not self.shuffle:
             return list(self.urls)
         listed = sorted(self.urls)
         return [listed[shard] for shard in permutation(len(listed), self.seed, checked_epoch(epoch), _SHARD_LIST)]
 
     def __len__(self) -> int:
-        """Return the number of shards, before anything is repeated or left out."""
+        """Return the number of shards, before shards are repeated or left out."""
         return len(self.urls)
 
     def __iter__(self) -> Iterator[dict[str, str]]:
-        """Give the shards of this iteration's epoch, for all readers: the split comes after.
+        """Yield the shards of this iteration's epoch, for all readers: the split comes afterwards.
 
         Raises:
             InputError: `drop` would leave nothing.
@@ -160,7 +168,7 @@ class EpochShardList(IterableDataset[dict[str, str]]):
         epoch, first, world = self.epoch, int(self._shared.array[_FIRST]), World(*pytorch_worker_info())
         leads = world.rank == 0 and world.worker == 0
         if leads and self.shuffle and epoch == self._shared.array[_FINISHED]:
-            again = f"epoch {epoch} is read again in the same order, because set_epoch was not called since it ended"
+            again = f"epoch {epoch} is repeated in the same order: call set_epoch before each epoch"
             self._warn_once(_WARNED_AGAIN, again)
         urls = self.order(epoch)
         readers = world.world_size * world.num_workers
@@ -183,7 +191,7 @@ def _not_taken(name: str) -> Exception:
     if name not in CHOICES:
         return TypeError(f"an EpochShardList has no argument {name!r}")
     return InputError(
-        f"an EpochShardList has no {name}: it names whole shards, and reads no samples",
+        f"an EpochShardList has no {name}: it lists whole shards and reads no samples",
         expected="all samples of the shards",
         found=f"{name}=",
         remedy=f"use wdsplit.Dataset(..., {name}=...), which gives each rank and worker its samples of a view",
@@ -240,7 +248,7 @@ def shard_urls(
             place=shown_url(urls) if isinstance(urls, str) else "",
             expected="a pattern, a list of URLs, or the folder of a dataset",
             found=", ".join(wrong[:5]) or "nothing",
-            remedy="check what the list is made from",
+            remedy="check the code that makes the list",
         )
     return found
 
@@ -282,6 +290,6 @@ def _expanded(pattern: str) -> list[str]:
         raise InputError(
             "invalid pattern",
             place=shown_url(pattern),
-            expected="braces that close, and ${NAME} for variables of the environment that are called WDS_NAME",
+            expected="matching braces; ${NAME} stands for the environment variable WDS_NAME",
             remedy="correct the pattern, or pass a list of URLs",
         ) from None

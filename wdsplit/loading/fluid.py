@@ -1,6 +1,6 @@
-"""Stages as methods: webdataset's, with their types, and those that wdsplit does in its own way.
+"""Stages as methods: webdataset's, with their types, and those that wdsplit implements itself.
 
-Editors and type checkers know what follows `.decode()`. webdataset is imported with the first stage that is its own.
+Editors and type checkers know what `.decode()` returns. webdataset is imported with the first of its own stages.
 """
 
 # ruff: noqa: D102 (webdataset documents its stages)
@@ -35,7 +35,7 @@ __all__ = ["FluidPipeline", "FluidStages"]
 
 
 class _OfWebdataset:
-    """A method of a class of webdataset's, which is imported when the method is first looked up.
+    """A method of a class of webdataset, which is imported when the method is first looked up.
 
     Args:
         kind: The class.
@@ -53,7 +53,7 @@ class _OfWebdataset:
 
 
 class FluidStages:
-    """What has stages: each of these methods returns a copy with one more."""
+    """Stages as methods: each returns a copy with one more stage."""
 
     pipeline: list[Any]
 
@@ -91,22 +91,24 @@ class FluidStages:
         allow_pickle: bool = False,
         **options: Any,
     ) -> Self:
-        """Decode the fields of each sample by their names, as webdataset's `decode` does, but unpickle nothing unasked.
+        """Decode the fields of each sample by their names, as webdataset's `decode` does, but without pickles.
 
-        `help(wdsplit.decode_sample_stage)` describes the rest.
+            images = dataset.decode("pil", only=["jpg", "cls"])
+
+        `help(wdsplit.decode_sample_stage)` has the details.
 
         Args:
             handlers: Names of image formats (`pil`, `rgb8`, `torchrgb`, ...), or functions of name and bytes.
-            only: The fields that are decoded; None for all.
-            partial: Leave values alone that are not bytes.
-            allow_pickle: Decode pickles and object arrays too: they can run any code, so only if you trust the shards.
+            only: The fields to decode; None for all.
+            partial: Leave values that are not bytes as they are.
+            allow_pickle: Decode pickles and object arrays too. They can run any code: trust the shards first.
             options: `pre`, `post`, `max_field_bytes`.
         """
         if "handler" in options:
             raise InputError(
-                "decode takes no handler for errors",
-                expected="no handler=: a sample that was skipped would make ranks come apart",
-                remedy="leave it out; Dataset(on_bad_sample='substitute') replaces samples that cannot be decoded",
+                "decode does not accept a handler for errors",
+                expected="no handler=: if one skipped samples, ranks would have different numbers of steps",
+                remedy="remove it; Dataset(on_bad_sample='substitute') replaces samples that cannot be decoded",
             )
         from wdsplit.loading.stages.decoders import Decode, decode_sample_stage  # here, because it loads much
 
@@ -119,23 +121,34 @@ class FluidStages:
     def map_random(
         self, function: Callable[..., Any], field: str | None = None, generator: GeneratorKind = "numpy"
     ) -> Self:
-        """Map samples by a function of chance: the same on any topology, and after a resume.
+        """Map samples by a random function: with the same results on any number of ranks, and after a resume.
 
-        The function is called with the sample, or with the value of one field, and a generator that is seeded from the
-        dataset's seed, the epoch and the sample's position.
+            def noisy(image, generator):
+                return image + generator.normal(0, 0.1, image.shape)
+
+            augmented = dataset.decode("rgb").map_random(noisy, field="jpg")
+
+        The generator is seeded from the dataset's seed, the epoch and the sample's position.
 
         Args:
             function: Called with (sample, generator), or (value, generator) if `field` is given.
-            field: The field that is replaced by what the function returns; None for the whole sample.
+            field: The field to replace by the function's result; None for the whole sample.
             generator: `numpy` (numpy.random.Generator), `torch` (torch.Generator), `python` (random.Random); or
-                `global`: the function is called without one, while the global generators of all three are seeded, for
-                transforms that draw from those. Threads share them, so `global` does not go with them.
+                `global`, for transforms that draw from the global generators: all three are seeded, and the function is
+                called without a generator. Threads share the global generators, so `global` needs processes.
         """
         number = sum(isinstance(stage, RandomMap) for stage in self.pipeline)
         return self.compose(RandomMap(function, field, generator, Draws(MAPS, self.options.seed, number)))
 
     def to_tuple(self, *args: Any, **options: Any) -> Self:
-        """Make each sample a tuple of the named fields, as webdataset's `to_tuple` does."""
+        """Make each sample a tuple of the named fields, as webdataset's `to_tuple` does.
+
+            pairs = dataset.decode("pil").to_tuple("jpg", "cls", "__key__")
+
+        Args:
+            args: Names of fields, one by one or in one text.
+            options: Options of webdataset's stage.
+        """
         names = tuple(args[0].split()) if len(args) == 1 and isinstance(args[0], str) else args
         if not options:
             return self.compose(ToTuple(names))
@@ -144,7 +157,13 @@ class FluidStages:
         return self.compose(filters.to_tuple(*args, **options))
 
     def rename(self, **names: Any) -> Self:
-        """Give fields other names, `new="old"`, as webdataset's `rename` does."""
+        """Rename fields, `new="old"`, as webdataset's `rename` does.
+
+            renamed = dataset.rename(image="jpg", label="cls")
+
+        Args:
+            names: New names to old ones.
+        """
         if not {"handler", "keep"} & names.keys():
             return self.compose(Rename(names))
         from webdataset import filters
@@ -153,10 +172,10 @@ class FluidStages:
 
 
 class FluidPipeline(IterableDataset, FluidStages):
-    """A source and stages, each of which returns a pipeline of the same class; as webdataset's `DataPipeline`.
+    """A source and stages, like webdataset's `DataPipeline`; each stage method returns a pipeline of the same class.
 
     Args:
-        source: What gives samples.
+        source: The first stage, which yields samples.
     """
 
     def __init__(self, source: Any) -> None:
@@ -169,7 +188,17 @@ class FluidPipeline(IterableDataset, FluidStages):
         self.pipeline.append(stage)
 
     def compose(self, *stages: Any) -> Self:
-        """Return a copy with more stages: functions from an iterator to an iterator."""
+        """Return a copy with more stages: functions from an iterator to an iterator.
+
+            def with_length(samples):
+                for sample in samples:
+                    yield {**sample, "length": len(sample["jpg"])}
+
+            longer = dataset.compose(with_length)
+
+        Args:
+            stages: The functions, called in this order.
+        """
         copied = copy.copy(self)
         copied.pipeline = [*self.pipeline, *stages]
         return copied

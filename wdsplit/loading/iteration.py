@@ -57,17 +57,17 @@ _KEEP_NOTHING = {
 """Webdataset's stages that are done with each sample before they take the next."""
 
 _UNRESUMABLE = {
-    "shuffle": "it holds samples back",
-    "detshuffle": "it holds samples back",
-    "unbatched": "it gives several samples for each item it takes",
-    "unlisted": "it gives several samples for each item it takes",
+    "shuffle": "it buffers samples",
+    "detshuffle": "it buffers samples",
+    "unbatched": "it returns several samples for each input",
+    "unlisted": "it returns several samples for each input",
     "slice": "it counts from where the iteration began",
-    "Cached": "it keeps what it has seen",
-    "LMDBCached": "it keeps what it has seen",
+    "Cached": "it remembers earlier samples",
+    "LMDBCached": "it remembers earlier samples",
 }
 """Webdataset's stages whose state is more than how many samples they took, and why."""
 
-_NOT_ONE_TO_ONE = {**_UNRESUMABLE, "batched": "it gives one item for several samples"}
+_NOT_ONE_TO_ONE = {**_UNRESUMABLE, "batched": "it returns one item for several samples"}
 
 _DROPPING = {"rsample", "select"}
 
@@ -177,7 +177,7 @@ class _Watched:
     def refuse_kept_items(self) -> None:
         """Raise StateError unless as many items came out as went in."""
         if self._taken != self._given:
-            counts = f"{self._taken} items taken, {self._given} given: it may keep some of them"
+            counts = f"{self._taken} items taken, {self._given} given: it may buffer some of them"
             raise _unresumable(_name(self._stage), counts)
 
 
@@ -332,9 +332,9 @@ def _after(chunks: Iterator[Int64], taken: int) -> tuple[Int64, int]:
 
 def _unresumable(name: str, why: str) -> StateError:
     return StateError(
-        "this iteration has no state: it could not be resumed exactly",
+        "this iteration has no state, because it cannot be resumed exactly",
         place=f"stage {name}",
-        expected="stages that hold nothing between two items, such as map, select and batched",
+        expected="stages that keep nothing between two items, such as map, select and batched",
         found=why,
         remedy="leave the stage out (a Dataset shuffles by itself), or apply it to what the loader gives; or use "
         "torch's own DataLoader, which keeps no state",

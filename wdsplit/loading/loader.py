@@ -49,38 +49,44 @@ logger = logging.getLogger(__name__)
 class Loader:
     """Batches of a `Dataset` for this rank.
 
-    Step t of an epoch holds the positions t B <= g < (t + 1) B of the global order, B = batch_size x world_size; this
-    rank's batch holds every world_size-th of them, in order. All ranks have the same number of steps, `len(loader)`,
-    unless the dataset's tail is `uneven`. Each full pass moves on to the next epoch; `set_epoch` chooses one.
+        dataset = wdsplit.Dataset("data/train").decode("torchrgb").to_tuple("jpg", "cls")
+        loader = wdsplit.Loader(dataset, batch_size=32, num_workers=2)
+        for epoch in range(2):
+            for images, labels in loader:
+                train_step(images, labels)
 
-    Without `collate_fn`, numbers, arrays and tensors are stacked; strings, bytes and all else come as lists.
+    Each step takes the next batch_size x world_size samples of the epoch's global order; this rank's batch is every
+    world_size-th of them. All ranks have the same number of steps, `len(loader)`, unless the dataset's tail is
+    `uneven`. Each full pass moves on to the next epoch; `set_epoch` chooses one.
 
-    torch need not be installed for `output="numpy"`, unless workers are processes.
+    Without `collate_fn`, numbers, arrays and tensors are stacked; strings, bytes and other values become lists.
+
+    Process workers and tensors need torch; `output="numpy"` with threads or no workers does not.
 
     Args:
-        dataset: The dataset, with stages that give one sample for each they take.
-        batch_size: Samples a batch and rank.
-        num_workers: Workers; 0 reads in this thread.
-        workers: What they are: `process`, each with an interpreter of its own; or `thread`, from which nothing is
-            copied, for decoders that let other threads run.
-        collate_fn: Makes a batch from the list of its samples, in this process.
-        pin_memory: Put tensors into pinned memory, for copies to a GPU that do not block.
-        prefetch_factor: Steps that each worker works ahead; up to 8 times as many where samples are small and go
-            through no stages of your own, because small sub-batches travel together.
-        prefetch_bytes: Bytes that the sub-batches made ahead by all workers may take; each may always make one.
+        dataset: The dataset, with stages that return one sample for each input.
+        batch_size: Samples per batch and rank.
+        num_workers: Number of workers; 0 reads in this thread.
+        workers: Kind of workers: `process`, each with its own interpreter; or `thread`, without copies between
+            processes, for decoders that release the GIL.
+        collate_fn: Function that makes a batch from the list of its samples, in this process.
+        pin_memory: Put tensors into pinned memory, for non-blocking copies to a GPU.
+        prefetch_factor: Steps that each worker prefetches; up to 8 times as many where samples are small and no stages
+            of your own change them, because workers then send several small sub-batches together.
+        prefetch_bytes: Limit for the bytes that all workers prefetch; each worker may always prefetch one sub-batch.
         persistent_workers: Keep the worker processes from one epoch to the next.
-        multiprocessing_context: How worker processes are started: `fork`, `forkserver` or `spawn`, or a context; None
-            for Python's default.
-        log_every_s: Log a line of statistics every so many seconds, with the next batch: to the logger `wdsplit`, at
-            level INFO, on each rank. None for no such lines.
-        output: What is stacked comes as `torch` tensors or `numpy` arrays; None for tensors if torch is installed, else
-            arrays. What a `collate_fn` makes is left as it is.
-        strings: Columns of text, and columns of bytes, come as a `list`, or as an `arrow` array (a
-            `pyarrow.LargeStringArray` or `LargeBinaryArray`): then no Python object is made for each small value.
+        multiprocessing_context: How to start worker processes: `fork`, `forkserver` or `spawn`, or a context; None for
+            Python's default.
+        log_every_s: Log statistics at this interval in seconds, with the next batch: one line on each rank, to the
+            logger `wdsplit` at level INFO. None to log none.
+        output: Stack into `torch` tensors or `numpy` arrays; None for tensors if torch is installed, else arrays. The
+            result of a `collate_fn` is left as it is.
+        strings: Return columns of text or bytes as a `list`, or as an `arrow` array (a `pyarrow.LargeStringArray` or
+            `LargeBinaryArray`), which makes no Python object for each small value.
 
     Raises:
         InputError: An argument is invalid, or a stage of the dataset batches, shuffles or repeats.
-        MissingDependencyError: torch is not installed, and worker processes or tensors are asked for.
+        MissingDependencyError: torch is not installed, but worker processes or tensors are requested.
     """
 
     def __init__(
@@ -145,33 +151,38 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the iteration under way, else of the next one."""
+        """The epoch of the current iteration, else of the next one."""
         return self._progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch.
+        """Choose the epoch of the next iteration. A position from `load_state_dict` is kept if it is in that epoch.
+
+            for epoch in range(loader.epoch, 10):
+                loader.set_epoch(epoch)
+                for batch in loader: ...
 
         Raises:
-            InputError: The epoch is negative or no integer.
+            InputError: The epoch is not an integer of at least 0.
         """
         self._progress.choose_epoch(checked_epoch(epoch))
 
     @property
     def step(self) -> int:
-        """Steps of the epoch before the next batch: where counting goes on after a resume, to end at `len(self)`.
+        """The number of the next step: a resumed loop counts on from it, up to `len(loader)`.
 
-        After a resume with another global batch, a position may lie between two steps: then those that are left count.
+        After a resume with another global batch the position may be between two steps. Then this is `len(loader)` less
+        the steps that are left.
         """
         return self._step_at(self._progress.state)
 
     def _step_at(self, state: State) -> int:
-        """Return how many steps of its epoch a state has behind it: all but those that are left."""
+        """Return how many steps of its epoch come before a state: all but those that are left."""
         order, world = self._progress.source_of(state).order(state.epoch), self.dataset.world()
         left = len(Steps(order, world, self.batch_size, state.position, state.skips))
         return len(Steps(order, world, self.batch_size, 0, state.skips)) - left
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch without those that are skipped: of the current epoch, if epochs differ."""
+        """Return the steps of a whole epoch, without skipped ones; of the current epoch, if epochs differ."""
         return self._length_of(self._progress.start.epoch)
 
     def _length_of(self, epoch: int) -> int:
@@ -186,41 +197,48 @@ class Loader:
         return length
 
     def skip(self, first: int, last: int) -> None:
-        """Leave the steps `first` to `last`, both included, out of the epoch under way, else out of the next one.
+        """Skip the steps `first` to `last`, both included, of the current epoch, or of the next one between epochs.
 
-        Call it on all ranks, before or while they iterate, and after `load_state_dict`: a state has its own skips.
-        The samples are not read. All other steps keep their samples and their numbers, as `wdsplit batch` lists them;
-        but `len(loader)` and `loader.step` do not count skipped steps. The state remembers them, for any number of
-        ranks and any batch size. Steps that are skipped already may be skipped again.
+            loader.skip(3, 5)
+
+        Call it on all ranks, before or during an iteration, and after `load_state_dict`, which brings the skips of the
+        state. The samples are not read. All other steps keep their samples and numbers, as `wdsplit batch` lists them,
+        but `len(loader)` and `loader.step` do not count skipped steps. The state remembers the skips, for any number of
+        ranks and any batch size. Skipping a step twice is allowed.
 
         Args:
-            first: The first step that is left out, counted from 0 as if none was skipped.
-            last: The last one.
+            first: The first step to skip, counted from 0 as if none was skipped.
+            last: The last step to skip.
 
         Raises:
-            InputError: There are no such steps, some were delivered, or the tail is `uneven`.
+            InputError: There are no such steps, some are already delivered, or the tail is `uneven`.
         """
         skip_steps(self._progress, self.dataset, self.batch_size, first, last, self._begin)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far this loader has got, as plain JSON values.
+        """Return the position of this loader as plain JSON values, for a checkpoint.
 
-        Counts the batches that were delivered, not those that workers have prefetched. After the last batch of an
-        epoch it names the beginning of the next one. It resumes on any number of ranks, workers and any batch size
+            torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, "checkpoint.pt")
+
+        It counts the batches that were delivered, not those that workers have prefetched. After the last batch of an
+        epoch it is the beginning of the next one. It resumes on any number of ranks and workers, with any batch size
         (with tail `uneven`: each rank its own state, on the same number of ranks).
         """
         return dumped_state(self.dataset, self._progress.state, self.batch_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
+        """Continue where a state dict was taken: the next iteration yields the rest of its epoch.
+
+            loader.load_state_dict(torch.load("checkpoint.pt")["loader"])
+            for step, batch in enumerate(loader, start=loader.step): ...
 
         Raises:
-            StateError: The state is of another dataset, another view or other options.
+            StateError: The state belongs to another dataset, another view or other options.
         """
         self._progress.resume(loaded_state(self.dataset, state_dict))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the workers out of a copy: it starts its own."""
+        """Leave the workers out of a copy, which starts its own."""
         progress = copy.copy(self._progress)
         return {**self.__dict__, "_progress": progress, "_sub_batches": None, "_workers": None, "_running": None}
 
@@ -229,7 +247,9 @@ class Loader:
         def __getattr__(self, name: str) -> NoReturn:
             hint = ""
             if name in ("batch_sampler", "sampler"):
-                hint = ": each rank reads its share by itself, so iterate the wdsplit.Loader as it is, not prepared"
+                hint = (
+                    ": each rank reads only its own share, so iterate the wdsplit.Loader itself, without preparing it"
+                )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
@@ -247,7 +267,7 @@ class Loader:
         return html_table(type(self).__name__, rows.items())
 
     def __iter__(self) -> Batches:
-        """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
+        """Yield the batches of the epoch, or what is left of it after `load_state_dict`."""
         start, world, source = self._progress.start, self.dataset.world(), self.dataset.source
         if start.position:  # set_view may have been called since it was loaded
             refuse_view_of(self.dataset, start)
@@ -278,7 +298,13 @@ class Loader:
         return self.collate_fn(samples)
 
     def statistics(self) -> Statistics:
-        """Return what this loader has delivered so far, and whether it or its consumer is the bottleneck."""
+        """Return what this loader has delivered so far, and whether the loader or the training is the bottleneck.
+
+            print(loader.statistics())
+
+        Returns:
+            Counts, bytes and seconds since the loader was made; as text, a summary with advice.
+        """
         running, clock, state = self._sub_batches, self._clock, self._progress.state
         made = self._counted if running is None else self._counted.plus(running.counters.total())
         return Statistics(

@@ -16,7 +16,7 @@ ARGUMENTS_OF_TORCH = {
     "pin_memory_device": "use pin_memory=True",
     "sampler": "leave it out: each rank reads its share of the dataset's own order",
     "shuffle": "open the dataset with wdsplit.Dataset(..., shuffle=True), its default, or shuffle=False",
-    "timeout": "leave it out: a worker that dies is an error, and one that is slow is waited for",
+    "timeout": "leave it out: a dead worker is an error, and the loader waits for a slow one",
     "worker_init_fn": "leave it out: workers are seeded; draw random numbers in dataset.map_random",
 }
 """Arguments of torch's DataLoader that a Loader lacks, and what to write instead."""

@@ -268,7 +268,7 @@ class _MixedReader:
 
 
 class Mixture(Dataset):
-    """The samples of several datasets, mixed; made by `mix`. A `Dataset` in all else."""
+    """The mixed samples of several datasets, made by `mix`; otherwise a `Dataset`."""
 
     def __init__(self, source: MixedSource, opened: Sequence[Opened], options: DatasetOptions) -> None:
         self._begin_with(source, opened, options)
@@ -285,31 +285,33 @@ def mix(
     interpolate: Literal["step", "linear"] | None = None,
     **options: Unpack[DatasetOptions],
 ) -> Dataset:
-    """Mix datasets: an epoch takes a quota of each, evenly spread.
+    """Mix datasets: each epoch has a fixed number of samples from each dataset, evenly spread.
 
-    Give either `weights`, or `repeat` and `choose`, or `schedule`. A dataset of which an epoch takes fewer samples than
-    it has goes on in the next epoch where it stopped: no sample is seen a second time before all have been seen once.
-    One of which it takes more begins anew, in another order. Samples have a field `__source__`: the dataset that they
-    are from.
+        dataset = wdsplit.mix({"data/a": 0.7, "data/b": 0.3}, num_samples=100)
+        loader = wdsplit.Loader(dataset.decode(), batch_size=32)
+
+    Pass either `weights`, or `repeat` and `choose`, or `schedule`. If an epoch uses fewer samples than a dataset has,
+    the next epoch continues there: no sample is seen a second time before all have been seen once. If it uses more, the
+    dataset starts again in another order. The field `__source__` of a sample names its dataset.
 
     Args:
-        weights: For each dataset's folder its part of an epoch: `{"data/a": 0.7, "data/b": 0.3}`.
-        repeat: For each dataset's folder how often its samples appear an epoch; 0.5 takes half of them.
-        choose: For each dataset's folder how many of its samples an epoch takes.
-        num_samples: Samples of an epoch, with `weights` or `schedule`; by default as many as all datasets have
+        weights: Folder of each dataset to its share of an epoch: `{"data/a": 0.7, "data/b": 0.3}`.
+        repeat: Folder of each dataset to how often an epoch repeats it; 0.5 uses half of its samples.
+        choose: Folder of each dataset to how many of its samples an epoch uses.
+        num_samples: Samples in an epoch, with `weights` or `schedule`; by default as many as all datasets have
             together.
         schedule: Weights that change over time: pairs of a position and its weights, the first at position 0.
             Positions count the samples of the mixture over all epochs: epoch E begins at E x `num_samples`. A dataset
             that a point does not name has weight 0 there.
-        interpolate: Between two points, `step` (the default) keeps the weights of the earlier; `linear` changes them
-            evenly, in steps of a hundredth of the way.
-        options: As of `Dataset`, for all datasets together (`read_ahead_bytes`, `connections`, `cache_size`) or the
-            same for each. `tail` cannot be `uneven`; `lanes` is by default the most that one of the datasets has.
-            `view`, `where`, `keys` and `exclude` may be dicts of folders: `view={"data/a": "easy"}`. Shares are those
-            of the views, and an epoch continues in a dataset as if all epochs before had had its view.
+        interpolate: Between two points, `step` (the default) keeps the weights of the earlier one; `linear` changes
+            them evenly, in 100 steps.
+        options: Options of `Dataset`, for all datasets together (`read_ahead_bytes`, `connections`, `cache_size`) or
+            the same for each. `tail` cannot be `uneven`; `lanes` is by default the largest of the datasets' own.
+            `view`, `where`, `keys` and `exclude` may be dicts of folders: `view={"data/a": "easy"}`. The shares then
+            refer to the views, and an epoch continues in a dataset as if all earlier epochs had used the same view.
 
     Raises:
-        InputError: The quotas, or an option, are invalid.
+        InputError: The shares, or an option, are invalid.
         DatasetNotFoundError: There is no finished dataset in a folder.
     """
     asked = MixArguments(weights, repeat, choose, num_samples, schedule, interpolate)

@@ -50,7 +50,7 @@ class MixArguments:
             raise InputError(_CAUSE, expected=expected, found=found)
         if self.interpolate is not None and self.schedule is None:
             raise InputError(
-                "interpolate goes with schedule only",
+                "interpolate works only with schedule",
                 found=f"interpolate={self.interpolate!r}",
                 remedy="leave it out: these weights do not change",
             )
@@ -122,4 +122,4 @@ def _check(shares: Any) -> None:
 def _refuse_duplicates(urls: Sequence[str]) -> None:
     for number, url in enumerate(urls):
         if url in urls[:number]:
-            raise InputError("duplicate dataset", place=shown_url(url), expected="one share of each dataset")
+            raise InputError("duplicate dataset", place=shown_url(url), expected="one share per dataset")

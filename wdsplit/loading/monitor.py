@@ -11,7 +11,7 @@ __all__ = ["Monitor", "loader_of"]
 
 
 class Monitor:
-    """Scalars of a loader for TensorBoard, W&B, MLflow or any other log: rates are those since the last call.
+    """Scalars of a loader for TensorBoard, W&B, MLflow or any other log; rates are those since the last call.
 
         monitor = wdsplit.Monitor(loader)
         for step, batch in enumerate(loader):
@@ -20,14 +20,14 @@ class Monitor:
                 wandb.log(monitor.scalars(), step=step)
 
     Args:
-        loader: The loader; or an integration's loader, or the audit of one.
-        prefix: What all names begin with.
+        loader: A `wdsplit.Loader`, an integration's loader, or the audit of one.
+        prefix: Prefix of all names.
 
     Attributes:
         loader: The `wdsplit.Loader` itself.
 
     Raises:
-        InputError: It is none of these.
+        InputError: `loader` is none of these.
     """
 
     def __init__(self, loader: Any, prefix: str = "wdsplit/") -> None:
@@ -36,9 +36,11 @@ class Monitor:
         self._before = self.loader.statistics()
 
     def scalars(self) -> dict[str, float]:
-        """Return what this rank's loader has done since the last call, or since this was made.
+        """Return what this rank's loader has done since the last call, or since the monitor was made.
 
-        Seconds are those in which batches were waited for or used: a validation between two epochs does not count.
+            wandb.log(monitor.scalars(), step=1200)
+
+        Rates count the time in which the training waited for batches or used them, not a validation between epochs.
 
         Returns:
             `wdsplit/samples_per_s`; `wdsplit/bytes_per_s`, of payloads; `wdsplit/fetched_bytes_per_s`, from remote
@@ -53,12 +55,12 @@ def loader_of(loader: Any) -> Loader:
     """Return the loader itself of an integration's loader, or of an audit.
 
     Raises:
-        InputError: It is none of these.
+        InputError: `loader` is none of these.
     """
     found = loader if isinstance(loader, Loader) else getattr(loader, "loader", getattr(loader, "_loader", None))
     if not isinstance(found, Loader):
         raise InputError(
-            "not a loader of wdsplit",
+            "not a wdsplit loader",
             expected="a wdsplit.Loader, the audit of one, or an integration's loader",
             found=type(loader).__name__,
         )

@@ -93,8 +93,7 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
         problems.append(f"fields = {given['fields']!r}: expected a list of names")
     if given["group"] is not None and (given["rank"] is not None or given["world_size"] is not None):
         problems.append(
-            "group goes with neither rank nor world_size: leave out group to say them yourself, or both to have them "
-            "detected"
+            "group cannot be combined with rank and world_size: leave out group, or leave out rank and world_size"
         )
     given["max_bad_samples"] = whole(given["max_bad_samples"])
     problems += bad_samples_problems(given["on_bad_sample"], given["max_bad_samples"], given["bad_samples_file"])

@@ -59,7 +59,7 @@ class Running:
             raise PipelineError(
                 "another iteration of this Loader is under way",
                 expected="one iteration at a time, because its workers are persistent",
-                remedy="end the first, or make a Loader for each",
+                remedy="finish the first one, or make a Loader for each",
             )
         opened = self._opened[self._turn]
         while not opened:
@@ -75,7 +75,7 @@ class Running:
         try:
             parcel = next(parcels)
         except StopIteration as error:
-            raise PipelineError("a worker ended before its work was done", remedy="see what it logged") from error
+            raise PipelineError("a worker exited before its work was done", remedy="check its log") from error
         worker, self._parcel_turn = self._parcel_turn, (self._parcel_turn + 1) % self.num_workers
         self._placed[worker] += isinstance(parcel, Placed)
         self._opened[worker].extend(segments.parcel(parcel) if isinstance(parcel, Placed) else parcel)

@@ -58,7 +58,7 @@ _INSTEAD = {
 
 
 class _Reader:
-    """What reads the samples for all copies of a `Samples` in a process, by one thread at a time.
+    """Reads the samples for all copies of a `Samples` in a process, in one thread at a time.
 
     Args:
         source: The dataset.
@@ -69,7 +69,7 @@ class _Reader:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin without open shards, as a process does that was started or forked."""
+        """Start without open shards, as a new or forked process does."""
         self._pid = os.getpid()
         self._lock = ProcessLock()
         self._samples: NumberedSamples | None = None
@@ -111,7 +111,7 @@ class _Reader:
         return self._samples
 
     def __getstate__(self) -> Source:
-        """Leave open shards and keys behind: another process opens its own."""
+        """Leave out open shards and keys: another process opens its own."""
         return self._source
 
     def __setstate__(self, source: Source) -> None:
@@ -122,42 +122,42 @@ class _Reader:
 class Samples(FluidStages, MapDataset):
     """The samples of a dataset by number or by key: a map-style dataset, for torch's samplers and for notebooks.
 
-        samples = wdsplit.Samples("data/train").decode("pil").to_tuple("jpg", "cls")
+        samples = wdsplit.Samples("data/train").decode("torchrgb").to_tuple("jpg", "cls")
         len(samples), samples[3], samples[-1], samples["00000042"], samples[10:20]
-        torch.utils.data.DataLoader(samples, batch_size=256, sampler=WeightedRandomSampler(weights, len(samples)))
+        sampler = torch.utils.data.WeightedRandomSampler([1.0] * len(samples), len(samples))
+        for images, labels in torch.utils.data.DataLoader(samples, batch_size=32, sampler=sampler): ...
 
-    A sample is a dict of `__key__` (str), `__url__` (str), `__position__` (int), `__pad__` (False) and the fields as
-    bytes, unless stages make something else of it. Its number counts through the shards in their order, pads left out;
-    of a view, through the samples that it has. `__position__` is the number in the whole dataset, as
-    `Dataset.sample(number)` takes it, whatever the view or slice.
+    A sample is a dict of its fields as bytes, and `__key__` (str), `__url__` (str), `__position__` (int) and `__pad__`
+    (False), unless stages change it. Numbers count through the shards in their order, without pads; with a view,
+    through the samples of the view. `__position__` is always the number in the whole dataset, as for
+    `Dataset.sample(number)`.
 
-    The stages of `Dataset` can be used that give one sample for each they take: `map`, `map_dict`, `map_tuple`,
+    Stages of `Dataset` that return one sample for each input work here too: `map`, `map_dict`, `map_tuple`,
     `map_random` (seeded from `seed`, the epoch and `__position__`), `decode`, `rename`, `to_tuple` and so on.
 
-    All samples of a batch are read together, each shard's in the order in which they lie. Shards stay open, the 1,024
-    that were used last. Reading is slower than by a `Loader`, whose order suits the shards: use this where the order is
-    not known beforehand. `wdsplit.Loader` gives the same batches on any number of ranks and resumes; torch's DataLoader
-    does what its sampler does.
+    The samples of a batch are read together, shard by shard. The 1,024 shards that were used last stay open. Reading is
+    slower than with a `Loader`, whose order suits the shards: use this where the order is not known in advance. Unlike
+    a `wdsplit.Loader`, torch's DataLoader depends on its sampler for the split among ranks and for resuming.
 
     Args:
-        path: The dataset's folder, or WebDataset tars: as of `Dataset`.
-        seed: What `map_random` depends on, besides the epoch.
+        path: The dataset's folder, or WebDataset tars, as for `Dataset`.
+        seed: Seed of `map_random`, which also depends on the epoch.
         fields: The fields to read; None for all.
-        limit: Only the first samples of the dataset, so many; None for all.
-        view: Only the samples of a view: its name, as `wdsplit view` has stored it, or a `wdsplit.View`.
-        where: Only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
-        keys: Only the samples with these keys: a list, or a file of them.
-        exclude: All samples but those with these keys: a list, or a file of them.
-        storage_options: As of `Dataset`.
-        fs: As of `Dataset`.
-        connections: Of a remote dataset, requests that all workers have under way at the same time, together.
-        cache_dir: As of `Dataset`: whole shards are kept on the node's own disk.
-        cache_size: As of `Dataset`.
-        verify: As of `Dataset`: compare each sample that is read with its checksum.
+        limit: Use only the first `limit` samples of the dataset; None for all.
+        view: Use only the samples of a view: the name of a stored view, or a `wdsplit.View`.
+        where: Use only the samples that meet a condition on their columns, such as `score > 0.5 and width >= 256`.
+        keys: Use only the samples with these keys: a list, or a file of them.
+        exclude: Leave out the samples with these keys: a list, or a file of them.
+        storage_options: As for `Dataset`.
+        fs: As for `Dataset`.
+        connections: Concurrent requests to a remote store, for all workers together.
+        cache_dir: As for `Dataset`: a folder on the node's own disk to keep whole shards in.
+        cache_size: As for `Dataset`.
+        verify: As for `Dataset`: compare each sample with its checksum as it is read.
 
     Raises:
         DatasetNotFoundError: There is no finished dataset at `path`, or no such tar.
-        CorruptDataError: Its manifest, or a tar, is damaged.
+        CorruptDataError: The manifest or a tar is damaged.
         InputError: An option is invalid.
     """
 
@@ -197,7 +197,7 @@ class Samples(FluidStages, MapDataset):
         source = Source(url, manifest, options, chosen["fields"], access)
         if isinstance(view, Mapping):
             raise InputError(
-                "Samples has one view, not one by epoch",
+                "Samples takes one view, not a view for each epoch",
                 place=source.url,
                 expected="the name of a view, or a wdsplit.View",
                 found=reprlib.repr(view),
@@ -225,7 +225,7 @@ class Samples(FluidStages, MapDataset):
 
     @property
     def options(self) -> OrderOptions:
-        """What an order of the dataset depends on: of these only the seed is used here."""
+        """The options that an order of the dataset depends on; only the seed is used here."""
         return self.source.options
 
     @property
@@ -239,11 +239,13 @@ class Samples(FluidStages, MapDataset):
 
     @property
     def epoch(self) -> int:
-        """The epoch that `map_random` draws for."""
+        """The epoch that `map_random` is seeded with."""
         return self._epoch.get()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that `map_random` draws for, here and in all workers, persistent or not; 0 at first.
+        """Choose the epoch that seeds `map_random`, here and in all workers, persistent or not; at first it is 0.
+
+            samples.set_epoch(3)
 
         The samples are the same in each. A DistributedSampler has a `set_epoch` of its own, for their order.
 
@@ -253,7 +255,13 @@ class Samples(FluidStages, MapDataset):
         self._epoch.set(checked_epoch(epoch))
 
     def compose(self, *stages: Any) -> Self:
-        """Return the same samples with more stages.
+        """Return the same samples with more stages: functions from an iterator to an iterator.
+
+            def with_length(stored):
+                for sample in stored:
+                    yield {**sample, "length": len(sample["jpg"])}
+
+            print(samples.compose(with_length)[3]["length"])
 
         Raises:
             InputError: A stage cannot give one sample for each it takes.
@@ -264,7 +272,7 @@ class Samples(FluidStages, MapDataset):
                 raise InputError(
                     "Samples has no such stage",
                     place=self.source.url,
-                    expected="stages that give one sample for each they take, such as map, decode and to_tuple",
+                    expected="stages that return one sample for each input, such as map, decode and to_tuple",
                     found=reason,
                     remedy=_INSTEAD.get(reason.partition(":")[0], "leave it out"),
                 )
@@ -286,7 +294,7 @@ class Samples(FluidStages, MapDataset):
     def __getitem__(self, index: int | str) -> Any: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample by its number or key, or a range of samples, of which nothing is read yet.
+        """Return a sample by its number or key, or a range of samples, which is not read yet.
 
         Args:
             index: A number, from the end if it is negative; a key, escaped as in the tar or as it was before; or a
@@ -304,7 +312,7 @@ class Samples(FluidStages, MapDataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[int | str]) -> list[Any]:
-        """Return several samples, in the order asked for: torch's loaders call this for a batch.
+        """Return several samples, in the requested order: torch's loaders call this for a batch.
 
         Args:
             indices: Numbers or keys, each as of `samples[...]`.
@@ -312,7 +320,7 @@ class Samples(FluidStages, MapDataset):
         return list(self._staged(self._places(list(indices))))
 
     def __iter__(self) -> Iterator[Any]:
-        """Give all samples by their numbers."""
+        """Yield all samples in the order of their numbers."""
         num_bytes = max(1, self.source.sample_bytes)
         at_once = max(1, min(_SAMPLES_AT_ONCE, _BYTES_AT_ONCE // num_bytes))
         for first in range(0, len(self), at_once):
@@ -343,7 +351,7 @@ class Samples(FluidStages, MapDataset):
         return self._range.index(number)
 
     def _staged(self, places: Int64) -> Iterator[Any]:
-        """Give what the stages make of the samples at some places of this range, which are read together."""
+        """Yield the results of the stages for samples at some places of this range, which are read together."""
         samples = self._reader.read(self._range.start + self._range.step * places)
         stream: Any = iter(samples)
         for stage in self.pipeline[1:]:
@@ -354,15 +362,15 @@ class Samples(FluidStages, MapDataset):
             yield item
         if num_given != len(samples):
             raise PipelineError(
-                "a stage does not give one sample for each it takes",
+                "a stage does not return one sample for each input",
                 place=self.source.url,
                 expected=f"{len(samples)} samples",
                 found=f"{num_given}",
-                remedy="leave out stages and handlers that drop samples; return something else for these",
+                remedy="remove stages and handlers that drop samples, or return a placeholder for those samples",
             )
 
     def __dir__(self) -> list[str]:
-        """List what a user calls."""
+        """List what users call."""
         names = set(super().__dir__()) - {"pipeline", *_INSTEAD, "unbatched", "listed", "unlisted"}
         return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 

@@ -49,7 +49,7 @@ def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
     raise InputError(
         "the samples would be split among the ranks a second time",
         place=url,
-        expected=f"rank {world.rank} of {world.world_size} reads its own share, and all of it",
+        expected=f"rank {world.rank} of {world.world_size} reads all of its own share",
         found=f"{kind.__module__}.{kind.__qualname__} splits it among {_processes_that_share(splitting[0])} processes",
         remedy=_WITH_TRAINER if "transformers" in libraries else _WITH_ACCELERATE,
         url=url,
@@ -71,9 +71,9 @@ def refuse_splitters(stages: Iterable[Any], url: str) -> None:
         raise InputError(
             "the samples would be split a second time",
             place=url,
-            expected="a rank and worker that read their own share, and all of it",
+            expected="each rank and worker reads all of its own share",
             found=f"webdataset's {' and '.join(names)} after a Dataset, which splits by itself",
-            remedy=f"leave out {' and '.join(names)}; after a wdsplit.EpochShardList they belong",
+            remedy=f"remove {' and '.join(names)}; they belong only after a wdsplit.EpochShardList",
             url=url,
         )
 

@@ -45,7 +45,9 @@ def skip_steps(
     steps = Steps(progress.source_of(state).order(state.epoch), world, batch_size, state.position)
     start, end = _positions(dataset, steps, first, last)
     if not state.skips.covers(start, min(end, state.position)):
-        raise _invalid(dataset, state.epoch, f"steps from {steps.first_number} on: others were delivered", first, last)
+        raise _invalid(
+            dataset, state.epoch, f"steps from {steps.first_number} on: earlier ones are already delivered", first, last
+        )
     skips = state.skips.added(start, end)
     if skips == state.skips:
         return

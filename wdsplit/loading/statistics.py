@@ -23,12 +23,12 @@ _METRICS = (
     ("samples", "samples", "counter", "Samples in the delivered batches."),
     ("num_bytes", "payload_bytes", "counter", "Bytes of the payloads of all samples that the workers have made."),
     ("fetched_bytes", "fetched_bytes", "counter", "Bytes that came from remote storage."),
-    ("retries", "retries", "counter", "Requests to storage that were sent again after a failure."),
-    ("bad_samples", "bad_samples", "counter", "Bad samples that others took the places of."),
+    ("retries", "retries", "counter", "Storage requests that were retried after a failure."),
+    ("bad_samples", "bad_samples", "counter", "Bad samples that were replaced."),
     ("windows_read", "windows_read", "counter", "Windows that were read and parsed."),
     ("windows_reused", "windows_reused", "counter", "Times that a window was in memory already."),
-    ("wait_s", "wait_seconds", "counter", "Seconds that the training has waited for batches."),
-    ("compute_s", "compute_seconds", "counter", "Seconds that the training has taken between batches."),
+    ("wait_s", "wait_seconds", "counter", "Seconds that the training waited for batches."),
+    ("compute_s", "compute_seconds", "counter", "Seconds that the training spent between batches."),
     ("epoch", "epoch", "gauge", "The epoch of the position."),
     ("position", "position", "gauge", "Samples of the epoch, of all ranks, up to the last delivered batch."),
 )
@@ -165,7 +165,7 @@ class Statistics:
 
     def __str__(self) -> str:
         if not self.batches or not self.wait_s + self.compute_s:
-            return "nothing was delivered yet"
+            return "no batches were delivered yet"
         advice = {
             "loader": "the loader is the bottleneck: more workers, or less to decode",
             "model": "the model is the bottleneck: the loader keeps up",

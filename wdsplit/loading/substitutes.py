@@ -173,9 +173,9 @@ class _Chain:
                 raise
             raise _BadSampleError(error) from error
         if self._next:
-            raise _not_one_to_one("a stage gave more than one item for the sample before", key, url)
+            raise _not_one_to_one("a stage returned more than one item for the previous sample", key, url)
         if self._has_ended:
-            raise _not_one_to_one("a stage took another sample before it gave an item", key, url)
+            raise _not_one_to_one("a stage took another sample before it returned an item", key, url)
         return item
 
     def finish(self) -> None:
@@ -186,7 +186,7 @@ class _Chain:
         """
         items, self._items, self._next = self._items or iter(()), None, []
         for _ in items:
-            raise _not_one_to_one("a stage gave more than one item for the last sample", "", "")
+            raise _not_one_to_one("a stage returned more than one item for the last sample", "", "")
 
     def _taken(self) -> Iterator[dict[str, Any]]:
         """Give each sample once; a stage that takes a second one before it gives an item finds that there is none."""
@@ -205,10 +205,10 @@ def _is_of_sample(error: Exception) -> bool:
 
 def _dropped(key: str, url: str) -> PipelineError:
     return PipelineError(
-        "a stage gave nothing for a sample",
+        "a stage returned nothing for a sample",
         place=f"sample {key!r} of {url}",
         expected="one item",
-        remedy="a view leaves samples out before they are read: Dataset(..., where=...)",
+        remedy="to leave samples out, choose the others with a view: Dataset(..., where=...)",
         key=key,
         url=url,
     )
@@ -218,8 +218,8 @@ def _not_one_to_one(cause: str, key: str, url: str) -> PipelineError:
     return PipelineError(
         cause,
         place=f"sample {key!r} of {url}" if key else "",
-        expected="stages that give one item for each sample before they take the next, for on_bad_sample='substitute'",
-        remedy="apply the stage to what the Dataset or the Loader gives; or open it with on_bad_sample='raise'",
+        expected="for on_bad_sample='substitute', stages that return one item per sample before they take the next",
+        remedy="apply the stage to the Loader's batches, or open the dataset with on_bad_sample='raise'",
         key=key,
         url=url,
     )

@@ -84,7 +84,7 @@ def _find_tars(texts: Sequence[str], options: Mapping[str, Any] | None) -> list[
     seen: set[str] = set()
     for url in map(shown_url, urls):
         if url in seen:
-            raise InputError("a tar is named twice", place=url, remedy="name each tar once", url=url)
+            raise InputError("duplicate tar", place=url, remedy="name each tar once", url=url)
         seen.add(url)
     return urls
 

@@ -26,22 +26,22 @@ __all__ = ["to_device"]
 def to_device(loader: Loader, device: str | torch.device) -> Loader:
     """Deliver a loader's batches on a device, from the next iteration on; return the loader.
 
-    One batch is taken and copied ahead: its copy goes on while the model computes with the batch before. For a CUDA
-    device batches are made in pinned memory and copied on a stream of their own; the stream that is current when a
-    batch is requested waits for its copy. Tensors in nested dicts, lists and tuples are copied too; anything else stays
-    as it is. States, skips, statistics and errors count delivered batches, not the one ahead.
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        loader = wdsplit.to_device(wdsplit.Loader(dataset, 256, num_workers=2), device)
+        for batch in loader: ...
 
-        loader = wdsplit.to_device(wdsplit.Loader(dataset, 256, num_workers=8), "cuda")
-        for images, labels in loader:
-            ...
+    The next batch is copied while the model computes with the current one. For a CUDA device, batches are made in
+    pinned memory and copied on a separate stream; the stream that is current when a batch is requested waits for its
+    copy. Tensors in nested dicts, lists and tuples are copied too; other values stay as they are. States, skips,
+    statistics and errors count delivered batches, not the one ahead.
 
     Args:
-        loader: The loader. It is changed, as `torch.nn.Module.to` changes a module.
-        device: Where batches shall be. "cuda" is the CUDA device that is current when an iteration begins; "cpu" takes
-            and copies nothing ahead.
+        loader: The loader. It is changed in place, as `torch.nn.Module.to` changes a module.
+        device: The device for the batches. "cuda" is the CUDA device that is current when an iteration begins; "cpu"
+            copies nothing ahead.
 
     Raises:
-        InputError: It is not a `wdsplit.Loader`, its batches are numpy arrays, or torch has no such device here.
+        InputError: It is not a `wdsplit.Loader`, its batches are numpy arrays, or torch does not have this device.
     """
     if not isinstance(loader, Loader):
         raise InputError("cannot copy batches", expected="a wdsplit.Loader", found=type(loader).__name__)

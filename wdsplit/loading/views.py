@@ -156,7 +156,7 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
         return resolve_view(storage, manifest, view=view, **others)
     if not np.array_equal(view.selection.totals, manifest.shards.num_real):
         raise InputError(
-            f"the view {view.name!r} is one of another dataset",
+            f"the view {view.name!r} belongs to another dataset",
             place=storage.url,
             expected=f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards",
             found=f"{int(view.selection.totals.sum()):,} samples in {len(view.selection):,} shards",

@@ -378,14 +378,14 @@ def _not_one_to_one(given: int, taken: int, keys: list[tuple[str, str]], taken_b
         taken_by: For each item of the step how many of its samples had gone in.
     """
     number = next((number for number, count in enumerate(taken_by, 1) if count != number), len(taken_by) + 1)
-    what = "gave nothing for sample {!r} of {} before it took the next"
+    what = "returned nothing for sample {!r} of {} before it took the next"
     if number <= len(taken_by) and taken_by[number - 1] < number:
-        number, what = number - 1, "gave more than one item for sample {!r} of {}"
+        number, what = number - 1, "returned more than one item for sample {!r} of {}"
     elif number >= len(keys):
-        number, what = len(keys) - 1, "gave nothing more after sample {!r} of {}"
+        number, what = len(keys) - 1, "returned nothing more after sample {!r} of {}"
     key, url = keys[number]
     return PipelineError(
-        "a stage did not give one sample for each sample it took",
+        "a stage did not return one sample for each input",
         place=f"a stage {what.format(key, url)}" if key else "",
         expected="as many samples out as in, so that every rank has the same steps",
         found=f"{taken} samples in, {given} out" + (", and then no more" if taken == given else ""),
@@ -410,7 +410,7 @@ def _portable(error: BaseException, sent: Any) -> BaseException:
         return error
     except Exception:
         return PipelineError(
-            f"a stage failed with {type(error).__name__}, an error that cannot leave its process",
+            f"a stage failed with {type(error).__name__}, an error that cannot be pickled",
             found="".join(traceback.format_exception(error)).strip(),
             remedy="define the class of the error at the top of a module, or use workers='thread'",
         )

@@ -51,16 +51,19 @@ def detect_rank(
 ) -> World:
     """Return rank and world size of this process, as a world of one worker.
 
+        world = wdsplit.detect_rank()
+        print(world.rank, world.world_size)
+
     Args:
-        rank: The rank; goes with `world_size`, and wins over all else.
+        rank: The rank, together with `world_size`; overrides all other sources.
         world_size: The number of ranks.
-        group: A torch process group: its ranks count, not those of the whole job. Or a torch DeviceMesh, whole or
-            sliced, such as mesh["dp"] or mesh["dp_replicate", "dp_shard"]: its places count, row by row, and
-            processes at the same place of such a slice are the same rank.
-        environ: Instead of the environment.
+        group: A torch process group, whose ranks count instead of those of the whole job. Or a torch DeviceMesh, whole
+            or sliced, such as mesh["dp"] or mesh["dp_replicate", "dp_shard"]: its places count, row by row, and
+            processes at the same place of a slice are the same rank.
+        environ: Variables to use instead of the environment's.
 
     Raises:
-        TopologyError: The values contradict each other, or only half of them is known.
+        TopologyError: The values contradict each other, or only one of the two is known.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
@@ -231,7 +234,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
         return int(text) if text.strip() else None
     except ValueError as error:
         raise TopologyError(
-            f"the environment's {name} is no number",
+            f"the environment's {name} is not a number",
             expected="an integer",
             found=repr(text),
             remedy="correct it, or pass rank= and world_size=",

@@ -161,7 +161,7 @@ def _checked(
             problems.append(f"point {number}: position = {position!r}: expected {expected}")
             continue
         if len(weights) != len(names):
-            problems.append(f"point {number}: expected {len(names)} weights, one a source, found {len(weights)}")
+            problems.append(f"point {number}: expected {len(names)} weights, one per source, found {len(weights)}")
             continue
         rows = zip(names, weights, strict=True)
         shares = [exact(weight, f"point {number}, {name}: weight", problems) for name, weight in rows]
@@ -185,7 +185,7 @@ def _checked_shares(numbers: list[Fraction], where: str, names: Sequence[str], p
     """Return whole numbers of the same sum; note of which a share comes to nothing."""
     counts = tuple(rounded(numbers))
     problems += [
-        f"{name}: its share of {where}, {float(number):.3g} of a sample, comes to none"
+        f"{name}: its share of {where}, {float(number):.3g} of a sample, rounds to 0"
         for name, number, count in zip(names, numbers, counts, strict=True)
         if number and not count
     ]

@@ -60,7 +60,7 @@ def epoch_counts(
     refuse(problems)
     counts = [round(count) for count in exact_counts] if weights is None else rounded(exact_counts)
     vanished = [
-        f"{name}: its share, {float(share):.3g} of a sample, comes to none in an epoch"
+        f"{name}: its share, {float(share):.3g} of a sample in an epoch, rounds to 0"
         for name, size, share, count in zip(names, sizes, exact_counts, counts, strict=True)
         if size and share and not count
     ]
@@ -88,14 +88,14 @@ def _contradictions(
 ) -> list[str]:
     """Return what is wrong with the arguments as a whole."""
     problems = [
-        f"{name}: expected {len(sizes)} values, one a source, found {len(values)}"
+        f"{name}: expected {len(sizes)} values, one per source, found {len(values)}"
         for name, values in (("weights", weights), ("repeats", repeats), ("chosen", chosen))
         if values is not None and len(values) != len(sizes)
     ]
     if weights is not None and (repeats is not None or chosen is not None):
-        problems.append("weights do not go with repeats or chosen")
+        problems.append("weights cannot be combined with repeats or chosen")
     if num_samples is not None and weights is None:
-        problems.append("num_samples goes with weights only")
+        problems.append("num_samples works only with weights")
     if num_samples is not None and (type(whole(num_samples)) is not int or num_samples < 1):
         problems.append(f"num_samples = {num_samples!r}: expected an integer of at least 1")
     return problems

@@ -113,7 +113,7 @@ def refuse_other_view(found: ViewMark | None, here: ViewMark | None, epoch: int,
         given = f"view={found.name!r}, or call dataset.set_view({found.name!r}) before load_state_dict"
     remedy = f"open the dataset with {given}"
     if found and here and found.name == here.name:
-        remedy = "the view was stored again since, with other samples"
+        remedy = "the view has been overwritten since, with other samples"
     raise StateError(
         "the state belongs to another view of the dataset",
         place=place,
@@ -188,7 +188,7 @@ def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptio
         raise StateError(
             "the state does not belong to this dataset and these options",
             found="; ".join(found),
-            remedy="open the dataset with the options it was saved with (seed, shuffle, lanes, window, tail, limit; "
+            remedy="open the dataset with the options of the saved state (seed, shuffle, lanes, window, tail, limit; "
             "for a mixture also the same datasets in the same order, with the same shares or schedule), "
             "and with tail `uneven` give each rank its own state; or start the epoch again without the state",
         )

@@ -59,6 +59,8 @@ class Topology:
     def parse(cls, text: str) -> Topology:
         """Parse `8x4`: 8 ranks, 4 workers each.
 
+            print(wdsplit.Topology.parse("8x4"))  # 8 ranks x 4 workers
+
         Raises:
             InputError: It is no topology.
         """

@@ -52,6 +52,8 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file.
 
+            wdsplit.report("data/train").save("report.html")
+
         Raises:
             StorageError: It cannot be written.
         """
@@ -71,6 +73,9 @@ def report(
     """Make a page that shows what is in a dataset, whether it is mixed, and whether training will wait for it.
 
         wdsplit.report("data/train", "report.html")
+
+        options = wdsplit.ReportOptions(topologies=[wdsplit.Topology(8, 4)], cluster=wdsplit.Cluster(link_gbits=10))
+        print(wdsplit.report("data/train", options=options).verdicts)
 
     Args:
         dataset: The dataset's folder, or tars, as of `Dataset`; or a `Dataset` or mixture that is open, whose seed

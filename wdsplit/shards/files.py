@@ -154,7 +154,7 @@ def _no_folder(url: str) -> DatasetNotFoundError:
     if name.lower().endswith(".tar"):
         remedy = _TARS_REMEDY
     elif name in (HEADER_NAME, SHARDS_NAME):
-        remedy = "give the folder that it is in"
+        remedy = "give the folder that contains it"
     else:
         remedy = f"make a dataset of it with `wdsplit convert {name} OUTPUT`, and give that folder"
     return DatasetNotFoundError(

@@ -256,7 +256,7 @@ def parse_manifest(header: bytes, table: bytes) -> Manifest:
     checksum = checksum_of(xxhash.xxh3_128(table))
     if fields["shards_checksum"] != checksum:
         raise CorruptDataError(
-            f"{SHARDS_NAME} is not the table that {HEADER_NAME} was written for",
+            f"{SHARDS_NAME} does not belong to {HEADER_NAME}",
             expected=reprlib.repr(fields["shards_checksum"]).strip("'"),
             found=checksum,
             remedy="copy the dataset again, or convert it again with --overwrite",
@@ -295,7 +295,7 @@ def _parse_header(header: bytes) -> dict[str, Any]:
     try:
         fields = orjson.loads(header)
     except orjson.JSONDecodeError as error:
-        raise _bad_header(f"no JSON ({error})", "a JSON object") from error
+        raise _bad_header(f"invalid JSON ({error})", "a JSON object") from error
     if not isinstance(fields, dict) or "wdsplit" not in fields:
         raise _bad_header("no format version", 'a JSON object with the key "wdsplit"')
     if fields["wdsplit"] != FORMAT_VERSION:

@@ -96,7 +96,7 @@ def read_table(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> pa.Table:
         table = file.read(schema.names, use_threads=False)
         texts = [name for name in schema.names if schema.field(name).type == pa.string()]
         if table.num_rows != file.metadata.num_rows or sum(_text_bytes(table.column(name)) for name in texts) > limit:
-            raise UnreadableError("texts that take more memory than those of a table of this size can")
+            raise UnreadableError("text columns no larger in memory than a table of this size allows")
         columns = [_plain(table.column(field.name), field) for field in schema]
         table = pa.Table.from_arrays(columns, schema=schema)
         table.validate(full=True)
@@ -125,7 +125,7 @@ def _check_metadata(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> None
                 raise UnreadableError(f"a column of {column.total_uncompressed_size} bytes in {column.encodings}")
             num_bytes += column.total_uncompressed_size
     if num_rows or num_bytes > limit:
-        raise UnreadableError("columns that take more memory than those of a table of this size can")
+        raise UnreadableError("columns no larger in memory than a table of this size allows")
 
 
 def _value_bytes(kind: pa.DataType) -> int:

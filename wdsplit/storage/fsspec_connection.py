@@ -170,7 +170,7 @@ def file_system_class(protocol: str, place: str) -> Any:
         ) from error
     if protocol not in fsspec.registry and protocol not in fsspec.available_protocols():
         raise InputError(
-            "there is no such file system",
+            "unknown file system",
             place=place,
             expected=f"a local path, s3://, {', '.join(f'{name}://' for name in _EXTRAS)}, or another that fsspec has",
             found=f"{protocol}://",
@@ -250,21 +250,21 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
     found = f"status {status}" if status else type(error).__name__
     if isinstance(error, NotImplementedError):
         return StorageError(
-            "the file system can only be read", place, remedy="write to a local folder or another store", url=url
+            "the file system is read-only", place, remedy="write to a local folder or another store", url=url
         )
     if status == _BEYOND_END_STATUS:
-        return BeyondEndError("the store has no such bytes", place, found=found, url=url)
+        return BeyondEndError("the store does not have these bytes", place, found=found, url=url)
     if status in GONE_STATUS or (not status and isinstance(error, FileNotFoundError)):
         return DatasetNotFoundError(
             "there is no such file",
             place,
             found=found,
-            remedy="check the URL; a dataset may have been copied in part",
+            remedy="check the URL; the dataset may be an incomplete copy",
             url=url,
         )
     if isinstance(error, TypeError) and "argument" in str(error):
         return InputError(
-            "there is no such storage option",
+            "unknown storage option",
             place,
             expected="options of the file system, or of RetryOptions",
             found=str(error),
@@ -273,4 +273,4 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
         remedy = "check the credentials and what they allow, and that a signature has not expired"
     else:
         remedy = "check the URL, the credentials and the storage options"
-    return StorageError("the store refuses", place, found=found, remedy=remedy, url=url)
+    return StorageError("the store refused the request", place, found=found, remedy=remedy, url=url)

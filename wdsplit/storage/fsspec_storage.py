@@ -176,7 +176,7 @@ class FsspecFile(RemoteFile):
     def _ask(self) -> None:
         info = self._connection.attempt(self._info, self.url)
         if info.get("type") == "directory":
-            raise IsFolderError("this is no file", place=self.url, expected="a file", found="a folder", url=self.url)
+            raise IsFolderError("not a file", place=self.url, expected="a file", found="a folder", url=self.url)
         if info.get("size") is None:
             raise StorageError(
                 "the server does not say how large a file is",
@@ -289,4 +289,4 @@ def _name_below(entry: str, folder: str, is_web: bool) -> str:
 
 @functools.cache
 def _warn_of_ignored_ranges(url: str) -> None:
-    logger.warning("%s: the server sends whole files where parts are asked for, so each part costs a whole file", url)
+    logger.warning("%s: the server ignores range requests, so reading a part downloads the whole file", url)

@@ -66,11 +66,11 @@ class GatheredFile:
         size = fs.info(path)["size"]
         if size != self._num_bytes:
             raise StorageError(
-                "a file has another size in the store than was sent",
+                "a file in the store does not have the size that was sent",
                 place=url,
                 expected=f"{self._num_bytes} bytes",
                 found=f"{size} bytes",
-                remedy="continue with --resume; see that one conversion at a time writes to an output",
+                remedy="continue with --resume, and run one conversion at a time per output",
                 url=url,
             )
 

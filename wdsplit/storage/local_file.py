@@ -25,10 +25,10 @@ TRANSIENT_ERRNOS = frozenset(
 """Errors of a network file system that may be gone a moment later."""
 
 _REMEDIES = {
-    errno.EMFILE: "raise `ulimit -n`: each lane that is read holds a shard open, or use fewer lanes",
+    errno.EMFILE: "raise `ulimit -n`, or use fewer lanes: each lane that is read keeps a shard open",
     errno.EACCES: "check permissions: those of the path, and of the folders above it",
-    errno.ENOTDIR: "check the path: it leads through a file",
-    errno.EEXIST: "check the path: it leads through a file",
+    errno.ENOTDIR: "check the path: one of its folders is a file",
+    errno.EEXIST: "check the path: one of its folders is a file",
 }
 _OTHER_FILES = 64
 """Files that a process must be able to open besides those that it reads for long."""
@@ -55,7 +55,7 @@ class LocalFile:
             self._fd = fd
         if not stat.S_ISREG(status.st_mode):
             raise StorageError(
-                "this is no file",
+                "not a regular file",
                 place=str(path),
                 expected="a regular file",
                 found=stat.filemode(status.st_mode),
@@ -113,7 +113,7 @@ class LocalFile:
 
     def _too_short(self, expected: int, found: int) -> CorruptDataError:
         return CorruptDataError(
-            "a file has become shorter while it was read",
+            "a file became shorter while it was read",
             place=str(self._path),
             expected=f"at least {expected} bytes",
             found=f"{found} bytes",
@@ -216,7 +216,7 @@ def translate_errors(path: Path, writing: bool = False) -> Iterator[None]:
             raise DatasetNotFoundError(
                 "there is no such file",
                 place=str(path),
-                remedy="check the path; a dataset may have been copied in part",
+                remedy="check the path; the dataset may be an incomplete copy",
                 url=str(path),
             ) from error
         kind = UnansweredError if error.errno in TRANSIENT_ERRNOS else StorageError

@@ -135,7 +135,7 @@ def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
     for folder, folders, files in os.walk(root or os.curdir, onerror=_refuse, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
-            logger.warning("%s: a link to a folder that is read already is left out", folder)
+            logger.warning("%s: skipping a link to a folder that is already included", folder)
             folders.clear()
             continue
         seen.add(real)
@@ -151,7 +151,7 @@ def _refuse(error: OSError) -> None:
         "a folder cannot be read",
         place=str(error.filename),
         found=error.strerror or type(error).__name__,
-        remedy="check its permissions, or name the folders and files that are meant",
+        remedy="check its permissions, or name the folders and files to read",
         url=str(error.filename),
     ) from error
 
@@ -258,7 +258,7 @@ def patterns(place: Disk | Store) -> list[str]:
                 return paths
     except ValueError as error:
         raise InputError(
-            "braces do not close",
+            "unbalanced braces",
             place=shown_url(path),
             expected="as in part-{000..127}.parquet",
             remedy="check the path",

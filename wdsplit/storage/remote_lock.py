@@ -49,7 +49,7 @@ def _lock_folder() -> str:
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise StorageError(
-            "the folder of locks is not this user's",
+            "the folder of locks belongs to another user",
             place=folder,
             expected=f"a folder of user {os.getuid()}",
             found=f"{stat.filemode(found.st_mode)} of user {found.st_uid}",

@@ -149,13 +149,13 @@ def attempt(
 def _unanswered(failure: Failure, retries: Retries, max_s: float) -> UnansweredError:
     is_unknown = failure.kind is FailureKind.UNKNOWN_HOST
     return UnansweredError(
-        "the store's host has no name" if is_unknown else "the store does not answer as it should",
+        "cannot resolve the store's host name" if is_unknown else "the store does not answer as expected",
         place=retries.place,
         expected=f"an answer within {min(max_s, retries.options.deadline_s):g} s",
         found=f"{retries.num_attempts} attempts, the last of which ended with {failure.name}",
         remedy="check the URL, the endpoint (of s3://: AWS_ENDPOINT_URL), the region and the name server"
         if is_unknown
-        else "check the network and the store's limits; more patience: storage_options={'deadline_s': ...}",
+        else "check the network and the store's limits; to wait longer: storage_options={'deadline_s': ...}",
         url=retries.url,
     )
 
@@ -221,7 +221,7 @@ class Retries:
         if _warnings.take_turn(now):
             self._has_warned = True
             logger.warning(
-                "%s: no answer for %.0f s (attempt %d: %s); it is tried for %.0f s more",
+                "%s: no answer for %.0f s (attempt %d: %s); retrying for up to %.0f s more",
                 self.place,
                 now - self._failing_since,
                 self.num_attempts,

@@ -43,13 +43,13 @@ class S3Storage:
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
         if not bucket:
-            raise InputError("a URL names no bucket", place=url, expected="s3://bucket/folder")
+            raise InputError("a URL lacks the bucket", place=url, expected="s3://bucket/folder")
         if "@" in bucket:
             raise InputError(
                 "a URL holds credentials",
                 place=f"s3://...@{bucket.rpartition('@')[2]}/{prefix}",
                 expected="s3://bucket/folder",
-                remedy="give them by the environment, a profile or storage_options: URLs are logged",
+                remedy="pass them by the environment, a profile or storage_options: URLs appear in logs",
             )
         self._client = S3Client(bucket, options or S3Options())
         self._bucket = bucket
@@ -156,7 +156,7 @@ class S3Storage:
             try:
                 page = self._client.ask("list_multipart_uploads", self.url, Prefix=prefix, **more)
             except StorageError as error:
-                logger.info("%s: uploads that were not finished are not looked for (%s)", self.url, error.found)
+                logger.info("%s: not looking for unfinished uploads (%s)", self.url, error.found)
                 return
             for upload in page.get("Uploads", ()):
                 if is_chosen(upload["Key"]):

@@ -55,11 +55,11 @@ def _new_client(options: S3Options) -> Any:
     endpoint = str(client.meta.endpoint_url)
     if shown_url(endpoint) != endpoint:
         raise InputError(
-            "the URL of an endpoint holds more than it may",
+            "an endpoint URL contains more than a host and a port",
             place=shown_url(endpoint),
             expected="https://host:port",
             found="a user, a password or a query",
-            remedy="give credentials by the environment, a profile or storage_options",
+            remedy="pass credentials by the environment, a profile or storage_options",
         )
     takes = {name for operation in OPERATIONS for name in _parameters(client, operation)}
     unknown = sorted(options.s3_additional_kwargs.keys() - takes)

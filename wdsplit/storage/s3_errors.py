@@ -125,7 +125,7 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
             "there is no such object",
             place,
             found=found,
-            remedy="check the URL; a dataset may have been copied in part",
+            remedy="check the URL; the dataset may be an incomplete copy",
             url=url,
         )
     if isinstance(error, RecursionError) or _status(error)[0] == _REDIRECT_STATUS:
@@ -139,7 +139,7 @@ def _refused(error: Exception, place: str, url: str) -> WdsplitError:
         )
     if found in _CREDENTIALS:
         return StorageError(_CREDENTIALS[found], place, remedy=_WAYS, url=url)
-    return StorageError("the store refuses", place, found=found, remedy=_remedy(error), url=url)
+    return StorageError("the store refused the request", place, found=found, remedy=_remedy(error), url=url)
 
 
 def _remedy(error: Exception) -> str:

@@ -107,7 +107,7 @@ class S3File(RemoteFile):
         if self._etag is not None and etag not in (None, self._etag):
             raise self._replaced(f"version {etag}")
         if self._size is not None and size != self._size:
-            raise self._unlike("an object has another size than it should have", f"{self._size} bytes", size)
+            raise self._unlike("an object has an unexpected size", f"{self._size} bytes", size)
         self._etag, self._size = etag, size
         self._version = etag or self._version
 

@@ -190,7 +190,7 @@ def _unknown(names: list[str], configured: list[str]) -> InputError:
         remedy = f"leave it out, or read by s3fs itself: fs=s3fs.S3FileSystem({of_s3fs[0]}=...)"
     remedy = did_you_mean([name for name in names if name not in _OF_S3FS][:1], known) or remedy
     return InputError(
-        "there is no such storage option",
+        "unknown storage option",
         place="fsspec's configuration of s3 (FSSPEC_S3...)" if configured == names else "storage_options",
         expected=", ".join(known),
         found=", ".join(names),

@@ -104,7 +104,7 @@ class S3Upload:
         if retries.num_attempts < _MAX_ATTEMPTS_TO_MATCH:
             raise ChangedOnTheWayError
         raise StorageError(
-            "what arrived is not what was sent",
+            "the stored part differs from what was sent",
             place=retries.place,
             expected=f"ETag {digest}, the MD5 of what was sent",
             found=f"ETag {etag}, in {retries.num_attempts} attempts",
@@ -141,7 +141,7 @@ class S3Upload:
 
         def send(retries: Retries) -> str:
             if self._is_aborted.is_set():
-                raise StorageError("an upload was ended", place=self._url, url=self._url)
+                raise StorageError("an upload was aborted", place=self._url, url=self._url)
             answer = self._send_once("upload_part", PartNumber=number, Body=data)
             if digest:
                 self._compare(answer, digest, retries)
@@ -173,7 +173,7 @@ class S3Upload:
             if error_code(error) != _NO_SUCH_UPLOAD:
                 raise
             raise StorageError(
-                "the store has forgotten an upload that was under way",
+                "the store no longer knows an unfinished upload",
                 place=self._url,
                 expected="the upload parts that were sent",
                 found=_NO_SUCH_UPLOAD,
@@ -198,8 +198,8 @@ def abort_upload(client: S3Client, key: str, upload_id: str, url: str) -> None:
     except WdsplitError as error:
         if error.found != _NO_SUCH_UPLOAD:
             logger.warning(
-                "%s: an upload could not be ended (%s); what is left of it goes by a lifecycle rule of the bucket "
-                "(AbortIncompleteMultipartUpload)",
+                "%s: could not abort an upload (%s); a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) "
+                "removes its parts",
                 url,
                 error.found or error.cause,
             )

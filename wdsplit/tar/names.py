@@ -101,7 +101,9 @@ def escape_key(raw: str) -> str:
 
 
 def unescape_key(key: str) -> str:
-    """Return the original of an escaped key, such as `img.1` for `img_x2E1`: the inverse of `escape_key`.
+    """Return the original of an escaped key: the inverse of `escape_key`.
+
+        print(wdsplit.unescape_key("img_x2E1"))  # img.1
 
     A key without escapes is returned unchanged. Bytes that are not UTF-8 become surrogates (`surrogateescape`).
     """

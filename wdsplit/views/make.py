@@ -93,6 +93,9 @@ def make_view(
 
     Conditions and lists may be combined: a sample must meet all of them. The shards are neither read nor changed.
 
+        wdsplit.make_view("data/train", "wide", where="width >= 256")
+        dataset = wdsplit.Dataset("data/train", view="wide")
+
     Args:
         url: The dataset's folder.
         name: What to call the view: up to 100 letters, digits, `_`, `-` and `.`.
@@ -201,6 +204,9 @@ def list_views(
 ) -> dict[str, StoredView]:
     """Return the stored views of a dataset by their names: samples, how each was made, and for which fingerprint.
 
+        for name, view in wdsplit.list_views("data/train").items():
+            print(name, view.num_samples)
+
     Args:
         url: The dataset's folder.
         storage_options: How to reach a remote store, as of `Dataset`.
@@ -226,6 +232,8 @@ def drop_view(
     fs: AbstractFileSystem | None = None,
 ) -> None:
     """Remove a stored view of a dataset; its samples stay.
+
+        wdsplit.drop_view("data/train", "easy")
 
     Args:
         url: The dataset's folder.

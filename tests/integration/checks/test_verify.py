@@ -458,4 +458,4 @@ def test_a_shard_that_shrinks_after_its_checksum_was_taken_is_reported(dataset, 
         return found
 
     monkeypatch.setattr(verify_module, "_checksum", checksum)
-    assert problems_of(dataset) == [(SHARD, "a file has become shorter while it was read")]
+    assert problems_of(dataset) == [(SHARD, "a file became shorter while it was read")]

@@ -46,7 +46,7 @@ def test_a_slow_loader_is_distinguished_from_a_slow_model(numbers):
 
 def test_a_loader_is_diagnosed_also_as_an_integration_has_it_and_nothing_else(numbers):
     opaque = OpaqueLoader(Loader(Dataset(numbers), 12))
-    assert str(debug.diagnose(opaque)) == "nothing was delivered yet"
+    assert str(debug.diagnose(opaque)) == "no batches were delivered yet"
     list(opaque)
     assert debug.diagnose(opaque).statistics.batches == 9
     with pytest.raises(InputError, match=r"expected: a wdsplit\.Loader.*\n  found: list"):

@@ -18,7 +18,7 @@ def test_ranks_find_their_seeds_before_the_process_group_and_with_it(job):
 def test_a_barrier_names_the_ranks_that_did_not_come_and_fails_for_one_that_comes_too_late(job):
     first, second = (rank["late"] for rank in job.ranks)
     assert first["met"] == second["met"] == {"returned": None}
-    assert "found: rank 1 did not come" in first["alone"]["text"]
+    assert "found: rank 1 did not arrive" in first["alone"]["text"]
     assert "place: second" in first["alone"]["text"]
     assert "rank 0 left: gave up waiting for rank 1" in second["too late"]["text"]
 
@@ -26,7 +26,7 @@ def test_a_barrier_names_the_ranks_that_did_not_come_and_fails_for_one_that_come
 @pytest.mark.parametrize("name", ["in a mesh", "in a check"])
 def test_nobody_waits_for_a_rank_that_does_not_come_to_a_mesh_or_a_check(job, name):
     first, second = (rank["late"] for rank in job.ranks)
-    assert "found: rank 1 did not come" in first[f"alone {name}"]["text"]
+    assert "found: rank 1 did not arrive" in first[f"alone {name}"]["text"]
     assert "rank 0 left: gave up waiting for rank 1" in second[f"too late {name}"]["text"]
 
 

@@ -584,7 +584,7 @@ def test_bad_samples_are_counted_and_logged_one_by_one_up_to_ten(numbers, caplog
     assert 'wdsplit_bad_samples_total{rank="0"} 20' in made.openmetrics()
     assert "; 20 bad samples; " in made.summary(before)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len([text for text in warnings if "a bad sample is replaced" in text]) == 10
+    assert len([text for text in warnings if "replaced a bad sample" in text]) == 10
     assert "ValueError: row" in warnings[0]
     lines = [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
     assert any("bad sample" in line for line in lines)

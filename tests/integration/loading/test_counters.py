@@ -45,7 +45,7 @@ def test_nothing_was_counted_before_the_first_batch(numbers):
     made = Loader(Dataset(numbers), 12).statistics()
     assert made == Statistics(0, 0, 0, 0, 0, 0.0, 0.0)
     assert made.wait_share == 0
-    assert str(made) == "nothing was delivered yet"
+    assert str(made) == "no batches were delivered yet"
 
 
 def test_bytes_that_were_delivered_are_in_proportion_to_the_samples_that_were_made():

@@ -504,7 +504,7 @@ def test_the_sample_for_which_a_stage_gives_nothing_or_more_than_one_is_named(tm
     for at in (0, 3, 11, 12, 50):
         with raises(PipelineError, match="one sample for each") as caught:
             list(Loader(apply(dataset, at), 12, num_workers=num_workers))
-        assert f"gave {gave} sample {samples[at]['__key__']!r} of {samples[at]['__url__']}" in caught.value.place
+        assert f"returned {gave} sample {samples[at]['__key__']!r} of {samples[at]['__url__']}" in caught.value.place
         assert (caught.value.key, caught.value.url) == (samples[at]["__key__"], samples[at]["__url__"])
 
 
@@ -723,7 +723,7 @@ def test_every_argument_of_torchs_dataloader_is_one_of_a_loader_or_is_explained(
 def test_what_takes_a_loader_for_torchs_learns_that_it_needs_no_sampler(numbers):
     loader = Loader(Dataset(numbers), 12)
     assert not hasattr(loader, "sampler")
-    with pytest.raises(AttributeError, match=r"iterate the wdsplit\.Loader as it is"):
+    with pytest.raises(AttributeError, match=r"iterate the wdsplit\.Loader itself"):
         _ = loader.sampler
     with pytest.raises(AttributeError, match=r"no attribute 'x'$"):
         _ = loader.x

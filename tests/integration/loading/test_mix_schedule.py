@@ -130,7 +130,7 @@ def test_a_dataset_that_comes_later_need_not_be_named_before(sources):
         ({"schedule": {"a": 1}}, "invalid schedule"),
         ({"schedule": [0, {"a": 1}]}, "invalid schedule"),
         ({"schedule": [(0, ["a"])]}, "which datasets to mix"),
-        ({"weights": {"a": 1}, "interpolate": "linear"}, "interpolate goes with schedule only"),
+        ({"weights": {"a": 1}, "interpolate": "linear"}, "interpolate works only with schedule"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(arguments, found):

@@ -136,7 +136,7 @@ def test_two_monitors_do_not_disturb_each_other(numbers):
 
 
 def test_what_is_no_loader_is_refused():
-    with pytest.raises(InputError, match=r"not a loader of wdsplit\n  expected: a wdsplit\.Loader.*\n  found: list"):
+    with pytest.raises(InputError, match=r"not a wdsplit loader\n  expected: a wdsplit\.Loader.*\n  found: list"):
         wdsplit.Monitor([1, 2])
 
 

@@ -188,5 +188,5 @@ def test_what_a_bucket_does_not_hold_is_refused_with_its_url(tars):
         EpochShardList(tars)
     with pytest.raises(InputError, match="no match"):
         EpochShardList(f"{tars}/x*.tar")
-    with pytest.raises(InputError, match="there is no such file system"):
+    with pytest.raises(InputError, match="unknown file system"):
         list(pipeline_of(EpochShardList(["bucket://x/0.tar"])))

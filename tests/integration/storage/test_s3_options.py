@@ -94,7 +94,7 @@ def test_truths_in_variables_are_truths(monkeypatch, text, value):
 
 def test_variables_that_are_not_honoured_are_refused_by_name(monkeypatch):
     monkeypatch.setenv("FSSPEC_S3_DEFAULT_BLOCK_SIZE", "1000")
-    with pytest.raises(InputError, match="no such storage option") as caught:
+    with pytest.raises(InputError, match="unknown storage option") as caught:
         wdsplit.Dataset("s3://bucket/x")
     assert "FSSPEC_S3" in caught.value.place and caught.value.found == "default_block_size"
     monkeypatch.delenv("FSSPEC_S3_DEFAULT_BLOCK_SIZE")

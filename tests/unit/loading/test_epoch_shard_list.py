@@ -163,7 +163,7 @@ def test_reading_an_epoch_that_was_set_once_more_warns_once():
     shards = EpochShardList("{0..9}")
     shards.set_epoch(2)
     first = urls_of(shards)
-    with pytest.warns(UserWarning, match="epoch 2 is read again in the same order"):
+    with pytest.warns(UserWarning, match="epoch 2 is repeated in the same order"):
         assert urls_of(shards) == first
     assert urls_of(shards) == first
 

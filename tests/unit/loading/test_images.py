@@ -238,7 +238,7 @@ def test_a_decoder_survives_pickling():
         ({"size": 3, "crop": "random", "scale": (0.5, 1.5)}, "up to 1"),
         ({"size": 3, "crop": "random", "ratio": (0, 1)}, r"ratio = \(0, 1\)"),
         ({"size": 3, "crop": "random", "ratio": 1}, "ratio = 1"),
-        ({"size": 3, "crop": "center", "scale": (0.5, 1.0)}, "crop='random' only"),
+        ({"size": 3, "crop": "center", "scale": (0.5, 1.0)}, "only with crop='random'"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, named):

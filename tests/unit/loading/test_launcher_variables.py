@@ -61,7 +61,7 @@ REFUSED = {
     "Lightning's own launcher": ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}, "Trainer of Lightning"),
     "half of Horovod": ({"HOROVOD_RANK": "1"}, "has HOROVOD_RANK, but not HOROVOD_SIZE"),
     "half of SLURM": ({**SLURM, "SLURM_PROCID": ""}, "has SLURM_STEP_NUM_TASKS, but not SLURM_PROCID"),
-    "no number": ({**SLURM, "SLURM_PROCID": "two"}, "SLURM_PROCID is no number"),
+    "no number": ({**SLURM, "SLURM_PROCID": "two"}, "SLURM_PROCID is not a number"),
     "no rank of so many": ({**SLURM, "SLURM_PROCID": "4"}, "the environment's SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
 }
 

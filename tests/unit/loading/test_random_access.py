@@ -150,7 +150,7 @@ def test_a_limit_and_fields(numbers):
 
 
 def test_views_by_epoch_are_refused(numbers):
-    with pytest.raises(InputError, match="one view, not one by epoch"):
+    with pytest.raises(InputError, match="one view, not a view for each epoch"):
         wdsplit.Samples(numbers, view={0: None})
 
 

@@ -298,7 +298,7 @@ def test_views_of_other_epochs_need_not_be_the_same(path):
 def test_a_view_that_was_stored_anew_is_refused(tmp_path):
     path = sized_dataset(tmp_path, [10, 10], lanes=2, window=4)
     state = saved(of(path, view=store_view(path, "mine", range(16))), 1)
-    with pytest.raises(StateError, match="stored again") as caught:
+    with pytest.raises(StateError, match="overwritten since") as caught:
         of(path, view=store_view(path, "mine", range(17))).load_state_dict(state)
     assert caught.value.expected.count("'mine'") == caught.value.found.count("'mine'") == 1
 

@@ -118,7 +118,7 @@ def test_views_are_compared_by_their_fingerprints_and_named_in_the_error():
     for found, here, remedy in (
         (easy, None, "view='easy'"),
         (None, easy, "set_view(None)"),
-        (easy, other, "stored again"),
+        (easy, other, "overwritten since"),
         (same, other, "the same view=, where=, keys= and exclude="),
     ):
         with pytest.raises(StateError, match="another view") as caught:

@@ -342,7 +342,7 @@ def test_an_entry_of_the_index_without_a_sample_is_told(tmp_path):
     [
         ("000000.tar", "wdsplit index"),
         ("t.parquet", "wdsplit convert t.parquet OUTPUT"),
-        ("wdsplit.json", "the folder that it is in"),
+        ("wdsplit.json", "the folder that contains it"),
     ],
 )
 def test_a_file_in_the_place_of_a_dataset_is_refused_with_the_command_for_it(tmp_path, name, remedy):

@@ -119,7 +119,7 @@ def test_a_store_may_have_its_own_error_for_the_deadline(clock):
 
 
 def test_a_host_without_a_name_is_given_up_sooner(clock):
-    with pytest.raises(UnansweredError, match="no name") as caught:
+    with pytest.raises(UnansweredError, match="cannot resolve") as caught:
         attempts_of(clock, [Failure(FailureKind.UNKNOWN_HOST, "x")] * 1000, deadline_s=300)
     assert 29 < clock.now < 30
     assert caught.value.expected == "an answer within 30 s"
@@ -167,7 +167,7 @@ def test_there_is_no_warning_of_a_short_failure_or_of_one_with_progress(clock, c
 def test_a_long_wait_that_the_store_asks_for_is_warned_of_while_it_lasts(clock, caplog):
     attempts_of(clock, [Failure(FailureKind.TRANSIENT, "SlowDown", retry_after_s=5.0), "done"])
     (text,) = warnings(caplog)
-    assert text == "s3://b/x, bytes 0 to 9: no answer for 0 s (attempt 1: SlowDown); it is tried for 60 s more"
+    assert text == "s3://b/x, bytes 0 to 9: no answer for 0 s (attempt 1: SlowDown); retrying for up to 60 s more"
 
 
 # Options

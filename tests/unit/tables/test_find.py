@@ -59,7 +59,7 @@ def test_links_that_lead_back_are_followed_once_each(tree, caplog):
         (folder / name).symlink_to(tree)
     assert names(tree, find_inputs([str(tree)])) == expected
     assert len(caplog.records) == 4
-    assert f"{tree}/sub/up: a link to a folder that is read already is left out" in caplog.text
+    assert f"{tree}/sub/up: skipping a link to a folder that is already included" in caplog.text
     assert names(tree, find_inputs([f"{tree}/**/[cd].parquet"])) == ["sub/c.parquet", "sub/deep/d.parquet"]
     assert names(tree, find_inputs([f"{tree}/**/deep/*.parquet"])) == ["sub/deep/d.parquet"]
 
@@ -160,7 +160,7 @@ def test_no_argument_at_all_is_refused():
 
 
 def test_remote_inputs_of_no_known_store_are_refused_with_a_remedy():
-    with pytest.raises(InputError, match="no such file system") as caught:
+    with pytest.raises(InputError, match="unknown file system") as caught:
         find_inputs(["gopher://host/a.parquet"])
     assert caught.value.place == "gopher://host/a.parquet"
 

@@ -128,7 +128,7 @@ def test_links_are_followed_and_those_that_lead_back_end(tmp_path, caplog):
     for name in ("x", "y"):
         (tmp_path / "root" / "a" / name).symlink_to(tmp_path / "root")
     assert names_of(listed(root)) == ["a/1.jpg", "ab/3.jpg", "b/2.jpg", "b/4.jpg"]
-    assert "a link to a folder that is read already" in caplog.text
+    assert "skipping a link to a folder that is already included" in caplog.text
 
 
 def test_tables_and_media_in_one_folder_are_refused_with_their_numbers(tmp_path):

@@ -142,7 +142,7 @@ class Decode(Drawing):
                 place=_place(name, sample),
                 expected="bytes",
                 found=type(value).__name__,
-                remedy="decode once only, or with partial=True, or only= the fields that are bytes",
+                remedy="decode only once, or pass partial=True, or name the fields that are bytes with only=",
             )
         key, data = f".{name}", value
         for handler in self.handlers:
@@ -173,22 +173,25 @@ def decode_sample_stage(
 ) -> Decode:
     """Return a stage that decodes the fields of samples, as webdataset's `decode` does.
 
-    Each field is offered to the handlers until one returns a value; if none does, it stays bytes. What follows the
-    last dot of a field's name says what it is: txt, text, transcript; cls, cls2, index, inx, id; json, jsn; npy, npz;
-    ten, tb; mp, msg; any of them compressed with .gz.
+        decode = wdsplit.decode_sample_stage("pil", only="jpg cls")
+        decoded = dataset.compose(decode)
 
-    Shards may come from strangers: pickles (pkl, pickle, pyd, pth, objects in npy and npz) are refused, and so is
-    what would inflate beyond `max_field_bytes`. A handler of yours for such a field comes first and has the last word.
+    The handlers are tried in turn until one returns a value; if none does, the field stays bytes. The part after the
+    last dot of a field's name is its type: txt, text, transcript; cls, cls2, index, inx, id; json, jsn; npy, npz; ten,
+    tb; mp, msg; any of them compressed with .gz.
+
+    Shards may come from strangers: pickles (pkl, pickle, pyd, pth, objects in npy and npz) are refused, and so are
+    fields that would inflate beyond `max_field_bytes`. Your own handlers for such fields are tried first.
 
     Args:
         handlers: Functions of a field's name, with a dot before it, and its bytes, which return a value or None; or
             names of webdataset's image decoders, such as `pil`, `rgb8` or `torchrgb8`.
-        pre: Handlers to come first, instead of the one that decompresses .gz.
-        post: Handlers to come last, instead of those for the names above; nothing guards these.
-        only: The fields to be decoded, as a list or separated by spaces; by default all.
-        partial: Leave values alone that are not bytes, instead of refusing them.
-        allow_pickle: Unpickle fields: whoever wrote the data can then run any program here.
-        max_field_bytes: The most bytes that a compressed field may inflate to; 256 MiB by default.
+        pre: Handlers to try first, instead of the one that decompresses .gz.
+        post: Handlers to try last, instead of those for the types above; they have no protection.
+        only: The fields to decode, as a list or separated by spaces; by default all.
+        partial: Leave values that are not bytes as they are, instead of refusing them.
+        allow_pickle: Unpickle fields: whoever wrote the data can then run any code here.
+        max_field_bytes: Limit for the bytes that a compressed field may inflate to; 256 MiB by default.
 
     Raises:
         InputError: An argument is invalid.
@@ -227,7 +230,7 @@ def _located(error: Exception, name: str, sample: Mapping[str, Any]) -> WdsplitE
             "a field cannot be decoded",
             place=_place(name, sample),
             found=f"{type(error).__name__}: {error}",
-            remedy="verify the dataset with wdsplit verify; if it is whole, its source was not",
+            remedy="run `wdsplit verify`; if it finds no damage, the field was damaged before the conversion",
         )
     located.key, located.url = str(sample.get("__key__", "")), str(sample.get("__url__", ""))
     return located

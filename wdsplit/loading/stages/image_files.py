@@ -52,7 +52,7 @@ def open_image(data: bytes, formats: tuple[str, ...] | None = None) -> Any:
     if image.format in _PROGRAM_FORMATS:
         raise InputError(
             f"images of the format {image.format} are not decoded",
-            expected="a format that runs no other program",
+            expected="a format that Pillow decodes without running another program",
             remedy="pass a function of your own to decode if you trust where the data comes from",
         )
     return image
@@ -114,5 +114,5 @@ def imported(module: str) -> Any:
         if module not in names:
             raise
         raise MissingDependencyError(
-            f"{names[module]} is not installed", remedy="install it, or wdsplit with it: pip install 'wdsplit[images]'"
+            f"{names[module]} is not installed", remedy="install it: pip install 'wdsplit[images]'"
         ) from error

@@ -231,29 +231,29 @@ def resized(
 ) -> Resized:
     """Return a decoder of JPEG, PNG and WebP to one size, for `Dataset.decode`.
 
-        train = train.decode(wdsplit.resized(224, crop="random", flip=True)).to_tuple("jpg", "cls")
-        test = test.decode(wdsplit.resized(224, crop="center")).to_tuple("jpg", "cls")
+        train = wdsplit.Dataset("data/train").decode(wdsplit.resized(224, crop="random", flip=True))
+        test = wdsplit.Dataset("data/test").decode(wdsplit.resized(224, crop="center"))
 
-    A JPEG is decoded at the least of four, three, two or one eighth at which the part that is taken is no smaller than
-    what is asked for (`pillow` has no three), else whole; then resized (bilinear, antialiased). Smaller images are
-    enlarged. What comes is always RGB: grey is repeated, transparency left out, CMYK converted. An EXIF orientation is
-    not applied. Deterministic for one library.
+    A JPEG is decoded at a reduced scale if the cropped part is then still at least as large as `size`: 1/8, 1/4, 3/8
+    or 1/2 (`pillow` has no 3/8). Then it is resized (bilinear, antialiased). Smaller images are enlarged. The result is
+    always RGB: grey is repeated, transparency dropped, CMYK converted. An EXIF orientation is not applied. Results are
+    deterministic for one library.
 
-    What is random is drawn as in `Dataset.map_random`: the same on any topology and after a resume, different in each
-    epoch. All images of a sample get the same draws.
+    Random crops and flips are drawn as in `Dataset.map_random`: the same on any number of ranks and after a resume,
+    different in each epoch. All images of a sample get the same crop and flip.
 
-    A `Loader` decodes each image into its place in the tensor of its batch: no stage should take the images apart from
-    `rename` and `to_tuple`.
+    A `Loader` decodes each image directly into the tensor of its batch, if no stages but `rename` and `to_tuple` come
+    after it.
 
     Args:
         size: Height and width in pixels, or one number for both.
-        crop: None squeezes the whole image into the size; `center` keeps its proportions and takes the largest part
-            of them from the middle; `random` takes a part as torchvision's `RandomResizedCrop` does.
-        flip: Mirror every other image, at random.
-        scale: Of `random`: the least and the greatest share of the image's area.
-        ratio: Of `random`: the least and the greatest width / height of the part, before it is resized.
-        library: What decodes JPEG: `simplejpeg` (the fastest; refuses any file that libjpeg warns of), with torch to
-            resize; or `pillow` for both. They differ by rounding, so neither stands in for the other by itself.
+        crop: None squeezes the whole image into the size; `center` uses the largest centred part with the proportions
+            of `size`; `random` uses a random part, as torchvision's `RandomResizedCrop` does.
+        flip: Mirror half of the images, at random.
+        scale: For `random`: smallest and largest share of the image's area.
+        ratio: For `random`: smallest and largest width / height of the part, before it is resized.
+        library: `simplejpeg` decodes JPEG (fastest; refuses any file that libjpeg warns about) and torch resizes; or
+            `pillow` does both. Their results differ by rounding, so there is no automatic fallback.
         output: `torch`: a uint8 tensor of shape (3, height, width); `numpy`: uint8 of shape (height, width, 3);
             `pil`: a PIL image.
 
@@ -288,7 +288,7 @@ def _wrong_ranges(crop: Crop | None, ranges: Mapping[str, tuple[Any, tuple[float
             up_to = f" up to {largest:g}" if largest < math.inf else ""
             yield f"{name} = {value!r}: expected two rising numbers above 0{up_to}"
         elif crop != "random" and tuple(value) != default:
-            yield f"{name} = {value!r}: it goes with crop='random' only"
+            yield f"{name} = {value!r}: works only with crop='random'"
 
 
 def _opened(data: bytes) -> Any:
@@ -299,7 +299,7 @@ def _opened(data: bytes) -> Any:
             "an image has more than 8 bits a channel",
             expected="8 bits",
             found=f"mode {image.mode}",
-            remedy="decode it with a function of your own: what it is to be scaled by is not known here",
+            remedy="decode it with a function of your own, which knows how to scale its values to 8 bits",
         )
     return image
 
@@ -310,7 +310,7 @@ def _no_chance() -> float:
 
 def _no_seed() -> PipelineError:
     return PipelineError(
-        "there is no seed to draw a random part of an image from",
+        "there is no seed for a random crop or flip",
         expected="a sample of a wdsplit.Dataset, decoded by Dataset.decode",
-        remedy="elsewhere use resized without flip=True and crop='random', and transforms of your own after it",
+        remedy="elsewhere use resized without flip=True and crop='random', and add transforms of your own",
     )

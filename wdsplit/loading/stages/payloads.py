@@ -89,7 +89,7 @@ class Payloads:
         if extension == "cbor":
             raise InputError(
                 "a field .cbor is not decoded: a few bytes can make its reader crash the process",
-                expected="fields of other kinds",
+                expected="fields of other types",
                 found=f".{extension}",
                 remedy="decode only= the other fields, or pass a function of your own as a handler",
             )
@@ -106,7 +106,7 @@ class Payloads:
             for name in archive.namelist():
                 info = archive.getinfo(name)
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise CorruptDataError("an npz is compressed as numpy never does", place=name)
+                    raise CorruptDataError("an npz has a compression that numpy does not write", place=name)
                 with archive.open(info) as file:
                     # Read by its size: zipfile would inflate all there is, whatever size the header claims.
                     payload = file.read(info.file_size)
@@ -137,7 +137,7 @@ def _npy_header(data: bytes) -> bytes:
     if length > _MAX_HEADER_BYTES or len(data) < begin + length:
         raise CorruptDataError(
             "invalid npy header",
-            expected=f"at most {_MAX_HEADER_BYTES} bytes, all of them there",
+            expected=f"at most {_MAX_HEADER_BYTES} bytes, complete",
             found=f"a header of {length} bytes in a field of {len(data)}",
         )
     return data[: begin + length]
@@ -284,7 +284,7 @@ ARROW_COLUMNS: dict[str, Callable[[pa.LargeBinaryArray], Any]] = {
 def _pickled(cause: str) -> InputError:
     return InputError(
         cause,
-        expected="data that runs no program when it is read",
+        expected="data that runs no code when it is read",
         remedy="pass allow_pickle=True to decode if you trust where the data comes from, or only= other fields",
     )
 
@@ -294,5 +294,5 @@ def _too_large(max_bytes: int, found: str) -> InputError:
         "a compressed field is too large",
         expected=f"at most {max_bytes} bytes once inflated",
         found=found,
-        remedy="pass a larger max_field_bytes to decode if the field is what it should be",
+        remedy="pass a larger max_field_bytes to decode if the field is as large as it should be",
     )

@@ -127,7 +127,7 @@ class RandomMap(Drawing):
                 "the global generators are shared by all threads",
                 expected="generator='numpy', 'torch' or 'python', or workers that are processes",
                 found="generator='global' in a thread",
-                remedy="let the function draw from the generator that it is given, or use workers='process'",
+                remedy="draw from the generator that the function receives, or use workers='process'",
             )
         return (self._mapped(sample) for sample in samples)
 
@@ -137,7 +137,7 @@ class RandomMap(Drawing):
             return self._drawn(sample, seed)
         if self.field not in sample:
             raise PipelineError(
-                "a sample lacks the field that is mapped",
+                "a sample lacks the field to map",
                 place=f"sample {sample['__key__']!r} of {sample['__url__']}",
                 expected=self.field,
                 found=", ".join(sample),
