@@ -1,6 +1,6 @@
-"""Debugging a training on many ranks: what differs between them, what they were given, and which one waits.
+"""Debugging of a training on many ranks: differences between ranks, delivered samples, hangs and losses.
 
-Nothing here is needed for training, and `import wdsplit` loads none of it. Ranks exchange values over
+Training needs none of it, and `import wdsplit` does not load it. Ranks exchange values over
 `torch.distributed`; without it, all that needs no other rank works in one process. `ranks` serves all checks, `record`
 and `delivered` serve `audits`. Begin with `ranks`.
 """

@@ -1,6 +1,6 @@
-"""Was each sample delivered once: an audit of what a real training is given, over all its ranks.
+"""An audit of a real training: whether each sample was delivered exactly once over all ranks.
 
-It takes `__position__` and, where there are any, `__key__` from the batches, and trusts nothing that the loader says.
+It reads `__position__` and, where it exists, `__key__` from the batches, and does not trust the loader's own counts.
 The ranks compare at the end of an epoch; until then a rank keeps up to 16 bytes a sample.
 """
 
@@ -61,12 +61,12 @@ def audit(
     group: Any = None,
     timeout_s: float = 300.0,
 ) -> Audit:
-    """Audit what a training is given: no sample twice in an epoch over all ranks, and none missing.
+    """Audit the samples that a training receives: over all ranks, none twice in an epoch, and none missing.
 
-    Iterate what this gives instead of the loader; it has all that the loader has. At the end of each epoch the ranks
-    compare what they were given; all of them fail if a sample came twice or not at all, or if they had other numbers of
-    steps. An epoch that is left early is compared when the next one begins or the `with` ends, as far as it went. One
-    that was resumed is audited from there on. If a rank fails, the others do not wait for it: they fail, too.
+    Iterate the audited loader instead of the loader itself; it has the same attributes. At the end of each epoch the
+    ranks compare their samples. All of them raise an error if a sample came twice or not at all, or if ranks had
+    different numbers of steps. An epoch that is left early is compared, as far as it went, when the next one begins or
+    the `with` block ends. A resumed epoch is audited from where it resumed. If a rank fails, the others fail too.
 
         with wdsplit.debug.audit(loader) as audited:
             for epoch in range(3):
@@ -74,26 +74,26 @@ def audit(
                     ...
 
     Args:
-        loader: The loader; with one of several ranks, all of them must do the same.
-        identify: Returns of a batch a dict of `__position__` (int) and, if it has them, `__key__` (str). None if the
-            batches are dicts that have them, or tuples of a dataset whose last stage is a `to_tuple` that names them.
+        loader: The loader; on several ranks, all of them must audit theirs.
+        identify: Function from a batch to a dict of `__position__` (int) and, if it has them, `__key__` (str). None if
+            batches are dicts with these fields, or tuples of a dataset whose last stage is a `to_tuple` with them.
         group: A process group or DeviceMesh whose ranks share an epoch; by default the dataset's, else all.
         timeout_s: Seconds that a rank waits for the others at the end of an epoch.
 
     Raises:
-        InputError: It is no wdsplit.Loader, or the time is invalid; and, when it is iterated, a batch does not
+        InputError: It is not a `wdsplit.Loader`, or the time is invalid; or, during the iteration, a batch does not
             identify its samples.
-        CheckError: When it is iterated, or left: a sample came twice, or is missing; or ranks had other numbers of
-            steps, or did not come.
+        CheckError: During the iteration or at its end: a sample came twice or is missing, ranks had different numbers
+            of steps, or some did not arrive.
     """
     return Audit(loader, identify, group, timeout_s)
 
 
 class Audit:
-    """A loader whose deliveries are audited; made by `audit`. It has all that the loader has.
+    """A loader whose batches are audited; made by `audit`. It has all attributes of the loader.
 
     Attributes:
-        epochs: What was audited so far.
+        epochs: The epochs that were audited so far.
     """
 
     def __init__(self, loader: Loader, identify: Identify | None, group: Any, timeout_s: float) -> None:
@@ -142,7 +142,7 @@ class Audit:
             self._rendezvous.leave("its audit is over" if error is None else f"{type(error).__name__}: {error}")
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the loader's batches."""
+        """Yield the loader's batches."""
         if not self._is_entered:
             raise InputError("an audit is a context", remedy="with wdsplit.debug.audit(loader) as audited: ...")
         self._settle()
@@ -156,7 +156,7 @@ class Audit:
         self._settle()
 
     def _settle(self) -> None:
-        """Compare what was delivered since the last time, if anything was begun."""
+        """Compare the samples delivered since the last comparison, if an iteration has started."""
         record, self._record = self._record, None
         if record is None or not self._is_entered:
             return
@@ -179,7 +179,7 @@ class Audit:
             logger.info("%s: %s", self._loader.dataset.source.url, found)
 
     def _refuse_other_epochs(self, record: Record, facts: list[Facts]) -> None:
-        """Refuse ranks that read something else: their positions would mean other samples."""
+        """Refuse ranks that read a different epoch: their positions would mean other samples."""
         members, first = self._rendezvous.ranks.members, facts[0]
         found = [
             f"rank {member} has {name} {value}, rank {members[0]} {first.settings[name]}"
@@ -207,7 +207,7 @@ class Audit:
         return [f"{name}: {listed(f'rank {member} {value}' for member, value in pairs)}"]
 
     def _refuse_faults(self, record: Record, facts: list[Facts], by_position: Faults, by_key: Faults) -> None:
-        """Refuse what was delivered unless it is what is due; facts and faults are the same on all ranks."""
+        """Raise an error unless the delivered samples are the expected ones; all ranks have the same arguments."""
         repeated = by_position if by_position.num_repeated else by_key
         texts = []
         if repeated.num_repeated:

@@ -1,6 +1,6 @@
-"""What some ranks were given, compared: what came twice, and what did not come.
+"""The samples that some ranks received, compared: duplicate and missing ones.
 
-Values go from rank to rank in buckets, about a million at a time, so nobody holds those of all.
+Ranks exchange values in buckets of about a million, so that no rank stores all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 
 class Delivery(NamedTuple):
-    """A sample that a rank was given."""
+    """A sample that a rank received."""
 
     place: int  # of the rank among those that compare
     step: int
@@ -43,7 +43,7 @@ class Faults:
     unexpected: list[Delivery] = field(default_factory=list)
 
     def add_repeated(self, values: UInt64, deliveries: Int64) -> None:
-        """Add the sorted values that stand several times, with their deliveries: shape (values, 3)."""
+        """Add the duplicates among sorted values, with their deliveries: shape (values, 3)."""
         _, first, counts = np.unique(values, return_index=True, return_counts=True)
         self.num_repeated += len(values) - len(first)
         for group in np.flatnonzero(counts > 1)[: _MAX_EXAMPLES - len(self.repeated)]:
@@ -56,10 +56,10 @@ def find_repeated(rendezvous: Rendezvous, values: UInt64, steps: Int64, position
 
     Args:
         rendezvous: Where the ranks meet.
-        values: What this rank was given.
+        values: The values that this rank received.
         steps: The step of each.
         positions: The position of each.
-        total: How many values all were given together.
+        total: Number of values that all ranks received together.
     """
     faults = Faults()
     for bucket_values, deliveries in _buckets(rendezvous, values, steps, positions, total):
@@ -79,9 +79,9 @@ def compare_positions(
 
     Args:
         rendezvous: Where the ranks meet; all of them must call this.
-        steps: The steps of what this rank was given.
+        steps: The steps of the samples that this rank received.
         positions: The position of each.
-        total: How many positions all were given together.
+        total: Number of positions that all ranks received together.
         is_due: Returns which of some positions should have been delivered.
         stop: The position after the last that should have been.
     """

@@ -1,4 +1,4 @@
-"""Is the loader or the model the bottleneck, and what would help: a diagnosis of the gaps between batches."""
+"""A diagnosis of the gaps between batches: whether the loader or the model is the bottleneck, and what would help."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Diagnosis:
     statistics: Statistics
     waits: dict[str, float]  # percentiles of the seconds waited for a batch that is not the first of an epoch
     computes: dict[str, float]  # percentiles of the seconds between a batch and the request for the next
-    advice: tuple[str, ...]  # what would let the training wait less, most likely first; empty if the loader keeps up
+    advice: tuple[str, ...]  # ways to wait less, most likely first; empty if the loader keeps up
 
     @property
     def bottleneck(self) -> str:
@@ -56,7 +56,7 @@ class Diagnosis:
 
 
 def advice_for(loader: Loader, restart_share: float, num_processors: int) -> Iterator[str]:
-    """Yield what would let the training wait less for a loader, most likely first.
+    """Yield ways to wait less for a loader, most likely first.
 
     Args:
         loader: The loader.
@@ -99,15 +99,15 @@ def advice_for(loader: Loader, restart_share: float, num_processors: int) -> Ite
 def diagnose(loader: Any) -> Diagnosis:
     """Find out whether the loader or the model is the bottleneck, from what the loader has delivered so far.
 
-    Print it, or take `as_dict()`. Percentiles are of the last 10,000 batches, all else of the loader's whole life. A
-    GPU computes asynchronously: while you measure, let the program wait for it once a step, for example by
-    `loss.item()`.
+    Print the result, or call its `as_dict()`. Percentiles cover the last 10,000 batches, other figures all batches of
+    the loader. A GPU computes asynchronously: while you measure, let the program wait for it once per step, for example
+    with `loss.item()`.
 
     Args:
-        loader: The loader; or the audit of one, or an integration's loader.
+        loader: A `wdsplit.Loader`, the audit of one, or an integration's loader.
 
     Raises:
-        InputError: It is none of these.
+        InputError: `loader` is none of these.
     """
     found = loader_of(loader)
     made, clock = found.statistics(), found._clock

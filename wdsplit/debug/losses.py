@@ -79,7 +79,7 @@ def _number(value: Any) -> float | str:
 
 
 class Divergence(NamedTuple):
-    """A rank whose loss leaves those of the others."""
+    """A rank whose loss diverges from the others'."""
 
     rank: int
     step: int  # where it was first seen
@@ -111,7 +111,7 @@ class Losses:
         return {rank: step for rank, step in last.items() if step < max(last.values())}
 
     def diverged(self) -> list[Divergence]:
-        """Return the ranks that leave the others, each once, in the order of the steps.
+        """Return the ranks that diverge from the others, each once, in the order of the steps.
 
         A rank diverges where its loss is not finite, or where its distance from the median of all ranks, averaged
         over 10 steps, is more than 6 standard deviations of what noise alone would give. The noise is estimated as the

@@ -1,7 +1,7 @@
-"""Are a model's parameters and gradients, and its optimizer's state, the same on all ranks.
+"""Checks that a model's parameters and gradients, and its optimizer's state, are the same on all ranks.
 
-Of a sharded tensor (DTensor: FSDP2, tensor parallelism) each rank has a part. Ranks with the same part are compared
-with each other, and nothing but hashes leaves a rank.
+Each rank has a part of a sharded tensor (DTensor: FSDP2, tensor parallelism). Ranks with the same part are compared
+with each other, and ranks exchange only hashes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Entry(NamedTuple):
 
 
 def param_hash(model: torch.nn.Module | torch.optim.Optimizer | Mapping[str, Any]) -> str:
-    """Return a hash of all parameters and buffers: of their names, dtypes, shapes and bytes.
+    """Return a hash of all parameters and buffers: names, dtypes, shapes and bytes.
 
-    The order of the parameters does not count, nor does the device. Of a sharded parameter (DTensor) it takes the part
+    The order and the device of the parameters do not matter. Of a sharded parameter (DTensor) it hashes the part
     that this rank has. It copies one parameter at a time to the CPU.
 
     Args:
@@ -66,14 +66,14 @@ def check_same_parameters(
             in tensors that are no DTensors (ZeRO).
         group: A process group or DeviceMesh whose ranks are compared; by default all. Ranks of a pipeline have
             different parameters: name a group that has the same.
-        timeout_s: Seconds that a rank waits for the others to call this, too.
+        timeout_s: Seconds that a rank waits for the others to call this.
 
     Returns:
-        How many of them at least one other rank has too: what FSDP shards over all ranks cannot be compared.
+        Number of parameters that at least one other rank has too; what FSDP shards over all ranks is not compared.
 
     Raises:
-        CheckError: They differ: it names the first parameter that does (of an optimizer
-            `state.<parameter>.<name>` or `group.<number>.<name>`), and the ranks. Or ranks did not come.
+        CheckError: They differ: it names the first parameter that does (for an optimizer
+            `state.<parameter>.<name>` or `group.<number>.<name>`), and the ranks. Or some ranks did not arrive.
         InputError: As of `param_hash`, on any rank.
         TopologyError: This process is not in the group.
     """
@@ -95,11 +95,11 @@ def check_same_optimizer(optimizer: torch.optim.Optimizer, *, group: Any = None,
         timeout_s: As of `check_same_parameters`.
 
     Returns:
-        How many values at least one other rank has too.
+        Number of values that at least one other rank has too.
 
     Raises:
         CheckError: They differ: it names the first that does, `state.<parameter>.<name>` or `group.<number>.<name>`,
-            and the ranks. Or ranks did not come.
+            and the ranks. Or some ranks did not arrive.
         InputError: A tensor of its state cannot be compared (see `param_hash`), on any rank.
         TopologyError: This process is not in the group.
     """
@@ -122,15 +122,15 @@ def check_same_gradients(
 
     Args:
         model: The module, as wrapped by DDP or FSDP2 or not.
-        sample: How many parameters, always the same, evenly spaced from the first to the last; None for all.
+        sample: Number of parameters to check, evenly spaced and always the same; None for all.
         group: As of `check_same_parameters`.
         timeout_s: As of `check_same_parameters`.
 
     Returns:
-        How many of them at least one other rank has too.
+        Number of gradients that at least one other rank has too.
 
     Raises:
-        CheckError: They differ, or hold NaN or infinity: it names the first, and the ranks. Or ranks did not come.
+        CheckError: They differ, or contain NaN or infinity: it names the first, and the ranks. Or some did not arrive.
         InputError: The sample is invalid, or a gradient cannot be compared (see `param_hash`), on any rank.
         TopologyError: This process is not in the group.
     """
@@ -149,7 +149,7 @@ def _check_same(rendezvous: Rendezvous, entries_of: Callable[[], Iterable[Entry]
     """Compare the entries of all ranks; return how many of them another rank has too.
 
     Raises:
-        CheckError: They differ, or ranks did not come.
+        CheckError: They differ, or some ranks did not arrive.
     """
     entries: list[Entry] = []
 

@@ -1,4 +1,4 @@
-"""The ranks that a check compares: how they exchange values without waiting forever for one that does not come.
+"""The ranks that a check compares: they exchange values without waiting forever for one that does not arrive.
 
 Before each exchange every rank leaves a note in the store of the process group and waits, for a limited time, for the
 notes of the others. So a rank that is late, stuck or gone is named, whatever the backend is, and no rank enters a
@@ -34,7 +34,7 @@ _groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
 
 
 class CheckError(WdsplitError, AssertionError):
-    """A check of `wdsplit.debug` has failed: ranks differ, or were not given what they should have been."""
+    """A check of `wdsplit.debug` failed: ranks differ, or did not receive the expected samples."""
 
 
 def listed(items: Iterable[Any], max_items: int = 8) -> str:
@@ -135,10 +135,10 @@ class Rendezvous:
         _made[name, ranks.members] += 1
 
     def meet(self) -> None:
-        """Wait until all ranks have come here.
+        """Wait until all ranks arrive here.
 
         Raises:
-            CheckError: Some did not come in time, or have left for good; they are named.
+            CheckError: Some ranks did not arrive in time, or have ended; the error names them.
         """
         if len(self.ranks) == 1:
             return
@@ -173,10 +173,10 @@ class Rendezvous:
         return self.ranks.gathered(value)
 
     def gathered_or_raised(self, function: Callable[[], Value]) -> list[Value]:
-        """Return what a function returns on each rank; if it fails on one of them, all raise its error.
+        """Return a function's results on all ranks; if it fails on one of them, all raise its error.
 
         Raises:
-            CheckError: As of `meet`; or the function has failed on another rank by an error that is not wdsplit's.
+            CheckError: As of `meet`; or the function failed on another rank with an error that is not wdsplit's.
         """
         value: Any = None
         own: Exception | None = None
@@ -214,7 +214,7 @@ class Rendezvous:
             ) from error
 
     def leave(self, why: str) -> None:
-        """Let this rank's note say that it has left, for those who wait, or will."""
+        """Leave a note for the other ranks that this one has ended, and why."""
         if len(self.ranks) > 1 and is_group_initialised():
             _store().set(self._keys()[self.ranks.place], _LEFT + b": " + why.encode()[:1000])
 
@@ -240,7 +240,7 @@ class Rendezvous:
 
 
 def _as_sent(error: Exception) -> WdsplitError:
-    """Return an error as other ranks raise it: they may not have the class of one that is not ours."""
+    """Return an error as other ranks raise it: they may not have the class of another library's error."""
     if isinstance(error, WdsplitError):
         return error
     return CheckError(
@@ -258,9 +258,9 @@ def _store() -> Any:
 
 
 def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -> None:
-    """Wait until all ranks have come here, and name those that did not: a detector of hangs.
+    """Wait until all ranks arrive here, and name those that do not: a way to find hangs.
 
-    Put it where a training stands still, between two lines, with another name at each place. It works with any
+    Put it where a training hangs, between two lines, with another name at each place. It works with any
     backend. Without a process group it returns at once.
 
     Args:
@@ -269,7 +269,7 @@ def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -
         name: What to call the place in the error.
 
     Raises:
-        CheckError: Some ranks did not come in time; every rank that did names them.
+        CheckError: Some ranks did not arrive in time; every rank that did raises it, with their names.
         InputError: The time is not a number above 0.
         TopologyError: This process is not in the group.
     """

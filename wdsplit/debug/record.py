@@ -1,4 +1,4 @@
-"""What a rank was given in an iteration, by the keys and positions in its batches, and what was due to the ranks."""
+"""The samples that a rank received in an iteration, by key and position, and those that the ranks should receive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Identify = Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the other ranks must know of an iteration of a rank."""
+    """The facts of a rank's iteration that other ranks need."""
 
     rank: int  # as its dataset has it; so is the world size
     world_size: int
@@ -47,7 +47,7 @@ class Facts:
 
 
 class Record:
-    """What this rank was given in an iteration.
+    """The samples that this rank received in an iteration.
 
     Attributes:
         order: The order of the epoch.
@@ -84,13 +84,13 @@ class Record:
         return self._steps.end if self.order.options.tail == "drop" else self.order.num_positions
 
     def note(self, batch: Any) -> None:
-        """Note what a batch holds.
+        """Record the samples of a batch.
 
         A mixture may have a key several times an epoch, and so may a dataset whose bad samples are replaced: there the
         positions count alone.
 
         Raises:
-            InputError: It has no positions.
+            InputError: The batch has no positions.
         """
         columns = self._columns(batch)
         if columns.get(_POSITION) is None:
@@ -122,7 +122,7 @@ class Record:
         return batch if isinstance(batch, Mapping) else {}
 
     def facts(self) -> Facts:
-        """Return what the others must know."""
+        """Return the facts that other ranks need."""
         dataset, num_steps, all_steps = self._loader.dataset, len(self._positions), self._steps
         settings = {
             "epoch": self.order.epoch,
@@ -161,11 +161,11 @@ class Record:
         return np.repeat(begins // size, list(map(len, self._positions)))
 
     def name_of(self, position: int) -> str:
-        """Return what to call the sample at a position: by its key, if that can be read."""
+        """Return a name for the sample at a position: its key, if that can be read."""
         if isinstance(self.order, EpochOrder):
             located = self.order.locate(np.array([position]))
             index = int(self.order.totals[: int(located.shard[0])].sum() + located.sample[0])
-            with contextlib.suppress(Exception):  # whatever fails, the audit has something more important to say
+            with contextlib.suppress(Exception):  # the audit's own error matters more than one here
                 return f"sample {str(self._loader.dataset.sample(index)['__key__'])!r} at position {position}"
         return f"the sample at position {position}"
 

@@ -26,19 +26,19 @@ def set_seed(seed: int, rank: int | None = None) -> int:
     two halves). So ranks draw different numbers, no sum of seed and rank collides with another, and a run draws the
     same numbers again.
 
-    For what must be the same on all ranks, such as the parameters of a model that nobody broadcasts (DDP does), name
-    one rank everywhere first, `set_seed(seed, rank=0)`, make the model, then call `set_seed(seed)`. The batches of a
-    `Loader` depend on its dataset's seed alone; `map_random` too.
+    Some values must be the same on all ranks, such as a model's parameters (unless they are broadcast, as DDP does).
+    Then call `set_seed(seed, rank=0)` on all ranks, make the model, and call `set_seed(seed)`. The batches of a
+    `Loader`, and `map_random`, depend only on the dataset's seed.
 
     Args:
         seed: 0 <= seed < 2**63.
         rank: At least 0; detected if None.
 
     Returns:
-        What the generators were seeded with: the 64-bit hash.
+        The 64-bit hash that the generators were seeded with.
 
     Raises:
-        InputError: The seed or the rank is no integer from 0 to 2**63 - 1.
+        InputError: The seed or the rank is not an integer from 0 to 2**63 - 1.
         TopologyError: The rank cannot be detected, because its sources contradict each other.
     """
     seed, rank = whole(seed), detect_rank().rank if rank is None else whole(rank)

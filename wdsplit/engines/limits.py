@@ -1,4 +1,4 @@
-"""How many processors and how much memory this process may use: what the machine has, less what a container grants.
+"""The processors and memory that this process may use: those of the machine, or what a container grants.
 
 Limits of cgroups hold for all groups above too, so all are read (cgroups(7), "cpu.max" and "memory.max" of version 2).
 """

@@ -43,7 +43,7 @@ _thread = threading.local()
 
 
 class _CancelledError(BaseException):
-    """A task ends before its time, because the results of its `map` are not needed any more."""
+    """A task is cancelled, because the results of its `map` are no longer needed."""
 
 
 class Engine(Protocol):

@@ -27,10 +27,10 @@ __all__ = ["PreparedLoader"]
 
 
 class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
-    """A loader whose batches come on the accelerator's device; the accelerator is notified of the last one of an epoch.
+    """A loader that delivers batches on the accelerator's device, and notifies it of the last one of an epoch.
 
-    It goes to `Accelerator.prepare` or not: nothing changes. With `Accelerator.register_for_checkpointing`, its state
-    is saved and loaded with all else. `gather_for_metrics` cuts nothing off: pads are flagged by `__pad__`.
+    It works with or without `Accelerator.prepare`. `Accelerator.register_for_checkpointing` saves and loads its state
+    with the rest. `gather_for_metrics` removes no samples: leave out pads by their flag `__pad__`.
 
     Args:
         loader: The loader; its `batch_size` is that of a rank.
@@ -74,7 +74,7 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
 
 
 def _check_ranks(loader: Loader, accelerator: Any) -> None:
-    """Refuse ranks that are not those of the mesh: along its dimensions `tp` and `cp` processes read the same samples.
+    """Refuse ranks that differ from the mesh's: along its dimensions `tp` and `cp`, processes read the same samples.
 
     Raises:
         TopologyError: They are not.

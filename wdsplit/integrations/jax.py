@@ -42,9 +42,9 @@ class Batch(NamedTuple):
     Attributes:
         data: The numbers and arrays of the samples: a dict, a tuple or one array, as the samples are; jax.Array of
             shape (global batch, ...), split over the data axis. None if there are none.
-        valid: bool of shape (global batch,), split alike: False where a row is there only to fill the batch up.
-        host: What is neither numbers nor arrays (text, bytes, anything else): a dict, a tuple or one list, of this
-            process's rows only, in their order. None if there is none.
+        valid: bool of shape (global batch,), split alike: False where a row only fills up the batch.
+        host: All other values (text, bytes, ...): a dict, a tuple or one list, of this process's rows only, in their
+            order. None if there are none.
     """
 
     data: Any
@@ -68,17 +68,17 @@ class JaxLoader(PrefetchingLoader):
     for each field of floats, and integers that would not fit are an error.
 
     Args:
-        dataset: The dataset, with stages that give one sample for each they take. Its ranks follow from the mesh.
-        batch_size: Samples a place of the data axis: a device, unless several hold the same rows.
+        dataset: The dataset, with stages that return one sample for each input. Its ranks follow from the mesh.
+        batch_size: Samples per place of the data axis: per device, unless several have the same rows.
         mesh: The devices; None for all that JAX has, as one data axis.
         data_axis: The axis, or axes, of the mesh over which batches are split; they are repeated along all others.
         specs: How some fields are split otherwise, by name (or place in the tuple): a PartitionSpec that splits the
             batch over `data_axis` and further dimensions over other axes, {"image": PartitionSpec("data", "model")}.
-        prefetch: Batches that are put on the devices ahead of the requested one.
+        prefetch: Batches to copy to the devices ahead of the requested one.
         num_workers: Workers of this process; 0 reads in this thread.
-        workers: What they are: `thread`, or `process` (needs torch; JAX asks not to be forked, so pass
+        workers: Kind of workers: `thread`, or `process` (needs torch; JAX must not be forked, so pass
             multiprocessing_context="forkserver" or "spawn").
-        options: Others of `wdsplit.Loader`: `prefetch_factor`, `prefetch_bytes`, `persistent_workers`,
+        options: Other options of `wdsplit.Loader`: `prefetch_factor`, `prefetch_bytes`, `persistent_workers`,
             `multiprocessing_context`.
 
     Raises:
@@ -129,7 +129,7 @@ class JaxLoader(PrefetchingLoader):
         self._logged: set[str] = set()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Give the batches of the epoch, or what is left of it after `load_state_dict`."""
+        """Yield the batches of the epoch, or what is left of it after `load_state_dict`."""
         progress, iteration = self.begin()
 
         def put(batch: Any, step: Step) -> Batch:
@@ -159,7 +159,7 @@ class JaxLoader(PrefetchingLoader):
         """Put one field on the devices, as a dtype that JAX has.
 
         Raises:
-            InputError: Integers do not fit into it.
+            InputError: Integers do not fit into the dtype.
         """
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(values.dtype))
         if dtype == values.dtype:
@@ -206,7 +206,7 @@ class _Prefetched(Iterator[Batch]):
         self._ended: Exception | None = None
 
     def __next__(self) -> Batch:
-        """Return the next batch, as soon as its copy has begun.
+        """Return the next batch, as soon as its copy has started.
 
         Raises:
             WdsplitError: What the loader raises, after all batches before.

@@ -1,4 +1,4 @@
-"""Lightning: a DataModule of wdsplit's loaders, a callback for loaders of one's own, and one that logs statistics.
+"""Lightning: a DataModule of wdsplit's loaders, a callback for your own loaders, and one that logs statistics.
 
 Lightning saves and loads the state of its training loader by itself. It asks before any batch whether the loader can be
 iterated, counts the batches of the epoch under way on its own, and begins the first iteration before its epoch begins.
@@ -37,25 +37,25 @@ _library = _lightning()
 
 
 class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, name-defined]
-    """The loaders of datasets for training, validation and test; epochs and resuming go by themselves.
+    """The loaders for training, validation and test; it sets epochs and resumes by itself.
 
-    A checkpoint of Lightning's holds how far the training loader has got. It resumes in the middle of an epoch, on any
-    number of ranks and workers. For an exact evaluation let the batches hold `__pad__`, and leave out what it flags.
-    Subclasses may have hooks of their own (`val_dataloader`, ...), and put other loaders into `loaders`.
+    A Lightning checkpoint contains the progress of the training loader. It resumes in the middle of an epoch, on any
+    number of ranks and workers. For an exact evaluation keep `__pad__` in the batches, and leave out flagged samples.
+    Subclasses may have their own hooks (`val_dataloader`, ...), and put other loaders into `loaders`.
 
     Args:
         train: The dataset to train on.
-        val: The one to validate on, with `shuffle=False` as a rule.
-        test: The one to test on.
-        batch_size: Samples a batch and rank.
+        val: The dataset to validate on, usually with `shuffle=False`.
+        test: The dataset to test on.
+        batch_size: Samples per batch and rank.
         eval_batch_size: The same for validation and test; None for `batch_size`.
-        options: Those of `wdsplit.Loader`: `num_workers`, `pin_memory`, `collate_fn`, ...
+        options: Options of `wdsplit.Loader`: `num_workers`, `pin_memory`, `collate_fn`, ...
 
     Attributes:
         loaders: The loaders, by `train`, `val` and `test`.
 
     Raises:
-        InputError: An argument cannot be.
+        InputError: An argument is invalid.
     """
 
     def __init__(
@@ -81,23 +81,23 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
                 setattr(self, hook, getattr(self, f"{name}_loader"))
 
     def train_loader(self) -> OpaqueLoader:
-        """Return what Lightning trains on."""
+        """Return the loader to train on."""
         self._check_ranks("train")
         loader = self.loaders["train"]
         return OpaqueLoader(loader) if self.trainer is None else _TrainingLoader(loader, self.trainer)
 
     def val_loader(self) -> OpaqueLoader:
-        """Return what Lightning validates on."""
+        """Return the loader to validate on."""
         self._check_ranks("val")
         return OpaqueLoader(self.loaders["val"])
 
     def test_loader(self) -> OpaqueLoader:
-        """Return what Lightning tests on."""
+        """Return the loader to test on."""
         self._check_ranks("test")
         return OpaqueLoader(self.loaders["test"])
 
     def _check_ranks(self, name: str) -> None:
-        """Refuse ranks that are not those of the strategy: with tensor parallelism several processes are one rank.
+        """Refuse ranks that differ from the strategy's: with tensor parallelism several processes are one rank.
 
         Raises:
             TopologyError: They are not.
@@ -159,13 +159,13 @@ class _TrainingLoader(OpaqueLoader):
 
 
 class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
-    """Sets the epoch of each `wdsplit.Loader`, and of each `Dataset` in torch's DataLoader, that Lightning trains on.
+    """Sets the epoch of each training `wdsplit.Loader`, and of each `Dataset` in torch's DataLoader.
 
-    `WdsplitDataModule` needs none.
+    `WdsplitDataModule` does not need it.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the first iteration anew if Lightning has begun it in another epoch."""
+        """Restart the first iteration if Lightning has started it in another epoch."""
         if self._set_epoch(trainer):
             iter(trainer.fit_loop._data_fetcher)
 
@@ -195,14 +195,14 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
 
 
 class MonitorCallback(_library.Callback):  # type: ignore[misc, name-defined]
-    """Logs statistics of each `wdsplit.Loader` that Lightning trains on to the Trainer's loggers.
+    """Logs statistics of each training `wdsplit.Loader` to the Trainer's loggers.
 
     They are those of `wdsplit.Monitor`, of rank 0, each time that the Trainer logs metrics (`log_every_n_steps`). Where
     it trains on several loaders, names begin with `wdsplit/0/`, `wdsplit/1/`, ..., in the order of the loaders.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forget an earlier training."""
+        """Reset the loaders of an earlier training."""
         self._monitors: list[Monitor] = []
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

@@ -24,7 +24,7 @@ class OpaqueLoader:
         loader: The loader.
 
     Raises:
-        InputError: It is no `wdsplit.Loader`.
+        InputError: It is not a `wdsplit.Loader`.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -41,24 +41,24 @@ class OpaqueLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, else the next one."""
+        """The epoch of the current iteration, else of the next one."""
         return self.loader.epoch
 
     @property
     def step(self) -> int:
-        """Steps of the epoch before the next batch: where counting goes on after a resume, to end at `len(self)`."""
+        """The number of the next step: a resumed loop counts on from it, up to `len(loader)`."""
         return self.loader.step
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; a position that was loaded is kept if it lies in that epoch."""
+        """Choose the epoch of the next iteration. A position from `load_state_dict` is kept if it is in that epoch."""
         self.loader.set_epoch(epoch)
 
     def skip(self, first: int, last: int) -> None:
-        """Leave steps out of the epoch under way, else of the next one, as `wdsplit.Loader.skip`."""
+        """Skip steps of the current epoch, or of the next one between epochs, as `wdsplit.Loader.skip` does."""
         self.loader.skip(first, last)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the loader has got: the batches that were delivered.
+        """Return the position of the loader, after the delivered batches.
 
         In the middle of an accumulation of gradients it logs that those of some batches are in no checkpoint.
         """
@@ -71,15 +71,15 @@ class OpaqueLoader:
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where a state dict was taken.
+        """Continue where a state dict was taken.
 
         Raises:
-            StateError: It is of another dataset or other options.
+            StateError: The state belongs to another dataset or other options.
         """
         self.loader.load_state_dict(state_dict)
 
     def _is_accumulating(self) -> bool:
-        """Tell whether there are gradients that the optimizer has not taken."""
+        """Tell whether there are gradients that the optimizer has not applied."""
         return False
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The state of a loader whose batches are taken before they are used: by a library, or to copy them to devices.
+"""The state of a loader whose batches are prefetched: by a library, or to copy them to devices.
 
 `wdsplit.Loader` counts the batches it has delivered. Here each batch comes with the state after it, which follows from
 the steps by arithmetic; the state of the last batch used is the one that counts.
@@ -38,10 +38,10 @@ class StatefulBatches(Iterator[tuple[Any, Step, State]]):
 
 
 class PrefetchingLoader:
-    """A loader whose batches are taken ahead of their use; its state counts those that were used.
+    """A loader whose batches are prefetched; its state counts only those that were used.
 
     Args:
-        loader: The loader; nobody else iterates it.
+        loader: The loader; nothing else may iterate it.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -53,13 +53,13 @@ class PrefetchingLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the iteration under way, else of the next one."""
+        """The epoch of the current iteration, else of the next one."""
         reached = self._state()
         return self.loader.epoch if reached is None else reached.epoch
 
     @property
     def step(self) -> int:
-        """Steps of the epoch before the next batch: where counting goes on after a resume, to end at `len(self)`."""
+        """The number of the next step: a resumed loop counts on from it, up to `len(loader)`."""
         reached = self._state()
         return self.loader.step if reached is None else self.loader._step_at(reached)
 
@@ -68,10 +68,10 @@ class PrefetchingLoader:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. A position that was loaded is kept if it lies in that epoch.
+        """Choose the epoch of the next iteration. A position from `load_state_dict` is kept if it is in that epoch.
 
         Raises:
-            InputError: The epoch is negative or no integer.
+            InputError: The epoch is not an integer of at least 0.
         """
         reached = self._state()
         self.loader.set_epoch(epoch)
@@ -79,7 +79,7 @@ class PrefetchingLoader:
             self._forget()
 
     def skip(self, first: int, last: int) -> None:
-        """Leave steps out, as `wdsplit.Loader.skip`, before an epoch begins or right after `load_state_dict`.
+        """Skip steps, as `wdsplit.Loader.skip` does, before an epoch begins or right after `load_state_dict`.
 
         Raises:
             InputError: An iteration is under way, or as by `wdsplit.Loader.skip`.
@@ -93,7 +93,7 @@ class PrefetchingLoader:
         self.loader.skip(first, last)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the batches have got that were used, as plain JSON values: not those that were made ahead.
+        """Return the position after the used batches as plain JSON values; prefetched batches do not count.
 
         It resumes on any number of ranks and with any batch size, here as in `wdsplit.Loader`.
         """
@@ -103,16 +103,16 @@ class PrefetchingLoader:
         return dumped_state(self.loader.dataset, reached, self.loader.batch_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where a state dict was taken: the next iteration gives the rest of its epoch.
+        """Continue where a state dict was taken: the next iteration yields the rest of its epoch.
 
         Raises:
-            StateError: It is of another dataset or other options.
+            StateError: The state belongs to another dataset or other options.
         """
         self.loader.load_state_dict(state_dict)
         self._forget()
 
     def begin(self, goes_on: bool = False) -> tuple[StatefulBatches, int]:
-        """Begin an iteration; return it, and its number. What is used of an earlier one does not count any more.
+        """Start an iteration; return it, and its number. Used batches of an earlier one no longer count.
 
         An epoch that was broken off begins again, as in `wdsplit.Loader`; an iteration of which nothing was used, where
         it began: libraries look at a first batch and drop it.
@@ -131,7 +131,7 @@ class PrefetchingLoader:
         return progress, self._iteration
 
     def used(self, iteration: int, state: State) -> None:
-        """Take note that a batch of an iteration was used, by the state after it."""
+        """Record that a batch of an iteration was used, by the state after it."""
         if self._state() is not None and self._iteration == iteration:
             self._reached, self._is_used = state, True
 
@@ -141,7 +141,7 @@ class PrefetchingLoader:
             self._reached = None
 
     def _state(self) -> State | None:
-        """Return how far the batches used have got; None where the loader itself knows what comes next."""
+        """Return the state after the used batches; None where the loader itself knows it."""
         epochs_set = self.loader.dataset.epochs_set
         if self._epochs_set != epochs_set:
             self._epochs_set = epochs_set
@@ -149,5 +149,5 @@ class PrefetchingLoader:
         return self._reached
 
     def _forget(self) -> None:
-        """Ignore what is reported of the iterations begun so far."""
+        """Ignore reports on the iterations that were started so far."""
         self._reached, self._is_used, self._iteration = None, False, self._iteration + 1

@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 class TensorFlowLoader(PrefetchingLoader):
     """The batches of a loader for TensorFlow.
 
-    Iterating gives the batches of an epoch as tensors. `dataset` gives them to what wants a `tf.data.Dataset`.
+    Iterating yields the batches of an epoch as tensors. `dataset` returns them as a `tf.data.Dataset`.
 
     Args:
         loader: The loader, with workers that are threads, or none: TensorFlow's process should not be forked.
-        prefetch: Batches that TensorFlow makes ahead.
+        prefetch: Batches that TensorFlow prefetches.
         element_spec: A tf.TensorSpec for each leaf of a batch; None to derive it from a first batch, which is read for
             that. Needed if the shapes of batches differ.
 
     Raises:
-        InputError: An argument cannot be, or batches hold what a tensor cannot.
+        InputError: An argument is invalid, or batches have values that cannot be tensors.
         MissingDependencyError: TensorFlow is not installed.
     """
 
@@ -57,7 +57,7 @@ class TensorFlowLoader(PrefetchingLoader):
         self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the batches of the epoch, or what is left of it after `load_state_dict`, as tensors."""
+        """Yield the batches of the epoch, or what is left of it after `load_state_dict`, as tensors."""
         self._reports_use = True
         dataset = self.dataset(epochs=1)
         try:
@@ -70,19 +70,19 @@ class TensorFlowLoader(PrefetchingLoader):
             raise self._error from error
 
     def dataset(self, epochs: int | None = None) -> Any:
-        """Return a tf.data.Dataset of the batches of some epochs, one after another; of all for None.
+        """Return a tf.data.Dataset of the batches of `epochs` epochs, one after another; None for endless epochs.
 
-        It begins where the loader stands when it is iterated, with what is left of an epoch that was loaded. Its
-        options keep TensorFlow from sharding it, and from adding a prefetch of its own: end stages that you add with
-        a `prefetch`.
+        It starts at the loader's position when it is iterated, with the rest of an epoch after `load_state_dict`. Its
+        options keep TensorFlow from sharding it and from adding its own prefetch: end your own stages with a
+        `prefetch`.
 
-        Which batches were used is known only of those that `callback` has seen in Keras. With it, a dataset of all
-        epochs that is iterated again (by a further `fit`) goes on after them; one of some epochs begins the epoch
-        again. Without it, all that were made of an epoch count as used when its last one was made, and none before: so
-        `state_dict` is not exact, and an epoch that was broken off begins again, which is logged.
+        Only Keras with `callback` reports which batches were used. With it, an endless dataset that is iterated again
+        (by another `fit`) continues after the used batches; one of some epochs starts the epoch again. Without it, the
+        batches of an epoch count as used only when its last one was made: so `state_dict` is not exact, and an
+        interrupted epoch starts again, which is logged.
 
         Raises:
-            InputError: `epochs` is no integer of at least 1, or None where an epoch has no batch.
+            InputError: `epochs` is not an integer of at least 1, or it is None but an epoch has no batch.
         """
         if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
             raise InputError("invalid epochs", expected="an integer of at least 1, or None", found=repr(epochs))

@@ -1,4 +1,4 @@
-"""Hugging Face Transformers: a Trainer whose datasets may be those of wdsplit.
+"""Hugging Face Transformers: a Trainer that accepts wdsplit's datasets.
 
 The Trainer's own arguments say how loading goes. It counts steps itself and, when it resumes, asks for batches that it
 skips: our loader begins after them and gives as many placeholders, so nothing is read, or skipped, twice.
@@ -39,17 +39,16 @@ _OF_OTHER_LENGTHS = (
 
 
 class TrainerMixin:
-    """What makes a Trainer take a `wdsplit.Dataset` for training, evaluation and prediction; others go on as before.
+    """Lets a Trainer use a `wdsplit.Dataset` for training, evaluation and prediction; other datasets work as before.
 
-    `class MyTrainer(TrainerMixin, Seq2SeqTrainer)` does it for any Trainer. Samples are dicts that the Trainer's
-    collator takes. Each rank reads its part once, epochs are set, and `train(resume_from_checkpoint=...)` goes on in
-    the middle of an epoch, where the global batch is as large as it was, on any number of processes. What
-    `compute_metrics` and `predict` get is without pads; the loss that `evaluate` tells is the Trainer's mean over
-    batches, pads included.
+    `class MyTrainer(TrainerMixin, Seq2SeqTrainer)` does it for any Trainer. Samples are dicts for the Trainer's
+    collator. Each rank reads its part once, and epochs are set. `train(resume_from_checkpoint=...)` continues in the
+    middle of an epoch, on any number of processes with the same global batch. `compute_metrics` and `predict` get no
+    pads; the loss of `evaluate` is the Trainer's mean over batches, pads included.
 
     Args:
         args: As of the Trainer.
-        log_loading: Add the statistics of the loader, those of `wdsplit.Monitor`, to what is logged while training.
+        log_loading: Add the loader's statistics, those of `wdsplit.Monitor`, to the training logs.
         options: As of the Trainer.
     """
 
@@ -193,7 +192,7 @@ class TrainerMixin:
 
 
 class WdsplitTrainer(TrainerMixin, Trainer):
-    """Transformers' Trainer, whose datasets may be those of wdsplit."""
+    """Transformers' Trainer, which accepts wdsplit's datasets."""
 
 
 class _TrainingLoader(PreparedLoader):

@@ -1,4 +1,4 @@
-"""What is logged, once, of a reader of a dataset."""
+"""Log once what a reader of a dataset reads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _announced: set[tuple[str, World, str, str]] = set()
 
 
 def announce(source: AnySource, epoch: int, world: World, num_workers: int = 0) -> None:
-    """Log once a process, dataset, view and world which rank and worker read, and what it costs if lanes are shared.
+    """Log the rank and worker that read, and the cost if lanes are shared; once per process, dataset, view and world.
 
     Args:
-        source: What is read.
-        epoch: The epoch, whose view is named.
+        source: The dataset to read.
+        epoch: The epoch, whose view is logged.
         world: The reader.
         num_workers: The workers of the rank, if its own process logs for all of them.
     """

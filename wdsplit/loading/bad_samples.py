@@ -1,6 +1,6 @@
 """Bad samples: how many are accepted, how they are counted, logged and listed in a file.
 
-What takes their places is decided in `substitutes`.
+`substitutes` chooses the samples that replace them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LOGGED_ONE_BY_ONE = 10
 _NAMED = 3
 _MAX_MESSAGE = 2000
 _MIN_SEARCHED = 1000
-"""So many bad samples in a row may be passed in search of a good one, however few are accepted."""
+"""Bad samples in a row that a search for a good one passes at least, even if fewer are accepted."""
 
 
 def bad_samples_problems(on_bad_sample: Any, max_bad_samples: Any, bad_samples_file: Any) -> list[str]:
-    """Return what is wrong with the options of bad samples, a text for each."""
+    """Return the problems of the options for bad samples, a text for each."""
     problems = []
     if on_bad_sample not in ("raise", "substitute"):
         problems.append(f"on_bad_sample = {on_bad_sample!r}: expected 'raise' or 'substitute'")
@@ -77,42 +77,42 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True)
 class BadSamples:
-    """What is done about bad samples, if they are replaced.
+    """How to replace bad samples.
 
     Attributes:
-        max_bad: How many are accepted in an epoch on each rank: a number, or a float, their part of the rank's samples.
-        file: Where they are listed; None for nowhere.
+        max_bad: Limit in an epoch on each rank: a number, or a float, the fraction of the rank's samples.
+        file: The file that lists them; None for no list.
     """
 
     max_bad: int | float
     file: str | None
 
     def found(self, url: str, epoch: int, num_samples: int, readers: int, count: Callable[[], int]) -> Found:
-        """Return what takes note of the bad samples of an epoch.
+        """Return an object that records the bad samples of an epoch.
 
         Args:
             url: What to call the dataset.
             epoch: The epoch.
             num_samples: The samples of the epoch.
-            readers: How many share them and count for themselves.
-            count: Counts a bad sample; returns how many those who count together have found in the epoch.
+            readers: Readers that share the samples and count separately.
+            count: Counts a bad sample; returns how many all that count together have found in the epoch.
         """
         limit = self.max_bad if isinstance(self.max_bad, int) else math.ceil(self.max_bad * num_samples / readers)
         return Found(self, url, epoch, limit, count)
 
 
 class Found:
-    """Takes note of the bad samples of one reader in one epoch.
+    """Records the bad samples of one reader in one epoch.
 
     Args:
-        options: What is done about them.
+        options: How to replace them.
         url: What to call the dataset.
         epoch: The epoch.
-        limit: How many are accepted.
+        limit: Bad samples to accept.
         count: As of `BadSamples.found`.
 
     Attributes:
-        max_searched: Bad samples that may be passed in a row in search of a good one.
+        max_searched: Bad samples in a row that a search for a good one may pass.
     """
 
     def __init__(self, options: BadSamples, url: str, epoch: int, limit: int, count: Callable[[], int]) -> None:
@@ -162,7 +162,7 @@ class Found:
         )
 
     def no_substitute(self, bad: BadSample, num_bad: int) -> PipelineError:
-        """Return the error of a bad sample for which no good one was found among so many."""
+        """Return the error for a bad sample without a substitute, after `num_bad` bad candidates."""
         is_all = num_bad <= self.max_searched
         return self._error(
             "all samples are bad" if is_all else f"more than {num_bad - 1:,} samples in a row are bad",
@@ -187,7 +187,7 @@ class Found:
 class _List:
     """A file of JSON lines, to which the workers of all ranks append: each sample once.
 
-    Whoever appends locks the file and reads what the others have appended since.
+    A writer locks the file and first reads what others have appended since its last line.
     """
 
     def __init__(self, path: str) -> None:
@@ -196,7 +196,7 @@ class _List:
         self._known: set[tuple[str, int]] = set()
 
     def add(self, bad: BadSample, epoch: int) -> None:
-        """Append a sample, unless it is listed."""
+        """Append a sample, unless it is already listed."""
         if (bad.shard, bad.sample) in self._known:
             return
         with translate_errors(self._path, writing=True):
@@ -209,7 +209,7 @@ class _List:
                 unlock(fd)
 
     def _read(self, fd: int) -> None:
-        """Read what was appended; a line that was cut off, because its writer died, is overwritten."""
+        """Read the lines that others appended; a line whose writer died before its end is overwritten."""
         data = os.pread(fd, max(0, os.fstat(fd).st_size - self._num_read), self._num_read)
         lines = data[: data.rfind(b"\n") + 1]
         self._num_read += len(lines)
@@ -235,7 +235,7 @@ def _line(bad: BadSample, epoch: int) -> bytes:
 
 
 def _printable(text: str) -> str:
-    """Return a text that JSON can hold."""
+    """Return a text that JSON can encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

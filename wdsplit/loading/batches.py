@@ -1,4 +1,4 @@
-"""The batches of one epoch, or of the rest of one, as a `Loader` gives them, and how far a loader has got.
+"""The batches that a `Loader` delivers in an epoch, or in the rest of one, and the loader's progress.
 
 Composition of the steps and the workers' sub-batches; the state is explicit, so that it can be named at any time.
 """
@@ -44,15 +44,15 @@ class Batches(Iterator[Any]):
     """The batches of one epoch, or of the rest of one.
 
     Args:
-        source: What is read; `set_view` gives the dataset another one, for the next iteration.
+        source: The samples to read; `set_view` replaces the dataset's source for the next iteration.
         epoch: The epoch.
         steps: Its steps, from where it begins.
         running: The workers' sub-batches of them.
         assemble: Makes a batch of a step's sub-batches and its number of samples.
-        progress: Takes note of each batch that is delivered.
-        clock: Measures how long the consumer waits, and how long it takes.
-        delivered: Called after each batch that is delivered, if given.
-        ahead: Makes what takes batches ahead of their delivery; None to make each one when it is requested.
+        progress: Records each delivered batch.
+        clock: Measures the time that the consumer waits and computes.
+        delivered: Called after each delivered batch, if given.
+        ahead: Returns an object that makes batches before they are requested; None to make each one on request.
 
     Attributes:
         epoch: The epoch.
@@ -96,7 +96,7 @@ class Batches(Iterator[Any]):
         self._ahead = None if self._make_ahead is None else self._make_ahead()
 
     def go_on(self, steps: Steps, running: Running) -> None:
-        """Give other steps from here on: what was made ahead of those before is not delivered."""
+        """Continue with other steps; batches that were made ahead for the earlier ones are dropped."""
         self.running = running
         self._give(steps)
 
@@ -152,7 +152,7 @@ class Batches(Iterator[Any]):
 
         Args:
             failed: Whether it ends because of an error.
-            at_once: Whether worker processes shall not be waited for, because the program was interrupted.
+            at_once: Do not wait for worker processes, because the program was interrupted.
         """
         self.ended = True
         self.running.close(failed, at_once)
@@ -162,7 +162,7 @@ class Batches(Iterator[Any]):
 
 
 class EpochProgress:
-    """How far a loader has got: what its state names, and where its next iteration begins.
+    """A loader's progress: the position of its state, and the start of its next iteration.
 
     One iteration at a time counts: the last one, until another epoch or a state is chosen. A copy goes on
     from the same place, without the iteration under way.
@@ -190,7 +190,7 @@ class EpochProgress:
 
     @property
     def state(self) -> State:
-        """What has been delivered by the iteration that counts; else where the next one begins."""
+        """The position that the current iteration has delivered up to; else where the next one begins."""
         start = self.start
         return self._delivered or start
 
@@ -208,14 +208,14 @@ class EpochProgress:
 
     @property
     def source(self) -> AnySource:
-        """What the iteration under way reads, else what the next one will."""
+        """The source of the current iteration, else of the next one."""
         epoch, batches = self.start.epoch, self.under_way
         if batches is None or batches.epoch != epoch:
             return self._dataset.source
         return batches.source
 
     def source_of(self, state: State) -> AnySource:
-        """Return what the positions of a state belong to: the views may have been set anew since."""
+        """Return the source that the positions of a state refer to: the views may have been set again since."""
         is_of_last = state.position > 0 and self._source.view_at(state.epoch) == state.view
         return self._source if is_of_last else self._dataset.source
 

@@ -1,4 +1,4 @@
-"""An iteration of a dataset: what is left of an epoch, and how far it has got.
+"""An iteration of a dataset: the rest of an epoch, and its progress.
 
 Its state is the number of samples that the stages have taken: the rest follows from the epoch by arithmetic. Stages
 that hold samples back between two items have no such state; they are known by name, or by counting what they take.
@@ -76,7 +76,7 @@ _FILTERS = "webdataset.filters"
 
 
 def _is_of_filters(stage: Any) -> bool:
-    """Tell whether a stage is a function of webdataset's with its arguments: nobody has one before the import."""
+    """Tell whether a stage is a webdataset function with its arguments; before webdataset's import there is none."""
     filters = sys.modules.get(_FILTERS)
     return filters is not None and isinstance(stage, filters.FilterFunction)
 
@@ -100,7 +100,7 @@ def _name_in_webdataset(stage: Any) -> str:
 
 
 def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
-    """Return a stage that gives what `stage` gives, and of which is known how far it has got.
+    """Return a stage that does the same as `stage` and knows its progress.
 
     Args:
         stage: A stage of a pipeline.
@@ -115,11 +115,11 @@ def resumable(stage: Any, invoke: Callable[..., Any]) -> Any:
 
 
 def why_not_one_to_one(stage: Any, strict: bool = False) -> str:
-    """Return the name of a stage that cannot give one sample for each it takes, and why; nothing if it may.
+    """Return the name of a stage that cannot return one sample for each input, and why; empty if it may.
 
     Args:
         stage: A stage of a pipeline.
-        strict: Also of those that may drop samples.
+        strict: Include stages that may drop samples.
     """
     name = _name_in_webdataset(stage)
     if name in _NOT_ONE_TO_ONE:
@@ -153,7 +153,7 @@ class _Batched:
 
 
 class _Watched:
-    """A stage of which nothing is known but how many items go into it and come out."""
+    """A stage of unknown kind: only the items that go in and come out are counted."""
 
     def __init__(self, stage: Any, invoke: Callable[..., Any]) -> None:
         self._stage = stage
@@ -201,7 +201,7 @@ class _Taken:
 
 
 class Iteration(Iterator[Any]):
-    """What the stages of a dataset make of one reader's samples of an epoch.
+    """The results of a dataset's stages for one reader's samples of an epoch.
 
     Args:
         source: What is read.
@@ -246,7 +246,7 @@ class Iteration(Iterator[Any]):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far this iteration has got, as plain JSON values.
+        """Return the progress of this iteration as plain JSON values.
 
         It counts the samples that went into the items given so far. It belongs to this rank and worker, and to these
         numbers of both: `wdsplit.Loader` has states that resume on any other.
@@ -282,7 +282,7 @@ class Iteration(Iterator[Any]):
             )
         epoch, taken, chosen = state_dict["epoch"], state_dict["taken"], self._epoch
         view = view_in(state_dict)
-        if taken:  # an epoch that has not begun may have any view
+        if taken:  # before its first sample, an epoch may have any view
             refuse_other_view(view, self._source.view_at(epoch), epoch, self._source.url)
         missing = self._begin(epoch, taken)
         if missing:
@@ -345,7 +345,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _warn_of_dropped_samples(source: AnySource, world: World, stages: Iterable[Any]) -> None:
-    """Log once a process and dataset that stages may drop samples, so that ranks may differ in their steps."""
+    """Log once per process and dataset that stages may drop samples, so that ranks may have different steps."""
     names = [_name(stage) for stage in stages if _may_drop(stage)]
     if not names or world.world_size == 1 or source.options.tail == "uneven" or world.rank or world.worker:
         return

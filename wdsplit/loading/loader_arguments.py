@@ -1,4 +1,4 @@
-"""Arguments that a Loader lacks, and what to write instead."""
+"""Arguments that a Loader does not have, and what to write instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARGUMENTS_OF_TORCH = {
     "timeout": "leave it out: a dead worker is an error, and the loader waits for a slow one",
     "worker_init_fn": "leave it out: workers are seeded; draw random numbers in dataset.map_random",
 }
-"""Arguments of torch's DataLoader that a Loader lacks, and what to write instead."""
+"""Arguments of torch's DataLoader that a Loader does not have, and what to write instead."""
 
 
 def unknown_argument(name: str, parameters: Iterable[str]) -> InputError:

@@ -46,11 +46,11 @@ SharesOf = Callable[[Sequence[int]], Sequence[int] | Schedule]
 
 
 class MixedSource:
-    """Reads a mixture.
+    """The source of a mixture.
 
     Args:
-        sources: What is mixed.
-        shares_of: Returns for each the samples that it gives an epoch, by how many each has; or a schedule.
+        sources: The sources to mix.
+        shares_of: Returns each source's samples in an epoch, from the sources' sizes; or a schedule.
         options: The order's options; the window is each source's own.
     """
 
@@ -65,11 +65,11 @@ class MixedSource:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """For each source the samples that it gives an epoch; the first, if epochs differ in that."""
+        """Samples of each source in an epoch; in the first one, if epochs differ."""
         return self.counts_at(0)
 
     def counts_at(self, epoch: int) -> tuple[int, ...]:
-        """Return for each source the samples that it gives an epoch."""
+        """Return the samples of each source in an epoch."""
         shares = self._epoch_shares(epoch)
         return shares.counts if isinstance(shares, EpochShares) else tuple(shares)
 
@@ -77,7 +77,7 @@ class MixedSource:
         return [source.num_samples_at(epoch) for source in self.sources]
 
     def _shares_at(self, epoch: int) -> Sequence[int] | Schedule:
-        """Return the shares that hold for the views of an epoch."""
+        """Return the shares for the views of an epoch."""
         sizes = tuple(self._sizes_at(epoch))
         if sizes not in self._shares:
             self._shares[sizes] = self._shares_of(sizes)
@@ -94,9 +94,9 @@ class MixedSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What a state belongs to: for each source in turn its samples an epoch, its fingerprint and its window.
+        """Identifies the mixture in a state: for each source its samples in an epoch, its fingerprint and its window.
 
-        The samples are those of an epoch without views: what these change, `view_at` says.
+        The samples are counted without views; `view_at` identifies the views.
         """
         shares = self._shares_of([source.manifest.num_samples for source in self.sources])
         if isinstance(shares, Schedule):
@@ -115,7 +115,7 @@ class MixedSource:
         return sum(self.counts_at(epoch))
 
     def view_at(self, epoch: int) -> ViewMark | None:
-        """Return what a state says of the views of the sources in an epoch; None if all have all samples."""
+        """Return the mark of the sources' views in an epoch for a state; None if all have all samples."""
         marks = [source.view_at(epoch) for source in self.sources]
         if not any(marks):
             return None
@@ -126,7 +126,7 @@ class MixedSource:
 
     @property
     def view_text(self) -> str:
-        """Which views the sources have, for people; empty if all have all samples."""
+        """The views of the sources as text; empty if all have all samples."""
         return "; ".join(f"{source.url}: {source.view_text}" for source in self.sources if source.view_text)
 
     @property
@@ -139,7 +139,7 @@ class MixedSource:
         """The class names of all sources.
 
         Raises:
-            InputError: Two differ in them.
+            InputError: Sources have different ones.
         """
         first, *others = self.sources
         for other in others:
@@ -159,7 +159,7 @@ class MixedSource:
         return max(source.sample_bytes for source in self.sources)
 
     def described(self) -> Mapping[str, Any]:
-        """Return what people ask first, for tables: for each dataset what an epoch takes of it."""
+        """Return the main facts for a table: for each dataset its samples in an epoch."""
         rows = zip(self.sources, self.counts, self._sizes_at(0), strict=True)
         schedule = self._shares_at(0)
         when = "in epoch 0" if isinstance(schedule, Schedule) else "an epoch"
@@ -173,7 +173,7 @@ class MixedSource:
         return MixedOrder(self._sizes_at(epoch), self._epoch_shares(epoch), self.options, epoch)
 
     def order_of(self, source: int, source_epoch: int, epoch: int) -> EpochOrder:
-        """Return a source's own order in one of its own epochs, which quotas of an epoch of the mixture lead to."""
+        """Return a source's own order in one of its own epochs, as an epoch of the mixture needs it."""
         one = self.sources[source]
         options = replace(self.options, seed=source_seed(self.options.seed, source), window=one.options.window)
         return one.order_with(one.selection_at(epoch), options, source_epoch, equal_lanes=True)

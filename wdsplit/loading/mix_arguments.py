@@ -1,4 +1,4 @@
-"""What `wdsplit.mix` is asked for: the datasets that are named, and how many samples each gives.
+"""The arguments of `wdsplit.mix`: which datasets to mix, and how many samples of each.
 
 No dataset is opened here.
 """
@@ -25,7 +25,7 @@ _EXAMPLE = "such as {'data/a': 0.7, 'data/b': 0.3}"
 
 @dataclass(frozen=True)
 class MixArguments:
-    """The arguments of `mix` that say what is mixed; see there.
+    """The arguments of `mix` that define the mixture; see there.
 
     Attributes:
         urls: The datasets, in the order in which they are first named.
@@ -109,7 +109,7 @@ class MixArguments:
 
 
 def _check(shares: Any) -> None:
-    """Refuse what is no dict of shares, or names a dataset twice."""
+    """Refuse values that are not a dict of shares, and duplicate datasets."""
     if shares is None:
         return
     if not isinstance(shares, Mapping):

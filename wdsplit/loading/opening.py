@@ -27,7 +27,7 @@ __all__ = ["open_dataset", "open_source", "opened_source"]
 
 
 def opened_source(path: Any, window: int | None, limit: int | None, chosen: DatasetOptions) -> tuple[Source, Opened]:
-    """Return the source of a dataset, of all its samples or the first ones, and what it was opened as.
+    """Return the source of a dataset, with all its samples or the first ones, and how it was opened.
 
     Args:
         path: As of `Dataset`.
@@ -48,7 +48,7 @@ def opened_source(path: Any, window: int | None, limit: int | None, chosen: Data
 
 
 def open_source(path: Any, window: int | None = None, limit: int | None = None, **options: Any) -> AnySource:
-    """Return what `Dataset` with the same arguments reads, with its views; nothing of webdataset is imported.
+    """Return the source of a `Dataset` with the same arguments, with its views; webdataset is not imported.
 
     Raises:
         WdsplitError: As by `Dataset`.
@@ -61,7 +61,7 @@ def open_source(path: Any, window: int | None = None, limit: int | None = None, 
 def open_dataset(
     path: Any, access: Access, cache_dir: str | os.PathLike[str] | None, fs: AbstractFileSystem | None = None
 ) -> tuple[str, Manifest, Access]:
-    """Open what the user gave: a folder with a manifest, or tars without one.
+    """Open the user's path: a folder with a manifest, or tars without one.
 
     Args:
         path: The folder of a dataset; or a tar, a glob, a brace expression, or a list of these.

@@ -64,14 +64,14 @@ def with_flat_signature(function: AnyFunction) -> AnyFunction:
 
 
 def checked_options(options: DatasetOptions, window: int | None = None) -> DatasetOptions:
-    """Return all options: plain integers where numpy's were given, defaults where nothing was.
+    """Return all options, with numpy integers as plain ones, and defaults for options that were not given.
 
     Args:
         options: What the caller has given.
         window: The caller's window, which is checked with the rest; None for the dataset's own.
 
     Raises:
-        InputError: Values are invalid; all of them are named.
+        InputError: Values are invalid; the error names all of them.
         TypeError: There is no such option.
     """
     for name in options:
@@ -134,7 +134,7 @@ def access_of(options: DatasetOptions) -> Access:
 
 
 def bad_samples_of(options: DatasetOptions) -> BadSamples | None:
-    """Return what is done about bad samples, from checked options; None if their errors are raised."""
+    """Return how to replace bad samples, from checked options; None to raise their errors."""
     file = options["bad_samples_file"]
     if options["on_bad_sample"] == "raise":
         return None

@@ -1,7 +1,7 @@
 """Refuse loops that would split a rank's samples among the ranks a second time, or count them wrongly.
 
-A `Dataset` gives each rank its share. Libraries that take it for the whole (Accelerate's `prepare`, and the Trainer of
-Transformers) split that share again, and most samples of the epoch reach nobody.
+A `Dataset` gives each rank its share. Libraries that treat it as the whole (Accelerate's `prepare`, and the Trainer of
+Transformers) split that share again, and most samples of the epoch are lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stages of a dataset, applied to samples, with what is done about bad ones."""
+"""The stages of a dataset, applied to samples, and the replacement of bad samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Staging:
             raised.
         others: Those after them.
         invoke: Applies a stage to samples, as webdataset's pipelines do.
-        bad_samples: What is done about bad samples; None if errors are raised.
+        bad_samples: How to replace bad samples; None to raise errors.
     """
 
     guarded: Sequence[Any]

@@ -1,4 +1,4 @@
-"""The state dicts of a dataset's loaders: what they say of a position, and which of them the dataset accepts."""
+"""The state dicts of a dataset's loaders: how they are written, and which of them the dataset accepts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def loaded_state(dataset: Dataset, values: Mapping[str, Any]) -> State:
     """Return the state that a state dict holds.
 
     Raises:
-        StateError: It is of another dataset, another view or other options, or it is damaged. An epoch that has not
-            begun may have any view.
+        StateError: It is of another dataset, another view or other options, or it is damaged. Before its first
+            sample, an epoch may have any view.
     """
     state = parse_state(values, dataset.source.fingerprint, dataset.options, dataset.world())
     if state.position:

@@ -1,4 +1,4 @@
-"""What a loader has done so far: as text, as scalars to plot, and as metrics to scrape.
+"""Statistics of a loader: as text, as scalars to plot, and as metrics to scrape.
 
 Pure (no I/O).
 """
@@ -45,16 +45,16 @@ class Statistics:
         num_bytes: Bytes of the payloads of all samples that the workers have made.
         windows_read: Windows that were read and parsed.
         windows_reused: Times that a window was in memory already.
-        wait_s: Seconds that the consumer has waited for batches.
-        compute_s: Seconds that the consumer has taken between batches.
+        wait_s: Seconds that the consumer waited for batches.
+        compute_s: Seconds that the consumer spent between batches.
         samples_made: Samples that the workers have made: those of batches that were made ahead too.
         fetched_bytes: Bytes that came from remote storage, a bucket or a network file system, repeated ones too; 0 from
             a local disk.
-        retries: Requests to remote storage that were sent again after a failure.
+        retries: Requests to remote storage that were retried after a failure.
         epoch: The epoch of the position.
         position: Samples of the epoch, of all ranks together, up to the last batch that was delivered.
         rank: The loader's rank.
-        bad_samples: Bad samples that others took the places of, with `on_bad_sample="substitute"`; those of batches
+        bad_samples: Bad samples that were replaced, with `on_bad_sample="substitute"`; those of batches
             that were made ahead too.
     """
 
@@ -94,9 +94,9 @@ class Statistics:
         return "loader" if self.wait_share > _BUSY_SHARE else "model"
 
     def scalars(self, before: Statistics | None = None) -> dict[str, float]:
-        """Return what to plot.
+        """Return scalars to plot.
 
-        Seconds are those in which batches were waited for or used: a validation between two epochs does not count.
+        Rates count the time in which the consumer waited for batches or used them, not a validation between epochs.
 
         Args:
             before: Earlier statistics of the same loader, from which rates and shares count; None for its beginning.
@@ -120,7 +120,7 @@ class Statistics:
         }
 
     def summary(self, before: Statistics | None = None) -> str:
-        """Return what happened since earlier statistics as text on one line: rates, retries, bad samples, waiting."""
+        """Return the changes since earlier statistics as one line of text: rates, retries, bad samples, waiting."""
         found = self.scalars(before)
         retries = self.retries - (before.retries if before else 0)
         bad_samples = self.bad_samples - (before.bad_samples if before else 0)
@@ -133,7 +133,7 @@ class Statistics:
         return "; ".join(parts)
 
     def openmetrics(self, **labels: str) -> str:
-        """Return the counters in the OpenMetrics text format, for Prometheus and what else scrapes metrics.
+        """Return the counters in the OpenMetrics text format, for Prometheus and other tools that scrape metrics.
 
         Names begin with `wdsplit_`; each metric has the label `rank`. The text is a whole exposition: it ends with
         `# EOF`.
@@ -142,7 +142,7 @@ class Statistics:
             labels: More labels, such as `loader="train"`.
 
         Raises:
-            InputError: The format does not allow the name of a label.
+            InputError: A label has an invalid name.
         """
         wrong = [name for name in labels if not _LABEL.fullmatch(name)]
         if wrong:

@@ -1,4 +1,4 @@
-"""What takes the places of bad samples, so that every position gives one item whatever is wrong with its sample.
+"""Substitutes for bad samples, so that every position yields one item whatever is wrong with its sample.
 
 A bad sample gets the last good one of its lane before it, else the first one after it, else one of the next lanes: a
 function of the data and the stages, not of the topology. A candidate is good if the stages take it at its own

@@ -95,7 +95,7 @@ class _Copies:
         self._error: Exception | None = None
 
     def take(self, make: Callable[[], tuple[Step, Any]], left: int) -> tuple[Step, Any]:
-        """Return the next step and its batch, after the copy of the following one has begun."""
+        """Return the next step and its batch, after the copy of the following one has started."""
         if self._ahead is None and self._error is None:
             self._copy_next(make)
         taken, self._ahead = self._ahead, None

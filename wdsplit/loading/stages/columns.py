@@ -43,7 +43,7 @@ class ToTuple:
 
     def __call__(self, samples: Iterable[dict[str, Any]]) -> Iterator[Any]:
         """Give a tuple for each sample."""
-        from webdataset import filters  # here, because columns do without it
+        from webdataset import filters  # here, because only single samples need it
 
         stream: Iterator[Any] = filters.to_tuple(*self.names)(samples)
         return stream

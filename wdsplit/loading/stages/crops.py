@@ -1,4 +1,4 @@
-"""Which part of an image is taken, and whether it is mirrored. Pure (no I/O)."""
+"""The part of an image to crop, and whether to mirror it. Pure (no I/O)."""
 
 from __future__ import annotations
 

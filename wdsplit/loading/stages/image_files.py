@@ -1,4 +1,4 @@
-"""Images opened by the libraries that decode them, and refused by their headers if they are bombs.
+"""Images opened by the libraries that decode them, and refused by their headers if they are decompression bombs.
 
 Composition. All of these libraries are optional, and imported when used.
 """

@@ -1,4 +1,4 @@
-"""Images: decoded no larger than is asked for, and refused by their headers if they are bombs.
+"""Images: decoded no larger than needed, and refused by their headers if they are decompression bombs.
 
 Composition of the libraries that decode images; all are optional and imported when used. Which scale a JPEG is decoded
 at depends on its size, the part that is taken and the target's alone. Pixels come as they are stored: an EXIF
@@ -37,7 +37,7 @@ _LEAST_SCALE = 2
 """JPEG is decoded whole or at four, three, two or one eighth: at five to seven eighths it costs more than whole."""
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-"""What torchvision's `RandomResizedCrop` takes by default."""
+"""The defaults of torchvision's `RandomResizedCrop`."""
 
 Pixels = npt.NDArray[np.uint8]
 Draw = Callable[[], float]

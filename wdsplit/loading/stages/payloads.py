@@ -1,4 +1,4 @@
-"""Payloads as values: bounded in memory, and never unpickled unless that is asked for.
+"""Payloads decoded to values: with bounded memory, and never unpickled unless requested.
 
 Composition of webdataset's readers and ours. A name says what its payload is, by webdataset's rule; a payload may come
 from strangers, so what a header claims is compared with the bytes that are there before anything is taken for it.
@@ -76,7 +76,7 @@ class Payloads:
     max_bytes: int
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """Return the value, or None if the name says nothing."""
+        """Return the value, or None if the name has no known type."""
         extension = extension_of(key)
         if extension == "npy":
             return _read_npy(data, self.allow_pickle)
@@ -97,7 +97,7 @@ class Payloads:
         return None if decode is None else decode(data)
 
     def _read_npz(self, data: bytes) -> dict[str, Any]:
-        """Return the arrays of an npz by name; what is no array comes as bytes, as from numpy."""
+        """Return the arrays of an npz by name; other members come as bytes, as from numpy."""
         values = {}
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             num_bytes = sum(info.file_size for info in archive.infolist())

@@ -1,4 +1,4 @@
-"""Chance that does not depend on topology: each sample has generators of its own.
+"""Random numbers that do not depend on ranks and workers: each sample has its own generators.
 
 A generator is seeded from the dataset's seed, the epoch and the sample's position, so that what a function draws is the
 same on any number of ranks and workers, and after a resume.
@@ -84,7 +84,7 @@ def position_of(sample: Any, stage: str) -> int:
     """Return the position of a sample that a stage draws random numbers for.
 
     Raises:
-        PipelineError: It has none any more.
+        PipelineError: An earlier stage has removed it.
     """
     if not isinstance(sample, dict) or "__position__" not in sample:
         raise PipelineError(
@@ -98,7 +98,7 @@ def position_of(sample: Any, stage: str) -> int:
 
 @dataclass(frozen=True)
 class RandomMap(Drawing):
-    """A stage that maps each sample by a function of chance.
+    """A stage that maps each sample by a random function.
 
     Attributes:
         function: Called with the sample, or with the value of `field`, and a generator (unless it is `global`).
@@ -121,7 +121,7 @@ class RandomMap(Drawing):
         return replace(self, draws=self.draws.at(epoch, shift))
 
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Give what the function makes of each sample."""
+        """Yield the function's result for each sample."""
         if self.generator == "global" and threading.current_thread() is not threading.main_thread():
             raise PipelineError(
                 "the global generators are shared by all threads",

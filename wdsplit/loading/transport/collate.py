@@ -1,6 +1,6 @@
 """Batches: samples into columns, and the workers' columns woven into one.
 
-Numbers, arrays and tensors are stacked; all else comes as lists, but text and bytes as arrays of Arrow on request.
+Numbers, arrays and tensors are stacked; other values become lists, text and bytes on request arrays of Arrow.
 Columns are numpy's arrays, unless they were made of tensors, so numpy's batches need no torch. A batch does not depend
 on the number of its sub-batches.
 """

@@ -1,4 +1,4 @@
-"""What the workers of a loader have made and read, and how long the loader and its consumer wait for each other.
+"""Counts of what a loader's workers made and read, and times that the loader and its consumer waited.
 
 Composition. Workers count in memory that all processes share, each in a row of its own.
 """
@@ -27,8 +27,8 @@ class Totals(NamedTuple):
         windows_read: Windows that were read and parsed.
         windows_reused: Times that a window was in memory already.
         fetched_bytes: Bytes that came from remote storage.
-        retries: Requests to remote storage that were sent again.
-        bad_samples: Samples in whose places others were given.
+        retries: Requests to remote storage that were retried.
+        bad_samples: Samples that were replaced.
     """
 
     samples: int = 0
@@ -91,8 +91,8 @@ class Clock:
     Attributes:
         batches: Batches that were delivered.
         samples: Samples in them.
-        wait_s: Seconds that the consumer has waited.
-        compute_s: Seconds that it has taken between batches.
+        wait_s: Seconds that the consumer waited.
+        compute_s: Seconds that it spent between batches.
         gaps: Of the last batches but the first of each iteration: the seconds that the consumer took after the one
             before, and those that it then waited.
         first_waits: Of the last iterations: the seconds that it waited for the first batch.
