@@ -113,9 +113,9 @@ class Losses:
     def diverged(self) -> list[Divergence]:
         """Return the ranks that diverge from the others, each once, in the order of the steps.
 
-        A rank diverges where its loss is not finite, or where its distance from the median of all ranks, averaged
-        over 10 steps, is more than 6 standard deviations of what noise alone would give. The noise is estimated as the
-        median change of a loss from one step to the next. Of two ranks both are returned.
+        A rank diverges where its loss is not finite, or too far from the median of all ranks: by more than 6 standard
+        deviations of the noise, averaged over 10 steps. The noise is estimated from the median change of a loss from
+        one step to the next. If there are only two ranks, both are returned.
         """
         finite = ma.masked_invalid(self.losses)
         changes = np.abs(finite[1:] - finite[:-1]).compressed()

@@ -1,7 +1,7 @@
 """Lightning: a DataModule of wdsplit's loaders, a callback for your own loaders, and one that logs statistics.
 
-Lightning saves and loads the state of its training loader by itself. It asks before any batch whether the loader can be
-iterated, counts the batches of the epoch under way on its own, and begins the first iteration before its epoch begins.
+Lightning saves and loads the state of its training loader by itself. It checks that the loader can be iterated before
+it needs a batch, counts the batches of an epoch itself, and starts the first iteration before its epoch starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loader: one rank's batches, the same on any topology, with a state that resumes anywhere.
 
 Composition of the dataset and its workers, threads or torch's worker processes. Each worker makes a sub-batch of every
-step; this process weaves them into the batch. Only what cannot do without torch imports it.
+step; this process weaves them into the batch. torch is imported only where it is needed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Running:
 
     @property
     def lends(self) -> bool:
-        """Whether sub-batches lie in memory that will be used again."""
+        """Whether the memory of sub-batches will be reused."""
         return self._source.bound is not None
 
     def take(self) -> Any:
@@ -89,7 +89,7 @@ class Running:
                 bound.deliver(worker)
 
     def supersede(self) -> None:
-        """Give no more sub-batches: the workers serve another iteration."""
+        """Yield no more sub-batches: the workers serve another iteration."""
         self._superseded = True
         self._segments = None
         self._source.end()

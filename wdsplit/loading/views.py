@@ -1,4 +1,4 @@
-"""The views of an open dataset: what was asked for becomes a view for each epoch, in all copies of the dataset.
+"""The views of an open dataset: the user's choice becomes a view for each epoch, in all copies of the dataset.
 
 A view is chosen by `view`, `where`, `keys` and `exclude`, which are combined; by epoch, in a dict of epochs.
 """

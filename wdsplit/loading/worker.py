@@ -46,7 +46,7 @@ _PARCEL_BYTES, _PARCEL_STEPS = 2 * 1024**2, 8
 """Sub-batches travel together until they are of so many bytes of shards, or so many steps: handing one over costs the
 same whatever its size."""
 _PARCELS_AHEAD = 4
-"""A parcel shall take no more than this fraction of the bytes that may be made ahead."""
+"""Largest fraction of the prefetched bytes for one parcel."""
 _PATIENCE_S = 1.0
 """How often a worker that waits for room looks whether the loader's process still lives."""
 
@@ -57,7 +57,7 @@ class SubBatches:
     They come in parcels. All workers have as many steps in a parcel; only the last before an error may have fewer.
     Where samples go through stages one by one there is one step in a parcel: nobody knows how long a stage takes.
 
-    Where to begin lies in shared memory, so that persistent workers see it too.
+    The start is in shared memory, so that persistent workers see it too.
 
     Args:
         dataset: The dataset.

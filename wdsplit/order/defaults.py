@@ -11,7 +11,7 @@ _MAX_WHOLE_LANES = 64
 _MIN_LANE_SAMPLES, _MIN_LANE_BYTES = 100, 1024**2
 """Fewer lanes are chosen rather than shards below this: so pads stay at or below 1 %, and lanes are whole shards."""
 _HELD_BYTES, _MAX_WINDOW_BYTES, _MAX_WINDOW = 256 * 1024**2, 8 * 1024**2, 1024
-"""What a process that reads all lanes holds of them, about; and the largest window, in bytes and in samples."""
+"""Approximate memory of a process that reads all lanes; and the largest window, in bytes and in samples."""
 
 
 def default_lanes(num_samples: int, num_bytes: int, readers: int) -> int:

@@ -1,4 +1,4 @@
-"""What each reader reads of an epoch: shards, samples, pads, and how often each window is read.
+"""The part of an epoch that each reader reads: shards, samples, pads, and how often each window is read.
 
 Pure (no I/O). An epoch's samples, lane after lane, are cut into pieces that lie in one shard and one lane. The readers
 of a lane take its samples in turn, so a piece is a range on a ring of readers, and counting ranges answers everything.
@@ -22,9 +22,9 @@ __all__ = ["Readers", "ShardDistribution", "reading_advice", "shard_distribution
 
 @dataclass(frozen=True)
 class ShardDistribution:
-    """What one reader reads of an epoch, and what all of them together do. All values are plain.
+    """The part of an epoch that one reader reads, and the totals of all readers. All values are plain.
 
-    A shard counts for each reader that is given a sample of it; pads, which may come from any shard, do not count.
+    A shard counts for each reader that reads a sample of it; pads, which may come from any shard, do not count.
 
     Attributes:
         total_shards: Shards of the dataset, empty ones included.
@@ -36,9 +36,9 @@ class ShardDistribution:
         num_workers: Readers of each rank, at least 1.
         assigned_shards: The shards that this reader reads from, in the order of its first visits.
         num_samples: Samples of the epoch, pads left out.
-        num_pads: Pads that all ranks together are given in the epoch.
+        num_pads: Pads of the epoch, on all ranks together.
         read_amplification: How often a window is read, on average: see `Readers.read_amplification`.
-        advice: What would make reading cheaper, or None if nothing would: see `reading_advice`.
+        advice: How to make reading cheaper, or None: see `reading_advice`.
     """
 
     total_shards: int

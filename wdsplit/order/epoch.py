@@ -91,14 +91,14 @@ def permutation(n: int, *words: int) -> Int64:
 
 @dataclass(frozen=True)
 class OrderOptions:
-    """What the order depends on besides the manifest and the epoch.
+    """The options that the order depends on, besides the manifest and the epoch.
 
     Attributes:
         seed: 0 <= seed < 2**63.
         shuffle: Permute shards, windows and samples; else all are in the manifest's order.
         lanes: Lanes (C), at least 1.
         window: Samples of a window (Q), at least 1.
-        tail: What happens where lanes or steps do not come out even: pad, drop or uneven.
+        tail: How lanes and steps of unequal length end: pad, drop or uneven.
     """
 
     seed: int

@@ -1,4 +1,4 @@
-"""What the options of an order may be: the largest numbers, and the ways an epoch ends.
+"""Limits of an order's options: the largest numbers, and the ways an epoch ends.
 
 Pure (no I/O), and without numpy: the help of the command line needs no more.
 """

@@ -249,14 +249,14 @@ class Batches:
 
 
 def draw_batches(order: EpochOrder, world_size: int, batch_size: int, max_samples: int, min_batches: int) -> Batches:
-    """Return batches of single ranks: all, if they hold few samples, else some that are drawn by a hash.
+    """Return batches of single ranks: all, if they have few samples, else some that a hash draws.
 
     Args:
         order: The order of the epoch.
         world_size: Ranks.
         batch_size: Samples of a rank's batch.
-        max_samples: Up to so many samples in all batches, or in those that are drawn.
-        min_batches: How many are drawn at least, even if they hold more samples.
+        max_samples: Limit for the samples in the returned batches.
+        min_batches: Batches to draw at least, even if they have more samples.
     """
     global_batch = world_size * batch_size
     is_all = order.num_positions <= max_samples

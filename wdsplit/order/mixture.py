@@ -60,12 +60,12 @@ class Quota:
 
 @dataclass(frozen=True)
 class EpochShares:
-    """What one epoch of a mixture takes of each source, where that is not the same in each epoch.
+    """The samples of each source in one epoch of a mixture, if epochs differ.
 
     Attributes:
         segments: Stretches of the epoch, one after another, in each of which the sources are evenly spread: for each
             the samples of each source, not all of them 0.
-        taken: Samples of each source that all epochs before have taken together.
+        taken: Samples of each source in all earlier epochs together.
     """
 
     segments: tuple[tuple[int, ...], ...]

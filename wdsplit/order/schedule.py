@@ -115,7 +115,7 @@ class Schedule:
 
     @property
     def fingerprint(self) -> str:
-        """What a state belongs to: a short text, which no other schedule has."""
+        """Identifies the schedule in a state: a short text."""
         text = repr((self.points, self.num_samples, self.interpolate))
         return (
             f"{len(self.points)} points ({self.interpolate}, epochs of {self.num_samples}) "
@@ -233,8 +233,8 @@ def _blocks(integral: _Integral, counts: Counts, lanes: int) -> list[Counts]:
 
     All but the last take a multiple of `lanes` of each source: so a lane goes on with the same lanes of the sources
     from block to block. What is due of a source at the end of a block is its integral in whole units of `lanes`. Each
-    unit has a deadline, the end of a block: taking the earliest first meets them all. Units that the integral has not
-    begun come last.
+    unit has a deadline, the end of a block: taking the earliest first meets them all. Units that the integral does not
+    reach come last.
     """
     size = lanes * max(-(-integral.length // (_BLOCKS * lanes)), len(counts))
     ends = [] if integral.is_constant else [*range(size, integral.length - size + 1, size)]

@@ -1,4 +1,4 @@
-"""What all ranks together see in a step: the positions of global batches, by the numbers of the steps.
+"""The positions of global batches by step: the samples that all ranks together see.
 
 Pure (no I/O). Steps are counted from a state on, forwards and backwards, as the loader that resumes from it counts.
 """
@@ -21,14 +21,14 @@ __all__ = ["SeenStep", "SeenSteps"]
 
 @dataclass(frozen=True)
 class SeenStep:
-    """What the ranks see in a step.
+    """The positions that the ranks see in a step.
 
     Attributes:
         epoch: The epoch.
         number: The number of the step in the epoch, counted from 0.
         positions: int64 of shape (samples,), rising.
-        ranks: int64 of shape (samples,): the rank that each is given to.
-        is_skipped: Whether the step is left out (`Loader.skip`): nobody sees it.
+        ranks: int64 of shape (samples,): the rank that receives each.
+        is_skipped: Whether the step is skipped (`Loader.skip`), so that no rank sees it.
     """
 
     epoch: int
@@ -45,9 +45,9 @@ class SeenSteps:
         order: The epoch's order.
         batch_size: Samples a batch and rank.
         world_size: Ranks.
-        state: Where a loader has got to, or has begun: steps are counted from its position, and what it skips is left
-            out. None for the beginning of the epoch.
-        rank: With tail `uneven` and a state: the rank that the state is of, the only one that is known. None for all.
+        state: The state of a loader: steps are counted from its position, without those that it skips. None for the
+            beginning of the epoch.
+        rank: With tail `uneven` and a state: the rank of the state, the only one that is known. None for all.
     """
 
     def __init__(

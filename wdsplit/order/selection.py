@@ -1,4 +1,4 @@
-"""Which samples of a dataset an epoch takes: a view, as counts and bitmaps.
+"""The samples of a dataset that a view selects, as counts and bitmaps.
 
 Pure (no I/O). An order is a function of how many samples each shard gives; which ones these are matters only where a
 window is read.
@@ -62,7 +62,7 @@ class Selection:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What identifies the selection: a hash of the counts and bitmaps, whoever made it and however."""
+        """Identifies the selection: a hash of the counts and bitmaps, however it was made."""
         digest = xxhash.xxh3_128()
         for array in (self.totals.astype("<i8"), self.counts.astype("<i8"), self.bitmaps):
             digest.update(np.ascontiguousarray(array).data)

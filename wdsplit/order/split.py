@@ -1,4 +1,4 @@
-"""Which rank and worker take which positions, and the steps.
+"""The positions of each rank and worker, and the steps.
 
 Pure (no I/O). Rank r of W takes the positions g with g mod W = r; its worker w of N those of them with
 (g div W) mod N = w. Step t covers batch_size x W consecutive positions, so the global batch does not depend on how W
@@ -68,11 +68,11 @@ class World:
 
 
 class AnyOrder(Protocol):
-    """What the positions of an epoch lead to."""
+    """An order of any kind: positions to samples."""
 
     @property
     def options(self) -> OrderOptions:
-        """What it depends on."""
+        """The options that it depends on."""
 
     @property
     def epoch(self) -> int:
@@ -116,9 +116,9 @@ class Steps:
     Args:
         order: The epoch's order.
         world: Rank and world size; the worker is ignored.
-        batch_size: Samples a rank and step, at least 1.
+        batch_size: Samples per rank and step, at least 1.
         start: The position to start from: 0, or that of a checkpoint.
-        skips: Positions that are left out: steps are made of the others as if these were not there. Not with `uneven`.
+        skips: Positions to leave out: steps consist of the other positions. Not with `uneven`.
     """
 
     def __init__(self, order: AnyOrder, world: World, batch_size: int, start: int = 0, skips: Skips = NO_SKIPS) -> None:

@@ -21,7 +21,7 @@ class AnyView(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for people."""
 
     @property
     def selection(self) -> Selection:

@@ -1,7 +1,7 @@
 """The checksums of a shard's samples, in a file beside it: little-endian uint64.
 
-Pure (no I/O). n + 1 entries: xxh3_64 of each sample's bytes, headers and padding included, then that of the entries
-before it and the shard's own checksum, so that a file that was changed, or belongs to another shard, is noticed.
+Pure (no I/O). n + 1 entries: xxh3_64 of each sample's bytes, headers and padding included, then a seal: the hash of all
+entries and the shard's own checksum. The seal detects a changed file, and one that belongs to another shard.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from wdsplit.errors import InputError
 __all__ = ["CHECKSUMS", "SIDECARS", "check_emit"]
 
 SIDECARS = ("dali", "energon", "wids")
-"""What `convert --emit` takes."""
+"""Values of `convert --emit`."""
 
 CHECKSUMS = "checksums"
-"""What `verify --emit` takes."""
+"""Values of `verify --emit`."""
 
 
 def check_emit(emit: tuple[str, ...]) -> tuple[str, ...]:

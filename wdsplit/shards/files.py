@@ -43,7 +43,7 @@ _TARS_REMEDY = (
     "wdsplit.Dataset takes tars without that"
 )
 _USUAL_SHARD_SAMPLES, _USUAL_SAMPLES = 2**20, 2**32
-"""What a manifest says of more samples than these is compared with a file."""
+"""A manifest that claims more samples than this is compared with a file."""
 
 
 def write_shard(

@@ -64,7 +64,7 @@ RUN_FOLDER = ".wdsplit-run"
 """In the output while a conversion is unfinished: what it needs to be continued."""
 
 _HASHED_TOGETHER = 2**16
-"""Checksums that a fingerprint takes in at a time: a rank would keep the memory that those of all shards take."""
+"""Checksums that a fingerprint hashes at a time: a rank would keep the memory of all of them."""
 _FIELD_TEXTS = ("arrow_schema", "column", "encoding", "name", "type")
 
 
@@ -156,7 +156,7 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What identifies the dataset's content: a hash of each shard's counts and checksum, in order."""
+        """Identifies the dataset's content: a hash of each shard's counts and checksum, in order."""
         digest = xxhash.xxh3_128()
         digest.update(self.shards.column("num_samples").astype("<i8").tobytes())
         digest.update(self.shards.column("num_pads").astype("<i8").tobytes())

@@ -31,7 +31,7 @@ _TEXT_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY
 _ENCODINGS = _TEXT_ENCODINGS | {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"}
 
 _DAMAGES = (pa.ArrowException, KeyError, OSError, ValueError, OverflowError, IndexError, MemoryError)
-"""What reading a damaged table raises."""
+"""Errors that reading a damaged table raises."""
 
 
 class UnreadableError(Exception):
@@ -79,15 +79,15 @@ def open_table(data: bytes, texts: Sequence[str], max_footer: int = _FOOTER_SLAC
 
 
 def read_table(file: pq.ParquetFile, schema: pa.Schema, limit: int) -> pa.Table:
-    """Read some columns of a table that `open_table` has opened, once it is known what memory that takes.
+    """Read some columns of a table that `open_table` has opened, after a check of the memory that they need.
 
     Args:
         file: The table.
         schema: The columns. All columns of texts must have been named when it was opened.
-        limit: How many bytes of memory all columns of the file may take.
+        limit: Bytes of memory that all columns of the file may need.
 
     Raises:
-        UnreadableError: It is damaged, lacks a column, or takes more memory.
+        UnreadableError: The table is damaged, lacks a column, or needs more memory.
     """
     try:
         _check_metadata(file, schema, limit)

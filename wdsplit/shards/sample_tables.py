@@ -72,9 +72,9 @@ def samples_path(path: str) -> str:
 
 
 def sample_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type in which a sample table holds the values of a type, or None if it cannot hold them.
+    """Return the type in which a sample table stores the values of a type, or None if it cannot.
 
-    It holds numbers, booleans, texts, dates, times and decimals; not lists, structs, binary data and durations.
+    It stores numbers, booleans, texts, dates, times and decimals, but no lists, structs, binary data or durations.
     """
     wider = {
         "halffloat": pa.float32(),
@@ -213,7 +213,7 @@ def read_samples(
     Args:
         storage: The dataset.
         shard: The shard, as the manifest has it. With more pads than the shard has, only its first samples are given.
-        columns: Columns, in the order that the table shall have; None for all.
+        columns: Columns, in the order of the returned table; None for all.
         schema: The columns of the dataset's tables, as the manifest has them (`Manifest.samples`), so that their types
             are checked; None to take what is found.
 

@@ -1,4 +1,4 @@
-"""What other readers want beside the shards: the files of wids, DALI and Megatron-Energon.
+"""The files that other readers need beside the shards: wids, DALI and Megatron-Energon.
 
 Pure (no I/O). A catalog says where the members of a shard's samples are; it is made from what goes into the tar, not
 read back from it. From catalogs and the manifest the files follow. Pads are left out of all of them: these readers

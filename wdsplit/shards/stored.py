@@ -1,4 +1,4 @@
-"""What is stored beside the shards of a dataset under names, views and annotations: some of it may be damaged."""
+"""Views and annotations, stored by name beside the shards of a dataset; some may be damaged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Stored = TypeVar("Stored")
 
 
 def scan(names: Iterable[str], read: Callable[[str], Stored]) -> dict[str, Stored | WdsplitError]:
-    """Return what is stored, by its names; the error of what is damaged.
+    """Return the stored objects by name, and the errors of damaged ones.
 
     Args:
         names: The names.
-        read: Reads what is stored under a name.
+        read: Reads the object of a name.
     """
     found: dict[str, Stored | WdsplitError] = {}
     for name in names:
@@ -42,6 +42,6 @@ def damaged(found: Mapping[str, Any]) -> dict[str, WdsplitError]:
 
 
 def warn_of_damaged(found: Mapping[str, Any], what: str, place: str) -> None:
-    """Warn of what is damaged, of what `scan` has found; `what` says what it is."""
+    """Warn of damaged objects that `scan` has found; `what` names their kind."""
     for name, error in damaged(found).items():
         logger.warning("%s: %s %r left out: %s", place, what, name, error.cause)

@@ -54,7 +54,7 @@ _VERSION = 1
 _SUFFIX = ".view"
 _COUNT = np.dtype("<i8")
 _MAX_HEAD_BYTES = 4 * 1024**2
-"""Of the line of JSON, with a condition of up to 100,000 characters."""
+"""Limit for the line of JSON, with a condition of up to 100,000 characters."""
 _FIRST_BYTES = 16 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _MAX_NAMES = 20
@@ -63,14 +63,14 @@ _TYPES = {"dataset": str, "fingerprint": str, "num_samples": int, "num_selected"
 
 @dataclass(frozen=True)
 class StoredView:
-    """What a stored view says of itself.
+    """The header of a stored view.
 
     Attributes:
         name: Its name.
         dataset: The fingerprint of the dataset that it was made for.
-        fingerprint: That of its selection.
+        fingerprint: The fingerprint of its selection.
         num_samples: Samples of the dataset, pads left out.
-        num_selected: How many of them are in the view.
+        num_selected: Samples in the view.
         recipe: How it was made, for people and for those who make it again: `where`, `view`, `keys`, `exclude`.
     """
 
@@ -132,7 +132,7 @@ def lock_view(storage: Storage, name: str) -> Iterator[None]:
         finally:
             if not storage.is_remote:
                 storage.remove(path)
-                with suppress(OSError):  # it has views, or another process has begun
+                with suppress(OSError):  # it has views, or another process has started
                     os.rmdir(os.path.join(storage.url, VIEWS_FOLDER))
 
 

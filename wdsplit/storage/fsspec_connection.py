@@ -1,7 +1,7 @@
 """Requests to a file system that fsspec knows, and what its errors mean.
 
-Each process has connections of its own. What libraries say of an error may hold URLs with credentials, so nothing of it
-is passed on.
+Each process has its own connections. Error texts of libraries may contain URLs with credentials, so none of them is
+passed on.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class FsspecStorage:
         return remote_lock(self.url, path)
 
     def with_short_deadline(self) -> FsspecStorage:
-        """Return the same folder; what is asked about it is given up soon."""
+        """Return the same folder with a short deadline for requests."""
         storage = copy.copy(self)
         storage._connection = self._connection.with_deadline(SHORT_DEADLINE_S)
         return storage

@@ -34,7 +34,7 @@ class ReadableFile(Protocol):
 
     @property
     def version(self) -> str:
-        """What differs when it was written anew or replaced: its ETag, or its size and when it was written."""
+        """A mark that changes when the file is replaced: its ETag, or its size and time of writing."""
 
     @property
     def is_remote(self) -> bool:
@@ -63,7 +63,7 @@ class ReadableStorage(Protocol):
 
     @property
     def url(self) -> str:
-        """What to call this folder in a message."""
+        """The name of this folder in messages."""
 
     @property
     def is_remote(self) -> bool:

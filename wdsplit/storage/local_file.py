@@ -72,7 +72,7 @@ class LocalFile:
 
     @property
     def version(self) -> str:
-        """What tells it from what it was before, and from a file that has taken its place."""
+        """A mark that changes when the file is changed or replaced."""
         return str(self._version)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
@@ -155,7 +155,7 @@ class ReopenedFile:
 
     @property
     def version(self) -> str:
-        """What tells it from what it was before, and from a file that has taken its place."""
+        """A mark that changes when the file is changed or replaced."""
         return str(self._version)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
@@ -178,7 +178,7 @@ class ReopenedFile:
 
 
 class FileVersion(NamedTuple):
-    """What tells a file from another that has taken its place; the number of its inode may change with the mount."""
+    """A mark that changes when a file is replaced; without the inode number, which may change with the mount."""
 
     num_bytes: int
     modified_ns: int

@@ -1,4 +1,4 @@
-"""What the open files of all remote stores have in common."""
+"""The common base of open files of remote stores."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ __all__ = ["remote_lock"]
 
 @contextmanager
 def remote_lock(url: str, path: str, store: str = "") -> Iterator[None]:
-    """Hold a lock against other processes of this user and machine.
+    """Hold a lock that keeps out other processes of this user and machine.
 
     Args:
         url: The output.
-        path: What is locked in it.
-        store: What tells the store from another one with the same URLs.
+        path: The path to lock in the output.
+        store: Identifies the store among others with the same URLs.
 
     Raises:
         StorageError: Another process holds it.

@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 SHORT_DEADLINE_S = 10.0
-"""Seconds after which requests that clear up after an error are given up."""
+"""Deadline in seconds for requests that clean up after an error."""
 _UNKNOWN_HOST_S = 30.0
-"""A host name that does not exist is given up after this many seconds, even if the deadline is later."""
+"""Deadline in seconds for a host name that cannot be resolved, even if the general deadline is later."""
 _MAX_RENEWALS = 3
 _WARN_AFTER_S = 10.0
 _WARN_EVERY_S = 60.0
@@ -42,17 +42,17 @@ _UNKNOWN_HOST_ERRORS = frozenset(
 
 @dataclass(frozen=True)
 class RetryOptions:
-    """How long to try.
+    """How long to retry requests.
 
     Attributes:
-        deadline_s: Seconds after which a request, with all its attempts, has failed; it may be infinite. A host that
-            the name server does not know is given up after 30 s in any case.
+        deadline_s: Seconds after which a request, with all its attempts, fails; it may be infinite. A host name that
+            cannot be resolved fails after 30 s in any case.
         first_delay_s: Seconds before the second attempt at most; twice as many before each further one.
         max_delay_s: Seconds between two attempts at most, unless the store asks for more.
-        timeout_s: Seconds after which an attempt to which nothing comes any more has failed.
+        timeout_s: Seconds without data after which an attempt fails.
 
     Raises:
-        InputError: One of them is invalid.
+        InputError: One of the times is invalid.
     """
 
     deadline_s: float = 300.0
@@ -75,7 +75,7 @@ class RetryOptions:
 
 
 class FailureKind(enum.Enum):
-    """What another attempt can be expected to do."""
+    """The likely outcome of another attempt."""
 
     TRANSIENT = enum.auto()
     UNKNOWN_HOST = enum.auto()

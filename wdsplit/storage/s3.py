@@ -172,7 +172,7 @@ class S3Storage:
         return remote_lock(self.url, path, self._client.endpoint)
 
     def with_short_deadline(self) -> S3Storage:
-        """Return the same objects; what is asked about them is given up soon."""
+        """Return the same objects with a short deadline for requests."""
         storage = copy.copy(self)
         storage._client = self._client.with_short_deadline()
         return storage

@@ -119,7 +119,7 @@ def _model_loader(data_path: str | None) -> Any:
 
 
 class _Clients:
-    """What speaks with stores: one for each process, because connections cannot be shared, options and environment."""
+    """The clients: one for each process (connections cannot be shared), options and environment."""
 
     def __init__(self) -> None:
         self._made: OrderedDict[Any, tuple[float, Any]] = OrderedDict()

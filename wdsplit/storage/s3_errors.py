@@ -1,4 +1,4 @@
-"""What errors of botocore mean: which of them pass, and what to tell the reader of the others."""
+"""The meaning of botocore's errors: which are temporary, and the message for the others."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from wdsplit.storage.traffic import count as count_traffic
 __all__ = ["S3File"]
 
 _BYTES_PER_READ = 1024**2
-"""What a connection that stalls may make us read again."""
+"""Bytes that a stalled connection may force us to read again."""
 _CHANGED = frozenset({"412", "PreconditionFailed"})
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
@@ -94,7 +94,7 @@ class S3File(RemoteFile):
             found = _RANGE.fullmatch(answer.get("ContentRange", ""))
             self._notice(answer, int(found[2] if found else answer["ContentLength"]))
             if found is not None and int(found[1]) != offset:
-                raise NothingCameError  # of what was asked for
+                raise NothingCameError  # of the requested bytes
             _skip(body, 0 if found else offset)  # some stores answer with all of the object
         except BaseException:
             body.close()

@@ -30,7 +30,7 @@ class _Sent:
 
 
 _sent: WeakKeyDictionary[Any, dict[str, _Sent]] = WeakKeyDictionary()
-"""What was sent, by botocore's client and bucket."""
+"""The requests that were sent, by botocore's client and bucket."""
 _last = threading.local()
 """The request that a thread sent last, and its headers before it was signed."""
 

@@ -34,7 +34,7 @@ _MAYBE = type(None)
 
 @dataclass(frozen=True)
 class S3Options:
-    """How to reach a store; what is None is found as the AWS tools find it: environment, profile, instance.
+    """How to reach a store; options that are None are found like in the AWS tools: environment, profile, instance.
 
     Attributes:
         key: The access key's id.

@@ -1,6 +1,6 @@
-"""What comes from remote storages, counted for whoever reads from them.
+"""Counts of the bytes and retries from remote storages, for each reader.
 
-Storages call `count`. A reader says what counts for it by `Traffic.counting`, so no counter is handed on to every file.
+Storages call `count`. `Traffic.counting` sets a reader's counter, so that no counter is passed to every file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tar codec: the members of whole batches of samples at once, packed and parsed.
 
-Pure (no I/O). A tar is a row of 512-byte blocks, so a buffer is seen as an array of shape (blocks, 512) and the headers
-of a batch are written and read as the rows of one matrix. Every byte is a function of names, sizes and payload: mtime,
-uid and gid are 0, the mode is 0644, and there are no owner names. `scan` reads tars of other programs.
+Pure (no I/O). A tar is a row of 512-byte blocks, so a buffer is an array of shape (blocks, 512), and the headers of a
+batch are rows of one matrix. Names, sizes and payloads determine every byte: mtime, uid and gid are 0, the mode is
+0644, and there are no owner names. `scan` reads tars of other programs.
 """
 
 from __future__ import annotations

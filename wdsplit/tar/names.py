@@ -1,4 +1,4 @@
-"""What a sample may be called: keys, field names, pad keys and member names.
+"""The names of a sample: keys, field names, pad keys and member names.
 
 Pure (no I/O). A key is the part of a tar member's name before the first dot of its base name; the rest is the field.
 Keys hold `[A-Za-z0-9_/-]` only, so that every tar reader splits a name at the same place. Any other key is escaped
@@ -47,7 +47,7 @@ MAX_FIELDS = 1000
 RESERVED_FIELDS = ("__key__", "__url__", "__position__", "__pad__")
 
 KEY_PATTERN = r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*"
-"""What a key looks like that needs no escape, unless it matches ODD_KEY_PATTERN too."""
+"""Matches keys that need no escape, unless they match ODD_KEY_PATTERN too."""
 
 ODD_KEY_PATTERN = r"_x|^_pad_/|^__[^/]*__/"
 """Where a key that is otherwise plain may need an escape: it looks escaped, or a pad, or webdataset would skip it."""
@@ -73,10 +73,10 @@ _LITERAL = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 
 
 def escape_key(raw: str) -> str:
-    """Return `raw` as a key, escaped where it holds anything but `[A-Za-z0-9_/-]`. Reversed by `unescape_key`.
+    """Return `raw` as a key, with all characters but `[A-Za-z0-9_/-]` escaped. Reversed by `unescape_key`.
 
-    A slash is kept between two names, and escaped where extraction would lose it (first, last, doubled) or
-    where it ends a folder that readers treat specially (pads, and webdataset's `__name__/`).
+    A slash between two names is kept. It is escaped where extraction would lose it (first, last, doubled), and after a
+    folder that readers treat specially (pads, and webdataset's `__name__/`).
 
     Raises:
         InputError: The key is empty.

@@ -78,8 +78,8 @@ def scan_tar(data: memoryview) -> Scan:
         data: Its bytes.
 
     Raises:
-        CorruptDataError: It is damaged or truncated; the error has the offset.
-        InputError: It is compressed, joined of several tars, or holds what is neither a file nor a folder.
+        CorruptDataError: The tar is damaged or truncated; the error has the offset.
+        InputError: The tar is compressed, joined from several tars, or has members other than files and folders.
     """
     _refuse_compressed(data)
     walk = _walk(data)
@@ -109,8 +109,8 @@ def scan_window(data: memoryview, base: int) -> Scan:
         The files; offsets are those in the tar.
 
     Raises:
-        CorruptDataError: It is damaged, or does not end with a member.
-        InputError: It holds what is neither a file nor a folder.
+        CorruptDataError: The part is damaged, or does not end with a member.
+        InputError: It has members that are neither files nor folders.
     """
     walk = _walk(data)
     scan = _finish(data, walk, base)
@@ -136,7 +136,7 @@ def damaged(offset: int) -> CorruptDataError:
 
 @dataclass
 class _Walk:
-    """What a walk has found. A problem that ended it early is reported only if all headers before are sound."""
+    """The result of a walk. A problem that ended it early is reported only if all headers before it are valid."""
 
     headers: list[int] = field(default_factory=list)
     """The offset of each header, extended ones included."""
@@ -203,7 +203,7 @@ def _walk(data: memoryview) -> _Walk:
 def _parse_extended(
     kind: int, blocks: memoryview, size: int, overrides: _Overrides, position: int
 ) -> WdsplitError | None:
-    """Parse an extended header of `size` bytes; return what is wrong with it, if anything.
+    """Parse an extended header of `size` bytes; return its problem, if there is one.
 
     The rest of its last block must be zeros: other readers take it for more of the name, or for further records.
     """

@@ -63,7 +63,7 @@ class ShardCache:
 
     Args:
         folder: Its folder; it is made if it is not there.
-        max_bytes: What its shards may take together; None for as much as leaves a tenth of the disk free. If jobs that
+        max_bytes: Size limit for all its shards; None to keep a tenth of the disk free. If jobs that
             share a folder differ in this, each keeps to its own when it opens its first shard, and when it downloads.
 
     Attributes:

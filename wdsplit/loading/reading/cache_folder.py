@@ -43,7 +43,7 @@ _STAT_BLOCK_BYTES = 512
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """What is in a cache.
+    """The contents of a cache.
 
     Attributes:
         num_shards: Shards that are whole.
@@ -66,7 +66,7 @@ class CacheUsage:
 
 @dataclass(frozen=True)
 class Cleared:
-    """What clearing a cache has done.
+    """The result of clearing a cache.
 
     Attributes:
         num_removed: Shards that were removed, leftovers included.
@@ -348,7 +348,7 @@ class CacheFolder:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What there is of a shard.
+    """The files of a shard.
 
     Attributes:
         name: The path of its tar, as text: there may be many entries.

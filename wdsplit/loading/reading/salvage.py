@@ -1,4 +1,4 @@
-"""Damaged samples given as errors, and not raised, so that the samples around them can still be read.
+"""Damaged samples returned as errors instead of raised, so that the samples around them can still be read.
 
 A window that cannot be parsed is halved until the samples remain that cannot be parsed by themselves: so it depends on
 the bytes of a sample alone whether it is damaged, not on what it is read with.

@@ -163,7 +163,7 @@ class AnySource(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What a state belongs to."""
+        """Identifies the samples in a state."""
 
     @property
     def num_samples(self) -> int:
@@ -261,7 +261,7 @@ class Source:
 
     @property
     def fingerprint(self) -> str:
-        """What a state belongs to."""
+        """Identifies the samples in a state."""
         return self.manifest.fingerprint
 
     def selection_at(self, epoch: int) -> Selection | None:

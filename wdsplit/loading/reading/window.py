@@ -33,7 +33,7 @@ class AnyWindow(Protocol):
 
     @property
     def url(self) -> Objects | str:
-        """What to call the shard."""
+        """The name of the shard in messages."""
 
     @property
     def keys(self) -> Objects:

@@ -1,7 +1,7 @@
 """Random numbers that do not depend on ranks and workers: each sample has its own generators.
 
-A generator is seeded from the dataset's seed, the epoch and the sample's position, so that what a function draws is the
-same on any number of ranks and workers, and after a resume.
+A generator is seeded from the dataset's seed, the epoch and the sample's position. So a function draws the same numbers
+on any number of ranks and workers, and after a resume.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ MAPS, IMAGES = 12, 15
 
 @dataclass
 class Shift:
-    """By how much positions are moved before generators are seeded from them: a substitute draws what its own would."""
+    """Offset of positions before generators are seeded: a substitute draws the numbers of its own position."""
 
     by: int = 0
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What the generators of a stage are seeded from, besides the position of each sample.
+    """The seed of a stage's generators, besides the position of each sample.
 
     Attributes:
         kind: Which kind of stage it is.
         seed: The dataset's seed.
         number: Which of a dataset's stages of this kind: each draws numbers of its own.
         epoch: The epoch.
-        shift: By how much positions are moved.
+        shift: Offset of positions.
     """
 
     kind: int

@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 Output = Literal["torch", "numpy"]
-"""What numbers, arrays and tensors are in a batch: torch's tensors, or numpy's arrays."""
+"""The type of numbers, arrays and tensors in a batch: torch's tensors, or numpy's arrays."""
 
 Strings = Literal["list", "arrow"]
-"""What columns of nothing but text, or of nothing but bytes, are in a batch: lists, or arrays of Arrow."""
+"""The type of columns of only text, or of only bytes, in a batch: lists, or arrays of Arrow."""
 
 Places = slice | Int64
 """The places of a sub-batch's samples in the batch."""
@@ -164,7 +164,7 @@ def _whole_column(values: Any, name: str) -> Column:
 
 
 def num_bytes(sub_batch: Any, lists: bool = True) -> int:
-    """Return about how much memory the values of a sub-batch take.
+    """Return the approximate memory of a sub-batch's values.
 
     Args:
         sub_batch: What `collate` made, samples, or a list of such.
@@ -203,10 +203,10 @@ def weave(
     Args:
         sub_batches: At least one: the places of its samples in the batch (int64), and what `collate` made of them.
         size: Samples of the batch.
-        pin: Whether tensors shall lie in pinned memory.
-        borrowed: Whether the sub-batches lie in memory that will be used again, so that all must be copied.
-        output: What is not a list comes as tensors, or as arrays.
-        strings: What columns of text or bytes come as.
+        pin: Whether to put tensors into pinned memory.
+        borrowed: Whether the memory of the sub-batches will be reused, so that all must be copied.
+        output: Return stacked columns as tensors, or as arrays.
+        strings: Return columns of text or bytes as lists, or as arrays of Arrow.
 
     Returns:
         A dict or a tuple of tensors (or arrays) and lists (or arrays of Arrow), or one of them.

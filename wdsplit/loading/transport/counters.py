@@ -19,7 +19,7 @@ _GAPS_KEPT = 10_000
 
 
 class Totals(NamedTuple):
-    """What workers have made and read.
+    """Counts of what workers made and read.
 
     Attributes:
         samples: Samples that were made.

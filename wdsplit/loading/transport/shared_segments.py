@@ -60,7 +60,7 @@ class _Pickled:
 
 @dataclass(frozen=True)
 class Placed:
-    """A parcel that lies in a segment.
+    """A parcel in a segment.
 
     Attributes:
         worker: Whose segment.
@@ -127,7 +127,7 @@ class Ring:
 
 
 class _Pieces:
-    """What shall lie in a segment, one after another."""
+    """Data to place in a segment, one piece after another."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
