@@ -176,7 +176,7 @@ def check_an_endless_dataset_goes_on_after_the_batches_that_keras_used(path):
         assert content(fitted(endless, [], steps_per_epoch=4)) == expected[:4]
         assert lines == []
         assert content(fitted(endless, [], steps_per_epoch=4)) == expected[:4]
-    assert len(lines) == 1 and "epoch 0 begins again at position 0" in lines[0]
+    assert len(lines) == 1 and "epoch 0 starts again at position 0" in lines[0]
 
 
 def check_an_epoch_without_batches_is_an_error_and_no_endless_search(path):

@@ -78,7 +78,7 @@ def advice_for(loader: Loader, restart_share: float, num_processors: int) -> Ite
     else:
         yield (
             f"{loader.num_workers} workers keep all {num_processors} processors busy: more will not help; do less work "
-            "a sample, for example by converting the table with what is computed each time"
+            "per sample, for example compute it once, before the conversion"
         )
     if is_threaded and dataset.column_stages() is None:
         yield "stages of your own run in threads, one at a time unless they release the GIL: try workers='process'"

@@ -64,8 +64,8 @@ class OpaqueLoader:
         """
         if self._is_accumulating() and self.loader.dataset.world().rank == 0:
             logger.warning(
-                "%s: a checkpoint in the middle of an accumulation of gradients: it counts batches whose gradients it "
-                "does not hold, so a resumed run will differ; save when gradients were applied",
+                "%s: a checkpoint during gradient accumulation: it counts batches whose gradients it does not contain, "
+                "so a resumed run will differ; save after an optimizer step",
                 self.loader.dataset.source.url,
             )
         return self.loader.state_dict()

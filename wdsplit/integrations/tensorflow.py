@@ -128,8 +128,8 @@ class TensorFlowLoader(PrefetchingLoader):
             progress, iteration = self.begin(goes_on=epochs is None)
             if is_lost:
                 logger.warning(
-                    "%s: epoch %d begins again at position %d: which batches of it were used is not known, because "
-                    "fit was given no callback() of this loader",
+                    "%s: epoch %d starts again at position %d: without this loader's callback() in fit, it is unknown "
+                    "which of its batches were used",
                     self.loader.dataset.source.url,
                     progress.begin.epoch,
                     progress.begin.position,

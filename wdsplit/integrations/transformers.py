@@ -250,7 +250,7 @@ def _check_strategy(dataset: Dataset, args: Any) -> None:
         place=dataset.source.url,
         expected="'random', or 'sequential' with shuffle=False: the training follows the dataset's own order",
         found=f"shuffle={dataset.options.shuffle}",
-        remedy="leave train_sampling_strategy out, and open the dataset with the shuffle= that is meant",
+        remedy="leave out train_sampling_strategy, and choose the order with the dataset's shuffle=",
     )
 
 

@@ -194,7 +194,7 @@ def _not_taken(name: str) -> Exception:
         f"an EpochShardList has no {name}: it lists whole shards and reads no samples",
         expected="all samples of the shards",
         found=f"{name}=",
-        remedy=f"use wdsplit.Dataset(..., {name}=...), which gives each rank and worker its samples of a view",
+        remedy=f"use wdsplit.Dataset(..., {name}=...), which splits the samples of a view among ranks and workers",
     )
 
 

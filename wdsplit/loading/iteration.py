@@ -277,8 +277,8 @@ class Iteration(Iterator[Any]):
                 "the state does not belong to this reader of this dataset",
                 place=self._source.url,
                 found="; ".join(found),
-                remedy="open the dataset with the options it was saved with, on as many ranks and workers, and give "
-                "each rank its own state; or use wdsplit.Loader, whose states resume on any number of them",
+                remedy="use the options and the numbers of ranks and workers of the saved state, and give each rank "
+                "its own state; or use wdsplit.Loader, whose states resume on any number of ranks and workers",
             )
         epoch, taken, chosen = state_dict["epoch"], state_dict["taken"], self._epoch
         view = view_in(state_dict)
@@ -287,7 +287,7 @@ class Iteration(Iterator[Any]):
         missing = self._begin(epoch, taken)
         if missing:
             raise StateError(
-                "the state lies beyond the end of its epoch",
+                "the state is past the end of its epoch",
                 place=self._source.url,
                 expected=f"at most {taken - missing} samples taken",
                 found=str(taken),
@@ -295,8 +295,8 @@ class Iteration(Iterator[Any]):
             )
         if chosen != epoch and not self._is_over:
             logger.warning(
-                "%s: the rest of epoch %d is given, as the state says, but the dataset is set to epoch %d: "
-                "call set_epoch before each epoch, also before one that is resumed",
+                "%s: resuming epoch %d of the state, but the dataset is set to epoch %d: "
+                "call set_epoch before each epoch, also before a resumed one",
                 self._source.url,
                 epoch,
                 chosen,
@@ -336,8 +336,8 @@ def _unresumable(name: str, why: str) -> StateError:
         place=f"stage {name}",
         expected="stages that keep nothing between two items, such as map, select and batched",
         found=why,
-        remedy="leave the stage out (a Dataset shuffles by itself), or apply it to what the loader gives; or use "
-        "torch's own DataLoader, which keeps no state",
+        remedy="remove the stage (a Dataset shuffles by itself), or apply it to the loader's batches; or use torch's "
+        "own DataLoader, which keeps no state",
     )
 
 
@@ -354,8 +354,8 @@ def _warn_of_dropped_samples(source: AnySource, world: World, stages: Iterable[A
         return
     _warned.add(key)
     logger.warning(
-        "%s: %s may drop samples, so ranks may have different numbers of steps, and one waits for another that has run "
-        "dry: select rows when the table is converted (--where), or end all ranks after the fewest steps",
+        "%s: %s may drop samples, so ranks may have different numbers of steps and wait for each other forever: "
+        "filter the rows when you convert the table (--where), or end all ranks after the fewest steps",
         *key,
     )
 

@@ -36,7 +36,7 @@ def loaded_state(dataset: Dataset, values: Mapping[str, Any]) -> State:
     num_positions = dataset.order(state.epoch).num_positions
     if state.position >= max(1, num_positions):
         raise StateError(
-            "the state lies beyond the end of its epoch",
+            "the state is past the end of its epoch",
             expected=f"a position below {num_positions}",
             found=str(state.position),
             remedy="the state is damaged: use an earlier checkpoint",

@@ -94,8 +94,8 @@ class SharedSource:
                 place=self._source.url,
                 expected="worker processes that were started after set_view",
                 found="processes that were started before",
-                remedy="use wdsplit.Loader, which starts them anew; or make a new DataLoader after set_view, or leave "
-                "out persistent_workers=True",
+                remedy="use wdsplit.Loader, which restarts them; or make a new DataLoader after set_view, or leave out "
+                "persistent_workers=True",
                 url=self._source.url,
             )
         )

@@ -171,9 +171,9 @@ def _of_environ(environ: Mapping[str, str]) -> tuple[World, str] | None:
     remedy = "start the program with a launcher, set both, or pass rank= and world_size="
     if environ.get("LOCAL_RANK") and environ.get("WORLD_SIZE"):
         remedy = (
-            "a Trainer of Lightning that starts processes itself (devices=2, no torchrun) does not tell them their "
-            "ranks: ask once the Trainer has joined them (in a hook, such as on_fit_start), pass rank= and "
-            "world_size=, or start the program with torchrun"
+            "a Lightning Trainer that starts processes itself (devices=2, no torchrun) sets their ranks late: use the "
+            "loader after that (in a hook, such as on_fit_start), pass rank= and world_size=, or start the program "
+            "with torchrun"
         )
     there, missing = halves[0] if _number(environ, halves[0][0]) is not None else reversed(halves[0])
     raise TopologyError(

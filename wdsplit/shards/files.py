@@ -39,8 +39,8 @@ from wdsplit.tar.members import Body, trailer_bytes
 __all__ = ["read_manifest", "write_manifest", "write_samples_schema", "write_shard"]
 
 _TARS_REMEDY = (
-    "give the folder of the tars, once `wdsplit index FOLDER` has made a dataset of them; "
-    "wdsplit.Dataset takes tars without that"
+    "make a dataset of the tars with `wdsplit index FOLDER`, and give that folder; "
+    "or open them with wdsplit.Dataset, which needs no dataset"
 )
 _USUAL_SHARD_SAMPLES, _USUAL_SAMPLES = 2**20, 2**32
 """A manifest that claims more samples than this is compared with a file."""
@@ -172,9 +172,7 @@ def _where_else(storage: ReadableStorage) -> str:
         return _TARS_REMEDY
     if any(name.endswith(".tar") for name in names) and RUN_FOLDER not in names:
         return "make a dataset of its tars with `wdsplit index`, or open them with wdsplit.Dataset('FOLDER/*.tar')"
-    return (
-        "check the path, and give the folder, not its files; a conversion that was stopped is continued with --resume"
-    )
+    return "check the path, and give the folder, not its files; continue a stopped conversion with --resume"
 
 
 def write_samples_schema(storage: Storage, schema: pa.Schema | None) -> None:

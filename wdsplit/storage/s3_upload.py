@@ -104,7 +104,7 @@ class S3Upload:
         if retries.num_attempts < _MAX_ATTEMPTS_TO_MATCH:
             raise ChangedOnTheWayError
         raise StorageError(
-            "the stored part differs from what was sent",
+            "the stored data differs from what was sent",
             place=retries.place,
             expected=f"ETag {digest}, the MD5 of what was sent",
             found=f"ETag {etag}, in {retries.num_attempts} attempts",

@@ -156,7 +156,7 @@ def test_stages_of_webdataset_that_cannot_be_resumed_are_refused_from_the_start(
     for call in (iteration.state_dict, lambda: iteration.load_state_dict(iter(dataset_of(numbers)).state_dict())):
         with pytest.raises(StateError, match=f"stage {stage}") as caught:
             call()
-        assert "leave the stage out" in caught.value.remedy
+        assert "remove the stage" in caught.value.remedy
 
 
 def in_threes(samples):
@@ -198,9 +198,9 @@ def test_an_iteration_goes_on_in_the_epoch_of_its_state_and_says_so(numbers, cap
     iteration.load_state_dict(state)
     assert list(iteration) == list(itertools.islice(expected_epoch(numbers, epoch=3), 101))
     assert dataset.epoch == 5
-    assert [record.getMessage() for record in caplog.records if "the rest of epoch" in record.getMessage()] == [
-        f"{numbers}: the rest of epoch 3 is given, as the state says, but the dataset is set to epoch 5: "
-        "call set_epoch before each epoch, also before one that is resumed"
+    assert [record.getMessage() for record in caplog.records if "resuming epoch" in record.getMessage()] == [
+        f"{numbers}: resuming epoch 3 of the state, but the dataset is set to epoch 5: "
+        "call set_epoch before each epoch, also before a resumed one"
     ]
 
 
@@ -209,7 +209,7 @@ def test_nothing_is_said_where_the_epoch_is_the_same_or_nothing_is_left_of_it(nu
     iter(dataset_of(numbers, epoch=3)).load_state_dict(iteration.state_dict())
     list(iteration)
     iter(dataset_of(numbers, epoch=4)).load_state_dict(iteration.state_dict())
-    assert not [record for record in caplog.records if "the rest of epoch" in record.getMessage()]
+    assert not [record for record in caplog.records if "resuming epoch" in record.getMessage()]
 
 
 def test_a_batch_size_that_cannot_be_fails_as_webdatasets_does(numbers):

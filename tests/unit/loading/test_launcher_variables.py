@@ -58,7 +58,7 @@ REFUSED = {
     "prterun in a SLURM job": ({**SLURM, "PMIX_RANK": "7"}, "PMIX_RANK contradicts SLURM_PROCID"),
     "PMIx has no size": ({"PMIX_RANK": "0"}, "has PMIX_RANK, but no size"),
     "half of Open MPI": ({"OMPI_COMM_WORLD_SIZE": "6"}, "has OMPI_COMM_WORLD_SIZE, but not OMPI_COMM_WORLD_RANK"),
-    "Lightning's own launcher": ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}, "Trainer of Lightning"),
+    "Lightning's own launcher": ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}, "Lightning Trainer"),
     "half of Horovod": ({"HOROVOD_RANK": "1"}, "has HOROVOD_RANK, but not HOROVOD_SIZE"),
     "half of SLURM": ({**SLURM, "SLURM_PROCID": ""}, "has SLURM_STEP_NUM_TASKS, but not SLURM_PROCID"),
     "no number": ({**SLURM, "SLURM_PROCID": "two"}, "SLURM_PROCID is not a number"),

@@ -137,7 +137,7 @@ def _npy_header(data: bytes) -> bytes:
     if length > _MAX_HEADER_BYTES or len(data) < begin + length:
         raise CorruptDataError(
             "invalid npy header",
-            expected=f"at most {_MAX_HEADER_BYTES} bytes, complete",
+            expected=f"a complete header of at most {_MAX_HEADER_BYTES} bytes",
             found=f"a header of {length} bytes in a field of {len(data)}",
         )
     return data[: begin + length]
