@@ -14,8 +14,8 @@ from wdsplit import debug
 from wdsplit.cli.main import cli
 
 PHRASES = re.compile(
-    r"\b(told|held|hurried|begun|looked around|put off|given up|(is|are) wanted|stands(?! (out|(in )?for)\b)|stand twice"
-    r"|at hand|(does|do) without|what is there|this is no|who evicts|only so many|cannot be asked)\b"
+    r"\b(told|held|hurried|begun|looked around|put off|given up|(is|are) wanted|stands(?! (out|(in )?for)\b)"
+    r"|stand twice|at hand|(does|do) without|what is there|this is no|who evicts|only so many|cannot be asked)\b"
     r"|\bcannot be[.:]?\Z",
     re.I,
 )
