@@ -20,11 +20,12 @@ LOWEST_PYTHON := LOWEST_PYTHON="$(abspath $(VENV)-lowest/bin/python)"
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all check docs docs-build format clean
+.PHONY: help demo demo-s3 test-unit test test-system test-lowest test-all check release-check docs docs-build \
+	format clean
 
 help: ## List the targets
 	@echo "Targets:"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables:"
 	@echo "  PYTHON=$(PYTHON)  TORCH=$(TORCH)  VENV=$(VENV)  RANKS=$(RANKS)  EPOCHS=$(EPOCHS)  ARGS=$(ARGS)"
 
@@ -63,6 +64,9 @@ check: $(TESTS_INSTALLED) ## Lint, check the format and the types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+release-check: $(BIN)/uv ## Install the wheel and the sdist with each Python on PATH, newest and lowest versions, and use them
+	$(BIN)/python -m tools.check_release
+
 docs: $(DOCS_INSTALLED) ## Serve the documentation on this machine, and reload it when a page changes
 	$(BIN)/mkdocs serve
 
@@ -97,12 +101,14 @@ $(ALL_INSTALLED): pyproject.toml | $(TESTS_INSTALLED)
 	touch $@
 
 # Its dependencies alone: the tests give it wdsplit from this folder.
-$(LOWEST_INSTALLED): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install uv
+$(LOWEST_INSTALLED): pyproject.toml | $(BIN)/uv
 	$(BIN)/python -m venv $(VENV)-lowest
 	$(BIN)/uv pip install --python $(VENV)-lowest/bin/python --resolution lowest-direct --only-binary :all: \
 		--requirements pyproject.toml --extra s3
 	touch $@
+
+$(BIN)/uv: | $(BIN)/python
+	$(BIN)/python -m pip install uv
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -54,7 +54,7 @@ def type_table() -> str:
     for rule in (*RULES, *WRAPPERS):
         field = f"`{rule.extension}`" if rule.extension else "by its first bytes" if rule.encoding else ""
         lines.append(f"| {rule.types} | {field} | {rule.payload} | {rule.inner} |")
-    lines.append("| union, run-end encoded, interval | | refused | refused, with what it stands in |")
+    lines.append("| union, run-end encoded, interval | | refused | refused, also inside another type |")
     return "\n".join(lines) + "\n"
 
 

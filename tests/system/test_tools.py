@@ -1,10 +1,13 @@
+import io
 import subprocess
 import sys
+import tarfile
+import zipfile
 
 import pytest
 
 from paths import ROOT
-from tools import soak
+from tools import check_release, soak
 
 
 def output_of(*words):
@@ -45,3 +48,37 @@ def surveys(**grown):
 )
 def test_a_soak_names_what_grows(grown, named):
     assert soak.judge(surveys(**grown)) == named
+
+
+def archives(folder, wheel_names, sdist_names):
+    """Write a wheel and an sdist of empty files, and return them."""
+    made = check_release.Archives(folder / "wdsplit-1.whl", folder / "wdsplit-1.tar.gz")
+    with zipfile.ZipFile(made.wheel, "w") as wheel:
+        for name in wheel_names:
+            wheel.writestr(name, "")
+    with tarfile.open(made.sdist, "w:gz") as sdist:
+        for name in sdist_names:
+            sdist.addfile(tarfile.TarInfo(f"wdsplit-1/{name}"), io.BytesIO())
+    return made
+
+
+WHEEL = {"wdsplit/__init__.py", "wdsplit/py.typed", "wdsplit-1.dist-info/licenses/LICENSE"}
+SDIST = {"wdsplit/__init__.py", "wdsplit/py.typed", "LICENSE", "pyproject.toml"}
+
+
+@pytest.mark.parametrize(
+    ("wheel", "sdist", "named"),
+    [
+        (WHEEL - {"wdsplit/py.typed"}, SDIST, "the wheel lacks wdsplit/py.typed"),
+        (WHEEL | {"tests/test_x.py"}, SDIST, "the wheel has tests/test_x.py"),
+        ({name for name in WHEEL if "LICENSE" not in name}, SDIST, "the wheel lacks LICENSE"),
+        (WHEEL, SDIST - {"LICENSE"}, "the sdist lacks LICENSE"),
+        (WHEEL, SDIST | {"tools/x.py"}, "the sdist has tools/x.py"),
+    ],
+)
+def test_the_release_check_names_what_archives_lack_and_what_they_have_too_much(tmp_path, wheel, sdist, named):
+    package = {"wdsplit/__init__.py", "wdsplit/py.typed"}
+    check_release.check_contents(archives(tmp_path, WHEEL, SDIST), package)
+    with pytest.raises(check_release.ReleaseError) as caught:
+        check_release.check_contents(archives(tmp_path, wheel, sdist), package)
+    assert str(caught.value) == named

@@ -144,14 +144,51 @@ def test_tests_and_files_that_a_page_names_are_there(page):
     assert missing == []
 
 
-ROWS = {"A": 10, "B": 6, "C": 4, "D": 10, "E": 8}
+ROWS = {"A": 10, "B": 6, "C": 4, "D": 10, "E": 8, "F": 6}
 
 
 def test_each_row_of_the_acceptance_table_is_shown_or_marked():
-    rows = re.findall(r"^\| ([A-E]\d+) \|(.*)\|$", text_of("docs/acceptance.md"), re.M)
+    rows = re.findall(r"^\| ([A-F]\d+) \|(.*)\|$", text_of("docs/acceptance.md"), re.M)
     assert [name for name, _ in rows] == [f"{letter}{n + 1}" for letter, count in ROWS.items() for n in range(count)]
     shown = re.compile(f"{NAMED_TEST.pattern}|{NAMED_FILE.pattern}|`tests/[\\w/]+\\.py -k |not yet")
     assert [name for name, row in rows if not shown.search(row)] == []
+
+
+MARK = re.compile(r"\(?✓\)?")
+PEERS = {
+    "webdataset": "webdataset",
+    "MosaicML streaming": "MosaicML streaming",
+    "LitData": "LitData",
+    "HF datasets": "Hugging Face datasets",
+    "Energon": "Megatron-Energon",
+    "LanceDB": "LanceDB StreamingDataset",
+}
+"""Libraries of the README's comparison, as the page of sources calls them."""
+
+
+def rows_of(text):
+    """Return the cells of all rows of all tables."""
+    return [[cell.strip() for cell in line.strip("|").split(" |")] for line in re.findall(r"^\|.*\|$", text, re.M)]
+
+
+def test_each_mark_of_the_comparison_has_a_source():
+    """A test for each feature, and a row with each mark of each peer, which has a link."""
+    _, _, readme = text_of("README.md").partition("## Compared")
+    header, _, *features = rows_of(readme.partition("\n## ")[0])
+    page = text_of("docs/compared.md")
+    rows, library = rows_of(page), ""
+    assert [row[0] for row in features] == [name for name, *rest in rows if NAMED_TEST.search(" ".join(rest))]
+    sources = {name: [] for name in PEERS.values()}
+    for first, *rest in (row for row in rows if len(row) == 4):
+        library = next((name for name in PEERS.values() if first.startswith(name)), library if not first else "")
+        if library and MARK.fullmatch(rest[1]):
+            assert "][" in rest[2] or "`" in rest[2], rest
+            sources[library] += [rest[1]] * (1 + rest[0].count(", resume"))
+    marks = {PEERS[name]: [row[place] for row in features if row[place]] for place, name in enumerate(header[2:], 2)}
+    assert {name: sorted(found) for name, found in sources.items()} == {
+        name: sorted(found) for name, found in marks.items()
+    }
+    assert set(re.findall(r"\]\[([\w-]+)\]", page)) == set(re.findall(r"^\[([\w-]+)\]: https://", page, re.M))
 
 
 def test_the_site_has_every_page():
