@@ -128,7 +128,7 @@ RULES: tuple[Rule, ...] = (
         _is_json_text,
         "text",
         "json",
-        "as it stands",
+        "unchanged",
         "string that holds the text",
     ),
     Rule(
