@@ -95,10 +95,10 @@ def _annotate_rows(
     """Join rows of Python by way of a file, which is in the folder of the run, or of a remote dataset in TMPDIR."""
     if work.storage.is_remote and not engine.is_local:
         raise InputError(
-            "other machines cannot reach rows from Python",
+            "other machines cannot access rows from Python",
             place=work.storage.url,
             expected="a dataset on a shared file system, or an engine of this machine",
-            remedy="leave out engine=, or write the rows to a table that all machines reach",
+            remedy="leave out engine=, or write the rows to a table that all machines can access",
         )
 
     def report_rows(num_rows: int) -> None:
@@ -126,7 +126,7 @@ def _default_name(paths: Sequence[str]) -> str:
     if not paths:
         raise InputError(
             "the annotation has no name",
-            expected="a name, as rows from Python have none",
+            expected="a name, because rows from Python have no file name",
             remedy='give it: wdsplit.annotate(dataset, rows, key=..., name="scores")',
         )
     return os.path.basename(shown_url(paths[0]).rstrip("/")).partition(".")[0]

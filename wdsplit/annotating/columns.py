@@ -20,7 +20,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def check_key(schema: pa.Schema, key: str) -> None:
-    """Refuse a column that cannot hold keys.
+    """Refuse a column that cannot be the key.
 
     Raises:
         InputError: There is no such column, it holds neither strings nor integers, or two columns have one name.
@@ -33,7 +33,7 @@ def check_key(schema: pa.Schema, key: str) -> None:
     _refuse_unknown(schema, [key], "--key")
     if not is_key_type(schema.field(key).type):
         raise InputError(
-            f"column {key!r} cannot hold keys",
+            f"column {key!r} cannot be the key",
             expected="strings or integers",
             found=str(schema.field(key).type),
             remedy="choose another --key column",

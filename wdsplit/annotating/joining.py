@@ -66,7 +66,7 @@ class Joining:
                 "the dataset has no sample tables",
                 place=self.storage.url,
                 expected="a table of keys beside each shard",
-                remedy=f"make them with `wdsplit index {self.storage.url} --samples`",
+                remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
                 url=self.storage.url,
             )
         self.run.refuse(annotation_names(self.storage), self.options.overwrite, self.options.resume)

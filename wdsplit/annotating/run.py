@@ -72,15 +72,15 @@ class AnnotationRun:
         unfinished, exists = self.is_unfinished, self._name in names
         same_letters = [name for name in names if name.lower() == self._name.lower() and name != self._name]
         if same_letters:
-            self._refuse("an annotation has the same name but for case", same_letters[0], "choose another --name")
+            self._refuse("an annotation has the same name except for case", same_letters[0], "choose another --name")
         if resume and not (unfinished or exists):
-            self._refuse("there is no unfinished run to resume", "nothing", "leave out --resume", "an unfinished run")
+            self._refuse("no unfinished run to resume", "nothing", "leave out --resume", "an unfinished run")
         if unfinished and not (overwrite or resume):
-            remedy = "use --resume to continue it, or --overwrite to start anew"
+            remedy = "use --resume to continue it, or --overwrite to start again"
             self._refuse("a run of this annotation is unfinished", "an unfinished run", remedy)
         if exists and not (overwrite or resume):
             remedy = "use --overwrite to replace it, or choose another --name"
-            self._refuse(f"the dataset has an annotation {self._name!r} already", "", remedy, "")
+            self._refuse(f"the dataset already has an annotation {self._name!r}", "", remedy, "")
 
     def _refuse(self, cause: str, found: str, remedy: str, expected: str = "no annotation of this name") -> NoReturn:
         place = f"{self._storage.url}, annotation {self._name!r}"
@@ -130,12 +130,12 @@ class AnnotationRun:
         plan = self._plan()
         if resume and plan:
             if plan.get("run") != job.run:
-                remedy = "use the table and options of that run, or --overwrite to start anew"
+                remedy = "use the table and options of that run, or --overwrite to start again"
                 self._refuse(
                     "the unfinished run was made by another plan", f"plan {plan.get('run')}", remedy, f"plan {job.run}"
                 )
             if plan.get("modified") != modified:
-                remedy = "use --overwrite to start anew"
+                remedy = "use --overwrite to start again"
                 self._refuse("an input was written since the run began", "another time of writing", remedy, "the same")
             self._remove_temporary(self._storage, job)
             rows, keys, groups = (tuple(plan[name]) for name in ("rows", "keys", "groups"))
@@ -168,11 +168,11 @@ class AnnotationRun:
         found = self._plan().get("run")
         if found != job.run:
             raise ConvertError(
-                "another run of this annotation has taken over, or ended it",
+                "another run of this annotation has taken over or finished it",
                 place=f"{self._storage.url}, annotation {self._name!r}",
                 expected=f"plan {job.run}",
                 found=f"plan {found}" if found else "no plan",
-                remedy="see that one process at a time makes an annotation, on all machines",
+                remedy="make sure that only one process at a time makes an annotation, on all machines",
             )
 
     def end(self, live: str | None) -> None:

@@ -46,9 +46,9 @@ def refuse_unmatched(found: Joined, options: AnnotateOptions, table: Table, shar
     if found.missing.total == num_samples and found.extra.total:
         remedy = f"no key matches: check --key; the dataset's keys look like {found.missing.examples[0][-1]!r}"
     else:
-        remedy = f"mend the table, or use {' '.join(flag for *_, flag, _ in refused)}"
+        remedy = f"correct the table, or use {' '.join(flag for *_, flag, _ in refused)}"
     raise InputError(
-        "the keys of the table are not those of the dataset",
+        "the keys of the table do not match the dataset",
         place=f"column {key!r}",
         expected=f"one row for each of {counted(num_samples, 'sample')}",
         found="; ".join(

@@ -127,15 +127,15 @@ class AuditReport:
 
     @property
     def held(self) -> bool:
-        """Whether all promises held."""
+        """Whether all checks passed."""
         return all(finding.held for finding in self.findings)
 
     def __repr__(self) -> str:
-        broken = ", ".join(dict.fromkeys(finding.promise for finding in self.findings if not finding.held))
-        return f"<AuditReport: {f'BROKEN: {broken}' if broken else 'all promises held'}; {len(self.findings)} findings>"
+        failed = ", ".join(dict.fromkeys(finding.promise for finding in self.findings if not finding.held))
+        return f"<AuditReport: {f'FAILED: {failed}' if failed else 'all checks passed'}; {len(self.findings)} findings>"
 
     def _repr_html_(self) -> str:
-        rows = [(one.promise, "✓ held" if one.held else "✗ BROKEN", one.epoch, one.evidence) for one in self.findings]
+        rows = [(one.promise, "✓ ok" if one.held else "✗ FAILED", one.epoch, one.evidence) for one in self.findings]
         return html_table("Audit", rows, ("promise", "", "epoch", "evidence"))
 
 

@@ -256,7 +256,7 @@ class _Run:
                 "too many samples to list",
                 expected=f"at most {_MAX_SAMPLES:,}",
                 found=f"{count:,}",
-                remedy="ask for fewer steps at a time",
+                remedy="request fewer steps at a time",
             )
 
 
@@ -272,7 +272,7 @@ def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, An
     if source is not None:
         if options:
             raise InputError(
-                "an open dataset has its options already", found=", ".join(options), remedy="leave them out"
+                "the options of an open dataset cannot be changed", found=", ".join(options), remedy="leave them out"
             )
         return source
     if state is not None:
@@ -299,7 +299,7 @@ def _refuse_other_dataset(state: Mapping[str, Any], source: AnySource) -> None:
             place=source.url,
             expected=f"fingerprint {source.fingerprint}",
             found=f"fingerprint {found}",
-            remedy="name the dataset that the training has read; converted again, it may be another one",
+            remedy="use the dataset that the training read; converting it again may have changed it",
         ) from None
 
 
@@ -334,10 +334,10 @@ def _topology(batch_size: int | None, world_size: int | None, state: Mapping[str
         found = f"a global batch of {global_batch} in the state, {ranks} ranks" if global_batch else ""
         raise InputError(
             "the batch size is unknown",
-            expected="batch_size, samples a batch and rank"
+            expected="batch_size, the samples per batch on each rank"
             + ("; and world_size, unless it is 1" if ranks is None else ""),
             found=found,
-            remedy="give those that the training had",
+            remedy="pass the values of the training",
         )
     return size, ranks or 1
 

@@ -171,7 +171,7 @@ def save_sample(sample: Mapping[str, Any], output: str) -> list[str]:
         ends = [name for name in fields if path.name.endswith(f".{name}")]
         if not ends:
             raise InputError(
-                "the name of the file ends in no field of the sample",
+                "the file name does not end with a field of the sample",
                 place=output,
                 expected=f"a folder, or a file that ends in .{', .'.join(fields)}",
                 remedy="end the name of a folder with a slash",
@@ -303,7 +303,7 @@ def assigned(
             "too many ranks and workers",
             expected=f"at most {_MAX_READERS:,} readers are listed",
             found=f"{world_size:,} ranks x {workers:,} workers",
-            remedy="ask for a smaller world size, or fewer workers",
+            remedy="use a smaller world size, or fewer workers",
         )
     order = EpochOrder(counts, options, epoch, selection=selection)
     readers = Readers(order, world_size, workers, batch_size)

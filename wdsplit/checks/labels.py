@@ -129,11 +129,11 @@ def _label(payload: Any, url: str) -> bytes:
     size = len(payload) if isinstance(payload, bytes) else payload[2]
     if size > _MAX_LABEL_BYTES:
         raise InputError(
-            "a field holds no classes: its values are too large",
+            "a field has no classes: its values are too large",
             place=url,
             expected=f"at most {_MAX_LABEL_BYTES:,} bytes, such as 3 or cat",
             found=f"{size:,} bytes",
-            remedy="name a field of classes with --class-field",
+            remedy="choose a field of classes with class_field (--class-field)",
         )
     return payload if isinstance(payload, bytes) else bytes(payload[0](*payload[1:]))
 

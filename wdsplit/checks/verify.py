@@ -59,7 +59,7 @@ class Report:
 
     Attributes:
         manifest: The dataset's manifest.
-        problems: What is wrong, in the order of the shards; empty if all is well.
+        problems: What is wrong, in the order of the shards; empty if there are none.
         num_shards: Shards that were checked: all, or those with samples of a view.
         num_samples: Their samples, pads left out.
     """
@@ -78,7 +78,7 @@ class Report:
     @property
     def _verdict(self) -> str:
         checked = f"{counted(self.num_shards, 'shard')}, {counted(self.num_samples, 'sample')}"
-        found = f"✗ {counted(len(self.problems), 'problem')}" if self.problems else "✓ all is well"
+        found = f"✗ {counted(len(self.problems), 'problem')}" if self.problems else "✓ ok"
         return f"{found}: {checked}"
 
 
@@ -288,11 +288,11 @@ class _SampleTable:
 
     def _other(self, row: int, found_key: str, found_bytes: int, key: str, num_bytes: int) -> CorruptDataError:
         return CorruptDataError(
-            "a sample table says otherwise than its shard",
+            "a sample table does not match its shard",
             place=f"{self._place}, row {row}",
             expected=f"key {key!r}, {num_bytes:,} bytes",
             found=f"key {found_key!r}, {found_bytes:,} bytes",
-            remedy="remove it, and make it again with `wdsplit index DATASET --samples`",
+            remedy="remove it, and make it again with `wdsplit index DATASET --sample-tables`",
             url=self._place,
             key=key,
         )
@@ -310,7 +310,7 @@ def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterat
         for place, key in enumerate(keys, first):
             if is_pad_key(key) != (place >= num_real):
                 raise CorruptDataError(
-                    "the pads of a shard are not those of the manifest",
+                    "the pads of a shard do not match the manifest",
                     place=f"{shard.url}, sample {place}",
                     expected=f"{num_real} samples, then pads",
                     found=f"key {key!r}",
@@ -325,7 +325,7 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
     for key, names in window.field_names():
         if not fields.issuperset(names):
             raise CorruptDataError(
-                "a sample has a field that the manifest does not know",
+                "a sample has a field that is not in the manifest",
                 place=f"{url}, key {key!r}",
                 expected=", ".join(sorted(fields)),
                 found=", ".join(sorted(set(names) - fields)),
@@ -365,7 +365,7 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitErro
             selection = read_view(storage, manifest, name)[1]
             if not is_whole(selection):
                 raise CorruptDataError(
-                    "the bitmaps of a view are not those of its counts",
+                    "the bitmaps of a view do not match its counts",
                     place=f"{storage.url}/{view_path(name)}",
                     remedy="make the view again with `wdsplit view --overwrite`",
                 )
@@ -382,7 +382,7 @@ def _tars_not_listed(storage: ReadableStorage, manifest: Manifest) -> list[Wdspl
             "a tar beside the shards is not in the manifest",
             place=f"{storage.url}/{name}",
             expected=f"{len(listed)} shards",
-            found="a tar more, which other readers may read",
+            found="an extra tar, which other readers may read",
             remedy="remove it, or move it out of the dataset",
             url=f"{storage.url}/{name}",
         )

@@ -114,7 +114,7 @@ def compare(left: Literal | Values, name: str, right: Literal | Values) -> Any:
     if isinstance(left, Literal):
         if isinstance(right, Literal):
             raise InputError(
-                "two values are compared, and no column",
+                "the comparison has two values and no column",
                 remedy='write the name of a column without quotes, or as column("...")',
             )
         return compare(right, _MIRRORED.get(name, name), left)
@@ -272,7 +272,9 @@ def _scalar(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     if fits is None or not fits(kind):
         raise _unlike(kind, str(literal), literal)
     if pa.types.is_fixed_size_binary(kind) and len(value) != kind.byte_width:
-        raise InputError("bytes are not as many as the column's", found=str(len(value)), expected=str(kind.byte_width))
+        raise InputError(
+            "the number of bytes differs from the column's", found=str(len(value)), expected=str(kind.byte_width)
+        )
     return pa.scalar(value, kind)
 
 
@@ -287,8 +289,8 @@ def _float_scalar(number: Fraction, kind: pa.DataType) -> pa.Scalar:
     if math.isinf(value) or (number and not value):
         limits = np.finfo(dtype)
         raise InputError(
-            f"a number is beyond those of the type {kind}",
-            expected=f"0, or a size from {limits.smallest_subnormal} to {limits.max}",
+            f"a number is out of range for type {kind}",
+            expected=f"0, or a magnitude from {limits.smallest_subnormal} to {limits.max}",
         )
     return pa.scalar(value, _computed(kind))
 
@@ -302,11 +304,11 @@ def _seconds(text: str, kind: pa.DataType) -> Fraction:
         seconds: int = pa.scalar(whole).cast(pa.timestamp("s", "UTC" if zoned else None)).value
     except pa.ArrowInvalid as error:
         example = "12:30:00" if timed else "2024-02-29T12:30:00Z" if zoned else "2024-02-29"
-        zone = ", which has a zone (Z, or such as +01:00)" if zoned else ""
+        zone = " with a time zone (Z or +01:00)" if zoned else ""
         raise InputError(
-            f"a string is no value of the type {kind}",
+            f"invalid string for type {kind}",
             found=repr(text[:40]),
-            expected=f'one such as "{example}"{zone}',
+            expected=f'a string such as "{example}"{zone}',
         ) from error
     return seconds + Fraction(f"0{fraction[0]}" if fraction else 0)
 

@@ -197,7 +197,7 @@ class _Translator:
             near = nearest_names([operand.value], names)
             cause = f"column {path[0][0] if path else ''!r} has no class {operand.value!r}"
             shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            remedy = f'write "{near[0]}"' if near else ""
+            remedy = f'did you mean "{near[0]}"?' if near else ""
             raise self._source.fault(node, cause, expected=f"one of {shown}", remedy=remedy)
         return Literal(Fraction(names.index(operand.value)))
 
@@ -206,7 +206,7 @@ class _Translator:
         if not (isinstance(right, ast.Constant) and right.value is None):
             null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
             remedy = "write None" if null else "write `==` or `!=`"
-            raise self._source.fault(right, "`is` is followed by something else than None", remedy=remedy)
+            raise self._source.fault(right, "`is` must be followed by None", remedy=remedy)
         if self._path(node) is not None:
             reference, kind = self._reference(node)
             # Arrow before 18 overlooks nulls that a dictionary itself holds.
@@ -214,25 +214,25 @@ class _Translator:
             return (reference.cast(kind.value_type) if overlooked else reference).is_null()
         values = self._operand(node)
         if isinstance(values, Literal):
-            raise self._source.fault(node, "a value is asked to be None, and no column")
+            raise self._source.fault(node, "`is None` needs a column, not a value")
         return values.expression.is_null()
 
     def _among(self, left: ast.expr, right: ast.expr) -> Any:
         if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not right.elts:
             raise self._source.fault(
                 right,
-                "`in` is followed by something else than a list of values",
+                "`in` must be followed by a list of values",
                 expected='a list such as `[1, 2]` or `["a", "b"]`',
                 remedy='write contains(column, "...") to look for a part of a string',
             )
         values = self._operand(left)
         if isinstance(values, Literal):
-            raise self._source.fault(left, "a value is looked up in a list, and no column")
+            raise self._source.fault(left, "`in` needs a column, not a value")
         items: list[Literal] = []
         for node in right.elts:
             item = self._numbered(self._operand(node), node, left)
             if not isinstance(item, Literal):
-                raise self._source.fault(node, "a list holds something else than numbers, strings, True and False")
+                raise self._source.fault(node, "a list may contain only numbers, strings, True and False")
             items.extend(self._spellings(item, left))
         return is_among(values, items)
 
@@ -282,11 +282,11 @@ class _Translator:
     def _call(self, node: ast.Call) -> Values:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in _FUNCTIONS or node.keywords or not node.args:
-            cause = "this is no function that a condition may call"
+            cause = "unknown function"
             raise self._source.fault(node, cause, expected=f"one of {', '.join(_FUNCTIONS)}")
         values, *more = (self._operand(argument) for argument in node.args)
         if isinstance(values, Literal):
-            raise self._source.fault(node.args[0], f"{name} is asked of a value, and no column")
+            raise self._source.fault(node.args[0], f"{name} needs a column, not a value")
         if name in _TEXT_TESTS:
             part = more[0].value if len(more) == 1 and isinstance(more[0], Literal) else None
             if not is_text(values.kind) or not isinstance(part, str):
@@ -336,10 +336,10 @@ class _Translator:
         if names.count(name) > 1:
             return self._source.fault(node, f"duplicate column {name!r}: {names.count(name)} in the table")
         if above and not names:
-            return self._source.fault(node, f"column {'.'.join(above)!r} is no struct, and has no member {name!r}")
+            return self._source.fault(node, f"column {'.'.join(above)!r} is not a struct and has no member {name!r}")
         owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"
         near = nearest_names([name], names)
-        remedy = f"write {_spelling([*above, *near])}" if near else ""
+        remedy = f"did you mean {_spelling([*above, *near])}?" if near else ""
         if not above and any(name in classes for classes in self._class_names.values()):
             remedy = f"write {name!r} in quotes"
         if not above and name.lower() in _SPELLINGS:

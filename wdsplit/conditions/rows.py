@@ -37,9 +37,9 @@ def rows_meeting(where: Where, columns: Sequence[Any], num_rows: int, text: str)
         kept: npt.NDArray[np.int64] = rows.filter(where.expression).column(_ROW_NAME).to_numpy()
     except pa.ArrowInvalid as error:
         raise InputError(
-            "the condition cannot be computed for some row",
+            "the condition fails for some row",
             place=text,
             found=str(error),
-            remedy="keep numbers within 64 bits, and whole numbers beside floats below 2**53",
+            remedy="keep integers within 64 bits, and integers that are combined with floats below 2**53",
         ) from error
     return kept

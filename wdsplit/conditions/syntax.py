@@ -28,11 +28,11 @@ _MAX_SHOWN = 40
 GRAMMAR = "comparisons joined by `and`, `or` and `not`, such as `label < 10 and width >= 256`"
 STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _RESERVED = [word for word in keyword.kwlist if word not in ("and", "or", "not", "in", "is", "None", "True", "False")]
-_ODD_NAME = 'write column("...") for a column whose name is no plain word'
+_ODD_NAME = 'write column("...") for a column whose name is not a plain word'
 _ADVICE = {
-    r"<>": "write `!=` for unequal",
+    r"<>": "write `!=` instead",
     r"=>|=<": "write `>=` or `<=`",
-    r"===|(?<![<>!=:])=(?![=<>])": "write `==` for equal",
+    r"===|(?<![<>!=:])=(?![=<>])": "write `==` to compare",
     r"&&?|\b(?!and\b)(?i:and)\b": "write `and`",
     r"\|\|?|\b(?!or\b)(?i:or)\b": "write `or`",
     r"!(?!=)|~|\b(?!not\b)(?i:not)\b(?!\s+(?i:null)\b)": "write `not`",
@@ -40,7 +40,7 @@ _ADVICE = {
     r"\b(?i:i?like)\b": 'write startswith(column, "..."), endswith(column, "...") or contains(column, "...")',
     r"\b(?i:between)\b": "write `low <= column <= high`",
     r"\b(?!in\b)(?i:in)\b": "write `in [..., ...]`",
-    rf"\b(?:{'|'.join(_RESERVED)})\b": 'write column("...") for a column that is called like a word of Python',
+    rf"\b(?:{'|'.join(_RESERVED)})\b": 'write column("...") for a column whose name is a Python keyword',
     r"[`\\$?@]": _ODD_NAME,
 }
 """What people write who think of another language; looked for where the text is no expression."""
@@ -66,7 +66,7 @@ class Source:
         source = cls(re.sub(r"[\r\n]", " ", text.strip()))
         for found in STRING.finditer(text.strip()):
             if "\n" in found[0] or "\r" in found[0]:
-                raise source.fault(found.span(), "a string goes over the end of a line", remedy=r"write \n in it")
+                raise source.fault(found.span(), "a string contains a line break", remedy=r"write \n instead")
         return source
 
     def span(self, node: ast.AST) -> tuple[int, int]:
@@ -111,7 +111,7 @@ class Source:
             raise InputError("the condition is empty", expected=GRAMMAR)
         comment = self._without_strings().find("#")
         if comment >= 0:
-            raise self.fault((comment, len(self.line)), "the condition holds a comment", remedy="leave it out")
+            raise self.fault((comment, len(self.line)), "the condition contains a comment", remedy="remove it")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -121,7 +121,7 @@ class Source:
         except (MemoryError, RecursionError) as error:
             raise self.fault(None, "the condition is nested too deeply") from error
         except ValueError as error:
-            raise self.fault(None, "the condition cannot be understood", found=str(error)) from error
+            raise self.fault(None, "invalid condition", found=str(error)) from error
         self._check_size(tree)
         return tree
 
@@ -130,7 +130,7 @@ class Source:
 
     def _not_understood(self, error: SyntaxError) -> InputError:
         """Return the error for a text that is no expression, with advice if it looks like one of another language."""
-        cause, text = "the condition cannot be understood", self._without_strings()
+        cause, text = "invalid condition", self._without_strings()
         matches = [(match.span(), advice) for word, advice in _ADVICE.items() if (match := re.search(word, text))]
         if matches:
             first, remedy = min(matches)

@@ -53,7 +53,7 @@ def index_tars(
 ) -> Manifest:
     """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
 
-    With `options.samples` the sample tables are made too; of a folder that is a dataset already, only these.
+    With `options.sample_tables` the sample tables are made too; of a folder that is a dataset already, only these.
 
     All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
     are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
@@ -81,14 +81,14 @@ def index_tars(
     url, storage_options = located_one(url, storage_options, fs)
     engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
     storage = open_storage(url, storage_options)
-    if not (options.samples and storage.size(HEADER_NAME) is not None and not options.overwrite):
+    if not (options.sample_tables and storage.size(HEADER_NAME) is not None and not options.overwrite):
         manifest = _adopt(storage, storage_options, options, engine, report)
     elif Run(storage).is_unfinished:
         _refuse_output(storage, True)
     else:
         manifest = read_manifest(storage)
         _refuse_layout(storage, options)
-    if not options.samples:
+    if not options.sample_tables:
         return manifest
     with Run(storage).locked():
         return make_sample_tables(storage, storage_options, manifest, options, engine, report)
@@ -100,11 +100,11 @@ def _refuse_layout(storage: Storage, options: IndexOptions) -> None:
     given = [name for name in names if getattr(options, name) != getattr(IndexOptions(), name)]
     if given:
         raise OutputExistsError(
-            "the folder is a dataset already",
+            "the folder is already a dataset",
             place=storage.url,
-            expected="nothing but its sample tables to be made",
+            expected="only options of the sample tables",
             found=", ".join(f"{name} = {getattr(options, name)}" for name in given),
-            remedy="leave these options out; or use --overwrite to replace its indexes and its manifest too",
+            remedy="remove these options, or use --overwrite to replace its indexes and manifest too",
             url=storage.url,
         )
 
@@ -156,16 +156,16 @@ def _with_kept(storage: Storage, before: Manifest | None, found: Manifest) -> Ma
     lost += ["the sample tables"] if before.samples is not None else []
     lost += [] if before.provenance.get("adopted") else ["the types of fields", "the provenance"]
     if lost:
-        logger.warning("%s: the tars are not those of the manifest, which loses %s", storage.url, ", ".join(lost))
+        logger.warning("%s: the tars differ from the manifest, so these are lost: %s", storage.url, ", ".join(lost))
     return found
 
 
 def _refuse_output(storage: Storage, overwrite: bool) -> None:
     if Run(storage).is_unfinished:
-        cause, remedy = "the folder holds an unfinished conversion", "finish it with `wdsplit convert --resume`"
+        cause, remedy = "the folder contains an unfinished conversion", "finish it with `wdsplit convert --resume`"
     elif storage.size(HEADER_NAME) is not None and not overwrite:
-        cause = "the folder is a dataset already"
-        remedy = "use --overwrite to replace its indexes and its manifest; the tars stay as they are"
+        cause = "the folder is already a dataset"
+        remedy = "use --overwrite to replace its indexes and manifest; tars are never changed"
     else:
         return
     raise OutputExistsError(
@@ -180,7 +180,7 @@ def _tars(storage: Storage) -> dict[str, int]:
         raise DatasetNotFoundError(
             "there are no tars",
             place=storage.url,
-            expected="a folder with files named *.tar in it, or below it",
+            expected="a folder that contains *.tar files",
             found=storage.describe_contents(),
             remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
             url=storage.url,
@@ -219,9 +219,9 @@ def _write_index(storage: Storage, path: str, index: bytes, overwrite: bool) -> 
             return
         if not overwrite:
             raise OutputExistsError(
-                "a tar has an index already, and it is not the one that the tar should have",
+                "a tar has an index that does not match it",
                 place=f"{storage.url}/{beside}",
-                expected="no index, or one that tells where each sample begins",
+                expected="no index, or the offset of each sample",
                 remedy="use --overwrite to replace it, if no other program needs it",
                 url=f"{storage.url}/{beside}",
             )

@@ -135,10 +135,10 @@ def _convert_any(
     storage = open_storage(places.output, places.output_options)
     if engine is not None and not engine.is_local and storage.is_remote:
         raise InputError(
-            "other machines cannot reach rows from Python",
+            "other machines cannot access rows from Python",
             place=places.output,
             expected="an output on a shared file system, or an engine of this machine",
-            remedy="leave out engine=, or write the rows to a table that all machines reach",
+            remedy="leave out engine=, or write the rows to a table that all machines can access",
         )
     if not options.splits:
         Run(storage).refuse_output(options.overwrite, options.resume)
@@ -199,7 +199,7 @@ def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int,
     resumed = [name for name in runs if name in prepared.resumed]
     found = {name: runs[name].finished(plans[name]) for name in resumed}
     finished = {name: manifest for name, manifest in found.items() if manifest is not None}
-    # Resuming may be refused, so those that resume begin before those that start anew and replace an output.
+    # Resuming may be refused, so those that resume begin before those that start again and replace an output.
     published = {name: runs[name].resume(plans[name]) for name in resumed if name not in finished}
     for name in runs:
         if name not in prepared.resumed:

@@ -87,7 +87,9 @@ def refuse_little_space(prepared: Prepared, needs: Mapping[str, Needs]) -> None:
             + ("" if grouped else ", or keep the order of the table with --no-shuffle, which needs no temporary space"),
             url=str(disk),
         )
-    logger.info("rows are shuffled by way of about %s in %s/%s", _gigabytes(temporary), folder, SPILL_FOLDER)
+    logger.info(
+        "shuffling rows through about %s of temporary files in %s/%s", _gigabytes(temporary), folder, SPILL_FOLDER
+    )
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -59,7 +59,7 @@ def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
     except TypeError as error:
         raise InputError(
             "the inputs are not paths",
-            expected="paths or URLs of files; only wdsplit.convert and convert_splits take rows from Python",
+            expected="paths or URLs of files; only wdsplit.convert and convert_splits accept rows from Python",
             found=type(inputs).__name__,
             remedy="write the rows to a table first, such as parquet",
         ) from error
@@ -90,7 +90,7 @@ def plan(
     options = options or ConvertOptions()
     if options.splits:
         raise InputError(
-            "plan plans one dataset, but options.splits is set",
+            "plan makes one dataset, but options.splits is set",
             remedy="leave the splits out; `wdsplit plan --split` shows a plan for each",
         )
     urls, storage_options = located(input_paths(inputs), storage_options, input_fs)
@@ -149,14 +149,14 @@ def shown_notes(plan: Plan) -> list[str]:
 
 
 def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
-    """Refuse columns whose types cannot hold keys or name groups, before any row is read."""
+    """Refuse columns whose types cannot be the key or name groups, before any row is read."""
     key, group_by = options.key, options.plan.group_by
     if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
-            f"column {key!r} cannot hold keys",
+            f"column {key!r} cannot be the key",
             expected="strings or integers",
             found=str(schema.field(key).type),
-            remedy="choose another --key column, or leave it out to number the rows",
+            remedy="choose another --key column, or omit --key to number the rows",
         )
     if group_by is not None and schema.names.count(group_by) < 2:
         check_group_type(schema, group_by)
@@ -174,7 +174,7 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
     if _KEY in schema.names and options.key is None:
         raise InputError(
             f"rows have a column {_KEY!r}, which is not their key",
-            expected="the column of keys to be named, as numbers are the keys otherwise",
+            expected="the name of the key column, because row numbers are the keys otherwise",
             found="no key",
             remedy=f"ConvertOptions(key={_KEY!r}); or leave the column out",
         )
@@ -211,8 +211,8 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     if empty and options.plan.null != "omit":
         raise InputError(
             "a column has no values",
-            expected="at least one value that is not null in some file",
-            found=f"nulls of no type in every file: {', '.join(map(repr, empty))}",
+            expected="at least one value that is not null",
+            found=f"only untyped nulls: {', '.join(map(repr, empty))}",
             remedy="use --null omit to leave such columns out, or name the columns to write with --columns",
         )
     return [name for name in names if name not in empty]
@@ -229,11 +229,12 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
         raise error.at(path) from error
     if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":
         logger.warning(
-            "%d fields: do the keys hold dots? By webdataset's rule a key ends at the first dot of a name", len(fields)
+            "%d fields: do the keys contain dots? In WebDataset tars, a key ends at the first dot of a name",
+            len(fields),
         )
     unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
     if unused:
-        logger.info("columns that are not written: %s", ", ".join(unused))
+        logger.info("columns not written: %s", ", ".join(unused))
     return fields
 
 
@@ -243,7 +244,7 @@ def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOpti
     names = [name for name in left_out(schema, fields) if name not in {*options.plan.keep, *options.plan.no_keep}]
     if names:
         more = f", and {len(names) - _MANY_NOTES:,} more" if len(names) > _MANY_NOTES else ""
-        text = "columns that the sample tables go without: %s%s (names of their own columns, or more than %d columns)"
+        text = "columns left out of the sample tables: %s%s (names of their own columns, or more than %d columns)"
         logger.warning(text, ", ".join(names[:_MANY_NOTES]), more, MAX_COLUMNS)
 
 
@@ -260,7 +261,7 @@ def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions
                     absent.setdefault(name, []).append(file.path)
     if absent:
         paths = next(iter(absent.values()))
-        remedy = "--null omit leaves the members out, --null empty writes them with no bytes; or name other --columns"
+        remedy = "use --null omit to leave such members out, --null empty to write empty ones, or other --columns"
         raise InputError(
             "a column has no values in a file",
             place=paths[0],
@@ -300,7 +301,7 @@ def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
     runs = find_class_runs(table, fields)
     if runs is not None:
         logger.warning(
-            "column %r comes in runs of about %s rows (by chance %.1f; %s values seen), and the order is kept: batches "
+            "column %r has runs of about %s rows (%.1f if shuffled; %s values seen), and the order is kept: batches "
             "will hold few of its classes, which harms training; %s",
             runs.column,
             f"{runs.run_rows:,.0f}",

@@ -86,7 +86,7 @@ class Run:
                 f"{what} is inside the output",
                 place=path,
                 expected=f"a path outside {self.storage.url}",
-                remedy=f"choose another output, or another folder for {what}: the output is emptied when a run begins",
+                remedy=f"choose another output, or another folder for {what}: the output is emptied when a run starts",
                 url=path,
             )
 
@@ -94,7 +94,7 @@ class Run:
         """Refuse an output for the datasets of splits that is a dataset itself, or an unfinished run."""
         if self.exists:
             self._refuse(
-                "the output is a dataset itself, so it cannot hold those of splits",
+                "the output is a dataset, so it cannot contain the datasets of splits",
                 "a folder without a dataset",
                 _some(self.storage.list()),
                 "choose another folder",
@@ -117,7 +117,7 @@ class Run:
         above = [] if self.storage.is_remote else [path for path in Path(self.storage.url).parents if path.is_file()]
         if above:
             raise InputError(
-                "the output is below a file",
+                "a parent of the output is a file",
                 place=self.storage.url,
                 expected="a folder, which need not exist",
                 found=f"the file {above[0]}",
@@ -133,18 +133,18 @@ class Run:
                 foreign.intersection_update(self.storage.list())
             if foreign:
                 expected = "a dataset, an unfinished run, or nothing"
-                remedy = "choose another folder, or remove them yourself"
-                self._refuse("the output holds files that wdsplit did not write", expected, _some(foreign), remedy)
+                remedy = "choose another folder, or remove these files"
+                self._refuse("the output contains files that wdsplit did not write", expected, _some(foreign), remedy)
             return
         found, nothing = _some(names) or "nothing", "no such folder, or an empty one"
         if resume:
             if not (started or finished):
-                self._refuse("there is no unfinished run to resume", "an unfinished run", found, "leave out --resume")
+                self._refuse("no unfinished run to resume", "an unfinished run", found, "leave out --resume")
         elif finished:
-            cause = "the output is a finished dataset already"
+            cause = "the output is already a finished dataset"
             self._refuse(cause, nothing, found, "use --overwrite to replace it")
         elif started:
-            remedy = "use --resume to continue it, or --overwrite to start anew"
+            remedy = "use --resume to continue it, or --overwrite to start again"
             self._refuse("the output is an unfinished run", nothing, found, remedy)
         elif names:
             remedy = "choose a folder that is empty or does not exist yet"
@@ -204,7 +204,7 @@ class Run:
         noted = dict(shard_notes(self.storage, shards_noted(self.storage)))
         lacking = self.lacking(noted)
         done = {number: shard for number, shard in noted.items() if number not in lacking}
-        logger.info("resuming: %d of %d shards are there already", len(done), plan.num_shards)
+        logger.info("resuming: %d of %d shards exist already", len(done), plan.num_shards)
         return done
 
     def require(self, plan: Plan) -> None:
@@ -227,11 +227,11 @@ class Run:
             found, remedy = "a finished dataset", "to convert anew, plan again with --overwrite"
         else:
             raise DatasetNotFoundError(
-                "the output does not hold the run of this plan",
+                "the output has no run of this plan",
                 place=url,
                 expected=expected,
                 found=self.storage.describe_contents(),
-                remedy="see that all machines have this output under the same path; if its run was removed, plan again",
+                remedy="make sure that all machines have this output at the same path; if its run was removed, plan again",
                 url=url,
             )
         self._refuse(cause, expected, found, remedy)
@@ -290,7 +290,7 @@ class Run:
         except WdsplitError as error:
             if not storage.is_remote:
                 raise
-            logger.warning("%s: not cleared up after an error (%s); --resume does it", storage.url, error.cause)
+            logger.warning("%s: could not clean up after an error (%s); --resume does it", storage.url, error.cause)
 
     def end(self) -> None:
         """Remove what only an unfinished run needs, and what requests have begun whose answers were lost."""
@@ -304,7 +304,7 @@ class Run:
 
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:
         if found != plan.hash:
-            remedy = "use the inputs and options of that run, or --overwrite to start anew"
+            remedy = "use the inputs and options of that run, or --overwrite to start again"
             self._refuse("the run that is there was made by another plan", f"plan {plan.hash}", found, remedy)
 
     def _refuse_new_inputs(self, plan: Plan, found: str) -> None:
@@ -313,14 +313,14 @@ class Run:
                 "an input was written since the run began",
                 "inputs that were left alone",
                 "another time of writing: some shards would be of the old inputs, some of the new",
-                "use --overwrite to start anew",
+                "use --overwrite to start again",
             )
 
     def _refuse_other_emit(self, noted: Any) -> None:
         found = [str(name) for name in noted] if isinstance(noted, list) else []
         if found != self.emit:
             expected, written = (f"--emit {','.join(emit)}" if emit else "no --emit" for emit in (self.emit, found))
-            remedy = "use the --emit of that run, or --overwrite to start anew"
+            remedy = "use the --emit of that run, or --overwrite to start again"
             self._refuse("the run that is there writes other sidecars", expected, written, remedy)
 
     def _plan_note(self) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _refuse_unknown(job: _Job, storage: Storage, keep: Sequence[str]) -> None:
     raise InputError(
         "sample tables cannot have these columns",
         place=storage.url,
-        expected=f"numbers, booleans or texts that the tars hold, such as {', '.join(sorted(known)[:_MAX_SHOWN])}",
+        expected=f"numbers, booleans or texts in the tars, such as {', '.join(sorted(known)[:_MAX_SHOWN])}",
         found=", ".join(map(repr, missing)),
         remedy=(f"repeat the option: {repeat}" if lists else did_you_mean(missing, sorted({*known, *texts})))
         or "change --keep",
@@ -191,11 +191,11 @@ def _refuse_lost(job: _Job, storage: Storage) -> None:
         paths = ", ".join(samples_path(_path_of(job, number)) for number in bad[:_MAX_SHOWN])
         without = " ".join(f"--no-keep {name}" for name in gone)
         raise InputError(
-            "sample tables are missing or damaged, and the tars do not hold all of their columns",
+            "sample tables are missing or damaged, and the tars do not have all of their columns",
             place=storage.url,
             expected=f"tables with the columns {', '.join(map(repr, gone))}, which cannot be made again from the tars",
             found=f"{counted(len(bad), 'table')} to make again: {paths}{', ...' if len(bad) > _MAX_SHOWN else ''}",
-            remedy=f"use `wdsplit convert --overwrite`; or {without} to go without these columns in all tables",
+            remedy=f"use `wdsplit convert --overwrite`; or {without} to leave these columns out of all tables",
         )
 
 
@@ -204,7 +204,7 @@ def _refuse_annotated(storage: Storage, manifest: Manifest, columns: pa.Schema) 
         both = [name for name in columns.names if name in annotation.schema.names]
         if both:
             raise InputError(
-                f"an annotation has columns of the same names: {', '.join(map(repr, both))}",
+                f"an annotation has columns with the same names: {', '.join(map(repr, both))}",
                 place=f"{storage.url}, annotation {annotation.name!r}",
                 expected="each name once",
                 remedy=f"leave them out with {' '.join(f'--no-keep {name}' for name in both)}, or drop the annotation",

@@ -75,9 +75,9 @@ def check_plan_file(path: str, overwrite: bool, storage_options: Mapping[str, An
         raise OutputExistsError(
             "the plan file exists already" if ours else "the path of the plan file holds another file",
             place=path,
-            expected="no such file" + (", or a plan to be replaced" if overwrite else ""),
+            expected="no such file" + (", or a plan to replace" if overwrite else ""),
             found="the plan of another run, or of this one" if ours else "a file that is not a plan",
-            remedy="choose another file" + (", or use --overwrite to begin anew" if ours else ""),
+            remedy="choose another file" + (", or use --overwrite to start again" if ours else ""),
             url=path,
         )
 
@@ -96,10 +96,10 @@ def open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> 
         saved = parse_plan(open_readable_storage(folder, storage_options).read(name), version("wdsplit"))
     except DatasetNotFoundError as error:
         raise DatasetNotFoundError(
-            "there is no such plan file",
+            "plan file not found",
             place=shown_url(path),
-            expected="a file that `wdsplit plan -o` has written",
-            remedy="check the path: all machines must reach it",
+            expected="a file written by `wdsplit plan -o`",
+            remedy="check the path, which all machines must be able to access",
             url=shown_url(path),
         ) from error
     except (CorruptDataError, InputError) as error:

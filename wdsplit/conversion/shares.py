@@ -85,7 +85,7 @@ def plan_shares(
     """
     options = options or ConvertOptions()
     if options.resume:
-        raise InputError("a plan begins a run, so it cannot resume one", remedy="run the missing shares again")
+        raise InputError("a plan starts a new run, so it cannot resume one", remedy="run the missing shares again")
     path = normalized(plan_path)
     files = {name: f"{path}.{name}" for name in options.splits} or {"": path}
     places = Places.of(inputs, output, storage_options, fs, input_fs)
@@ -164,10 +164,10 @@ def convert_share(
     plan, engine = locate_inputs(saved, located([], of_inputs, input_fs)[1]), engine or LocalEngine()
     if plan.scatters and only is None:
         raise InputError(
-            "the plan puts rows into another order, which takes several passes",
+            "the plan shuffles or groups rows, which needs several passes",
             place=os.fspath(plan_path),
             expected="a pass",
-            remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after the other",
+            remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after another",
         )
     buffer_bytes = task_bytes(saved.memory, engine.jobs_of_a_node)
     job = Job(saved.output, plan, buffer_bytes, saved.emit, output_options, shared=True)
@@ -201,10 +201,10 @@ def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
     cuts = read_cuts(storage, plan)
     if cuts is None:
         raise ConvertError(
-            "the run lacks what its scatter pass needs",
+            "the run cannot start its scatter pass",
             place=storage.url,
             expected="a run that `wdsplit plan -o` started",
-            found="one whose beginning was interrupted",
+            found="a run whose start was interrupted",
             remedy="plan again with --overwrite",
             url=storage.url,
         )
@@ -279,7 +279,7 @@ def commit_shares(
     with run.locked():
         finished = run.finished(plan)
         if finished is not None:
-            logger.warning("%s: committed already", run.storage.url)
+            logger.warning("%s: already committed", run.storage.url)
             return finished
         run.require(plan)
         published = read_published(run.storage, plan)
@@ -294,11 +294,11 @@ def _incomplete(run: Run, plan: Plan, missing: Sequence[int]) -> ConvertError:
     passes = f", with {_pass_options(storage, plan)}" if plan.scatters else ""
     unfinished = describe_unfinished_shares(storage, "write")
     return ConvertError(
-        "the dataset cannot be committed: not all shards are there",
+        "cannot commit the dataset: shards are missing",
         place=storage.url,
         expected=f"{plan.num_shards} shards",
         found=f"{len(missing)} missing: {first_few(_shard_ranges(missing))}{unfinished}",
-        remedy=f"run the shares that have not ended again{passes}, then commit",
+        remedy=f"run the unfinished shares again{passes}, then commit",
         url=storage.url,
     )
 

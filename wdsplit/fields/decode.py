@@ -64,7 +64,7 @@ def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
                 place=f"payload {number}",
                 expected=f"what {field.encoding} writes for {field.type}",
                 found=repr(payload[:60]),
-                remedy="verify the dataset with wdsplit verify",
+                remedy="check the dataset with `wdsplit verify`",
             ) from error
         values.append(value)
     return pa.array(values, kind)

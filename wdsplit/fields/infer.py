@@ -222,7 +222,7 @@ def _repeated_columns(schema: pa.Schema) -> list[str]:
 
 def _unusable(problems: Sequence[str], remedy: str = "") -> InputError:
     return InputError(
-        "the table's columns cannot be used as they are",
+        "invalid columns",
         found="; ".join(problems),
         remedy=remedy
         or "choose the key with --key COLUMN, and columns and their names with --map EXT=COLUMN (repeatable), "

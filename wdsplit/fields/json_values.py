@@ -149,7 +149,7 @@ def _iso_text(column: pa.Array, where: Locate) -> pa.Array:
         raise InputError(
             f"a {'time' if pa.types.is_time(kind) else 'date'} cannot be written in ISO 8601",
             place=where(row),
-            expected="a time of the day" if pa.types.is_time(kind) else "a date of the years 1 to 9999",
+            expected="a time of the day" if pa.types.is_time(kind) else "a date in the years 1 to 9999",
             found=f"{numbers[row].as_py()} of type {kind}",
             remedy="correct the value in the table, or cast the column to integers",
         )

@@ -66,7 +66,7 @@ def check_paths(folder: str, paths: Iterable[str]) -> None:
         raise InputError(
             "invalid name of a tar",
             place=f"{folder}/{odd!r}",
-            expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
+            expected="a UTF-8 path without backslashes, control characters or a drive letter",
             remedy="rename it",
         )
 
@@ -112,7 +112,7 @@ def _samples(storage: ReadableStorage, path: str, data: memoryview) -> TarSample
         raise InputError(
             "a tar has no samples",
             place=place,
-            expected="at least one member that is named KEY.FIELD, such as 000001.jpg",
+            expected="at least one member named KEY.FIELD, such as 000001.jpg",
             found=", ".join(samples.left_out) or "no files",
             remedy="remove it, or move it out of the folder",
             url=place,
@@ -181,7 +181,7 @@ def warn_of_oddities(storage: ReadableStorage, contents: Sequence[TarContent]) -
     if some:
         total, names = sum(each.num_left_out for each in some), ", ".join(some[0].left_out)
         place = f"{storage.url}/{some[0].shard.path}"
-        logger.warning("%d files in the tars name no sample and are left out, such as %s in %s", total, names, place)
+        logger.warning("left out %d files in the tars that belong to no sample, such as %s in %s", total, names, place)
     texts = _partial_fields(contents)
     if texts:
         shown = "; ".join(texts[:_MAX_FIELDS_SHOWN]) + (", ..." if len(texts) > _MAX_FIELDS_SHOWN else "")

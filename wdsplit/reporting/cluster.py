@@ -16,7 +16,7 @@ ASSUMPTIONS = (
     "Storage answers any number of requests, each after the latency. A rank has at most 16 under way.",
     "With workers, reading, decoding and training overlap perfectly: a step takes as long as the slowest of the three.",
     "Without workers, the rank decodes between two steps, while only reading overlaps with training.",
-    "A worker takes 0.1 ms for a sample and 10 ms a megapixel of its images, unless --sample-time says otherwise.",
+    "A worker takes 0.1 ms for a sample and 10 ms a megapixel of its images, unless --sample-ms says otherwise.",
     "Each worker has a processor of its own. Retries, evictions and slow nodes do not happen.",
 )
 """What the model takes for granted, a sentence each."""

@@ -181,10 +181,10 @@ def open_subject(
     if source is not None:
         if any(each is not None for each in (choice or {}).values()):
             raise InputError(
-                "an open dataset has its own view",
+                "the view of an open dataset cannot be changed",
                 place=source.url,
                 expected="no view and no where",
-                remedy="call dataset.set_view before, or give the path instead",
+                remedy="call dataset.set_view first, or pass the path instead",
             )
         return Subject(source)
     url, manifest, access = open_dataset(dataset, Access(storage_options), None, fs)
@@ -209,5 +209,5 @@ def open_mixture(
         raise MissingDependencyError.for_extra("torch") from error
     names = [os.fspath(path) for path in paths]
     if len(set(names)) < len(names):
-        raise InputError("a dataset is named twice", found=", ".join(names), remedy="name each one once")
+        raise InputError("duplicate dataset", found=", ".join(names), remedy="name each one once")
     return Subject(mix(repeat=dict.fromkeys(names, 1), seed=seed, shuffle=shuffle, **options).source)

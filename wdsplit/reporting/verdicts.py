@@ -147,7 +147,9 @@ def _unlabelled(facts: Facts, own: Meeting | None) -> Verdict:
         f"{counted(mix.world_size, 'GPU')} a batch comes from {mix.classes_seen:.1f} of the {len(facts.mixing.names)} "
         "tenths of the files."
     )
-    remedy = "If the table was sorted, convert again with shuffled rows; name the field of the classes with --label."
+    remedy = (
+        "If the table was sorted, convert again with shuffled rows; name the field of the classes with --class-field."
+    )
     return Verdict(
         "Is it mixed?",
         "unknown",

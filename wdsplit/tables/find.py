@@ -45,13 +45,13 @@ def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | N
     places = [place_of(argument, storage_options) for argument in arguments]
     paths = [path for place in places for pattern in patterns(place) for path in _matches(place, pattern)]
     if not paths:
-        raise InputError("no input is given", expected="at least one file, folder, glob or brace expression")
+        raise InputError("no input given", expected="at least one file, folder, glob or brace expression")
     seen: set[str] = set()
     for path in paths:
         real = path if is_remote(path) else os.path.realpath(path)
         if real in seen:
             raise InputError(
-                "an input is named twice",
+                "duplicate input",
                 place=shown_url(path),
                 remedy="name each file once: its rows would be written twice",
                 url=shown_url(path),
@@ -76,7 +76,7 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
         if isinstance(place, Disk):
             place.refuse_unreadable(pattern)
         raise InputError(
-            "there is no such input",
+            "input not found",
             place=shown_url(pattern),
             expected=expected,
             remedy="check the path",
@@ -104,10 +104,10 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
         name = FOLDER_SUFFIXES.get(os.path.splitext(shown_url(path))[1].lower())
         if is_compressed(shown_url(path)):
             raise InputError(
-                "a folder holds a compressed table",
+                "a folder contains a compressed table",
                 place=shown_url(path),
-                expected="tables that are not compressed as a whole: rows are read from the middle of a file",
-                remedy="decompress it, move it away, or name the files that are meant by a pattern",
+                expected="tables that are not compressed as a whole, because rows are read from the middle of a file",
+                remedy="decompress it, move it away, or select the files with a pattern",
                 url=shown_url(path),
             )
         # The list of shards of a dataset of ours is no table of rows, nor are the tables beside its tars.
@@ -118,11 +118,11 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
     if len(found) > 1:
         kinds = sorted(found.items())
         raise InputError(
-            "a folder holds tables of several formats",
+            "a folder contains tables of several formats",
             place=shown_url(folder),
             expected="one format",
             found=", ".join(f"{len(paths)} of {name}, such as {shown_url(paths[0])}" for name, paths in kinds),
-            remedy=f"say which are meant, as in '{os.path.join(shown_url(folder), '*.' + min(found))}'",
+            remedy=f"select one format, as in '{os.path.join(shown_url(folder), '*.' + min(found))}'",
             url=shown_url(folder),
         )
     return next(iter(found.values()), [])
@@ -133,7 +133,7 @@ def _warn_of_splits(folder: str, paths: Sequence[str]) -> None:
     splits = {match[1].lower() for path in paths for part in path.split(os.sep) if (match := SPLIT.match(part))}
     if len(splits) > 1:
         logger.warning(
-            "%s: tables of several splits become one dataset: %s; name those that are meant, as in '%s'",
+            "%s: tables of several splits become one dataset: %s; select one split, as in '%s'",
             folder,
             ", ".join(sorted(splits)),
             os.path.join(folder, "train*"),

@@ -131,7 +131,7 @@ class Found:
             names = pa.array([prefix + name for name in piece.names], pa.large_string())
         except UnicodeEncodeError as error:
             raise InputError(
-                "the name of a file is not UTF-8",
+                "a file name is not UTF-8",
                 place=f"{shown_url(self.root)}, folder {piece.folder!r}",
                 found=repr(error.object),
                 remedy="rename the file",

@@ -83,7 +83,7 @@ def _last_parts(folder: str) -> Iterator[tuple[str, str]]:
 
 def _unusable(folder: str, expected: str) -> InputError:
     return InputError(
-        "the folders' names cannot be read as columns",
+        "the folder names cannot be read as columns",
         place=folder,
         expected=expected,
         remedy="rename the folders, or use --no-hive to leave such columns out",

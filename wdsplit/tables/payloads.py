@@ -109,6 +109,6 @@ def _changed(path: str, num_bytes: int, found: str) -> InputError:
         place=path,
         expected=f"a file of {num_bytes} bytes",
         found=found,
-        remedy="leave the inputs alone while they are converted; start again with --overwrite",
+        remedy="do not change inputs during a conversion; start again with --overwrite",
         url=path,
     )

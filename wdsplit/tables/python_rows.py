@@ -35,7 +35,7 @@ def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         rows: Dicts of column to value; a column that a row lacks is null there.
 
     Raises:
-        InputError: A row is no dict, or the values of a column are of two kinds, or of one that cannot be written.
+        InputError: A row is no dict, or a column has values of two kinds, or of one that cannot be written.
     """
     columns = _Columns()
     for number, row in enumerate(rows):
@@ -82,11 +82,11 @@ class _Columns:
             kind, converted = _converted(value, _place(number, name))
             if kind != self._kinds.setdefault(name, kind):
                 raise InputError(
-                    "the values of a column are of two kinds",
+                    "a column has values of two kinds",
                     place=_place(number, name),
                     expected=f"{self._kinds[name]}, as in the rows before",
                     found=f"{kind} ({_type_name(value)})",
-                    remedy="give the column values of one kind, or give each kind a column of its own",
+                    remedy="use values of one kind, or a column for each kind",
                 )
             values += [None] * (self.num_rows - len(values))
             values.append(converted)
@@ -113,9 +113,9 @@ class _Columns:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             row = bisect_left(range(1, len(values) + 1), True, key=lambda count: _why_not(values[:count]) is not None)
             raise InputError(
-                "a value does not go with those before it in its column, or its type is unknown",
+                "a value has an unsupported type, or another type than the values before it",
                 place=_place(self._first + row, name),
-                expected="one type in a column: bool, int of 64 bits, float, str, bytes, date or time, Decimal, list, "
+                expected="one type per column: bool, 64-bit int, float, str, bytes, date or time, Decimal, list, "
                 "dict, numpy array or PIL image",
                 found=f"{_type_name(values[row])}: {_why_not(values[: row + 1])}",
                 remedy="convert the values to one of these types, or leave the column out",
@@ -223,7 +223,7 @@ def _not_a_dict(number: int, row: Any) -> InputError:
     return InputError(
         "a row is not a dict of column names and values",
         place=f"row {number}",
-        expected="a dict whose keys are texts, such as {'jpg': image, 'cls': label}",
+        expected="a dict with string keys, such as {'jpg': image, 'cls': label}",
         found=f"a dict with other keys: {list(row)[:3]!r}" if isinstance(row, Mapping) else _type_name(row),
         remedy=f"name the values: wdsplit.convert(({{{made}}} for {', '.join(names)} in rows), output)",
     )

@@ -103,8 +103,8 @@ def _polars(frame: Any) -> PythonSource:
 def _lazy(frame: Any) -> PythonSource:
     if not hasattr(frame, "collect_batches"):
         raise InputError(
-            "this version of Polars cannot give a LazyFrame in pieces",
-            remedy="update polars (1.34 can), or convert frame.collect()",
+            "this version of Polars cannot stream a LazyFrame",
+            remedy="update polars to 1.34 or newer, or convert frame.collect()",
         )
     kinds = frame.collect_schema().items()
     classes = {name: kind.categories.to_list() for name, kind in kinds if type(kind).__name__ == "Enum"}
@@ -125,7 +125,7 @@ def _pandas(frame: Any) -> PythonSource:
     wrong = wrong or frame.columns[frame.columns.duplicated()].tolist()
     if wrong:
         raise InputError(
-            "the columns of a DataFrame are not named by different texts",
+            "the column names of a DataFrame are not unique strings",
             found=", ".join(map(repr, wrong[:5])),
             remedy='name them: frame.columns = ["image", "label"]',
         )
@@ -151,7 +151,7 @@ def _huggingface(dataset: Any) -> PythonSource:
             "the dataset has a transform, which is not part of its rows",
             place="set_transform or with_transform",
             expected="a dataset without one",
-            remedy="store what it makes, dataset.map(function); or convert without it, dataset.with_format(None)",
+            remedy="apply it with dataset.map(function), or remove it with dataset.with_format(None)",
         )
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -167,7 +167,7 @@ def _huggingface(dataset: Any) -> PythonSource:
 
 def _splits(datasets: Any) -> PythonSource:
     raise InputError(
-        "a DatasetDict holds several datasets",
+        "a DatasetDict contains several datasets",
         expected="one of them",
         found=", ".join(map(repr, datasets)),
         remedy='for name, split in datasets.items(): wdsplit.convert(split, f"data/{name}")',
@@ -229,5 +229,5 @@ def _unknown(inputs: Any) -> InputError:
         found=type(inputs).__name__,
         remedy="wrap one row in a list; turn a dict of columns into a table: pyarrow.table(columns)"
         if isinstance(inputs, Mapping)
-        else "make a generator that gives a dict for each row",
+        else "write a generator that yields a dict for each row",
     )

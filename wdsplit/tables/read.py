@@ -184,11 +184,11 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
                 numbers, left = numbers[taken:], left - taken
         if left:
             raise InputError(
-                "an input has other rows than when it was planned",
+                "the number of rows in an input has changed since it was planned",
                 place=part.file.path,
                 expected=f"{part.count} rows",
                 found=f"{part.count - left}",
-                remedy="leave the inputs alone while they are converted; start again with --overwrite",
+                remedy="do not change inputs during a conversion; start again with --overwrite",
                 url=part.file.path,
             )
 
@@ -295,7 +295,7 @@ def _cast(file: InputFile, name: str, column: pa.Array, kind: pa.DataType) -> pa
         return column if column.type == kind or pa.types.is_dictionary(kind) else column.cast(kind)
     except pa.ArrowInvalid as error:
         raise InputError(
-            f"a value of column {name!r} is lost in the type that all files have in common",
+            f"a value of column {name!r} does not fit the common type of all files",
             place=file.path,
             expected=f"values that {kind} holds",
             found=f"{error} ({column.type})",

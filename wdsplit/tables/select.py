@@ -52,16 +52,16 @@ def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, 
             "the fractions of the splits do not add up to 1",
             expected="fractions above 0 that add up to 1, such as train=0.9,val=0.1",
             found=", ".join(f"{name}={fraction:g}" for name, fraction in fractions.items()),
-            remedy="use fractions, not percent; give rows to leave out a split of their own",
+            remedy="use fractions, not percent; put rows to leave out into a split of their own",
         )
     cuts = [round(math.fsum(sizes[:number]) * 2**53) << 11 for number in range(len(sizes))] + [2**64]
     empty = [name for name, low, high in zip(fractions, cuts, cuts[1:], strict=False) if low >= high]
     if empty:
         raise InputError(
-            "a split is too small to hold anything",
-            expected="fractions that a hash of 64 bits can tell apart",
+            "a split is too small",
+            expected="fractions that a 64-bit hash can distinguish",
             found=", ".join(f"{name}={fractions[name]:g}" for name in empty),
-            remedy="leave it out, or give it more",
+            remedy="remove it, or increase its fraction",
         )
     return {name: Split(column, cuts[number], cuts[number + 1]) for number, name in enumerate(fractions)}
 
@@ -83,7 +83,7 @@ def check_group_type(schema: pa.Schema, column: str) -> None:
     plain = pa.types.is_integer(value) or pa.types.is_boolean(value) or pa.types.is_date(value)
     if not (plain or is_text(value)):
         raise InputError(
-            f"column {column!r} cannot name groups",
+            f"column {column!r} cannot define groups",
             expected="strings, integers, booleans or dates",
             found=str(kind),
             remedy="choose another --group-by column",
@@ -186,7 +186,7 @@ class Picker:
             return text if kind == text.type else pc.utf8_trim_whitespace(text).cast(kind)
         except pa.ArrowInvalid as error:
             raise InputError(
-                f"a field {name!r} of a tar is not what its name says",
+                f"a field {name!r} of a tar does not match its extension",
                 place=self._table.selection.where,
                 expected="whole numbers" if pa.types.is_integer(kind) else "text in UTF-8",
                 found=str(error),

@@ -159,7 +159,7 @@ def read_choice(
 ) -> Choice:
     """Return what is asked, its lists of keys read; arguments and errors as of `resolve_view`."""
     if where is not None and not isinstance(where, str):
-        raise InputError("invalid where", expected="a condition as text", found=type(where).__name__)
+        raise InputError("invalid where", expected="a string", found=type(where).__name__)
     lists = [
         None if each is None else read_keys(each, name, storage_options, columns)
         for each, name in ((keys, "keys"), (exclude, "exclude"))
@@ -180,15 +180,15 @@ def refuse_missing(columns: SampleColumns, choice: Choice, chosen: Chosen, allow
         some = ", ".join(repr(key) for key in keys.keys.take(pa.array(missing[:_SHOWN_KEYS])).to_pylist())
         text = f"{some}, ..." if len(missing) > _SHOWN_KEYS else some
         if name == "exclude" or allow_missing:
-            text = f"no sample has {len(missing):,} of the {keys.num_keys:,} keys of {keys.origin}: {text}"
+            text = f"{len(missing):,} of the {keys.num_keys:,} keys of {keys.origin} have no sample: {text}"
             logger.warning("%s: %s", columns.storage.url, text)
             continue
         raise InputError(
-            "no sample has some of the keys to keep",
+            "some of the keys to keep have no sample",
             place=keys.origin,
             expected=f"keys of samples{_example(columns)}",
-            found=f"{len(missing):,} of {keys.num_keys:,} keys that no sample has: {text}",
-            remedy="leave them out of the list; or store the view with --allow-missing (make_view: allow_missing=True)",
+            found=f"{len(missing):,} of {keys.num_keys:,} keys without a sample: {text}",
+            remedy="remove them from the list, or store the view with --allow-missing (make_view: allow_missing=True)",
         )
 
 

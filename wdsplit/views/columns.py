@@ -56,9 +56,9 @@ class SampleColumns:
         """The columns of the sample tables."""
         if self.manifest.samples is None:
             raise InputError(
-                "the dataset has no sample tables, by which samples are chosen",
+                "the dataset has no sample tables, which views need",
                 place=self.storage.url,
-                remedy=f"make them with `wdsplit index {self.storage.url} --samples`",
+                remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
             )
         return self.manifest.samples
 

@@ -159,7 +159,7 @@ def read_keys(
         origin, column = "a list", _of_values(keys, name)
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if not is_key_type(column.type):
-        raise _invalid(name, f"values of type {column.type}", "keys: strings, or integers that keys were made of")
+        raise _invalid(name, f"values of type {column.type}", "keys: strings, or the integers that keys were made from")
     if column.null_count:
         raise _invalid(name, counted_nulls(column.null_count), "a key for each entry").at(origin)
     width = numbered_width(columns.manifest.provenance) if columns is not None else 0
@@ -171,11 +171,11 @@ def read_keys(
 
 def _not_found(keys: str | os.PathLike[str], name: str, origin: str) -> WdsplitError:
     if isinstance(keys, os.PathLike) or _suffix(keys) in _SUFFIXES:
-        return DatasetNotFoundError("there is no such list of keys", place=origin, remedy="check the path")
+        return DatasetNotFoundError("file of keys not found", place=origin, remedy="check the path")
     return InputError(
-        f"{name} is a path to a file of keys, and there is no such file",
+        f"{name} is the path of a file of keys, which does not exist",
         place=origin,
-        remedy=f"check the path; for one key give a list: {name}=[{origin!r}]",
+        remedy=f"check the path; for a single key, pass a list: {name}=[{origin!r}]",
     )
 
 
@@ -205,11 +205,11 @@ def _of_file(url: str, storage_options: Mapping[str, Any] | None, columns: Sampl
     suffix = _suffix(url)
     if os.path.isdir(url) or url.endswith("/") or suffix in _UNSUPPORTED:
         raise InputError(
-            "no file of keys that can be read",
+            "unsupported file of keys",
             place=shown_url(url),
             expected=_FORMATS,
             found=f"a .{suffix} file" if suffix in _UNSUPPORTED else "a folder",
-            remedy="write the keys to a .txt file, a key a line",
+            remedy="write the keys to a .txt file, one key per line",
         )
     folder, separator, last = url.rpartition("/")
     data = open_readable_storage(folder if separator else ".", storage_options).read(last)
@@ -247,11 +247,11 @@ def _column(names: list[str], place: str, is_text: bool = False) -> str:
     if not found:
         alone = is_text and len(names) == 1
         raise InputError(
-            "a table of keys does not say which column they are in",
+            "cannot tell which column of a table has the keys",
             place=place,
-            expected="a column `__key__` or `key`" + ("" if is_text else ", or one column alone"),
+            expected="a column `__key__` or `key`" + ("" if is_text else ", or only one column"),
             found=f"the header {names[0][:1000]!r}" if alone else ", ".join(map(str, names))[:1000],
-            remedy="name the column key, or use .txt with a key a line" if alone else "rename the column",
+            remedy="name the column key, or use a .txt file with one key per line" if alone else "rename the column",
         )
     return found[0]
 
@@ -268,7 +268,7 @@ def _key_of(line: str, place: str, find_key: Callable[[str, int], str]) -> Any:
             return key
         case {"key": None, "shard": str(shard), "sample": int(sample)}:
             return find_key(shard, sample)
-    raise InputError("a line names no key", place=place, expected=expected, found=line[:200])
+    raise InputError("a line has no key", place=place, expected=expected, found=line[:200])
 
 
 def _find_key(columns: SampleColumns | None, url: str, sample: int) -> str:

@@ -108,7 +108,7 @@ def _refuse_too_large(
             is_text = isinstance(value, (str, os.PathLike))
             words += [f"--{option}", quoted(shown_url(os.fspath(value))) if is_text else "FILE"]
     raise InputError(
-        "the dataset is too large to choose its samples each time it is opened",
+        "the dataset is too large to select samples each time it is opened",
         place=storage.url,
         expected=f"up to {max_shards:,} shards and {max_samples:,} samples, or a stored view",
         found=f"{num_shards:,} shards, {num_samples:,} samples",

@@ -208,7 +208,7 @@ def test_tars_of_other_programs_have_the_keys_that_they_have(tmp_path):
         with tarfile.open(tmp_path / f"tars/{shard}/a.tar", "w") as tar:
             for key in keys[5 * shard : 5 * shard + 5]:
                 tar.addfile(tarfile.TarInfo(f"{key}.txt"))
-    wdsplit.index_tars(tmp_path / "tars", wdsplit.IndexOptions(samples=True))
+    wdsplit.index_tars(tmp_path / "tars", wdsplit.IndexOptions(sample_tables=True))
     made = annotate(tmp_path / "tars", pa.table({"key": keys[::-1], "number": np.arange(15)[::-1]}))
     storage = open_storage(str(tmp_path / "tars"))
     shards = read_manifest(storage).shards
@@ -312,7 +312,7 @@ def test_a_dataset_without_sample_tables_is_refused_with_the_remedy(data):
     del header["samples"]
     (data / "wdsplit.json").unlink()
     (data / "wdsplit.json").write_bytes(orjson.dumps(header))
-    with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --samples"):
+    with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --sample-tables"):
         annotate(data, scores())
 
 
@@ -593,7 +593,9 @@ def test_lists_show_what_is_stale_or_damaged(stale):
     (stale / "annotations/broken.json").write_bytes(b"{")
     listed = run(stale, "--list")
     assert listed.exit_code == 0, listed.output
-    assert re.search(r"^kinds +300 +0 +kind \(int64\); of an earlier version of the dataset$", listed.output, re.M)
+    assert re.search(
+        r"^kinds +300 +0 +kind \(int64\); made for an earlier version of the dataset$", listed.output, re.M
+    )
     assert re.search(r"^broken +damaged: an annotation cannot be read$", listed.output, re.M)
     assert re.search(r"flag \(bool\)$", listed.output, re.M)
     shown = {each["name"]: each for each in json.loads(run(stale, "--list", "--json").output)}

@@ -147,7 +147,7 @@ def test_the_result_can_be_read_by_people(bench, whole_lanes):
         r"windows: \d+ read, \d+ requests served from memory; each window is read 1\.\d\d times on average", lines[2]
     )
     assert re.fullmatch(r"waited for batches \d+% of the time", lines[3])
-    assert re.match(r"memory at most: \d+\.\d [MG]B", lines[4])
+    assert re.match(r"peak memory: \d+\.\d [MG]B", lines[4])
 
 
 def test_the_waiting_over_time_adds_up(bench, whole_lanes):

@@ -358,7 +358,7 @@ def test_splits_of_groups_are_written_as_plan_says_and_are_resumed(done, users, 
     assert sorted(rows["train"] + rows["val"]) == list(range(60))
     assert not {row % 12 for row in rows["train"]} & {row % 12 for row in rows["val"]}
     out = done("convert", users, output, *options, "--jobs", 1, "--resume").out
-    assert out.count("resumed: 2 shards were there already") == 2
+    assert out.count("resumed: 2 shards existed already") == 2
 
 
 # What is there already
@@ -401,7 +401,7 @@ def test_an_unfinished_run_is_no_dataset_and_is_continued_with_resume(done, run,
     assert_says(refused(2, *unfinished), "unfinished run", output, "--resume")
     out = done(*unfinished, "--resume").out
     assert "8 shards, 40 samples" in out
-    assert "resumed: 3 shards were there already" in out
+    assert "resumed: 3 shards existed already" in out
     assert "samples/s" not in out
     assert labels(output) == list(range(40))
     assert RUN_FOLDER not in os.listdir(output)
@@ -465,7 +465,7 @@ def test_inspect_says_that_classes_of_some_samples_may_not_be_all(done, tmp_path
     monkeypatch.setattr(contents, "_MAX_DRAWN", 40)
     out = done("inspect", path).out
     assert "\n7 or more classes in cls, in 40 samples that were drawn:\n" in out
-    assert "\nsampled: 40 samples, drawn evenly\n" in out
+    assert "\nestimated from 40 samples, evenly spaced\n" in out
 
 
 def test_inspect_shows_no_character_that_a_terminal_would_obey(done, tmp_path):
@@ -618,7 +618,7 @@ def test_assign_and_plan_draw_the_same_readers(done, refused, tmp_path):
     done("convert", path, tmp_path / "out", *options, "--shards", 6, "--jobs", 1)
     drawn = done("assign", tmp_path / "out", *options, "--draw").out
     picture = drawn.partition("\n\n")[0]
-    assert planned.endswith(f"who reads the shards in epoch 0 (the loader's seed 0):\n{picture}\n")
+    assert planned.endswith(f"shards read by each rank and worker in epoch 0, seed 0:\n{picture}\n")
     assert drawn.endswith("\n6 lanes, 0 pads; each window is read 1.00 times on average\n")
     for command in (("plan", path), ("assign", tmp_path / "out")):
         assert "contradict each other" in refused(2, *command, "--draw", "--json")
@@ -636,7 +636,7 @@ def test_assign_depends_on_seed_and_epoch_and_on_nothing_else(done, whole_lanes)
 
 
 def test_verify_says_that_all_is_well(done, numbers):
-    assert f"{numbers}: all is well: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
+    assert f"{numbers}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
     found = done("verify", numbers, "--jobs", 1, "--json").json
     assert found == {"dataset": numbers, "shards": 7, "problems": []}
 
@@ -705,7 +705,7 @@ def test_audit_says_for_each_epoch_that_the_promises_are_held(done, numbers):
     lines = [line for line in out.splitlines() if "  mixing of " not in line]
     promises = ["equal steps", "same batches", "exactly once", "resume"]
     assert [line.split("  ")[1].strip() for line in lines] == promises * 2
-    assert all("  held  " in line for line in lines)
+    assert all("  ok  " in line for line in lines)
     assert [line.split("  ")[0] for line in lines] == ["epoch 0"] * 4 + ["epoch 1"] * 4
 
 
@@ -741,7 +741,7 @@ BAD_TABLES = {
     "no rows of bytes": (pa.table({"jpg": pa.array([], pa.binary())}), [], ["no rows"]),
     "a mapped column that is missing": (numbers_table(3), ["--map", "jpg=image"], ["'image'", "cls, txt", "--map"]),
     "a key column that is missing": (numbers_table(3), ["--key", "id"], ["'id'", "cls, txt"]),
-    "keys that are no keys": (rows_of([0.5, 1.5]), ["--key", "name"], ["'name' cannot hold keys", "double", "--key"]),
+    "keys that are no keys": (rows_of([0.5, 1.5]), ["--key", "name"], ["'name' cannot be the key", "double", "--key"]),
     "a value that is null": (rows_of(["a", None, "c"]), [], ["a value is null", "row 1", "'name'", "--null omit"]),
     "rows without a value": (
         pa.table({"txt": ["a", None]}),
@@ -802,7 +802,9 @@ def test_an_input_that_is_not_found_is_refused(refused, tmp_path, output):
 def test_an_output_below_a_file_is_refused_by_the_name_of_the_file(refused, table, tmp_path, below):
     (tmp_path / "taken").write_bytes(b"")
     message = refused(2, "convert", table, tmp_path / "taken" / below, "--jobs", 1)
-    assert_says(message, "the output is below a file", tmp_path / "taken" / below, f"the file {tmp_path / 'taken'}")
+    assert_says(
+        message, "a parent of the output is a file", tmp_path / "taken" / below, f"the file {tmp_path / 'taken'}"
+    )
     assert ".wdsplit-run" not in message
 
 
@@ -1009,7 +1011,7 @@ def test_ctrl_c_ends_with_a_hint_how_to_continue_and_resume_does(done, output, l
     assert said == "interrupted\n"
     assert not (output / HEADER_NAME).exists()
     resumed = done(*arguments[:-1], 1, "--resume").out
-    already = int(re.search(r"resumed: (\d+) shards were there already", resumed)[1])
+    already = int(re.search(r"resumed: (\d+) shards existed already", resumed)[1])
     assert int(hint.split()[2]) <= already < 400
     assert already >= 10
     assert labels(output) == list(range(400))
@@ -1047,7 +1049,7 @@ def test_progress_is_logged_as_json_lines_and_so_is_how_it_ended(done, refused, 
     ]
     assert lines[0]["event"] == "progress"
     assert (ends[0]["total"], ends[0]["samples"], ends[0]["left_s"]) == (4, 40, 0.0)
-    assert "the output is a finished dataset already" in ends[2]["error"]
+    assert "the output is already a finished dataset" in ends[2]["error"]
     assert all(line["time"].endswith("+00:00") and line["elapsed_s"] >= 0 for line in lines)
 
 

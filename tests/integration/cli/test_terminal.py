@@ -94,7 +94,7 @@ def without_colours(shown):
 
 
 def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
-    assert f"{GREEN}all is well:" in in_terminal("verify", numbers)
+    assert f"{GREEN}ok:" in in_terminal("verify", numbers)
     assert f"{GREEN}held" in in_terminal("audit", numbers, "--world-size", 2)
     shown = in_terminal("inspect", tmp_path / "nowhere", code=2)
     assert f"{RED}\x1b[1merror:" in shown and f"{GREEN}  remedy:" in shown
@@ -111,7 +111,7 @@ def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
 )
 def test_a_terminal_without_colours_gets_none(numbers, environ):
     shown = in_terminal("verify", numbers, **environ)
-    assert f"{numbers}: all is well: 7 shards" in shown.replace("\r\n", " ")
+    assert f"{numbers}: ok: 7 shards" in shown.replace("\r\n", " ")
     assert not COLOUR.search(shown)
 
 

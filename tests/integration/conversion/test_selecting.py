@@ -193,7 +193,7 @@ def test_a_fault_of_a_selected_row_is_named_by_its_place_in_its_file(tmp_path, m
 
 @pytest.mark.parametrize("more", [{}, {"splits": SPLITS}])
 def test_a_condition_that_no_row_meets_is_refused(inputs, tmp_path, more):
-    error = refused(inputs, tmp_path / "out", "no row is selected", where="label > 1000", **more)
+    error = refused(inputs, tmp_path / "out", "no rows are selected", where="label > 1000", **more)
     assert f"none of {NUM_ROWS} rows" in error.found
     assert "--where" in error.remedy
 
@@ -261,14 +261,14 @@ def test_a_duplicate_key_in_two_splits_by_its_group_is_refused(tmp_path):
 @pytest.mark.parametrize("splits", [{"most": 0.9999, "few": 0.0001}, {"few": 0.0001, "most": 0.9999}], ids=str)
 def test_an_empty_split_is_refused_by_its_name(tmp_path, splits):
     path = write_table(tmp_path / "a.parquet", {"n": range(10)})
-    error = refused(path, tmp_path / "out", "no row is selected", splits=splits)
+    error = refused(path, tmp_path / "out", "no rows are selected", splits=splits)
     assert "split 'few'" in error.place
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"splits": SPLITS, "key": "vector"}, "cannot hold keys"),
+        ({"splits": SPLITS, "key": "vector"}, "cannot be the key"),
         ({"splits": SPLITS, "shards": 100, "pad": "none"}, "more shards than rows"),
         ({"group_by": "no"}, "not in the table"),
         ({"group_by": "user", "world_size": 5, "workers": 4}, "more shards than groups"),

@@ -328,7 +328,7 @@ def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path, monkey
         refuse_taken_over(*arguments, **keywords)
 
     monkeypatch.setattr("wdsplit.conversion.shuffle.sorted_runs.refuse_taken_over", commit_once_begun)
-    with pytest.raises(ConvertError, match="another run has taken the output over, or ended it"):
+    with pytest.raises(ConvertError, match="another run has taken over or finished the output"):
         scatter(late, steps, ScatterTask(0, 0, 400))
     assert committed and not (output / RUN_FOLDER).exists()
 
@@ -602,7 +602,7 @@ def test_a_note_that_somebody_has_changed_is_refused_and_named_and_can_be_remove
         (output / RUN_FOLDER / SHARE).unlink()
     before = orjson.loads(changed.read_bytes())
     changed.write_bytes(orjson.dumps(change(before)))
-    with pytest.raises(CorruptDataError, match="a note of the run is damaged") as found:
+    with pytest.raises(CorruptDataError, match="a progress note of the run is damaged") as found:
         commit_shares(plan)
     assert (found.value.place, found.value.url) == (str(changed), str(changed))
     assert "shard" in found.value.expected and found.value.found and "remove it" in found.value.remedy
@@ -698,7 +698,7 @@ def test_a_plan_file_inside_the_output_is_refused(raw, tmp_path):
 
 def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="the output is below a file"):
+    with pytest.raises(InputError, match="a parent of the output is a file"):
         plan_shares(raw, tmp_path / "file" / "out", tmp_path / "plan", chosen(shards=6))
 
     def full(*_):

@@ -160,7 +160,7 @@ def test_a_view_that_keeps_nothing_is_stored_with_a_warning(dataset, caplog):
 
 
 def test_missing_keys_are_refused_unless_allowed(dataset, caplog):
-    with pytest.raises(InputError, match="no sample has some of the keys to keep"):
+    with pytest.raises(InputError, match="some of the keys to keep have no sample"):
         wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"])
     assert wdsplit.list_views(dataset) == {}
     wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"], allow_missing=True)
@@ -310,7 +310,7 @@ def test_the_command_says_what_the_view_keeps(dataset, tmp_path):
     lines = done.output.splitlines()
     share = f"{100 * kept / NUM_SAMPLES:.1f} %"
     assert lines[0] == f"{dataset}: view 'good' keeps {kept} of {NUM_SAMPLES} samples ({share})"
-    assert lines[1] == "shards without a sample of it: 3 of 6"
+    assert lines[1] == "shards without a selected sample: 3 of 6"
     assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 that no sample has"
     assert lines[4].split() == ["label", "kept", "share", "of", "view", "all", "share", "kept"]
     assert lines[5].split()[:2] == ["cat", "0"]
@@ -412,7 +412,7 @@ def test_verify_checks_views(dataset):
     problems = wdsplit.verify(dataset).problems
     assert [problem.cause for problem in problems] == [
         "the file of a view is damaged",
-        "the bitmaps of a view are not those of its counts",
+        "the bitmaps of a view do not match its counts",
     ]
     assert all(isinstance(problem, CorruptDataError) for problem in problems)
     assert [name in problem.place for name, problem in zip(("cut", "forged"), problems, strict=True)] == [True, True]

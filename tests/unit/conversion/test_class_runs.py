@@ -52,7 +52,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_that_is_sorted_by_a_column_is_warned_of(warned, kind):
     text = warned({"x": KINDS[kind], "id": ROWS}, null="omit")
-    assert text.startswith("column 'x' comes in runs of about ")
+    assert text.startswith("column 'x' has runs of about ")
     assert "batches will hold few of its classes" in text
     assert text.endswith("leave out --no-shuffle")
 

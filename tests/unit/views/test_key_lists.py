@@ -136,9 +136,9 @@ def test_what_is_no_list_of_keys_is_refused(values, found):
     [
         ("a.txt", b"\xff\xfe\x00", "utf-8"),
         ("a.jsonl", b'{"key": "a"}\n{', "invalid json"),
-        ("a.jsonl", b'{"key": "a"}\n{"name": 1}', "a line names no key"),
-        ("a.jsonl", b'["a"]', "a line names no key"),
-        ("a.jsonl", b'{"key": null}', "a line names no key"),
+        ("a.jsonl", b'{"key": "a"}\n{"name": 1}', "a line has no key"),
+        ("a.jsonl", b'["a"]', "a line has no key"),
+        ("a.jsonl", b'{"key": null}', "a line has no key"),
         ("a.csv", b"a,b\n1,2\n", "which column"),
         ("a.csv", b"", "empty"),
         ("a.parquet", b"PAR1", "parquet"),

@@ -140,7 +140,7 @@ def test_keys_are_those_of_the_tar_or_those_before_they_were_escaped(dataset):
 
 def test_keys_to_keep_that_no_sample_has_are_refused(dataset):
     error = refused(dataset, keys=["img.0", "nope", *(f"no-{n}" for n in range(9))])
-    assert error.found == "10 of 11 keys that no sample has: 'nope', 'no-0', 'no-1', 'no-2', 'no-3', ..."
+    assert error.found == "10 of 11 keys without a sample: 'nope', 'no-0', 'no-1', 'no-2', 'no-3', ..."
     assert "such as 'img_x2E0'" in error.expected
 
 

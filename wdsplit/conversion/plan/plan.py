@@ -311,25 +311,25 @@ def _no_rows(table: Table) -> InputError:
     place = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
     if table.total_rows:
         return InputError(
-            "no row is selected",
+            "no rows are selected",
             place=place,
             expected="at least one row",
-            found=f"none of {table.total_rows} rows meets the selection",
+            found=f"none of {table.total_rows} rows matches",
             remedy="check --where, --limit, --skip-empty and --split",
         )
     return InputError(
         "the input has no rows",
         place=place,
         expected="at least one row",
-        remedy="check the input; an empty dataset cannot be trained on",
+        remedy="check the input",
     )
 
 
 def _too_few(max_shards: int, num_shards: int, options: PlanOptions) -> InputError:
     what = "groups" if options.group_by is not None else "rows"
-    why = "a group is not torn" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
+    why = "groups are not split" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
     return InputError(
-        f"there are more shards than {what}, and {why}",
+        f"more shards than {what}, and {why}",
         expected=f"at most {max_shards} shards",
         found=str(num_shards),
         remedy="use "

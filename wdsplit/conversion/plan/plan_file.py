@@ -148,10 +148,10 @@ def _files_table(files: Sequence[InputFile]) -> pa.Table:
     for file in files:
         if file.remote is not None and file.remote.url != file.path:
             raise InputError(
-                "the URL of an input holds what must not be written into a plan file",
+                "the URL of an input contains credentials, which must not be in a plan file",
                 place=file.path,
                 expected="a URL without user, password, query or signature",
-                remedy="give credentials by the environment, to each share, or convert by one process",
+                remedy="set credentials in the environment of each share, or convert in one process",
                 url=file.path,
             )
     columns: dict[str, Any] = {name: pa.array([getattr(file, name) for file in files], pa.int64()) for name in _NUMBERS}
@@ -275,7 +275,7 @@ def _tuples(column: pa.ChunkedArray) -> list[tuple[int, ...]]:
 def _damaged(found: str) -> CorruptDataError:
     return CorruptDataError(
         "a plan file is damaged",
-        expected="a file as `wdsplit plan -o` writes it",
+        expected="a file written by `wdsplit plan -o`",
         found=found,
-        remedy="check that it is one; copy it again, or plan again with --overwrite",
+        remedy="check the path, copy the file again, or plan again with --overwrite",
     )

@@ -79,12 +79,12 @@ def refuse_taken_over(storage: Storage, plan: Plan, shared: bool = False) -> Non
     """
     if (storage.is_remote or shared) and not holds_plan(storage, plan):
         raise ConvertError(
-            "another run has taken the output over, or ended it"
-            + ("" if storage.is_remote else "; or this machine has another folder under its path"),
+            "another run has taken over or finished the output"
+            + ("" if storage.is_remote else "; or this machine sees another folder at its path"),
             place=storage.url,
             expected=f"plan {plan.hash}",
             found="another plan, or none",
-            remedy="see that one conversion at a time writes to an output, on all machines"
-            + ("" if storage.is_remote else ", and that all of them reach it"),
+            remedy="make sure that only one conversion at a time writes to an output, on all machines"
+            + ("" if storage.is_remote else ", and that all machines can access it"),
             url=storage.url,
         )

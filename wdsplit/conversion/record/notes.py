@@ -181,10 +181,10 @@ def _parse_shard(note: Any, place: str) -> Shard:
 def _damaged(place: str, expected: str, found: Any) -> CorruptDataError:
     text = orjson.dumps(found).decode()
     return CorruptDataError(
-        "a note of the run is damaged",
+        "a progress note of the run is damaged",
         place=place,
         expected=expected,
         found=text[:_MAX_CHARACTERS] + ("..." if len(text) > _MAX_CHARACTERS else ""),
-        remedy="remove it, and run the same command again; with a plan, run the shares again that it misses then",
+        remedy="remove it, and run the same command again; with a plan, run the shares that are missing then",
         url=place,
     )

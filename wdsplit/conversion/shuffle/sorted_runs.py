@@ -207,10 +207,10 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
     for name, runs in zip(names, noted, strict=True):
         if runs is None:
             raise CorruptDataError(
-                "a task has left no note of what it has spilled, or a damaged one",
+                "the note of a scatter task is missing or damaged",
                 place=f"{storage.url}/{_note_path(steps.prefix, name)}",
-                expected="the runs that it has written",
-                remedy="continue with --resume; of a plan, run the shares again, pass by pass",
+                expected="a note of the runs that it has written",
+                remedy="continue with --resume; with a plan, run the shares again, pass by pass",
                 url=f"{storage.url}/{_note_path(steps.prefix, name)}",
             )
         found += runs
@@ -225,7 +225,7 @@ def damaged_spill(place: str, found: str) -> CorruptDataError:
         place=place,
         expected="the rows that were spilled",
         found=found,
-        remedy="start anew with --overwrite; the disk may have lost it in a power failure",
+        remedy="start again with --overwrite; a power failure may have damaged the file",
         url=place,
     )
 

@@ -77,7 +77,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         check_names(schema)
         footer = ipc.open_file(source) if _is_file(source) else None
         if footer is not None and footer.schema != schema:
-            raise ValueError("the columns in the footer are not those at the beginning")
+            raise ValueError("the columns in the footer differ from those at the start")
     with _opened(path, remote, skims=True) as source:
         found = _walk(source, footer.num_record_batches if footer is not None else None, num_bytes)
     ratio = _decoded_ratio(path, remote, schema, found)
@@ -135,7 +135,7 @@ def _check_magic(path: str, remote: Remote | None) -> None:
         first = file.read(len(_FILE_MAGIC))
     if first.startswith(_FEATHER_V1_MAGIC):
         raise InputError(
-            "an input is of the old format Feather V1",
+            "an input has the old format Feather V1",
             place=path,
             expected="Arrow IPC, which is also called Feather V2",
             remedy="write it again with pyarrow.feather.write_feather, or as parquet",

@@ -105,9 +105,9 @@ def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
         raise block.error(
             stop,
             "lone carriage return",
-            expected="rows that end with a newline, or with both",
+            expected="rows that end with a newline, with or without a carriage return",
             found="a carriage return without a newline",
-            remedy="convert the line ends, as with `tr '\\r' '\\n'`, or quote the field",
+            remedy="convert the line endings, as with `tr '\\r' '\\n'`, or quote the field",
         )
     return end
 
@@ -215,9 +215,9 @@ def _texts(block: Block, delimiter: str, names: list[str], columns: Sequence[str
         raise block.error(
             begins[wrong[0].number - 1],
             "a row has another number of columns",
-            expected=f"{len(names)} columns, as the header has them",
+            expected=f"{len(names)} columns, as in the header",
             found=str(wrong[0].actual_columns),
-            remedy="correct the row; quote what holds a delimiter or a line end",
+            remedy="correct the row; quote fields that contain a delimiter or a line ending",
         ) from error
 
 

@@ -101,7 +101,7 @@ def _different(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> In
         for each in (schema, other)
     ]
     return InputError(
-        "two folders differ in what they hold",
+        "two folders differ in their contents",
         place=path,
         expected=f"{texts[0]}, as {first} has them",
         found=texts[1],

@@ -156,11 +156,11 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
     if found is not None:
         return found
     raise InputError(
-        "the format of an input is not known",
+        "unknown input format",
         place=path,
         expected=f"a file that ends in one of {', '.join(_SUFFIXES)}",
-        found="a compressed file" if compressed else f"a file that begins with {first!r}",
-        remedy="decompress it first: rows are read from the middle of a file" if compressed else "rename the file",
+        found="a compressed file" if compressed else f"a file that starts with {first!r}",
+        remedy="decompress it first" if compressed else "rename the file",
         url=path,
     )
 
@@ -179,7 +179,7 @@ def refuse_misnamed(path: str, name: str, remote: Remote | None = None) -> None:
     found = _format_that_begins(_first_bytes(path, remote))
     if found not in (None, name):
         raise InputError(
-            "the name of an input ends as another format's",
+            "the extension of an input does not match its format",
             place=path,
             expected=f"{name}, by its name",
             found=f"{found}, by its first bytes",

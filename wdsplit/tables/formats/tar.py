@@ -81,7 +81,7 @@ def _checksum_of_headers(data: memoryview, scan: Scan) -> str:
 def _warn_of_left_out(path: str, samples: TarSamples) -> None:
     if samples.num_left_out:
         logger.warning(
-            "%s: %d members belong to no sample and are left out, the first of them %r",
+            "%s: left out %d members that belong to no sample, such as %r",
             path,
             samples.num_left_out,
             samples.left_out[0],

@@ -140,8 +140,8 @@ def _too_large(block: Block) -> InputError:
         0,
         "a row is too large",
         expected="at most 2 GiB",
-        found=f"more than {len(block.data)} bytes without an end",
-        remedy="check that the file has line ends, and that quotes are closed",
+        found=f"more than {len(block.data)} bytes without a line ending",
+        remedy="check that the file has line endings, and that quotes are closed",
     )
 
 
