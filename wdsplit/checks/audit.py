@@ -152,8 +152,8 @@ def audit(
         url: The dataset's folder.
         options: Topology and order; None for one rank without workers.
         progress: Called with each finding as soon as there is one.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Raises:
         WdsplitError: The dataset, or one of its shards, cannot be read.

@@ -100,8 +100,8 @@ def inspect(
     Args:
         url: The dataset's folder.
         samples: First samples to read; with 0 only the manifest is read.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
         view: As of `Dataset`, one view: say what is in it.
         where: As of `Dataset`: say what is in the samples that meet a condition.
 
@@ -251,8 +251,8 @@ def assign(
         shuffle: As of `Dataset`.
         tail: As of `Dataset`.
         lanes: As of `Dataset`; None for the dataset's.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
         view: As of `Dataset`.
         where: As of `Dataset`.
 

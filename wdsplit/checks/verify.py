@@ -109,9 +109,9 @@ def verify(
         jobs: Processes.
         progress: Called at the beginning and after each shard, with the number of shards that were checked, the number
             of all, and the bytes checked.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        engine: What carries the tasks out; None for `jobs` processes of this machine.
-        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+        storage_options: Options for a remote store, as for `Dataset`.
+        engine: Engine that runs the tasks; None for `jobs` processes of this machine.
+        fs: fsspec file system of the folder; None to choose it by the path.
         emit: `checksums` to write, beside each shard that is right, the checksums of its samples, which
             `Dataset(verify=True)` compares.
         view: As of `Dataset`, one view: check only the shards that have samples of it, each of them whole.
@@ -264,7 +264,7 @@ class _SampleTable:
 
     def __init__(self, storage: ReadableStorage, manifest: Manifest, listed: Shard) -> None:
         self.problems: list[WdsplitError] = []
-        self._place = f"{storage.url}/{samples_path(listed.path)}"
+        self._dataset, self._place = storage.url, f"{storage.url}/{samples_path(listed.path)}"
         self._table, self._first = None, 0
         try:
             if manifest.samples is not None:
@@ -292,7 +292,7 @@ class _SampleTable:
             place=f"{self._place}, row {row}",
             expected=f"key {key!r}, {num_bytes:,} bytes",
             found=f"key {found_key!r}, {found_bytes:,} bytes",
-            remedy="remove it, and make it again with `wdsplit index DATASET --sample-tables`",
+            remedy=f"remove it, and make it again with `wdsplit index {self._dataset} --sample-tables`",
             url=self._place,
             key=key,
         )

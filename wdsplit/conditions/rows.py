@@ -21,16 +21,16 @@ _ROW_NAME = "wdsplit row number"
 
 
 def rows_meeting(where: Where, columns: Sequence[Any], num_rows: int, text: str) -> npt.NDArray[np.int64]:
-    """Return the rows that meet a condition: int64, rising.
+    """Return the rows that meet a condition: int64, in ascending order.
 
     Args:
         where: The condition.
-        columns: Its columns, in their order: arrays of Arrow.
-        num_rows: Rows of the batch.
-        text: The condition's text, for an error.
+        columns: Its columns, in order, as Arrow arrays.
+        num_rows: Number of rows of the batch.
+        text: The text of the condition, for errors.
 
     Raises:
-        InputError: The condition cannot be computed for some row.
+        InputError: The condition fails for some row.
     """
     rows = pa.table([*columns, pa.array(np.arange(num_rows))], names=[*where.columns, _ROW_NAME])
     try:

@@ -63,9 +63,9 @@ def index_tars(
         url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
         options: The options.
         progress: Called at the beginning and after each tar.
-        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
-        engine: What carries the tasks out; None for `options.jobs` processes of this machine.
-        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+        storage_options: Options for a remote store, as for `wdsplit.Dataset`.
+        engine: Engine that runs the tasks; None for `options.jobs` processes of this machine.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Returns:
         The manifest. A field's type is bytes, as nothing else is known of it.

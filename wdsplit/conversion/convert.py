@@ -62,10 +62,10 @@ def convert(
             arrays become npy, PIL images the bytes of their files, and dicts JSON.
         output: The dataset's folder: a path, or `s3://bucket/folder`.
         options: The options; without splits.
-        progress: Called with the progress so far, at the beginning of each pass and after each task.
+        progress: Called with the progress so far, at the start of each pass and after each task.
         storage_options: How to reach remote stores, as for `wdsplit.Dataset`: that of the inputs and of the output,
             but for one that `fs` or `input_fs` reaches.
-        engine: What carries the tasks out, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
+        engine: Engine that runs the tasks, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
         fs: The file system that the output is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; None for what
             the path says itself. Files are gathered in TMPDIR and then sent.
         input_fs: The file system that the inputs are on.

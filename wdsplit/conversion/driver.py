@@ -69,8 +69,8 @@ class Driver:
 
     Attributes:
         job: What all tasks need.
-        engine: What carries the tasks out.
-        report: Called with the progress so far, at the beginning of a pass and after each task.
+        engine: Engine that runs the tasks.
+        report: Called with the progress so far, at the start of a pass and after each task.
         share: Which share: 0, 1, ..., num_shares - 1.
         num_shares: Shares in all.
         split: The split that is written; empty if there are none.

@@ -78,7 +78,7 @@ def plan(
     Args:
         inputs: One or several of: a file, a folder of tables or of images, a glob, a brace expression.
         options: The options; without splits.
-        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
+        storage_options: Options for a remote store, as for `wdsplit.Dataset`.
         input_fs: The file system that the inputs are on.
 
     Returns:

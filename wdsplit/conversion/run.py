@@ -231,7 +231,7 @@ class Run:
                 place=url,
                 expected=expected,
                 found=self.storage.describe_contents(),
-                remedy="make sure that all machines have this output at the same path; if its run was removed, plan again",
+                remedy="check that all machines have this output at the same path; if its run was removed, plan again",
                 url=url,
             )
         self._refuse(cause, expected, found, remedy)

@@ -103,7 +103,7 @@ def make_sample_tables(
         storage_options: How to reach it, for the tasks.
         manifest: Its manifest.
         options: Which columns to keep.
-        engine: What carries the tasks out.
+        engine: Engine that runs the tasks.
         report: Called at the beginning and after each tar.
 
     Returns:

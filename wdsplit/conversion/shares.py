@@ -140,7 +140,7 @@ def convert_share(
             three, if the table is large, `merge` between them. Where a pass is not needed, nothing is done.
         progress: Called with the progress so far, at the beginning and after each task.
         storage_options: How to reach remote inputs and the output, as for `wdsplit.convert`.
-        engine: What carries the tasks out; None for one job.
+        engine: Engine that runs the tasks; None for one job.
         fs: The file system that the output is on, as for `plan_shares`.
         input_fs: The file system that the inputs are on.
 

@@ -183,7 +183,7 @@ def _refused_types(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
         kind = schema.field(name).type
         why = why_refused(kind)
         if why:
-            problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
+            problems.append(f"column {name!r} has the type {kind}, which no encoding supports: {why}")
     return problems
 
 

@@ -78,8 +78,8 @@ def report(
             samples.
         output: The file to write; None to write none.
         options: What to look at.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Returns:
         The facts and the page.

@@ -150,7 +150,7 @@ def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[s
     remote = Remote(found.root, storage_options) if is_remote(found.root) else None
     if not sum(len(rows) for _, rows in found.rows):
         raise InputError(
-            "a folder contains no media files, or only empty ones", place=root, remedy="check it", url=root
+            "a folder contains no media files, or only empty ones", place=root, remedy="check the path", url=root
         )
     kind = _kind(found)
     name = min(found.fields, key=lambda key: (-found.fields[key], key))[1]

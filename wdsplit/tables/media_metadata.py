@@ -41,7 +41,7 @@ def with_metadata(
         empty: Files that are left out because they are empty.
         root: The folder: a path or a URL.
         paths: The metadata files, by their paths below the root.
-        storage_options: How to reach a remote store.
+        storage_options: Options for a remote store.
         taken: What no column may be called: the column of the media files.
 
     Returns:

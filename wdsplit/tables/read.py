@@ -297,7 +297,7 @@ def _cast(file: InputFile, name: str, column: pa.Array, kind: pa.DataType) -> pa
         raise InputError(
             f"a value of column {name!r} does not fit the common type of all files",
             place=file.path,
-            expected=f"values that {kind} holds",
+            expected=f"values of type {kind}",
             found=f"{error} ({column.type})",
             remedy="cast the column to one type in all files, or convert them as two datasets",
             url=file.path,

@@ -224,7 +224,9 @@ def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType])
     try:
         return parse_where(condition, typed)
     except InputError as error:
-        json = [name for name in types if name.rpartition(".")[2] in _JSON and f"{name!r} is no struct" in error.cause]
+        json = [
+            name for name in types if name.rpartition(".")[2] in _JSON and f"{name!r} is not a struct" in error.cause
+        ]
         for name in json:
             error.remedy = f"JSON in tars is compared as text: contains({name}, '\"label\": 3')"
         raise

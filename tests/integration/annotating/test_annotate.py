@@ -295,7 +295,7 @@ def test_an_empty_table_is_one_in_which_all_is_missing(data, tmp_path):
     assert {tuple(row.values()) for row in joined(data).values()} == {(None, None, None)}
 
 
-@pytest.mark.parametrize(("key", "message"), [(None, "is null"), ("", "is empty"), ("k" * 2000, "is too long")])
+@pytest.mark.parametrize(("key", "message"), [(None, "is null"), ("", "empty value"), ("k" * 2000, "is too long")])
 def test_a_key_that_no_sample_can_have_is_refused_with_its_place(data, tmp_path, key, message):
     table = scores().set_column(0, "key", pa.array([*KEYS[:-1], key]))
     source = write_table(tmp_path / "s.parquet", table)
@@ -335,7 +335,7 @@ def test_a_name_is_that_of_the_file_or_given(data, tmp_path):
     with pytest.raises(InputError, match="invalid annotation name"):
         wdsplit.annotate(data, scores(), "key", "../up")
     annotate(data, scores())
-    with pytest.raises(OutputExistsError, match="but for case"):
+    with pytest.raises(OutputExistsError, match="except for case"):
         annotate(data, scores(), name="Quality")
 
 
@@ -351,7 +351,7 @@ def test_images_are_no_table(data, tmp_path):
 
 def test_one_that_is_there_is_replaced_only_if_that_is_asked_for(data):
     annotate(data, scores())
-    with pytest.raises(OutputExistsError, match=r"has an annotation 'quality' already(.|\n)*--overwrite"):
+    with pytest.raises(OutputExistsError, match=r"already has an annotation 'quality'(.|\n)*--overwrite"):
         annotate(data, scores())
     changed = scores().set_column(1, "score", pa.array(np.zeros(NUM_ROWS)))
     annotate(data, changed, overwrite=True)
@@ -559,7 +559,7 @@ def test_converting_anew_says_what_is_stale(stale, tmp_path):
     source = tmp_path / "in.parquet"
     arguments = ["convert", source, stale, "--key", "id", "--shards", SHARDS, "--overwrite", "--seed"]
     done = CliRunner().invoke(cli, [*map(str, arguments), "2"])
-    note = "note: view good and annotations kinds, quality belong to the shards before; make them again, or drop them"
+    note = "note: view good and annotations kinds, quality belong to the replaced shards; make them again, or drop them"
     assert done.exit_code == 0, done.output
     assert note in done.stderr.splitlines()
     for name in ("kinds", "quality"):
@@ -655,14 +655,14 @@ def test_the_command_annotates_lists_and_drops(data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a TABLE"),
-        (["a.parquet"], "give a TABLE"),
-        (["--key", "a"], "give a TABLE"),
-        (["--list", "--drop", "a"], "--drop: not with --list"),
-        (["--drop", "a", "a.parquet"], "[TABLE...]: not with --drop"),
-        (["--drop", "a", "--key", "a"], "--key: not with --drop"),
+        ([], "expected TABLE"),
+        (["a.parquet"], "expected TABLE"),
+        (["--key", "a"], "expected TABLE"),
+        (["--list", "--drop", "a"], "--drop: not allowed with --list"),
+        (["--drop", "a", "a.parquet"], "[TABLE...]: not allowed with --drop"),
+        (["--drop", "a", "--key", "a"], "--key: not allowed with --drop"),
         (["a.parquet", "--key", "a", "--map", "x"], "NAME=COLUMN"),
-        (["a.parquet", "--key", "a", "--columns", ""], "is empty"),
+        (["a.parquet", "--key", "a", "--columns", ""], "empty value"),
     ],
 )
 def test_a_command_line_that_contradicts_itself_is_refused(data, arguments, message):

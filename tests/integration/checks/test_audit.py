@@ -452,7 +452,7 @@ def test_of_several_fields_of_numbers_the_worst_mixed_is_shown(tmp_path):
 
 def test_numbers_that_are_no_classes_are_not_measured_unless_asked_for(numbers):
     assert classes_line(numbers) is None
-    with pytest.raises(InputError, match="holds no classes"):
+    with pytest.raises(InputError, match="has no classes"):
         classes_line(numbers, class_field="cls")
 
 

@@ -364,7 +364,7 @@ def test_what_cannot_be_listed_is_refused(sized, arguments, cause):
 
 
 def test_an_open_dataset_takes_no_options(sized):
-    with pytest.raises(InputError, match="has its options already"):
+    with pytest.raises(InputError, match="options of an open dataset cannot be changed"):
         wdsplit.batch(Dataset(sized, rank=0, world_size=1), 0, batch_size=4, seed=1)
 
 

@@ -97,7 +97,7 @@ def test_where_reading_stops_within_an_epoch_nothing_is_said_of_the_readings_of_
     assert (found["batches"], found["windows_read"], found["read_amplification"]) == (1, 12, None)
     lines = bench(whole_lanes, *options).splitlines()
     assert lines[2] == (
-        "windows: 12 read, 0 requests served from memory; stopped within an epoch, so some were not used to their end"
+        "windows: 12 read, 0 requests served from memory; stopped within an epoch, so some were only partly used"
     )
 
 

@@ -196,7 +196,7 @@ def test_files_that_name_no_sample_are_left_out_with_a_warning(tmp_path, caplog)
     names = "README, __meta__/x.json, ._b.jpg"
     assert (
         record.getMessage()
-        == f"3 files in the tars name no sample and are left out, such as {names} in {tmp_path}/a.tar"
+        == f"left out 3 files in the tars that belong to no sample, such as {names} in {tmp_path}/a.tar"
     )
     assert manifest.provenance["num_left_out"] == 3
     assert by_loader(tmp_path) == {"a": {"jpg": b"2"}, "b": {"jpg": b"4"}}

@@ -273,8 +273,8 @@ def test_an_empty_split_is_refused_by_its_name(tmp_path, splits):
         ({"group_by": "no"}, "not in the table"),
         ({"group_by": "user", "world_size": 5, "workers": 4}, "more shards than groups"),
         ({"where": "no == 1"}, "no column 'no'"),
-        ({"columns": ("label", "lable")}, "columns cannot be used"),
-        ({"columns": ("label", "")}, "columns cannot be used"),
+        ({"columns": ("label", "lable")}, "invalid columns"),
+        ({"columns": ("label", "")}, "invalid columns"),
         ({"splits": {"a": 0.5, "b": 0.6}}, "do not add up to 1"),
     ],
 )
@@ -286,7 +286,7 @@ def test_an_invalid_selection_is_refused_before_anything_is_written(inputs, tmp_
 def test_a_repeated_column_is_refused_where_it_should_decide(tmp_path, changes):
     table = pa.table([pa.array([1, 2]), pa.array([1, 2]), pa.array([3, 4])], names=["g", "g", "n"])
     path = write_table(tmp_path / "a.parquet", table)
-    refused(path, tmp_path / "out", "'g'|columns cannot be used", **changes)
+    refused(path, tmp_path / "out", "'g'|invalid columns", **changes)
 
 
 # Outputs of splits, resuming and overwriting

@@ -1,4 +1,4 @@
-"""Sample tables: a row for each sample beside its shard, written by `convert` or made by `wdsplit index --sample-tables`."""
+"""Sample tables: a row for each sample beside its shard, from `convert` or `wdsplit index --sample-tables`."""
 
 import datetime
 import io

@@ -311,7 +311,7 @@ def test_the_command_says_what_the_view_keeps(dataset, tmp_path):
     share = f"{100 * kept / NUM_SAMPLES:.1f} %"
     assert lines[0] == f"{dataset}: view 'good' keeps {kept} of {NUM_SAMPLES} samples ({share})"
     assert lines[1] == "shards without a selected sample: 3 of 6"
-    assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 that no sample has"
+    assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 without a sample"
     assert lines[4].split() == ["label", "kept", "share", "of", "view", "all", "share", "kept"]
     assert lines[5].split()[:2] == ["cat", "0"]
     assert view(dataset, "--list").output.splitlines()[1].split()[:2] == ["good", str(kept)]
@@ -332,12 +332,12 @@ def test_the_result_as_json(dataset):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "give the NAME of a view to make, or --list, or --drop NAME"),
-        (("v", "--list"), "--list takes no NAME"),
-        (("v", "--drop", "w"), "NAME v: not with --drop"),
-        (("--list", "--drop", "v"), "--list: not with --drop"),
-        (("--list", "--where", "row > 1"), "conditions make a view"),
-        (("--drop", "v", "--overwrite"), "conditions make a view"),
+        ((), "expected the NAME of a view to make, or --list, or --drop NAME"),
+        (("v", "--list"), "NAME 'v': not allowed with --list"),
+        (("v", "--drop", "w"), "NAME 'v': not allowed with --drop"),
+        (("--list", "--drop", "v"), "--list and --drop cannot be combined"),
+        (("--list", "--where", "row > 1"), "conditions and keys need the NAME"),
+        (("--drop", "v", "--overwrite"), "conditions and keys need the NAME"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(dataset, arguments, text):
@@ -350,7 +350,7 @@ def test_arguments_that_contradict_each_other_are_refused(dataset, arguments, te
     ("arguments", "text"),
     [
         (("v",), "no condition for the view"),
-        (("v", "--where", "scor > 1"), "remedy: write score"),
+        (("v", "--where", "scor > 1"), "remedy: did you mean score?"),
         (("v", "--view", "goood"), "did you mean 'good'?"),
         (("--drop", "goood"), "did you mean 'good'?"),
         (("good", "--where", "row > 1"), "use --overwrite"),

@@ -28,7 +28,7 @@ class Job:
         plan: The plan.
         buffer_bytes: Bytes of rows that a task may buffer, where the plan puts rows into another order.
         emit: The sidecars to write.
-        storage_options: How to reach a remote store.
+        storage_options: Options for a remote store.
         shared: Whether other machines write to the output too, so that no lock of a local one keeps other runs out.
     """
 

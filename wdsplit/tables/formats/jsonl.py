@@ -164,7 +164,7 @@ def _two_types(error: TwoTypesError, what: str, path: str = "") -> InputError:
     return InputError(
         f"the values of {error.path.lstrip('/')!r} have two types",
         place=path,
-        expected=f"{error.one}, as the {what} before have it",
+        expected=f"{error.one}, as in the {what} before",
         found=error.other,
         remedy="write the values as strings or as numbers of one kind, or convert them as two datasets",
         url=path,
