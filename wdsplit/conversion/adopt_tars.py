@@ -1,8 +1,8 @@
-"""Adopting: existing WebDataset tars become a dataset where they lie, and none of them is rewritten.
+"""Adopting: makes a dataset of existing WebDataset tars in place, without rewriting them.
 
-Composition of `indexing` and an engine. A task reads one tar whole, writes its index beside it and says what
-it found; the driver looks at the keys of all and writes the manifest, the header last. An index that is right is left
-as it is. Before one is replaced, the header goes, so that no header belongs to other indexes.
+A task scans one tar, writes its index beside it, and returns its contents. The driver checks the keys of all tars and
+writes the manifest, the header last. Valid indexes are kept. Before an index is replaced, the header is removed, so
+that no header ever belongs to other indexes.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ def index_tars(
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Manifest:
-    """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
+    """Make a dataset of the tars in a folder: write an index beside each tar, and the manifest.
 
-    With `options.sample_tables` the sample tables are made too; of a folder that is a dataset already, only these.
+    With `options.sample_tables`, also make the sample tables; in an existing dataset, make only these.
 
-    All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
-    are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
-    kept, to find duplicate keys.
+    All `*.tar` files below the folder become shards, in the order of their relative paths, except hidden ones. The tars
+    are read once and not changed. Members that belong to no sample are left out, with a warning. Finding duplicate
+    keys takes 8 bytes of memory per sample.
 
     Args:
-        url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
+        url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files for reading.
         options: The options.
-        progress: Called at the beginning and after each tar.
+        progress: Called at the start and after each tar.
         storage_options: Options for a remote store, as for `wdsplit.Dataset`.
         engine: Engine that runs the tasks; None for `options.jobs` processes of this machine.
         fs: fsspec file system of the folder; None to choose it by the path.
 
     Returns:
-        The manifest. A field's type is bytes, as nothing else is known of it.
+        The manifest. The type of all fields is bytes, because nothing else is known.
 
     Raises:
         DatasetNotFoundError: There are no tars.
-        OutputExistsError: The folder is a dataset already, or holds an unfinished conversion or other indexes.
-        InputError: A tar holds an invalid sample, no sample at all, or a key that is in another one too.
+        OutputExistsError: The folder is already a dataset, or contains an unfinished conversion or other indexes.
+        InputError: A tar has an invalid sample, no sample, or a key that is also in another tar.
         CorruptDataError: A tar is damaged.
-        StorageError: The folder cannot be written to.
+        StorageError: The folder is not writable.
     """
     options = options or IndexOptions()
     url, storage_options = located_one(url, storage_options, fs)
@@ -95,7 +95,7 @@ def index_tars(
 
 
 def _refuse_layout(storage: Storage, options: IndexOptions) -> None:
-    """Refuse options on the lanes of a dataset that is there already: only its sample tables are made."""
+    """Refuse options for lanes if the dataset exists: only its sample tables are made."""
     names = ("world_size", "workers", "lanes", "window")
     given = [name for name in names if getattr(options, name) != getattr(IndexOptions(), name)]
     if given:
@@ -139,7 +139,7 @@ def _adopt(
 
 
 def _manifest_there(storage: Storage) -> Manifest | None:
-    """Return the manifest that is to be replaced; None if there is none, or a damaged one."""
+    """Return the manifest that will be replaced; None if it is missing or damaged."""
     try:
         return read_manifest(storage) if storage.size(HEADER_NAME) is not None else None
     except (CorruptDataError, InputError, DatasetNotFoundError):
@@ -147,7 +147,7 @@ def _manifest_there(storage: Storage) -> Manifest | None:
 
 
 def _with_kept(storage: Storage, before: Manifest | None, found: Manifest) -> Manifest:
-    """Return the manifest with the fields, classes and sample tables of the one before, if the shards are the same."""
+    """Return the manifest; if the shards are the same, with the fields, classes and sample tables of the old one."""
     if before is None:
         return found
     if before.shards.table.equals(found.shards.table):
@@ -204,7 +204,7 @@ def _below(storage: Storage, folder: str) -> Iterator[tuple[str, int]]:
 def _read_tar(
     url: str, options: Mapping[str, Any] | None, overwrite: bool, task: tuple[int, str]
 ) -> tuple[int, TarContent]:
-    """Read a tar, write its index, and say what is in it. Runs in a worker process; may run twice."""
+    """Read a tar, write its index, and return its contents. Runs in a worker process; may run twice."""
     number, path = task
     storage = open_storage(url, options)
     content, index = read_tar(storage, path)
@@ -237,7 +237,7 @@ def _read_all(
     engine: Engine,
     report: Callable[[IndexProgress], None],
 ) -> list[TarContent]:
-    """Read all tars; return what is in each, in the order of their paths."""
+    """Read all tars; return the contents of each, sorted by path."""
     found: dict[int, TarContent] = {}
     samples = read_bytes = 0
     report(IndexProgress(0, len(paths), 0, 0))

@@ -1,6 +1,6 @@
-"""Planning: from the inputs and what is asked for to a plan, before anything is written.
+"""Planning: makes a plan from inputs and options, before anything is written.
 
-Composition of the formats, the selection of rows, the fields and the planner.
+Combines formats, the selection of rows, fields and the planner.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["PathLike", "input_paths", "plan", "plan_files", "plan_splits", "refu
 logger = logging.getLogger(__name__)
 
 _KEY = "__key__"
-"""What webdataset calls the key of a sample."""
+"""webdataset's name for the key of a sample."""
 
 PathLike = str | os.PathLike[str]
 
@@ -48,10 +48,10 @@ _MANY_PADS, _MANY_FIELDS, _MANY_NOTES = 1000, 50, 20
 
 
 def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
-    """Return one or several paths as a list of texts.
+    """Return one or more paths as a list of strings.
 
     Raises:
-        InputError: They are something else.
+        InputError: They are not paths.
     """
     several = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     try:
@@ -71,21 +71,21 @@ def plan(
     storage_options: Mapping[str, Any] | None = None,
     input_fs: AbstractFileSystem | None = None,
 ) -> Plan:
-    """Return what `wdsplit.convert` would do with the same arguments; nothing is written.
+    """Plan what `wdsplit.convert` would do with the same arguments, without writing anything.
 
-    The inputs' footers are read; inputs without footers are read once.
+    Reads the footers of the inputs; inputs without footers are read once.
 
     Args:
-        inputs: One or several of: a file, a folder of tables or of images, a glob, a brace expression.
-        options: The options; without splits.
+        inputs: One or more files, folders of tables or images, globs, brace expressions.
+        options: The options, without splits.
         storage_options: Options for a remote store, as for `wdsplit.Dataset`.
-        input_fs: The file system that the inputs are on.
+        input_fs: fsspec file system of the inputs.
 
     Returns:
         The plan: files, fields, shards and the rows of each.
 
     Raises:
-        InputError: The inputs cannot be read, or cannot be converted so.
+        InputError: The inputs cannot be read, or cannot be converted with these options.
     """
     options = options or ConvertOptions()
     if options.splits:
@@ -102,15 +102,15 @@ def plan_splits(
     options: ConvertOptions,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Plan]:
-    """Decide a conversion: read the footers of the inputs, infer the fields, select rows and cut them into shards.
+    """Plan a conversion: read the footers of the inputs, infer the fields, select rows and cut them into shards.
 
     The arguments are those of `wdsplit.convert`.
 
     Returns:
-        A plan for each split; without splits one, under the empty name.
+        A plan for each split; without splits, one plan under the empty name.
 
     Raises:
-        InputError: The inputs cannot be read, or cannot be converted so.
+        InputError: The inputs cannot be read, or cannot be converted with these options.
     """
     return plan_files(find_inputs(input_paths(inputs), storage_options), options, storage_options)
 
@@ -118,7 +118,7 @@ def plan_splits(
 def plan_files(
     paths: Sequence[str], options: ConvertOptions, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Plan]:
-    """Decide a conversion of the files that `find_inputs` has found, as `plan_splits` does."""
+    """Plan a conversion of the files that `find_inputs` has found, like `plan_splits`."""
     if any(is_media_input(path, storage_options) for path in paths):
         table = open_media(paths, storage_options)
     else:
@@ -142,14 +142,14 @@ def plan_files(
 
 
 def shown_notes(plan: Plan) -> list[str]:
-    """Return what a user should know of the columns of a plan, in a few lines."""
+    """Return notes for the user about the columns of a plan, in a few lines."""
     notes = plan.table.notes
     more = [f"and {len(notes) - _MANY_NOTES:,} more: see `wdsplit plan --json`"] if len(notes) > _MANY_NOTES else []
     return [*notes[:_MANY_NOTES], *more]
 
 
 def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
-    """Refuse columns whose types cannot be the key or name groups, before any row is read."""
+    """Refuse columns whose types cannot be the key or define groups, before any row is read."""
     key, group_by = options.key, options.plan.group_by
     if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
@@ -165,7 +165,7 @@ def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
 
 
 def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
-    """Refuse columns that the options name and a table lacks, or that cannot be keys, before its rows are there.
+    """Refuse unknown columns in the options, and columns that cannot be keys, before rows are available.
 
     Raises:
         InputError: There are such columns.
@@ -199,10 +199,10 @@ def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, G
 
 
 def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
-    """Return the columns whose fields are inferred: those named, else all; with `--null omit` none without values.
+    """Return the columns whose fields are inferred: the named ones, else all; not empty ones with `--null omit`.
 
     Raises:
-        InputError: All are asked for, and one has no values.
+        InputError: None are named, and one has no values.
     """
     if options.columns or options.mapping:
         return [name for name in options.columns if name not in options.mapping.values()]
@@ -239,7 +239,7 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
 
 
 def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOptions) -> None:
-    """Refuse columns that sample tables cannot have, and warn of those that they go without."""
+    """Refuse columns that sample tables cannot have, and warn about columns that they leave out."""
     check_kept(schema, options.plan.keep, options.plan.no_keep)
     names = [name for name in left_out(schema, fields) if name not in {*options.plan.keep, *options.plan.no_keep}]
     if names:
@@ -249,7 +249,7 @@ def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOpti
 
 
 def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions) -> None:
-    """Refuse a column that is null in all selected rows of a file, where nulls are refused; keys are never null."""
+    """Refuse a column that is null in all selected rows of a file, if it is the key or nulls are refused."""
     refused = {field.column for field in fields} if options.plan.null == "error" else set()
     if options.key is not None:
         refused.add(options.key)
@@ -297,7 +297,7 @@ def _warn_of_pads(plan: Plan) -> None:
 
 
 def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
-    """Warn of a table that is sorted by class and keeps its order: the loader mixes windows, not the whole table."""
+    """Warn if a table looks sorted by class and keeps its order: the loader mixes windows, not the whole table."""
     runs = find_class_runs(table, fields)
     if runs is not None:
         logger.warning(
@@ -312,7 +312,7 @@ def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
 
 
 def _as_media(table: Table, options: ConvertOptions) -> ConvertOptions:
-    """Return the options for media files: these go to the field of their kind, paths to none unless asked for."""
+    """Return the options for media files: they become the field of their kind; paths are not written by default."""
     columns: Sequence[str] = options.columns
     if not (columns or options.mapping):
         columns = [name for name in table.schema.names if name not in (FILE_NAME, STEM, options.key)]
@@ -327,7 +327,7 @@ def _as_media(table: Table, options: ConvertOptions) -> ConvertOptions:
 
 
 def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:
-    """Return the options for samples that have keys and fields already: they keep them, and lack what they lack."""
+    """Return the options for tars: samples keep their keys and fields, and may lack fields."""
     names: Sequence[str] = options.columns
     if not (names or options.mapping):
         names = [name for name in table.schema.names if name != KEY_COLUMN]

@@ -156,7 +156,7 @@ class Picker:
         return self._where is None and self._split is None and not self.some_of
 
     def meeting(self, columns: Mapping[str, pa.Array], num_rows: int) -> Int64:
-        """Return the rows that meet the condition: int64, rising."""
+        """Return the rows that meet the condition: int64, in ascending order."""
         if self._where is None:
             return np.arange(num_rows)
         arrays = [self._typed(name, columns[name]) for name in self._where.columns]
@@ -202,7 +202,7 @@ class Picker:
         return hash_numbers(hash_stream(_SPLIT_DOMAIN), values)
 
     def picked(self, columns: Mapping[str, pa.Array], numbers: Int64) -> Int64:
-        """Return the rows that meet the condition, are not empty, and are in the split: int64, rising."""
+        """Return the rows that meet the condition, are not empty, and are in the split: int64, in ascending order."""
         rows = self.filled(columns, self.meeting(columns, len(numbers)))
         if self._split is None:
             return rows

@@ -351,7 +351,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(folder, prepare):
 def test_a_dataset_is_replaced_only_if_asked_for(folder):
     index_tars(folder)
     before = {name: (folder / name).read_bytes() for name in files_below(folder)}
-    with pytest.raises(OutputExistsError, match="dataset already") as caught:
+    with pytest.raises(OutputExistsError, match="already a dataset") as caught:
         index_tars(folder)
     assert "--overwrite" in caught.value.remedy
     assert {name: (folder / name).read_bytes() for name in files_below(folder)} == before
@@ -371,7 +371,7 @@ def test_an_index_that_is_right_is_left_as_it_is(folder):
 def test_another_index_is_replaced_only_if_asked_for(folder):
     index = folder / "part-2.tar.idx"
     index.write_bytes(b"of another program")
-    with pytest.raises(OutputExistsError, match="has an index already") as caught:
+    with pytest.raises(OutputExistsError, match="has an index that does not match it") as caught:
         index_tars(folder)
     assert caught.value.url == str(index)
     assert index.read_bytes() == b"of another program"

@@ -185,7 +185,7 @@ def test_options_of_another_class_are_refused(call, wrong, tmp_path):
 @pytest.mark.parametrize(("columns", "found"), [([0, 1], "0, 1"), (["a", "a"], "'a'")])
 def test_a_frame_whose_columns_have_no_names_of_their_own_is_refused(columns, found, tmp_path):
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(InputError, match="not named by different texts") as caught:
+    with pytest.raises(InputError, match="not unique strings") as caught:
         convert(pandas.DataFrame([[1, 2]], columns=columns), tmp_path / "out", options())
     assert caught.value.found == found
     with pytest.raises(InputError, match="cannot convert an object of this type"):
@@ -350,7 +350,7 @@ def test_rows_do_not_go_to_other_machines_without_a_shared_folder():
     class Elsewhere:
         is_local = False
 
-    with pytest.raises(InputError, match="other machines cannot reach rows"):
+    with pytest.raises(InputError, match="other machines cannot access rows"):
         convert(rows(), "memory://python-rows/out", engine=Elsewhere())
 
 

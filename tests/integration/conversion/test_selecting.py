@@ -368,7 +368,7 @@ def test_splits_are_written_anew_over_others_and_none_of_the_old_ones_is_left_be
     """Else new rows of one split would be beside old rows of another, as if they had been drawn together."""
     old, new = {"splits": SPLITS, "shards": 4}, {"splits": SPLITS, "shards": 4, "where": "label < 200"}
     made(inputs, tmp_path / "out", **old)
-    refused(inputs, tmp_path / "out", "the output is a finished dataset", OutputExistsError, **old)
+    refused(inputs, tmp_path / "out", "the output is already a finished dataset", OutputExistsError, **old)
     with pytest.raises(Stop):
         made(inputs, tmp_path / "out", stop_at("train"), overwrite=True, **new)
     assert not list((tmp_path / "out").rglob(HEADER_NAME))
@@ -406,7 +406,9 @@ def test_a_dataset_cannot_hold_the_datasets_of_splits(inputs, tmp_path, finished
         with pytest.raises(Stop):
             made(inputs, tmp_path / "out", stop_at(""), shards=10)
     for more in ({}, {"overwrite": True}, {"resume": True}):
-        refused(inputs, tmp_path / "out", "is a dataset itself", OutputExistsError, splits=SPLITS, **more)
+        refused(
+            inputs, tmp_path / "out", "cannot contain the datasets of splits", OutputExistsError, splits=SPLITS, **more
+        )
 
 
 def test_a_folder_that_holds_splits_is_no_output_of_one_dataset(drawn, inputs):

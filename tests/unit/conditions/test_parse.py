@@ -531,7 +531,8 @@ invalid string: name == ^'\ud800'^
 out of range: ^half < 1e39^ ; ^half > 1e-60^ ; half < 1e300 * 1e300
 too large: half < ^1e999^ ; half < ^1e-999999999999^
 invalid string: when < '2024-02-30' ; when < '24-01-01' ; when < '' ; when < '12:00'
-invalid string: when < '2024-02-01T25:00' ; when < '2024-02-01T00:00Z' ; day < '2024-02-01T00:00Z' ; ^zoned < '2024-02-01'^
+invalid string: when < '2024-02-01T25:00' ; when < '2024-02-01T00:00Z' ; day < '2024-02-01T00:00Z'
+invalid string: ^zoned < '2024-02-01'^
 """
 """Cause, remedy and the text, with carets around what is wrong."""
 MORE_FAULTS = [

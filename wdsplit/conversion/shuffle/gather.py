@@ -40,7 +40,7 @@ class ShuffledRows:
     """The shuffled table, read by places.
 
     Args:
-        job: What all tasks of the conversion are given.
+        job: The input of all tasks of the conversion.
     """
 
     def __init__(self, job: Job) -> None:

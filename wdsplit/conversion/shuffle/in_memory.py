@@ -156,7 +156,7 @@ class MemoryRows:
     """The shuffled table, read by places.
 
     Args:
-        job: What all tasks of the conversion are given.
+        job: The input of all tasks of the conversion.
         rows: The table.
     """
 

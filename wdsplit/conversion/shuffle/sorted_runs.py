@@ -71,7 +71,7 @@ class SortedRunWriter:
 
     Attributes:
         storage: The output.
-        job: What all tasks of the conversion are given.
+        job: The input of all tasks of the conversion.
         prefix: What the names of all spill files begin with.
         name: The task's name.
         cut_rows: Places at whose multiples a run is cut.
