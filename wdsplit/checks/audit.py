@@ -1,7 +1,6 @@
-"""Auditing the order: does each promise of loading hold for this dataset and a topology.
+"""Auditing the order: checks the loading promises for a dataset and a topology.
 
-Each promise is a check over all positions of an epoch, which a wrong order would fail: of positions alone, or of what
-real loaders read.
+Each check covers all positions of an epoch: the computed positions, or also the samples that real loaders read.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "audit_order"]
 
 _POSITIONS_AT_ONCE = 1 << 20
 _MAX_READERS, _MAX_GLOBAL_BATCH = 2**20, 2**26
-"""More ranks x workers, or samples of a step, would take hours or all memory: a number is mistyped."""
+"""More ranks x workers, or samples per step, would take hours or all memory: a number is probably mistyped."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,18 @@ class AuditOptions:
     """What to audit.
 
     Attributes:
-        world_size: Ranks (W).
-        num_workers: Worker processes of each rank (N); 0 reads in the rank's own process.
-        batch_size: Samples a batch and rank.
-        epochs: Epochs, counted from 0.
-        seed: As of the Dataset.
-        shuffle: As of the Dataset.
-        tail: As of the Dataset; `uneven` promises neither equal steps nor batches, and is checked for the rest.
-        read: Run the real loaders and compare what they read.
-        class_field: The field whose classes are compared in the batches of a rank; None for `cls`, or those that end
-            in `.cls`, where the dataset has one.
-        view: As of the Dataset: audit the epochs of a view.
-        where: As of the Dataset.
+        world_size: Number of ranks (W).
+        num_workers: Worker processes per rank (N); 0 reads in the rank's own process.
+        batch_size: Samples per batch on each rank.
+        epochs: Number of epochs to check, from epoch 0.
+        seed: As for `Dataset`.
+        shuffle: As for `Dataset`.
+        tail: As for `Dataset`; `uneven` promises neither equal steps nor equal batches, so these are not checked.
+        read: Also run real loaders, and check what they read.
+        class_field: The field with the classes, to measure how they are mixed; None for `cls` or fields that end in
+            `.cls`, if there are any.
+        view: As for `Dataset`.
+        where: As for `Dataset`.
     """
 
     world_size: int = 1
@@ -91,18 +90,18 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a promise held in an epoch, and the figures that show it.
+    """The result of a check in an epoch.
 
     Attributes:
         epoch: The epoch.
-        promise: Its name, such as `exactly once`.
-        held: Whether it held; always true of `mixing of epochs` and `mixing of classes`, which are no promises.
+        promise: Name of the check, such as `exactly once`.
+        held: Whether the check passed; always true for `mixing of epochs` and `mixing of classes`, which only measure.
         evidence: The figures, as text.
-        figure: Of `mixing of epochs`: how much likelier than by chance two samples of a batch share one again in the
-            next epoch. Of `mixing of classes`: chi-squared of a rank's batch over the classes, on average.
-        ideal: What the figure is if batches are drawn at random: 1, or classes - 1.
-        error: The standard error of the figure, if only some batches were counted; 0 if all were.
-        remedy: What helps, if the classes are badly mixed; else empty.
+        figure: For `mixing of epochs`: how often two samples of a batch share a batch again in the next epoch, relative
+            to chance. For `mixing of classes`: mean chi-squared of a rank's batch over the classes.
+        ideal: The figure for batches drawn at random: 1, or classes - 1.
+        error: Standard error of the figure, if only some batches were counted; 0 if all were.
+        remedy: What to do if the classes are badly mixed; else empty.
     """
 
     epoch: int
@@ -117,10 +116,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found.
+    """The results of an audit.
 
     Attributes:
-        findings: Each promise in each epoch.
+        findings: The result of each check in each epoch.
     """
 
     findings: tuple[Finding, ...]
@@ -146,12 +145,12 @@ def audit(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> AuditReport:
-    """Check each promise in each epoch.
+    """Check each loading promise in each epoch.
 
     Args:
         url: The dataset's folder.
         options: Topology and order; None for one rank without workers.
-        progress: Called with each finding as soon as there is one.
+        progress: Called with each finding as soon as it is known.
         storage_options: Options for a remote store, as for `Dataset`.
         fs: fsspec file system of the folder; None to choose it by the path.
 
@@ -303,7 +302,7 @@ def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
 
 
 def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int, int]:
-    """Count how often each sample of the epoch is given, pads left out; how often others are; and the pads."""
+    """Count how often each sample of the epoch is given, without pads; how often others are; and the pads."""
     base = np.concatenate([[0], np.cumsum(order.totals)])
     seen = np.zeros(int(base[-1]), np.int64)
     pads = 0

@@ -1,6 +1,6 @@
-"""How well the classes of a dataset are mixed in the batches of a rank, and what helps if they are not.
+"""Measures how well the classes of a dataset are mixed in the batches of a rank, and suggests a remedy.
 
-Composition of the order and the labels of the samples in it.
+Combines the order with the labels of its samples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Verifying a dataset: that every byte of it is what the manifest says, and that every sample is whole.
+"""Verifies a dataset: every byte must match the manifest, and every sample must be complete.
 
-Composition of the manifest, the open shards and an engine. Each shard is checked by itself: size, checksum, index, tar
-structure, end marker, fields, pads and sample table; then the keys of all.
+Checks each shard separately (size, checksum, index, tar structure, end marker, fields, pads, sample table), then the
+keys of all shards.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _READ_BYTES = 8 * 1024**2
 
 @dataclass(frozen=True)
 class Report:
-    """What a verification found.
+    """The result of a verification.
 
     Attributes:
         manifest: The dataset's manifest.
-        problems: What is wrong, in the order of the shards; empty if there are none.
-        num_shards: Shards that were checked: all, or those with samples of a view.
-        num_samples: Their samples, pads left out.
+        problems: The problems, in the order of the shards; empty if there are none.
+        num_shards: Number of checked shards: all, or those with samples of a view.
+        num_samples: Number of their samples, without pads.
     """
 
     manifest: Manifest
@@ -102,24 +102,23 @@ def verify(
     view: str | View | None = None,
     where: str | None = None,
 ) -> Report:
-    """Check a whole dataset, or the shards of a view; holds eight bytes a sample, to find duplicate keys.
+    """Check a whole dataset, or the shards of a view. Uses 8 bytes of memory per sample to find duplicate keys.
 
     Args:
         url: The dataset's folder.
-        jobs: Processes.
-        progress: Called at the beginning and after each shard, with the number of shards that were checked, the number
-            of all, and the bytes checked.
+        jobs: Number of processes.
+        progress: Called at the start and after each shard, with the number of checked shards, of all shards, and of
+            checked bytes.
         storage_options: Options for a remote store, as for `Dataset`.
         engine: Engine that runs the tasks; None for `jobs` processes of this machine.
         fs: fsspec file system of the folder; None to choose it by the path.
-        emit: `checksums` to write, beside each shard that is right, the checksums of its samples, which
-            `Dataset(verify=True)` compares.
-        view: As of `Dataset`, one view: check only the shards that have samples of it, each of them whole.
-        where: As of `Dataset`: check only the shards that have samples which meet a condition.
+        emit: `checksums` to write the checksums of its samples beside each valid shard, for `Dataset(verify=True)`.
+        view: As for `Dataset`, but only one view: check all of each shard with a sample of it.
+        where: As for `Dataset`: check all of each shard with a sample that meets this condition.
 
     Raises:
-        InputError: `emit` is invalid, or there is no such view.
-        WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
+        InputError: `emit` is invalid, or the view does not exist.
+        WdsplitError: The manifest cannot be read. Problems with shards are returned, not raised.
     """
     if not set(emit) <= {CHECKSUMS}:
         raise InputError("invalid emit", expected=CHECKSUMS, found=", ".join(emit))
@@ -299,7 +298,7 @@ class _SampleTable:
 
 
 def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[tuple[pa.LargeStringArray, Int64]]:
-    """Give the keys of a shard and the bytes of the payloads, some at a time, each sample checked."""
+    """Yield the keys of a shard and the bytes of the payloads, some at a time, each sample checked."""
     num_samples = len(shard.offsets) - 1
     num_real = num_samples - listed.num_pads
     fields = {field.name for field in manifest.fields}

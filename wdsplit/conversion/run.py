@@ -219,12 +219,12 @@ class Run:
         if (note.get("plan"), note.get("modified"), note.get("emit")) == (plan.hash, plan.modified, self.emit):
             return
         if note:
-            cause, found = "the output holds the run of another plan", f"plan {note.get('plan')}"
-            remedy = "use the plan file of that run; or end its shares, and plan again with --overwrite"
+            cause, found = "the output has a run of another plan", f"plan {note.get('plan')}"
+            remedy = "use the plan file of that run, or stop its shares and plan again with --overwrite"
         elif self.storage.size(HEADER_NAME) is not None:
             same = read_manifest(self.storage).provenance.get("plan") == plan.hash
-            cause = "the plan is committed already" if same else "the output holds another dataset"
-            found, remedy = "a finished dataset", "to convert anew, plan again with --overwrite"
+            cause = "the plan is already committed" if same else "the output has another dataset"
+            found, remedy = "a finished dataset", "to convert again, plan again with --overwrite"
         else:
             raise DatasetNotFoundError(
                 "the output has no run of this plan",

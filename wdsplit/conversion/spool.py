@@ -1,7 +1,7 @@
-"""Rows from Python code, written once into an Arrow file: it is the input of the conversion, as any other file is.
+"""Writes rows from Python to an Arrow file, which then is a normal input of the conversion.
 
-The file has its content's checksum in its name and no time of writing, so that rows which come a second time, for a
-run that is resumed, give the same plan if and only if they are the same.
+The file's name has the checksum of its content, and its time of writing does not count. So rows that are written again
+for a resumed run give the same plan if and only if they are the same.
 """
 
 from __future__ import annotations

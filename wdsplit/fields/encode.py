@@ -1,6 +1,6 @@
-"""The payloads of a whole batch at once: Arrow columns become members of samples.
+"""Encodes Arrow columns as the members of samples, a batch at a time.
 
-Pure (no I/O). Each encoding turns an Arrow array into a large_binary array of payloads, null where the member is left
+Pure (no I/O). Each encoding converts an Arrow array to a large_binary array of payloads, null where the member is left
 out. `infer` chooses the encoding of a column; `decode` is the inverse.
 """
 

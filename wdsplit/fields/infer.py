@@ -1,7 +1,7 @@
-"""The fields of a table's columns, decided from its schema before any work.
+"""Infers the fields for a table's columns from its schema.
 
-Pure (no I/O). `rules` decides by type; here are the names, the user's mapping, and what Hugging Face says of a column
-in the schema's metadata. Columns that cannot be written are refused by name, all in one error.
+Pure (no I/O). `rules` decides by type; this module adds names, the user's mapping, and Hugging Face's metadata in the
+schema. One error lists all columns that cannot be written.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def sniff(payload: bytes) -> str | None:
 
 
 def needs_sniff(kind: pa.DataType) -> bool:
-    """Tell whether a column's field name depends on its first bytes."""
+    """Return whether a column's field name depends on its first bytes."""
     rule = rule_of(kind)
     return rule is not None and rule.encoding in ("bytes", "media")
 

@@ -1,7 +1,7 @@
-"""Arrow values as JSON has them: numbers, strings, lists and objects.
+"""Converts Arrow values to JSON values: numbers, strings, lists and objects.
 
-Pure (no I/O). Scalars stay Arrow arrays, cast whole; only what is nested becomes Python values, row by row. Nothing
-goes through Python's own dates and times, which would lose digits.
+Pure (no I/O). Scalars stay Arrow arrays; only nested values become Python values, row by row. Python's dates and times
+are not used, because they would lose digits.
 """
 
 from __future__ import annotations

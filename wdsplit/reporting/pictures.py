@@ -244,7 +244,14 @@ def _meetings(facts: Facts) -> Iterator[Picture]:
         if all(m.error == 0 for m in facts.mixing.meetings)
         else "sampled: batches of epoch 0 followed into epoch 1",
         bars(values, "name", "value", ("lanes x window", "times as often as by chance")),
-        ("lanes", "window", "held by one process", "times as often as by chance", "standard error", "others met again"),
+        (
+            "lanes",
+            "window",
+            "memory of one process",
+            "times as often as by chance",
+            "standard error",
+            "others met again",
+        ),
         tuple(
             (
                 m.lanes,
@@ -307,7 +314,7 @@ def _waiting(facts: Facts) -> Iterator[Picture]:
 
 
 def field_pictures(facts: Facts) -> Iterator[Picture]:
-    """Give a histogram of each number of each field that varies, up to a dozen."""
+    """Yield a histogram of each number of each field that varies, up to a dozen."""
     varying = [
         (number, each, measure)
         for number, each in enumerate(facts.fields)

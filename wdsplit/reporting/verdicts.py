@@ -1,4 +1,4 @@
-"""The first screen: what is in it, is it mixed, will GPUs wait; each a sentence with a judgement."""
+"""The summary of a report: what is in it, is it mixed, will GPUs wait; each a sentence with a grade."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folders of images, audio or videos as a table: a row for each file, which names the file and has its class.
+"""Folders of images, audio or videos as a table: a row for each file, with its path and class.
 
-Classes are the folders directly below the one that is given, as torchvision's ImageFolder has them. Files are listed
-and their sizes asked for, but none is opened but `metadata.csv` and its like.
+Classes are the folders directly below the given one, as in torchvision's ImageFolder. Lists files and their sizes, but
+opens only metadata files such as `metadata.csv`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["class_counts", "is_media_input", "open_media"]
 
 
 def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether what `find_inputs` has found is a media file, or a folder of them, rather than a table."""
+    """Return whether what `find_inputs` has found is a media file, or a folder of them, rather than a table."""
     return is_media(path) or (not is_table(path) and place_of(path, storage_options).is_folder(path))
 
 

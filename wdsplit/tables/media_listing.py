@@ -1,6 +1,6 @@
-"""Listing folders of media files: which names are media files, how large they are, and what else is there.
+"""Lists folders of media files, with their sizes and other files. Opens no files.
 
-Nothing is opened. What is left out is counted, with an example of each reason.
+Skipped files are counted by reason, with an example of each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rows that Python code gives, dicts of values, as Arrow record batches.
+"""Rows from Python, dicts of values, as Arrow record batches.
 
-Arrow finds the types of what it knows. Arrays become npy, images the bytes of their files, and dicts JSON texts.
+Arrow infers the types it knows. Arrays become npy, images the bytes of their files, and dicts JSON strings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JSON, _BYTES, _VALUE = "nested dicts", "bytes, arrays or images", "plain values
 
 
 def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Give rows in batches of at most 1,024 rows and about 16 MiB, each with the types that its values call for.
+    """Yield rows in batches of at most 1,024 rows and about 16 MiB, each with the types that its values call for.
 
     Args:
         rows: Dicts of column to value; a column that a row lacks is null there.
@@ -47,7 +47,7 @@ def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 
 
 def numbered(rows: Iterable[Any]) -> Iterator[Any]:
-    """Give rows; an error of the code that makes them gets a note that says at which row."""
+    """Yield rows; an error of the code that makes them gets a note that says at which row."""
     number = 0
     try:
         for row in rows:
@@ -155,7 +155,7 @@ def _converted(value: Any, place: str) -> tuple[str, Any]:
 
 
 def _holds_dicts(values: Sequence[Any]) -> bool:
-    """Tell whether lists hold dicts, by the first value: Arrow refuses lists of dicts and other values."""
+    """Return whether lists hold dicts, by the first value: Arrow refuses lists of dicts and other values."""
     first = next((each for each in values if each is not None), None)
     return isinstance(first, Mapping) or (isinstance(first, (list, tuple)) and _holds_dicts(first))
 

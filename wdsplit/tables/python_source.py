@@ -1,6 +1,6 @@
-"""What Python code has in memory or makes row by row, as a stream of Arrow record batches.
+"""In-memory data and row generators from Python, as a stream of Arrow record batches.
 
-Hugging Face datasets, Polars and pandas frames are known by the modules of their classes: no library is imported.
+Recognises Hugging Face datasets, Polars and pandas frames by the modules of their classes, without importing them.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ _KNOWN: tuple[tuple[Callable[[Any], bool], Callable[[Any], PythonSource]], ...] 
 
 
 def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give batches in pieces of about 16 MiB; an error of the code that makes them gets a note that says where."""
+    """Yield batches in pieces of about 16 MiB; an error of the code that makes them gets a note that says where."""
     num_rows = 0
     try:
         for batch in batches:
@@ -201,7 +201,7 @@ def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _with_categories(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give batches whose schema names the categories of columns; each column has the same ones in all batches."""
+    """Yield batches whose schema names the categories of columns; each column has the same ones in all batches."""
     schema = None
     for batch in batches:
         if schema is None:

@@ -1,6 +1,6 @@
-"""The columns of many files as those of one table: types promoted, columns that a file lacks, Hive partitions.
+"""The common columns of many files: promotes types, fills missing columns, adds Hive partitions.
 
-Pure (no I/O). Each different schema is kept once, however many files have it.
+Pure (no I/O). Keeps each distinct schema once, however many files have it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Selecting rows: by a condition, and by a hash that draws splits of the table.
+"""Selects rows by a condition, and by a hash that assigns them to splits.
 
-Pure (no I/O). A hash depends on a row's own value alone, so a row stays in its split when others come or go, and
-rows of one group stay together.
+Pure (no I/O). The hash depends only on the row's own value, so a row stays in its split when other rows change, and
+rows of a group stay together.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Picker:
 
         Args:
             columns: Column name to array.
-            rows: int64 of shape (n,), rising.
+            rows: int64 of shape (n,), in ascending order.
         """
         if not self.some_of:
             return rows
@@ -233,7 +233,7 @@ def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType])
 
 
 def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Tell which values are null, also where the values of a dictionary are: bool of shape (n,)."""
+    """Return which values are null, also where the values of a dictionary are: bool of shape (n,)."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary.is_valid().take(column.indices)
         column = pc.if_else(column, column, pa.scalar(None, pa.bool_()))
@@ -242,6 +242,6 @@ def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:
-    """Tell which hashes lie in a split."""
+    """Return which hashes lie in a split."""
     inside: npt.NDArray[np.bool_] = (hashes >= np.uint64(split.low)) & (hashes <= np.uint64(split.high - 1))
     return inside

@@ -418,7 +418,7 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
         assert found.value.found.endswith("unfinished shares: 1/2")
         convert_share(plan, 1, 2, before)
     (output / RUN_FOLDER / "spill" / "tasks.json").unlink()
-    with pytest.raises(ConvertError, match="lacks what its scatter pass needs"):
+    with pytest.raises(ConvertError, match="cannot start its scatter pass"):
         convert_share(plan, 0, 2, "scatter")
 
 
@@ -449,7 +449,7 @@ def test_a_share_finds_out_at_once_that_its_machine_has_another_folder(begun):
         with pytest.raises(DatasetNotFoundError, match="has no run of this plan") as found:
             action()
         assert (found.value.place, found.value.found) == (str(output), "no such folder")
-        assert "under the same path" in found.value.remedy
+        assert "at the same path" in found.value.remedy
     assert not output.exists()
 
 
@@ -533,7 +533,7 @@ def test_committing_is_refused_until_all_shards_are_there_and_can_be_repeated(be
     assert commit_shares(plan) == manifest
     assert "already committed" in caplog.text
     assert files_of(output) == whole
-    with pytest.raises(OutputExistsError, match="the plan is committed already"):
+    with pytest.raises(OutputExistsError, match="the plan is already committed"):
         convert_share(plan, 0, 4)
     assert files_of(output) == whole
 

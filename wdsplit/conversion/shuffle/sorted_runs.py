@@ -1,7 +1,7 @@
-"""Sorted runs: rows sorted by their places, in files, and the notes of the tasks that have written them.
+"""Sorted runs: files with rows sorted by their places, and the notes of the tasks that wrote them.
 
-A run is cut where places reach a multiple of some number of places. A task notes its runs when all of them are there;
-those of several tasks that are read together are listed in one file by the first task that needs them.
+A run is cut at multiples of a number of places. A task notes its runs when all are written. The runs of tasks that are
+read together are listed in one file by the first task that needs them.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def _name_damage(storage: Storage, run: SortedRun) -> Iterator[None]:
 def read_runs(
     storage: Storage, runs: Sequence[SortedRun], read: Callable[[SortedRun], list[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """Give what is read of each run, in the order of the runs; remote ones are read ahead."""
+    """Yield what is read of each run, in the order of the runs; remote ones are read ahead."""
     found = in_order(read, runs, _REQUESTS_AT_ONCE) if storage.is_remote else map(read, runs)
     for batches in found:
         yield from batches

@@ -1,7 +1,7 @@
-"""JSON lines: an object a line, cut into blocks of whole lines, whose types are brought together.
+"""JSON lines: one object per line, read in blocks of whole lines whose types are joined.
 
-A key that some objects lack is a null there. Strings stay strings, dates too. A number that its column's type cannot
-hold with all its digits is refused, and so are values of two kinds under one key.
+Missing keys are null. Strings stay strings, including dates. Numbers that lose digits in the type of their column are
+errors, and so are values of two kinds under one key.
 """
 
 from __future__ import annotations
@@ -245,6 +245,6 @@ def _inexact_value(value: Any, kind: pa.DataType) -> str | None:
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some blocks, with the types of the whole input."""
+    """Yield the rows of some blocks, with the types of the whole input."""
     kinds = pa.schema([schema.field(name) for name in columns])
     yield from read_blocks(file, groups, lambda data: _parse(data, kinds))
