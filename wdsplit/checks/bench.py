@@ -150,7 +150,7 @@ class Waiting:
 
 
 class _Taken(NamedTuple):
-    """What was taken: batches, epochs begun, seconds to the last and to the first batch, and the waiting."""
+    """The batches and epochs read, the seconds to the last and the first batch, and the waiting."""
 
     batches: int
     epochs: int

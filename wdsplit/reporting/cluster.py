@@ -13,10 +13,10 @@ __all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "
 
 ASSUMPTIONS = (
     "All ranks of a node share its link evenly; nothing else uses it.",
-    "Storage answers any number of requests, each after the latency. A rank has at most 16 under way.",
+    "Storage answers any number of requests, each after the latency. A rank has at most 16 requests in progress.",
     "With workers, reading, decoding and training overlap perfectly: a step takes as long as the slowest of the three.",
     "Without workers, the rank decodes between two steps, while only reading overlaps with training.",
-    "A worker takes 0.1 ms for a sample and 10 ms a megapixel of its images, unless --sample-ms says otherwise.",
+    "A worker needs 0.1 ms per sample and 10 ms per megapixel of its images, unless --sample-ms says otherwise.",
     "Each worker has a processor of its own. Retries, evictions and slow nodes do not happen.",
 )
 """The assumptions of the model, one sentence each."""
