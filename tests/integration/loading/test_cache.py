@@ -691,7 +691,7 @@ def test_the_command_shows_what_is_in_a_cache(origin, folder, run):
     }
     code, out, _ = run(folder)
     assert code == 0
-    for part in ("3 shards", "in use 2", "left unfinished 1", "1970-01-01", "2038-01-19"):
+    for part in ("3 shards", "in use 2", "unfinished downloads 1", "1970-01-01", "2038-01-19"):
         assert part in out
 
 
