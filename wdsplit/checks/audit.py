@@ -204,7 +204,7 @@ def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
         )
         same, count = _same_batches(order, options)
         reference = f"as 1 rank without workers, batch {options.global_batch}"
-        yield Finding(epoch, "same batches", same, f"{count:,} positions are dealt to ranks and workers {reference}")
+        yield Finding(epoch, "same batches", same, f"{count:,} positions: the same steps {reference}")
     yield _audit_once(order, ranks, options)
     if even:
         yield _audit_resume(order, options)
@@ -239,7 +239,7 @@ def _measure_classes(
     evidence = (
         f"{mixing.ideal:,} is ideal: {verdict}chi-squared of a rank's batch of {options.batch_size:,} over the "
         f"{mixing.ideal + 1:,} classes of {found.field} is {mixing.chi_squared:,.1f}{margin}, the mean of {which}; "
-        f"a batch holds {mixing.classes_in_batch:,.1f} classes"
+        f"a batch has {mixing.classes_in_batch:,.1f} classes"
     )
     remedy = f"; {found.remedy}" if found.remedy else ""
     figure = round(mixing.chi_squared, 4)
@@ -347,7 +347,7 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
         rest = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
         held = held and np.array_equal(rest, np.arange(end, end + _positions_left(order, other.global_batch, end)))
     where = ", ".join(f"{point:,}" for point in points) or "no"
-    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = the whole"
+    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = whole epoch"
     return Finding(order.epoch, "resume", held, evidence)
 
 

@@ -160,7 +160,7 @@ def _plan_text(plan: Plan, space: str) -> str:
         _order_text(plan),
         space,
         f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, "
-        f"keys: {'column ' + repr(plan.key) if plan.key else 'row numbers'}",
+        f"keys from {'column ' + repr(plan.key) if plan.key else 'row numbers'}",
         f"the loader reads {plan.lanes:,} lanes (sequences of shards) in parallel, in windows of "
         f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
         f"ranks x workers that share no lane: {_numbers_text(plan.lanes)}",

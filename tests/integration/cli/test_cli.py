@@ -321,7 +321,7 @@ def test_plan_writes_nothing_and_can_be_read_by_people(done, table, tmp_path):
     out = done("plan", table, "--shards", 4, "--key", "txt").out
     assert "23 rows in 1 file -> 4 shards of 6 samples" in out
     assert "pads 1, rows left out 0" in out
-    assert "keys: column 'txt'" in out
+    assert "keys from column 'txt'" in out
     assert re.search(r"^cls +cls +int64 +integer$", out, re.M)
     assert files_below(tmp_path) == before
 

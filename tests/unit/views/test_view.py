@@ -124,7 +124,7 @@ def test_a_view_is_called_what_was_asked(dataset):
         ),
         (("txt", "text", "text", "string"), "txt == 'a'", "it is a field (txt): convert with --keep text, or join"),
         (("jpg", "image", "bytes", "binary"), "image == 'a'", "it is a field (jpg): join it with wdsplit annotate"),
-        (("cls", "label", "integer", "int64"), "cls == 1", "write label"),
+        (("cls", "label", "integer", "int64"), "cls == 1", "use label, the column of the field cls"),
     ],
 )
 def test_a_condition_on_a_field_says_how_it_becomes_a_column(dataset, field, where, remedy):
