@@ -295,7 +295,7 @@ def test_an_empty_table_is_one_in_which_all_is_missing(data, tmp_path):
     assert {tuple(row.values()) for row in joined(data).values()} == {(None, None, None)}
 
 
-@pytest.mark.parametrize(("key", "message"), [(None, "is null"), ("", "empty value"), ("k" * 2000, "is too long")])
+@pytest.mark.parametrize(("key", "message"), [(None, "is null"), ("", "is empty"), ("k" * 2000, "is too long")])
 def test_a_key_that_no_sample_can_have_is_refused_with_its_place(data, tmp_path, key, message):
     table = scores().set_column(0, "key", pa.array([*KEYS[:-1], key]))
     source = write_table(tmp_path / "s.parquet", table)
