@@ -250,7 +250,7 @@ def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lo
     convert_share(plan, 1, 2)
     with pytest.raises(ConvertError) as found:
         commit_shares(plan)
-    assert f"{150 - kept} missing" in found.value.found and found.value.found.endswith("have not ended: 0/2")
+    assert f"{150 - kept} missing" in found.value.found and found.value.found.endswith("unfinished shares: 0/2")
     progress = []
     done = convert_share(plan, 0, 2, progress=progress.append)
     assert (done.skipped, done.done, done.total) == (kept, 150, 150)
@@ -458,7 +458,7 @@ def test_a_plan_whose_output_was_taken_by_another_is_refused(begun, raw, tmp_pat
     plan, output = begun
     plan_shares(raw, output, tmp_path / "other", chosen(overwrite=True, **changes))
     for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
-        with pytest.raises(OutputExistsError, match="the run of another plan") as found:
+        with pytest.raises(OutputExistsError, match="a run of another plan") as found:
             action()
         assert found.value.place == str(output)
     assert files_below(output) == [f"{RUN_FOLDER}/lock", f"{RUN_FOLDER}/plan.json"]
