@@ -69,7 +69,7 @@ def run_tasks(num_ranks, script, tasks, path, out):
 
 
 def do_tasks(tasks, names, path, folder):
-    """Do tasks, one after the other; write the result and the warnings of each to FOLDER/<task>-<rank>.json."""
+    """Do tasks, one after another; write the result and the warnings of each to FOLDER/<task>-<rank>.json."""
     out, rank = Path(folder), os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     for name in names.split(","):
         with warnings.catch_warnings(record=True) as caught:

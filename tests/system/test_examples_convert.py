@@ -80,7 +80,7 @@ def test_shares_that_failed_keep_slurm_from_committing_and_are_made_up_for(submi
     monkeypatch.setenv("ARRAY", "0 2")
     _, said = submit(*arguments)
     assert "share 2/3" in said and "share 1/3" not in said
-    assert "not all shards are there" in said and "shares that have not ended: 1/3" in said
+    assert "shards are missing" in said and "unfinished shares: 1/3" in said
     assert not (tmp_path / "out" / "wdsplit.json").exists()
     monkeypatch.delenv("ARRAY")
     told, _ = submit(*arguments)

@@ -99,8 +99,8 @@ def test_slurm_goes_on_with_a_run_on_a_ray_cluster_of_its_nodes_and_verifies(job
     ended = job(tmp_path / "raw", tmp_path / "out", "--shards", 6, "--world-size", 2).wait(TIMEOUT_S)
     said = (tmp_path / "said").read_text()
     assert ended == 0, said
-    assert "resumed: 2 shards were there already" in said
-    assert f"{tmp_path}/out: all is well" in said
+    assert "resumed: 2 shards existed already" in said
+    assert f"{tmp_path}/out: ok" in said
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
     head, others = (tmp_path / "log").read_text().splitlines()
     assert "--relative=0 --nodes=1 --ntasks=1" in head and " ray start --head" in head

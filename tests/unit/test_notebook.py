@@ -92,8 +92,8 @@ def test_reprs_are_a_line(numbers, tmp_path):
     found = [*map(repr, (dataset, plan, wdsplit.audit(numbers), wdsplit.verify(numbers), dataset.manifest))]
     assert not [line for line in found if "\n" in line or len(line) > 250]
     assert found[1].startswith("<Plan: 10 rows -> 3 shards of up to 4 samples")
-    assert found[2].startswith("<AuditReport: all promises held; ")
-    assert found[3].startswith("<Report: ✓ all is well: ")
+    assert found[2].startswith("<AuditReport: all checks passed; ")
+    assert found[3].startswith("<Report: ✓ ok: ")
 
 
 def test_a_loader_says_where_it_is(numbers):

@@ -1,5 +1,5 @@
-"""Annotating: columns of a table joined to the samples of a finished dataset, by their keys.
+"""Annotating: join columns of a table to the samples of a finished dataset, by their keys.
 
-Rows and keys are scattered by a hash of the key, each partition is joined in memory, and what was found is written as a
-table for each shard. Begin with `annotate`; the tasks are in `scatter`, `join` and `gather`.
+Tasks scatter rows and keys by a hash of the key (`scatter`), join each partition in memory (`join`), and write the
+result as a table for each shard (`gather`). Start with `annotate`.
 """

@@ -1,4 +1,4 @@
-"""`annotate`: a table joined to a dataset; and the annotations of a dataset listed and dropped."""
+"""`annotate` joins a table to a dataset; also lists and drops the annotations of a dataset."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ def annotate(
 ) -> Annotation:
     """Join columns of a table to the samples of a finished dataset, by their keys.
 
-    The columns can then be named in conditions of views, beside those of the sample tables. The shards, the manifest
-    and its fingerprint stay as they are. The annotation exists when this returns; until then the dataset is as it was,
-    and the run can be continued with `resume`.
+    Conditions of views can then use the columns, like those of the sample tables. The shards, the manifest and its
+    fingerprint do not change. The annotation exists once this function returns; an interrupted run can be continued
+    with `resume`.
 
         wdsplit.annotate("data/train", "scores.parquet", key="id", name="scores")
         options = wdsplit.AnnotateOptions(allow_missing=True)
         wdsplit.annotate("data/train", frame, key="id", name="more", options=options)
 
     Args:
-        dataset: The dataset's folder; it must have sample tables.
+        dataset: Folder of the dataset, which must have sample tables.
         source: Paths or rows, as for `wdsplit.convert`.
-        key: The column that holds the samples' keys, as the column had them that the dataset was converted with, or as
-            samples have them (`__key__`). Integers are row numbers, where the dataset's keys are.
-        name: What the annotation is called; by default as the first file, without its extension.
+        key: Column with the keys: sample keys (`__key__`), or values of the key column that the dataset was converted
+            with. If the keys of the dataset are row numbers, integers are row numbers too.
+        name: Name of the annotation; by default the name of the first file, without extension.
         options: The options.
-        progress: Called with the progress so far, at the beginning of each pass and after each task.
-        storage_options: How to reach remote stores, as for `wdsplit.convert`.
-        engine: What carries the tasks out, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
-        fs: The file system that the dataset is on, an object of fsspec; None for what the path says itself.
-        input_fs: The file system that the source is on.
+        progress: Called with the progress so far, at the start of each pass and after each task.
+        storage_options: Options for remote stores, as for `wdsplit.convert`.
+        engine: Engine that runs the tasks, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
+        fs: fsspec file system of the dataset; None to choose it by the path.
+        input_fs: fsspec file system of the source.
 
     Returns:
         The annotation: its columns, and the counts of missing, extra and duplicate keys.
 
     Raises:
-        InputError: The table cannot be joined, or its keys are not those of the dataset.
+        InputError: The table cannot be joined, or its keys do not match the dataset.
         OutputExistsError: There is an annotation of this name, or an unfinished run.
         WdsplitError: The table or the dataset cannot be read, or the dataset cannot be written to.
     """
@@ -93,13 +93,13 @@ def annotate(
 def _annotate_rows(
     work: Joining, rows: PythonSource, engine: Engine, report: Callable[[AnnotateProgress], None]
 ) -> Annotation:
-    """Join rows of Python by way of a file, which is in the folder of the run, or of a remote dataset in TMPDIR."""
+    """Write rows from Python to a file and join that. It is in the run's folder; for a remote dataset, in TMPDIR."""
     if work.storage.is_remote and not engine.is_local:
         raise InputError(
-            "other machines cannot reach rows from Python",
+            "other machines cannot access rows from Python",
             place=work.storage.url,
             expected="a dataset on a shared file system, or an engine of this machine",
-            remedy="leave out engine=, or write the rows to a table that all machines reach",
+            remedy="leave out engine=, or write the rows to a table that all machines can access",
         )
 
     def report_rows(num_rows: int) -> None:
@@ -119,15 +119,15 @@ def _annotate_rows(
 
 
 def _no_progress(progress: AnnotateProgress) -> None:
-    """Show nothing."""
+    """Ignore the progress."""
 
 
 def _default_name(paths: Sequence[str]) -> str:
-    """Return the name of an annotation after the first path, without its extensions."""
+    """Return the default name of an annotation: the name of the first file, without extensions."""
     if not paths:
         raise InputError(
             "the annotation has no name",
-            expected="a name, as rows from Python have none",
+            expected="a name, because rows from Python have no file name",
             remedy='give it: wdsplit.annotate(dataset, rows, key=..., name="scores")',
         )
     return os.path.basename(shown_url(paths[0]).rstrip("/")).partition(".")[0]
@@ -139,19 +139,19 @@ def drop_annotation(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> None:
-    """Remove an annotation of a dataset, and what unfinished runs have left of it.
+    """Remove an annotation of a dataset, with any leftovers of its unfinished runs.
 
         wdsplit.drop_annotation("data/train", "quality")
 
     Args:
         dataset: The dataset's folder.
         name: The annotation's name.
-        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
-        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+        storage_options: Options for a remote store, as for `wdsplit.Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Raises:
         InputError: There is no annotation of this name.
-        StorageError: A process makes it at the moment.
+        StorageError: Another process is making it.
     """
     url, storage_options = located_one(dataset, storage_options, fs)
     storage = open_storage(url, storage_options)
@@ -168,16 +168,16 @@ def list_annotations(
 ) -> dict[str, Annotation]:
     """Return the annotations of a dataset by their names.
 
-    Those of an earlier version of the dataset, which has another fingerprint, are among them. Damaged ones are left
-    out, with a warning.
+    The result includes annotations made for an earlier version of the dataset, with another fingerprint. Damaged ones
+    are left out, with a warning.
 
         for name, annotation in wdsplit.list_annotations("data/train").items():
             print(name, annotation.schema.names)
 
     Args:
         dataset: The dataset's folder.
-        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
-        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+        storage_options: Options for a remote store, as for `wdsplit.Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Raises:
         DatasetNotFoundError: There is no dataset.

@@ -1,4 +1,4 @@
-"""Which columns of a table are joined, under which names and in which types. Pure (no I/O)."""
+"""The columns of a table to join, with their names and types. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def check_key(schema: pa.Schema, key: str) -> None:
-    """Refuse a column that cannot hold keys.
+    """Refuse a column that cannot be the key.
 
     Raises:
-        InputError: There is no such column, it holds neither strings nor integers, or two columns have one name.
+        InputError: The column does not exist, has neither strings nor integers, or two columns have the same name.
     """
     try:
         refuse_repeated(schema)
@@ -33,7 +33,7 @@ def check_key(schema: pa.Schema, key: str) -> None:
     _refuse_unknown(schema, [key], "--key")
     if not is_key_type(schema.field(key).type):
         raise InputError(
-            f"column {key!r} cannot hold keys",
+            f"column {key!r} cannot be the key",
             expected="strings or integers",
             found=str(schema.field(key).type),
             remedy="choose another --key column",
@@ -43,10 +43,10 @@ def check_key(schema: pa.Schema, key: str) -> None:
 def chosen_columns(schema: pa.Schema, key: str, mapping: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
     """Return the columns to join: their names in the dataset, and those in the table.
 
-    Row numbers that pandas has written as an index without a name are joined only if they are asked for.
+    An unnamed pandas index is joined only if it is named explicitly.
 
     Raises:
-        InputError: A column is not in the table, there is none, or two have one name.
+        InputError: A column is not in the table, no column is left, or two have the same name.
     """
     left_out = {key, *filter(_PANDAS_INDEX.fullmatch, schema.names)}
     names = columns or ([] if mapping else [name for name in schema.names if name not in left_out])
@@ -80,10 +80,10 @@ def _refuse_unknown(schema: pa.Schema, names: Iterable[str], option: str) -> Non
 
 
 def joined_schema(schema: pa.Schema, chosen: Mapping[str, str]) -> pa.Schema:
-    """Return the schema of what is joined: categories as texts, columns of classes with their names.
+    """Return the schema of the joined columns: categories become strings, class columns keep their names.
 
     Raises:
-        InputError: A column holds what conditions cannot compare, such as lists; all are named.
+        InputError: Columns have types that conditions cannot compare, such as lists; the error lists all of them.
     """
     kinds = {name: sample_type(unwrap(schema.field(column).type)) for name, column in chosen.items()}
     wrong = [chosen[name] for name, kind in kinds.items() if kind is None]
@@ -104,15 +104,15 @@ def joined_schema(schema: pa.Schema, chosen: Mapping[str, str]) -> pa.Schema:
 
 
 def refuse_clashes(names: Iterable[str], samples: pa.Schema, others: Iterable[Annotation]) -> None:
-    """Refuse a name that the dataset has already.
+    """Refuse names that the dataset already uses.
 
     Args:
-        names: The names of what is joined.
+        names: The names of the columns to join.
         samples: The columns of the sample tables.
         others: The other annotations.
 
     Raises:
-        InputError: A name is that of a column of the sample tables, or of another annotation.
+        InputError: The sample tables or another annotation have a column of this name.
     """
     for name in names:
         owners = [f"annotation {other.name!r}" for other in others if name in other.schema.names]

@@ -1,4 +1,4 @@
-"""The driver of a run: its passes, and how an engine carries out the tasks that are left of each."""
+"""The driver of a run: its passes, and the tasks of each that an engine still has to run."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ __all__ = ["AnnotateProgress", "Driver", "cut_run", "table_bytes"]
 Result = TypeVar("Result")
 
 _KEY_BYTES = 96
-"""What a key of the dataset takes, about, with its shard and sample."""
+"""Approximate bytes of a key of the dataset, with its shard and sample."""
 _FILE_BYTES = 64 * 1024
-"""What a file counts as besides its content: it is opened, read or published by itself."""
+"""Bytes that a file counts as, in addition to its content, because opening or publishing it takes time."""
 _TASKS_PER_JOB = 4
 _LIBRARY_BYTES, _COPIES = 128 * 1024**2, 6
-"""What a task needs besides its rows, and how often it has these in memory."""
+"""Bytes that a task needs besides its rows, and the number of copies of its rows in memory."""
 
 
 @dataclass(frozen=True)
 class AnnotateProgress:
-    """How far a run has got with a pass.
+    """Progress of a pass of a run.
 
     Attributes:
-        name: The pass: the table's rows, then the dataset's keys are scattered, partitions are joined, tables are
-            written; before them `read`, where the rows come from Python.
-        done: Rows, samples, partitions or tables that are done.
-        total: How many of them there are; 0 if that is not known.
-        skipped: How many of `done` were there already at the beginning.
+        name: The pass: `rows` and `keys` are scattered, partitions joined (`join`), tables written (`write`). Before
+            them, `read` for rows from Python.
+        done: Number of rows, samples, partitions or tables that are done.
+        total: Their total number; 0 if unknown.
+        skipped: How many of `done` existed at the start.
     """
 
     name: Literal["read", "rows", "keys", "join", "write"]
@@ -56,17 +56,17 @@ class AnnotateProgress:
 
 
 def table_bytes(table: Table, num_samples: int) -> int:
-    """Return the bytes that rows of a table and keys of a dataset take when they are joined, about."""
+    """Return the approximate bytes of the rows and keys during a join."""
     return table.data_bytes + table.num_rows * ROW_BYTES + num_samples * _KEY_BYTES
 
 
 def cut_run(table: Table, num_real: Int64, jobs: int, buffer_bytes: int) -> Cuts:
-    """Cut a run into tasks that keep to the bytes that each may buffer; few bytes are cut for all jobs.
+    """Cut a run into tasks that each fit their buffer, and into at least one task per job if possible.
 
     Args:
         table: The table.
         num_real: Samples of each shard.
-        jobs: Tasks at a time.
+        jobs: Number of parallel tasks.
         buffer_bytes: Bytes of rows that a task may buffer.
     """
     num_samples = int(num_real.sum())
@@ -82,7 +82,7 @@ def cut_run(table: Table, num_real: Int64, jobs: int, buffer_bytes: int) -> Cuts
 
 
 def _cut(sizes: Int64, size: int) -> tuple[int, ...]:
-    """Cut shards of some sizes into groups of about one size, or of one shard that is larger."""
+    """Cut shards into groups of about the same size; a larger shard is a group of its own."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.searchsorted(ends, np.arange(size, total, size)) + 1
@@ -91,13 +91,13 @@ def _cut(sizes: Int64, size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Driver:
-    """Carries out the passes of a run; tasks that are done already are kept.
+    """Runs the passes of a run, without the tasks that are already done.
 
     Attributes:
-        job: What all tasks need.
+        job: The input of all tasks.
         run: The run.
-        engine: What carries the tasks out.
-        report: Called with the progress so far, at the beginning of a pass and after each task.
+        engine: Engine that runs the tasks.
+        report: Called with the progress so far, at the start of a pass and after each task.
     """
 
     job: AnnotateJob
@@ -106,7 +106,7 @@ class Driver:
     report: Callable[[AnnotateProgress], None]
 
     def join(self) -> Joined:
-        """Scatter rows and keys, and join them; return what all partitions have found together."""
+        """Scatter rows and keys, and join them; return the combined result of all partitions."""
         job, cuts = self.job, self.job.cuts
         partitions = [Span(number, number, number + 1) for number in range(cuts.num_partitions)]
         work = _Join([], [])
@@ -120,7 +120,7 @@ class Driver:
         return found
 
     def write(self, runs: Sequence[SortedRun]) -> int:
-        """Write the tables of all shards, given what was joined; return their bytes."""
+        """Write the joined rows as tables of all shards; return the number of bytes."""
         return sum(self._pass("write", _Write(list(runs)), _spans(self.job.cuts.groups), int))
 
     def _pass(
@@ -130,7 +130,7 @@ class Driver:
         tasks: Sequence[Span],
         restored: Callable[[Any], Result],
     ) -> list[Result]:
-        """Carry out the tasks of a pass that are left; return what each of all returns, in their order."""
+        """Run the remaining tasks of a pass; return the results of all tasks, in order."""
         results = {number: restored(note) for number, note in self.run.done(self.job, name, tasks).items()}
         left = [task for task in tasks if task.number not in results]
         amounts = self._amounts(name, tasks)
@@ -152,13 +152,13 @@ class Driver:
         return [results[task.number] for task in tasks]
 
     def _amounts(self, name: str, tasks: Sequence[Span]) -> list[int]:
-        """Return what each task counts as in the progress of a pass."""
+        """Return how much each task adds to the progress of a pass."""
         if name != "keys":
             return [task.stop - task.first for task in tasks]
         return [int(self.job.num_real[task.first : task.stop].sum()) for task in tasks]
 
     def _num_bytes(self) -> int | None:
-        """Return about how many bytes a pass handles; None if its tasks wait for answers of a store."""
+        """Return about how many bytes a pass processes; None if its tasks mostly wait for a store."""
         table = self.job.table
         if self.job.open_storage().has_latency or any(file.remote for file in table.files[:1]):
             return None
@@ -167,7 +167,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class _Join:
-    """Joins a partition of what was scattered."""
+    """Joins a partition of the scattered rows and keys."""
 
     rows: list[SortedRun]
     keys: list[SortedRun]
@@ -178,7 +178,7 @@ class _Join:
 
 @dataclass(frozen=True)
 class _Write:
-    """Writes the tables of a group of shards, given what was joined."""
+    """Writes the tables of a group of shards from the joined rows."""
 
     found: list[SortedRun]
 

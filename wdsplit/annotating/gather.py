@@ -1,4 +1,4 @@
-"""Gathering: what was joined, put into the order of the samples, and written as a table for each shard."""
+"""Gathering: sort the joined rows by sample, and write them as a table for each shard."""
 
 from __future__ import annotations
 

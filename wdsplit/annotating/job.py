@@ -1,4 +1,4 @@
-"""What every task of an annotation is given, and how the rows and keys are cut into tasks."""
+"""The input of every task of an annotation, and how rows and keys are cut into tasks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from wdsplit.tables.table import Table
 __all__ = ["KEY", "NUMBER", "RAW", "ROW", "SHARD", "AnnotateJob", "Cuts", "Span", "column_name"]
 
 KEY, RAW, NUMBER, SHARD, ROW = "key", "raw", "number", "shard", "row"
-"""Columns of spill files: a key as a tar has it, the same unescaped where that differs, the number of a table's row, a
-shard and a sample in it. Those that are joined are numbered c0, c1, ..."""
+"""Columns of spill files: the key as in the tar, the unescaped key if that differs, the row number in the table, the
+shard, the sample in the shard. The joined columns are c0, c1, ..."""
 
 
 class Span(NamedTuple):
-    """A task: what it handles, first, ..., stop - 1, such as rows or shards; tasks are numbered from 0."""
+    """A task and the items that it processes, such as rows or shards: first, ..., stop - 1. Tasks count from 0."""
 
     number: int
     first: int
@@ -37,10 +37,10 @@ class Cuts:
     """How a run is cut into tasks.
 
     Attributes:
-        rows: Where the rows of the table are cut, from 0 to their number.
-        keys: Where the shards are cut whose keys are scattered, from 0 to their number.
-        groups: Where the shards are cut whose tables are written, from 0 to their number.
-        num_partitions: Partitions, each of which is joined by one task.
+        rows: Boundaries between the tasks that scatter rows: row numbers, from 0 to the number of rows.
+        keys: Boundaries between the tasks that scatter keys: shard numbers, from 0 to the number of shards.
+        groups: Boundaries between the tasks that write tables: shard numbers, from 0 to the number of shards.
+        num_partitions: Number of partitions; one task joins each.
     """
 
     rows: tuple[int, ...]
@@ -51,23 +51,23 @@ class Cuts:
 
 @dataclass(frozen=True)
 class AnnotateJob:
-    """What every task of an annotation needs; a worker process gets it once.
+    """The input of every task of an annotation; each worker process receives it once.
 
     Attributes:
         dataset: The dataset's folder.
         table: The table.
-        key: Its column of keys.
-        number_width: The digits of the dataset's keys if these are row numbers, as which integers are then written;
-            else 0.
-        schema: The columns that are joined, as the dataset has them.
+        key: Its key column.
+        number_width: Number of digits of the dataset's keys if they are row numbers, else 0. Integer keys are then
+            written with this many digits.
+        schema: The joined columns, with the names and types that the dataset gets.
         columns: The table's column for each of them.
         shards: The dataset's shards.
-        duplicates: Which of several rows with one key is used.
+        duplicates: Which of several rows with the same key to use.
         cuts: How the run is cut into tasks.
-        folder: Where the tables of the shards go.
-        spill_folder: Where files go that are removed at the end.
+        folder: Folder for the tables of the shards.
+        spill_folder: Folder for temporary files.
         buffer_bytes: Bytes of rows that a task may buffer.
-        storage_options: How to reach a remote store.
+        storage_options: Options for a remote store.
     """
 
     dataset: str
@@ -95,12 +95,12 @@ class AnnotateJob:
 
     @cached_property
     def num_real(self) -> Int64:
-        """Samples of each shard that are no pads."""
+        """Number of samples of each shard, without pads."""
         return self.shards.num_real
 
     @property
     def joined_fields(self) -> list[pa.Field]:
-        """The columns that are joined, as spill files have them: texts may have more than 2 GiB in all."""
+        """The joined columns in spill files, with large strings, because all strings together may exceed 2 GiB."""
         kinds = [pa.large_string() if kind == pa.string() else kind for kind in self.schema.types]
         return [pa.field(column_name(number), kind) for number, kind in enumerate(kinds)]
 
@@ -117,7 +117,7 @@ class AnnotateJob:
 
     @property
     def found_schema(self) -> pa.Schema:
-        """The columns of what was joined."""
+        """The columns of joined rows."""
         return pa.schema([pa.field(SHARD, pa.int64()), pa.field(ROW, pa.int64()), *self.joined_fields])
 
     def group_of(self, shards: Int64) -> Int64:

@@ -1,4 +1,4 @@
-"""Joining a partition: the row of each sample, and the keys that lack a row or a sample, or are repeated."""
+"""Joining a partition: finds the row of each sample, and missing, extra and duplicate keys."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class Counted(NamedTuple):
     """Keys of one kind, such as those without a row.
 
     Attributes:
-        total: How many there are.
-        examples: The first of them: where each is, as numbers, and the key.
+        total: Their number.
+        examples: The first of them: the place of each, as numbers, and the key.
     """
 
     total: int
     examples: list[list[Any]]
 
     def plus(self, other: Counted) -> Counted:
-        """Return both together, with the first examples of both."""
+        """Return the sum of both, with the first examples of both."""
         examples = sorted([*self.examples, *other.examples])[:NUM_EXAMPLES]
         return Counted(self.total + other.total, examples)
 
 
 class Joined(NamedTuple):
-    """What was found in a partition.
+    """The result of joining a partition.
 
     Attributes:
         runs: The values of its samples, by groups of shards.
         missing: Samples without a row: shard, sample, key.
         extra: Rows without a sample: row, key.
-        duplicates: Rows whose key another row has that is used: row, that row, key.
+        duplicates: Rows that lost to another row with the same key: row, the other row, key.
     """
 
     runs: list[SortedRun]
@@ -60,8 +60,8 @@ class Matches:
 
     Attributes:
         rows: int64 of shape (samples,): the row of each sample; -1 if it has none.
-        extra: int64: the rows that no sample has.
-        duplicates: int64: the rows whose key has a sample, for which another row is used.
+        extra: int64: the rows without a sample.
+        duplicates: int64: the rows with a sample that gets another row with the same key.
         used: int64 of the same shape: these other rows.
     """
 
@@ -93,14 +93,14 @@ def join(job: AnnotateJob, rows: list[SortedRun], keys: list[SortedRun], task: S
 
 
 def _spread(values: Int64, places: Int64, size: int) -> Int64:
-    """Return an array of some size with values at some places."""
+    """Return an array of the given size with values at the given places."""
     spread = np.zeros(size, np.int64)
     spread[places] = values
     return spread
 
 
 def _counted(rows: Int64, places: Sequence[Int64], keys: Sequence[pa.ChunkedArray]) -> Counted:
-    """Count some rows; give the first by their places, and by the last of their keys that is not null."""
+    """Count rows; the examples have their places, and the last of their keys that is not null."""
     examples = []
     for row in rows[:NUM_EXAMPLES].tolist():
         texts = [column[row].as_py() for column in keys]
@@ -112,11 +112,11 @@ def match(keys: pa.ChunkedArray, raw: pa.ChunkedArray, samples: pa.ChunkedArray,
     """Find the row of each sample.
 
     Args:
-        keys: The keys of the rows as tars have them, escaped.
-        raw: The same as the table has them, null where that is the same: it may have been read from samples, and so be
-            escaped already.
+        keys: The escaped keys of the rows, as in tars.
+        raw: The keys as in the table, null where that is the same. They may already be escaped, if the table was
+            made from samples.
         samples: The keys of the samples.
-        duplicates: Which of several rows with one key is used.
+        duplicates: Which of several rows with the same key to use.
     """
     num_rows, num_samples = len(keys), len(samples)
     has_raw = raw.null_count < num_rows
@@ -129,14 +129,14 @@ def match(keys: pa.ChunkedArray, raw: pa.ChunkedArray, samples: pa.ChunkedArray,
     numbers = np.arange(num_rows)
     row_of = np.full(num_codes, -1)
     order = numbers if duplicates == "last" else numbers[::-1]
-    row_of[of_rows[order]] = order  # the last one stays
+    row_of[of_rows[order]] = order  # the last one wins
     used, is_extra = row_of[of_rows], ~has_sample[of_rows]
     repeated = np.flatnonzero((used != numbers) & ~is_extra)
     return Matches(row_of[of_samples], np.flatnonzero(is_extra), repeated, used[repeated])
 
 
 def _codes(columns: Sequence[pa.ChunkedArray]) -> tuple[npt.NDArray[np.int32], int]:
-    """Return a number for each text, the same for the same text, and how many there are."""
+    """Return a number for each distinct string, and how many there are."""
     encoded = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.large_string())
     chunks = encoded.dictionary_encode().chunks
     codes = [np.zeros(0, np.int32), *(np.asarray(chunk.indices) for chunk in chunks)]

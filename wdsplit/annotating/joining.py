@@ -1,4 +1,4 @@
-"""What a call of `annotate` asks for, what is refused of it, and how it becomes a run of tasks."""
+"""A call of `annotate`: its checks, and the run of tasks that carries it out."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from wdsplit.urls import shown_url
 __all__ = ["Joining"]
 
 _MEMORY_SHARE = 4
-"""A run uses this fraction of the memory that the process may use, unless it is given a number."""
+"""The default memory budget, as a fraction of the memory that the process may use."""
 
 
 @dataclass(frozen=True)
 class Joining:
-    """What a call of `annotate` asks for."""
+    """The arguments of a call of `annotate`."""
 
     places: Places
     storage: Storage
@@ -60,13 +60,13 @@ class Joining:
     options: AnnotateOptions
 
     def refuse_early(self) -> None:
-        """Refuse what can be refused before the table is read."""
+        """Check everything that can be checked before the table is read."""
         if self.manifest.samples is None:
             raise InputError(
                 "the dataset has no sample tables",
                 place=self.storage.url,
                 expected="a table of keys beside each shard",
-                remedy=f"make them with `wdsplit index {self.storage.url} --samples`",
+                remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
                 url=self.storage.url,
             )
         self.run.refuse(annotation_names(self.storage), self.options.overwrite, self.options.resume)
@@ -76,7 +76,7 @@ class Joining:
         self.columns(schema)
 
     def columns(self, schema: pa.Schema) -> tuple[dict[str, str], pa.Schema]:
-        """Return the columns of a table that are joined, and their schema in the dataset; refuse what is invalid."""
+        """Return the columns to join, and their schema in the dataset; refuse invalid ones."""
         check_key(schema, self.key)
         chosen = chosen_columns(schema, self.key, self.options.mapping, self.options.columns)
         joined = joined_schema(schema, chosen)
@@ -88,7 +88,7 @@ class Joining:
     def carry_out(
         self, paths: Sequence[str], engine: Engine, report: Callable[[AnnotateProgress], None], what: str = ""
     ) -> Annotation:
-        """Join the table of some paths; `what` says where the rows in them come from, if they were spooled."""
+        """Join the table in these paths; if it was spooled, `what` is the origin of the rows."""
         table = _open_table(paths, self.places.input_options, self.options.hive and not what)
         chosen, schema = self.columns(table.schema)
         names = {self.key, *chosen.values()}
@@ -107,7 +107,7 @@ class Joining:
             return self._carry_out(job, Driver(job, self.run, engine, report), kept, what)
 
     def _carry_out(self, job: AnnotateJob, driver: Driver, kept: str | None, what: str) -> Annotation:
-        """Carry out the passes; what the user can mend leaves nothing, anything else a run that can be continued."""
+        """Run the passes. An error in the user's input leaves nothing behind; others leave a run to resume."""
         try:
             found = driver.join()
             refuse_unmatched(found, self.options, job.table, job.shards, job.key)
@@ -125,7 +125,7 @@ class Joining:
         return annotation
 
     def _live(self) -> Annotation | None:
-        """Return the annotation that is there; None if there is none, or if it is damaged and to be replaced."""
+        """Return the existing annotation; None if there is none, or if it is damaged and will be replaced."""
         if self.name not in annotation_names(self.storage):
             return None
         try:
@@ -136,7 +136,7 @@ class Joining:
             raise
 
     def _job(self, table: Table, columns: Sequence[str], schema: pa.Schema, engine: Engine) -> AnnotateJob:
-        """Return what the tasks of a run that begins need, but for the folder of its spill files."""
+        """Return the input of the tasks of a new run, without the folder of its spill files."""
         provenance, num_real = self.manifest.provenance, self.manifest.shards.num_real
         width = numbered_width(provenance)
         duplicates = self.options.allow_duplicates or "first"
@@ -193,7 +193,7 @@ class Joining:
         )
 
     def _refuse_changed(self, job: AnnotateJob) -> None:
-        """Refuse to annotate a dataset that was replaced meanwhile, or annotated with the same columns."""
+        """Refuse a dataset that was replaced meanwhile, or annotated with the same columns."""
         self.columns(job.table.schema)
         fingerprint = read_manifest(self.storage).fingerprint
         if fingerprint != self.manifest.fingerprint:
@@ -207,7 +207,7 @@ class Joining:
 
 
 def _open_table(paths: Sequence[str], options: Mapping[str, Any] | None, hive: bool) -> Table:
-    """Open the table that paths name."""
+    """Open the table in these paths."""
     files = find_inputs(paths, options)
     if any(is_media_input(path, options) for path in files):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The options of `wdsplit annotate`: the one definition of their names, defaults and checks. Pure (no I/O)."""
+"""The options of `wdsplit annotate`: their names, defaults and checks. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class AnnotateOptions:
     """How to join a table to a dataset.
 
     Attributes:
-        mapping: Name of a column in the dataset to that of the table's column.
-        columns: Columns to join under their own names; if there are none, and no `mapping`, all but the key.
-        hive: Read the names of folders such as `year=2024` as columns; not for tars.
-        allow_missing: Accept samples without a row in the table; their values are null.
-        allow_extra: Accept rows whose key no sample has; they are left out.
-        allow_duplicates: Accept rows with the same key, and use the first or the last of them.
-        jobs: Tasks at a time.
-        memory: Bytes of memory to use, for all jobs of a machine together. Default: a quarter of what this process may
+        mapping: Column name in the table by column name in the dataset.
+        columns: Columns to join under their own names. If this and `mapping` are empty: all but the key.
+        hive: Read folder names such as `year=2024` as columns; not for tars.
+        allow_missing: Allow samples without a row in the table; their values are null.
+        allow_extra: Allow rows without a matching sample; they are left out.
+        allow_duplicates: Allow several rows with the same key, and use the first or the last.
+        jobs: Number of parallel tasks.
+        memory: Bytes of memory to use, shared by all jobs of a machine. Default: a quarter of what this process may
             use; 1 GiB on Ray.
-        overwrite: Replace the annotation of this name, or an unfinished run.
-        resume: Continue an unfinished run; one that is finished is left as it is.
+        overwrite: Replace the annotation or unfinished run of this name.
+        resume: Continue an unfinished run; a finished one is left as it is.
     """
 
     mapping: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class AnnotateOptions:
     def __post_init__(self) -> None:
         problems = invalid_values(self)
         if isinstance(self.columns, str):
-            problems.append(f"columns = {self.columns!r}: expected a sequence of names, not one text")
+            problems.append(f"columns = {self.columns!r}: expected a sequence of names, not a string")
         if self.allow_duplicates not in (None, *DUPLICATES):
             problems.append(f"allow_duplicates = {self.allow_duplicates!r}: expected one of {', '.join(DUPLICATES)}")
         if self.overwrite and self.resume:

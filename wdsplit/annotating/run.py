@@ -1,6 +1,6 @@
-"""A run and what it leaves in the dataset: what may be replaced, what can be continued, and what is removed.
+"""A run and its files in the dataset: which can be replaced, continued or removed.
 
-While a run is unfinished, `annotations/NAME.run` has its plan, and the spill files and notes of its tasks.
+While a run is unfinished, `annotations/NAME.run` contains its plan, and the spill files and notes of its tasks.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class AnnotationRun:
 
     @property
     def path(self) -> str:
-        """The folder of the run, with that of the dataset."""
+        """The path of the run's folder, including that of the dataset."""
         return os.path.join(self._storage.url, self._folder)
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether there is a run that is still to be finished."""
+        """Whether there is an unfinished run."""
         return bool(self._plan())
 
     def _plan(self) -> dict[str, Any]:
-        """Return what the run has noted of its plan; an empty note if there is none."""
+        """Return the run's note of its plan; an empty one if there is none."""
         note = read_note(self._storage, f"{self._folder}/{_PLAN}")
         return note if isinstance(note, dict) else {}
 
     def refuse(self, names: Sequence[str], overwrite: bool, resume: bool) -> None:
-        """Refuse to replace an annotation or an unfinished run that was not meant.
+        """Refuse to replace an annotation or an unfinished run unless requested.
 
         Args:
             names: The dataset's annotations.
@@ -67,20 +67,20 @@ class AnnotationRun:
             resume: Whether to continue an unfinished run.
 
         Raises:
-            OutputExistsError: There is one, and it may not be replaced; or there is no run that can be continued.
+            OutputExistsError: One exists and may not be replaced, or there is no run to continue.
         """
         unfinished, exists = self.is_unfinished, self._name in names
         same_letters = [name for name in names if name.lower() == self._name.lower() and name != self._name]
         if same_letters:
-            self._refuse("an annotation has the same name but for case", same_letters[0], "choose another --name")
+            self._refuse("an annotation has the same name except for case", same_letters[0], "choose another --name")
         if resume and not (unfinished or exists):
-            self._refuse("there is no unfinished run to resume", "nothing", "leave out --resume", "an unfinished run")
+            self._refuse("no unfinished run to resume", "nothing", "leave out --resume", "an unfinished run")
         if unfinished and not (overwrite or resume):
-            remedy = "use --resume to continue it, or --overwrite to start anew"
+            remedy = "use --resume to continue it, or --overwrite to start again"
             self._refuse("a run of this annotation is unfinished", "an unfinished run", remedy)
         if exists and not (overwrite or resume):
             remedy = "use --overwrite to replace it, or choose another --name"
-            self._refuse(f"the dataset has an annotation {self._name!r} already", "", remedy, "")
+            self._refuse(f"the dataset already has an annotation {self._name!r}", "", remedy, "")
 
     def _refuse(self, cause: str, found: str, remedy: str, expected: str = "no annotation of this name") -> NoReturn:
         place = f"{self._storage.url}, annotation {self._name!r}"
@@ -88,7 +88,7 @@ class AnnotationRun:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other run of this annotation out; folders that this takes go with the block, unless needed."""
+        """Lock out other runs of this annotation; folders made for the lock are removed after the block if empty."""
         try:
             with self._storage.lock(f"{self._folder}/{_LOCK}"):
                 try:
@@ -102,27 +102,27 @@ class AnnotationRun:
     def tidy(self) -> None:
         """Remove the folder of all annotations if it is empty."""
         if not self._storage.is_remote:
-            with suppress(OSError):  # another run may have begun
+            with suppress(OSError):  # another run may have started
                 os.rmdir(os.path.join(self._storage.url, ANNOTATIONS_FOLDER))
 
     def refuse_other(self, live: str, folder: str) -> None:
-        """Refuse to resume what is finished, if it was made by another plan, given both folders of tables.
+        """Refuse to resume a finished annotation of another plan, given both folders of tables.
 
         Raises:
-            OutputExistsError: It was.
+            OutputExistsError: The plans differ.
         """
         if live != folder:
             remedy = "use --overwrite to replace it, or choose another --name"
             self._refuse("the annotation that is there was made by another plan", live, remedy, folder)
 
     def cuts(self, job: AnnotateJob, modified: str, resume: bool, live: str | None) -> Cuts:
-        """Begin a run, or continue one; return how it is cut into tasks.
+        """Start a run, or continue one; return how it is cut into tasks.
 
         Args:
-            job: What all tasks are given; a new run has its cuts.
-            modified: A hash of when its inputs were written.
+            job: The input of all tasks; a new run uses its cuts.
+            modified: A hash of the modification times of the inputs.
             resume: Whether to continue a run.
-            live: The folder of the annotation that is there; None if there is none.
+            live: The folder of the existing annotation; None if there is none.
 
         Raises:
             OutputExistsError: The unfinished run has another table, key, or columns.
@@ -130,12 +130,12 @@ class AnnotationRun:
         plan = self._plan()
         if resume and plan:
             if plan.get("run") != job.run:
-                remedy = "use the table and options of that run, or --overwrite to start anew"
+                remedy = "use the table and options of that run, or --overwrite to start again"
                 self._refuse(
                     "the unfinished run was made by another plan", f"plan {plan.get('run')}", remedy, f"plan {job.run}"
                 )
             if plan.get("modified") != modified:
-                remedy = "use --overwrite to start anew"
+                remedy = "use --overwrite to start again"
                 self._refuse("an input was written since the run began", "another time of writing", remedy, "the same")
             self._remove_temporary(self._storage, job)
             rows, keys, groups = (tuple(plan[name]) for name in ("rows", "keys", "groups"))
@@ -148,11 +148,11 @@ class AnnotationRun:
         return job.cuts
 
     def spill_folder(self, job: AnnotateJob, cuts: Cuts) -> str:
-        """Return the folder of a run's spill files: a late task of another run, or of other cuts, takes no place."""
+        """Return the folder of a run's spill files, which late tasks of another run or other cuts do not share."""
         return f"{self._folder}/{job.run}-{xxhash.xxh3_64_hexdigest(orjson.dumps(dataclasses.asdict(cuts)))}"
 
     def _remove_temporary(self, storage: Storage, job: AnnotateJob) -> None:
-        """Remove what attempts that were killed have left under temporary names."""
+        """Remove temporary files of tasks that were killed."""
         spilled = [name for name in storage.list(self._folder) if name.startswith(f"{job.run}-")]
         paths = pc.unique(pc.replace_substring_regex(job.shards.table.column("path"), "[^/]*$", ""))
         tables = [f"{job.folder}/{folder}".rstrip("/") for folder in paths.to_pylist()]
@@ -160,7 +160,7 @@ class AnnotationRun:
             storage.remove_temporary(folder)
 
     def refuse_taken_over(self, job: AnnotateJob) -> None:
-        """Refuse to end a run where another one has begun meanwhile, if no lock has kept it out.
+        """Refuse to finish a run if another one has started meanwhile, where no lock prevents that.
 
         Raises:
             ConvertError: There is another run, or none.
@@ -168,15 +168,15 @@ class AnnotationRun:
         found = self._plan().get("run")
         if found != job.run:
             raise ConvertError(
-                "another run of this annotation has taken over, or ended it",
+                "another run of this annotation has taken over or finished it",
                 place=f"{self._storage.url}, annotation {self._name!r}",
                 expected=f"plan {job.run}",
                 found=f"plan {found}" if found else "no plan",
-                remedy="see that one process at a time makes an annotation, on all machines",
+                remedy="make sure that only one process at a time makes an annotation, on all machines",
             )
 
     def end(self, live: str | None) -> None:
-        """Remove what only an unfinished run needs, and the tables of all but the annotation that is there."""
+        """Remove the files of an unfinished run, and the tables of all but the current annotation."""
         self._storage.remove(f"{self._folder}/{_PLAN}", self._folder)
         self._remove_folders(live)
 
@@ -187,7 +187,7 @@ class AnnotationRun:
                 self._storage.remove(f"{ANNOTATIONS_FOLDER}/{entry}")
 
     def leave_resumable(self, job: AnnotateJob) -> None:
-        """Remove temporary files after an error; a store that does not answer is not waited for."""
+        """Remove temporary files after an error, without waiting for a store that does not answer."""
         storage = self._storage.with_short_deadline()
         try:
             self._remove_temporary(storage, job)
@@ -196,7 +196,7 @@ class AnnotationRun:
                 raise
 
     def done(self, job: AnnotateJob, name: str, tasks: Sequence[Span]) -> dict[int, Any]:
-        """Return what the tasks of a pass have noted that are done, by their numbers."""
+        """Return the notes of the finished tasks of a pass, by task number."""
         there = set(self._storage.list(job.spill_folder))
         noted = [task for task in tasks if _note_name(name, task) in there]
         paths = [f"{job.spill_folder}/{_note_name(name, task)}" for task in noted]
@@ -205,7 +205,7 @@ class AnnotationRun:
 
 
 def noted(job: AnnotateJob, name: str, work: Callable[[AnnotateJob, Span], Result], task: Span) -> tuple[Span, Result]:
-    """Do a task of a pass, and note what it returns, so that a later run need not do it again."""
+    """Run a task of a pass, and note its result, so that a later run can skip it."""
     result = work(job, task)
     with job.open_storage().publish(f"{job.spill_folder}/{_note_name(name, task)}") as file:
         file.write([orjson.dumps(result, default=list)])

@@ -1,7 +1,7 @@
-"""Scattering: the rows of a table, and the keys of a dataset, written as runs that are sorted by partition.
+"""Scattering: write the rows of a table and the keys of a dataset as runs that are sorted by partition.
 
-The partition is a hash of the key with all escapes undone, so that a key meets its row, whether the table has it as it
-was before it was escaped or as samples are called.
+The partition is a hash of the unescaped key, so that a sample and its row are in the same partition whether the table
+has escaped keys or not.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RunWriter:
 
     Args:
         storage: The dataset.
-        job: What all tasks are given.
-        name: What the runs are called.
+        job: The input of all tasks.
+        name: Prefix of the names of the runs.
     """
 
     def __init__(self, storage: Storage, job: AnnotateJob, name: str) -> None:
@@ -48,7 +48,7 @@ class RunWriter:
         self._runs: list[SortedRun] = []
 
     def append(self, table: pa.Table, buckets: Int64) -> None:
-        """Take rows and the bucket of each; a run is written when the buffer is full."""
+        """Add rows and the bucket of each; a full buffer is written as a run."""
         self._tables.append(table)
         self._buckets.append(buckets)
         self._num_bytes += table.nbytes + buckets.nbytes
@@ -56,7 +56,7 @@ class RunWriter:
             self._flush()
 
     def end(self) -> list[SortedRun]:
-        """Write what is buffered, and return all runs."""
+        """Write the buffered rows, and return all runs."""
         if self._tables:
             self._flush()
         return self._runs
@@ -89,7 +89,7 @@ def scatter_rows(job: AnnotateJob, task: Span) -> list[SortedRun]:
 
 
 def _keys_of(job: AnnotateJob, rows: Rows) -> tuple[pa.LargeStringArray, pa.LargeStringArray]:
-    """Return the keys of rows as tars have them, and as the table has them where that differs, else null."""
+    """Return the escaped keys of rows, and the keys as in the table where that differs, else null."""
     column = stored(rows.columns[job.key])
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -124,7 +124,7 @@ def scatter_keys(job: AnnotateJob, task: Span) -> list[SortedRun]:
 
 
 def _keys_of_shards(storage: Storage, job: AnnotateJob, shards: range) -> Iterator[tuple[int, pa.LargeStringArray]]:
-    """Give the keys of each shard; where each read is a request, several at once."""
+    """Yield the keys of each shard; remote shards are read several at once."""
 
     def read(shard: int) -> pa.LargeStringArray:
         table = read_samples(storage, job.shards[shard], [SAMPLE_KEY])
@@ -135,7 +135,7 @@ def _keys_of_shards(storage: Storage, job: AnnotateJob, shards: range) -> Iterat
 
 
 def partitions_of(keys: pa.LargeStringArray, num_partitions: int) -> Int64:
-    """Return the partition of each key: int64 of shape (n,), the same for a key and for what it was escaped from."""
+    """Return the partition of each key: int64 of shape (n,), the same for a key and its escaped form."""
     if num_partitions == 1:
         return np.zeros(len(keys), np.int64)
     escaped = np.flatnonzero(pc.match_substring(keys, "_x").to_numpy(zero_copy_only=False))
@@ -149,7 +149,7 @@ def partitions_of(keys: pa.LargeStringArray, num_partitions: int) -> Int64:
 
 
 def _original(key: str) -> str:
-    """Return a key with all escapes undone, also those of escapes; bytes that are no text count as one character."""
+    """Return a key with all escapes undone, also nested ones; invalid UTF-8 counts as one character."""
     data, before = key.encode(), b""
     while data != before:
         before, data = data, _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), data)
@@ -157,7 +157,7 @@ def _original(key: str) -> str:
 
 
 def read_partition(storage: Storage, runs: list[SortedRun], bucket: int, schema: pa.Schema) -> pa.Table:
-    """Read a bucket of runs, in the order of the runs."""
+    """Read a bucket of all runs, in the order of the runs."""
 
     def read(run: SortedRun) -> list[pa.RecordBatch]:
         raise_if_cancelled()

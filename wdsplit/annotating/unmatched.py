@@ -1,4 +1,4 @@
-"""Keys that match nothing or too much: what is refused of them, with examples of each kind. Pure (no I/O)."""
+"""Missing, extra and duplicate keys: the error that lists them, with examples of each. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def refuse_unmatched(found: Joined, options: AnnotateOptions, table: Table, shar
     """Refuse samples without a row, rows without a sample and duplicate keys, unless the options allow them.
 
     Args:
-        found: What was found.
+        found: The result of the join.
         options: The options.
         table: The table.
         shards: The dataset's shards.
         key: The table's column of keys.
 
     Raises:
-        InputError: There are some; each kind is counted, with examples.
+        InputError: There are some; the error has the count and examples of each kind.
     """
     kinds = [
         ("sample", "without a row", found.missing, options.allow_missing, "--allow-missing", _in_shard(shards)),
@@ -46,9 +46,9 @@ def refuse_unmatched(found: Joined, options: AnnotateOptions, table: Table, shar
     if found.missing.total == num_samples and found.extra.total:
         remedy = f"no key matches: check --key; the dataset's keys look like {found.missing.examples[0][-1]!r}"
     else:
-        remedy = f"mend the table, or use {' '.join(flag for *_, flag, _ in refused)}"
+        remedy = f"correct the table, or use {' '.join(flag for *_, flag, _ in refused)}"
     raise InputError(
-        "the keys of the table are not those of the dataset",
+        "the keys of the table do not match the dataset",
         place=f"column {key!r}",
         expected=f"one row for each of {counted(num_samples, 'sample')}",
         found="; ".join(
@@ -59,7 +59,7 @@ def refuse_unmatched(found: Joined, options: AnnotateOptions, table: Table, shar
 
 
 def _listed(found: Counted, where: Callable[[list[int]], str]) -> str:
-    """Name the first of some keys, and where they are."""
+    """Return the first keys, with their places."""
     texts = [f"{key!r} ({where(places)})" for *places, key in found.examples]
     return ", ".join(texts) + (", ..." if found.total > len(texts) else "")
 

@@ -1,5 +1,4 @@
-"""Checks of a dataset: `verify` (are all bytes as the manifest says?) and `audit` (are the loading promises kept?).
+"""Checks of a dataset: `verify` (does every byte match the manifest?) and `audit` (are the loading promises kept?).
 
-The commands `wdsplit verify` and `wdsplit audit` print what they return; nothing here changes a dataset. Begin with
-`verify`.
+The commands `wdsplit verify` and `wdsplit audit` print the results. Start with `verify`.
 """

@@ -1,7 +1,6 @@
-"""Auditing the order: does each promise of loading hold for this dataset and a topology.
+"""Auditing the order: checks the loading promises for a dataset and a topology.
 
-Each promise is a check over all positions of an epoch, which a wrong order would fail: of positions alone, or of what
-real loaders read.
+Each check covers all positions of an epoch: the computed positions, or also the samples that real loaders read.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "audit_order"]
 
 _POSITIONS_AT_ONCE = 1 << 20
 _MAX_READERS, _MAX_GLOBAL_BATCH = 2**20, 2**26
-"""More ranks x workers, or samples of a step, would take hours or all memory: a number is mistyped."""
+"""More ranks x workers, or samples per step, would take hours or all memory: a number is probably mistyped."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,18 @@ class AuditOptions:
     """What to audit.
 
     Attributes:
-        world_size: Ranks (W).
-        num_workers: Worker processes of each rank (N); 0 reads in the rank's own process.
-        batch_size: Samples a batch and rank.
-        epochs: Epochs, counted from 0.
-        seed: As of the Dataset.
-        shuffle: As of the Dataset.
-        tail: As of the Dataset; `uneven` promises neither equal steps nor batches, and is checked for the rest.
-        read: Run the real loaders and compare what they read.
-        class_field: The field whose classes are compared in the batches of a rank; None for `cls`, or those that end
-            in `.cls`, where the dataset has one.
-        view: As of the Dataset: audit the epochs of a view.
-        where: As of the Dataset.
+        world_size: Number of ranks (W).
+        num_workers: Worker processes per rank (N); 0 reads in the rank's own process.
+        batch_size: Samples per batch on each rank.
+        epochs: Number of epochs to check, from epoch 0.
+        seed: As for `Dataset`.
+        shuffle: As for `Dataset`.
+        tail: As for `Dataset`; `uneven` promises neither equal steps nor equal batches, so these are not checked.
+        read: Also run real loaders, and check what they read.
+        class_field: The field with the classes, to measure how they are mixed; None for `cls` or fields that end in
+            `.cls`, if there are any.
+        view: As for `Dataset`.
+        where: As for `Dataset`.
     """
 
     world_size: int = 1
@@ -91,18 +90,18 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a promise held in an epoch, and the figures that show it.
+    """The result of a check in an epoch.
 
     Attributes:
         epoch: The epoch.
-        promise: Its name, such as `exactly once`.
-        held: Whether it held; always true of `mixing of epochs` and `mixing of classes`, which are no promises.
+        promise: Name of the check, such as `exactly once`.
+        held: Whether the check passed; always true for `mixing of epochs` and `mixing of classes`, which only measure.
         evidence: The figures, as text.
-        figure: Of `mixing of epochs`: how much likelier than by chance two samples of a batch share one again in the
-            next epoch. Of `mixing of classes`: chi-squared of a rank's batch over the classes, on average.
-        ideal: What the figure is if batches are drawn at random: 1, or classes - 1.
-        error: The standard error of the figure, if only some batches were counted; 0 if all were.
-        remedy: What helps, if the classes are badly mixed; else empty.
+        figure: For `mixing of epochs`: how often two samples of a batch share a batch again in the next epoch, relative
+            to chance. For `mixing of classes`: mean chi-squared of a rank's batch over the classes.
+        ideal: The figure for batches drawn at random: 1, or classes - 1.
+        error: Standard error of the figure, if only some batches were counted; 0 if all were.
+        remedy: What to do if the classes are badly mixed; else empty.
     """
 
     epoch: int
@@ -117,25 +116,25 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found.
+    """The results of an audit.
 
     Attributes:
-        findings: Each promise in each epoch.
+        findings: The result of each check in each epoch.
     """
 
     findings: tuple[Finding, ...]
 
     @property
     def held(self) -> bool:
-        """Whether all promises held."""
+        """Whether all checks passed."""
         return all(finding.held for finding in self.findings)
 
     def __repr__(self) -> str:
-        broken = ", ".join(dict.fromkeys(finding.promise for finding in self.findings if not finding.held))
-        return f"<AuditReport: {f'BROKEN: {broken}' if broken else 'all promises held'}; {len(self.findings)} findings>"
+        failed = ", ".join(dict.fromkeys(finding.promise for finding in self.findings if not finding.held))
+        return f"<AuditReport: {f'FAILED: {failed}' if failed else 'all checks passed'}; {len(self.findings)} findings>"
 
     def _repr_html_(self) -> str:
-        rows = [(one.promise, "✓ held" if one.held else "✗ BROKEN", one.epoch, one.evidence) for one in self.findings]
+        rows = [(one.promise, "✓ ok" if one.held else "✗ FAILED", one.epoch, one.evidence) for one in self.findings]
         return html_table("Audit", rows, ("promise", "", "epoch", "evidence"))
 
 
@@ -146,7 +145,7 @@ def audit(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> AuditReport:
-    """Check each promise in each epoch.
+    """Check each loading promise in each epoch.
 
         report = wdsplit.audit("data/train", wdsplit.AuditOptions(world_size=2, num_workers=2, batch_size=8))
         for finding in report.findings:
@@ -155,9 +154,9 @@ def audit(
     Args:
         url: The dataset's folder.
         options: Topology and order; None for one rank without workers.
-        progress: Called with each finding as soon as there is one.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
+        progress: Called with each finding as soon as it is known.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Raises:
         WdsplitError: The dataset, or one of its shards, cannot be read.
@@ -209,7 +208,7 @@ def audit_order(order: EpochOrder, options: AuditOptions) -> Iterator[Finding]:
         )
         same, count = _same_batches(order, options)
         reference = f"as 1 rank without workers, batch {options.global_batch}"
-        yield Finding(epoch, "same batches", same, f"{count:,} positions are dealt to ranks and workers {reference}")
+        yield Finding(epoch, "same batches", same, f"{count:,} positions: the same steps {reference}")
     yield _audit_once(order, ranks, options)
     if even:
         yield _audit_resume(order, options)
@@ -244,7 +243,7 @@ def _measure_classes(
     evidence = (
         f"{mixing.ideal:,} is ideal: {verdict}chi-squared of a rank's batch of {options.batch_size:,} over the "
         f"{mixing.ideal + 1:,} classes of {found.field} is {mixing.chi_squared:,.1f}{margin}, the mean of {which}; "
-        f"a batch holds {mixing.classes_in_batch:,.1f} classes"
+        f"a batch has {mixing.classes_in_batch:,.1f} classes"
     )
     remedy = f"; {found.remedy}" if found.remedy else ""
     figure = round(mixing.chi_squared, 4)
@@ -307,7 +306,7 @@ def _same_batches(order: EpochOrder, options: AuditOptions) -> tuple[bool, int]:
 
 
 def _count_seen(order: EpochOrder, ranks: list[Steps]) -> tuple[Int64, int, int]:
-    """Count how often each sample of the epoch is given, pads left out; how often others are; and the pads."""
+    """Count how often each sample of the epoch is given, without pads; how often others are; and the pads."""
     base = np.concatenate([[0], np.cumsum(order.totals)])
     seen = np.zeros(int(base[-1]), np.int64)
     pads = 0
@@ -352,7 +351,7 @@ def _audit_resume(order: EpochOrder, options: AuditOptions) -> Finding:
         rest = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
         held = held and np.array_equal(rest, np.arange(end, end + _positions_left(order, other.global_batch, end)))
     where = ", ".join(f"{point:,}" for point in points) or "no"
-    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = the whole"
+    evidence = f"stopped after {where} steps, resumed on {other.world_size} ranks: consumed + rest = whole epoch"
     return Finding(order.epoch, "resume", held, evidence)
 
 

@@ -1,6 +1,6 @@
-"""What the ranks saw in a step: `wdsplit.batch` and `wdsplit.batches`.
+"""The samples that the ranks saw in a step: `wdsplit.batch` and `wdsplit.batches`.
 
-Composition of the order, a loader's state and the headers of the samples; no batch is made.
+Combines the order, a loader's state and the headers of the samples, without making batches.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from wdsplit.texts import counted
 __all__ = ["Batch", "batch", "batches"]
 
 _MAX_SAMPLES = 2**20
-"""More than that are a mistyped number."""
+"""With more, a number is probably mistyped."""
 _ORDER_NAMES = ("seed", "shuffle", "tail", "lanes", "window")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch:
-    """What the ranks see in a step. Arrays have the shape (samples,), in the order of the positions.
+    """The samples that the ranks see in a step. Arrays have the shape (samples,), in the order of the positions.
 
     Attributes:
         epoch: The epoch.
-        step: The number of the step in the epoch, counted from 0 as by `Loader.step`; skipped steps count too.
-        num_steps: Steps of the whole epoch.
-        world_size: Ranks of the training.
-        is_skipped: Whether the state leaves the step out (`Loader.skip`): these samples are not seen.
-        positions: int64: the place of each sample in the epoch's order, as `__position__`.
-        ranks: int64: the rank that each is given to.
-        pads: bool: True where a sample is repeated only to fill up, as `__pad__`.
-        keys: object: the key of each (str).
+        step: Number of the step in the epoch, counted like `Loader.step`: from 0, including skipped steps.
+        num_steps: Number of steps in the whole epoch.
+        world_size: Number of ranks of the training.
+        is_skipped: Whether the loader skips the step (`Loader.skip`): its samples are not seen.
+        positions: int64: the position of each sample in the epoch's order, like `__position__`.
+        ranks: int64: the rank that gets each sample.
+        pads: bool: whether the sample is only a filler, like `__pad__`.
+        keys: object: the key of each sample (str).
         shards: object: the path of its shard in the dataset (str).
-        numbers: int64: its place in the shard, pads left out.
-        sources: object: the dataset that it is from (str), as `__source__` in a mixture.
-        labels: object: its class (str), None where it has none; None if the dataset has no classes.
+        numbers: int64: its number in the shard, without pads.
+        sources: object: the dataset that it is from (str), like `__source__` in a mixture.
+        labels: object: its class (str), None without one; None if the dataset has no classes.
     """
 
     epoch: int
@@ -90,11 +90,11 @@ class Batch:
     def save(self, folder: str | os.PathLike[str], overwrite: bool = False) -> list[str]:
         """Write the payloads as FOLDER/KEY.FIELD, each sample once, and return the paths.
 
-        The folders in a key are kept. Those of a mixture have folders of their own: FOLDER/0 for its first dataset.
+        Folders in keys are kept. In a mixture, each dataset has its own folder: FOLDER/0 for the first.
 
         Args:
-            folder: The folder, made if need be.
-            overwrite: Replace files that exist.
+            folder: The folder; created if missing.
+            overwrite: Replace existing files.
 
         Raises:
             OutputExistsError: A file exists already.
@@ -109,7 +109,7 @@ class Batch:
         return written
 
     def of_rank(self, rank: int) -> Batch:
-        """Return the part of a rank: the batch that its loader gives.
+        """Return the part of a rank: the batch that its loader yields.
 
         Raises:
             TopologyError: There is no such rank.
@@ -117,7 +117,7 @@ class Batch:
         return self.take(np.flatnonzero(self.ranks == World(whole(rank), self.world_size).rank))
 
     def once(self) -> Batch:
-        """Return the same without the samples that came before."""
+        """Return this batch without duplicate samples."""
         columns = np.stack([self.places.part, self.places.shard, self.places.sample])
         return self.take(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
 
@@ -140,7 +140,7 @@ class Batch:
 
     @property
     def summary(self) -> str:
-        """How many samples, of how many shards."""
+        """The number of samples and of their shards, as text."""
         num_shards = len(set(zip(self.places.part.tolist(), self.places.shard.tolist(), strict=True)))
         text = f"{counted(len(self), 'sample')} of {counted(num_shards, 'shard')}"
         num_pads = int(self.pads.sum())
@@ -148,18 +148,18 @@ class Batch:
 
 
 def batch(dataset: Any, step: int, **arguments: Any) -> Batch:
-    """Return what the ranks see in a step of training: keys, shards, positions, ranks, pads and classes.
+    """Return the samples that the ranks see in a training step: keys, shards, positions, ranks, pads and classes.
 
         seen = wdsplit.batch("data/train", step=1, epoch=0, batch_size=8, world_size=4)
         print(seen.keys, seen.labels)
 
     Args:
-        dataset: As of `batches`.
+        dataset: As for `batches`.
         step: The number of the step.
-        arguments: As of `batches`.
+        arguments: As for `batches`.
 
     Raises:
-        InputError: There is no such step, or an argument is invalid.
+        InputError: The step does not exist, or an argument is invalid.
         WdsplitError: The dataset cannot be read, or the state does not belong to it.
     """
     return batches(dataset, [step], **arguments)[0]
@@ -176,31 +176,31 @@ def batches(
     state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> list[Batch]:
-    """Return what the ranks see in some steps of training. Of the samples only headers and classes are read.
+    """Return the samples that the ranks see in training steps. Reads only headers and classes of the samples.
 
-    Steps are counted as by `Loader.step`. A run that was resumed with another global batch counts from where it was
-    resumed: give the state that it was resumed from. Skipped steps (`Loader.skip`) count too.
+    Steps are counted like `Loader.step`: from 0 in each epoch, including skipped steps (`Loader.skip`). If a run was
+    resumed with another global batch size, steps count from where it resumed: pass that state.
 
         for seen in wdsplit.batches("data/train", last=3, state="checkpoint.pt:loader"):
             print(seen.step, seen.keys)
 
     Args:
-        dataset: The dataset's folder, or tars, as of `Dataset`; or a `Dataset` or mixture that is open.
+        dataset: The dataset's folder, or tars, as for `Dataset`; or an open `Dataset` or mixture.
         steps: The numbers of the steps.
-        last: Instead of `steps`: the last steps before the state, so many, without those that were skipped. Those that
-            its epoch lacks are taken from the end of the epoch before.
+        last: Instead of `steps`: the number of steps before the state, without skipped ones. If its epoch has fewer,
+            they continue at the end of the previous epoch.
         epoch: The epoch; by default that of the state, else 0.
-        batch_size: Samples a batch and rank; by default by what the state says of the global batch.
-        world_size: Ranks; by default by what the state says of the global batch, else 1.
-        state: What `Loader.state_dict` returned, or a file that holds it: JSON, or a checkpoint of torch; `FILE:KEY` if
-            it holds several. Seed, shuffle, tail, lanes, window and a stored view are the state's.
-        options: As of `Dataset`, if the dataset is a folder: `seed`, `limit`, `view`, `storage_options`, ...
+        batch_size: Samples per batch on each rank; by default from the global batch of the state.
+        world_size: Number of ranks; by default from the global batch of the state, else 1.
+        state: A result of `Loader.state_dict`, or a file with one: JSON, or a torch checkpoint; `FILE:KEY` if the file
+            has several. It determines seed, shuffle, tail, lanes, window and a stored view.
+        options: Arguments of `Dataset`, if the dataset is a folder: `seed`, `limit`, `view`, `storage_options`, ...
 
     Returns:
-        A batch for each step, in their order.
+        A batch for each step, in order.
 
     Raises:
-        InputError: There is no such step, or an argument is invalid.
+        InputError: A step does not exist, or an argument is invalid.
         StateError: The state does not belong to the dataset.
         WdsplitError: The dataset cannot be read.
     """
@@ -259,7 +259,7 @@ class _Run:
                 "too many samples to list",
                 expected=f"at most {_MAX_SAMPLES:,}",
                 found=f"{count:,}",
-                remedy="ask for fewer steps at a time",
+                remedy="request fewer steps at a time",
             )
 
 
@@ -275,7 +275,7 @@ def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, An
     if source is not None:
         if options:
             raise InputError(
-                "an open dataset has its options already", found=", ".join(options), remedy="leave them out"
+                "the options of an open dataset cannot be changed", found=", ".join(options), remedy="leave them out"
             )
         return source
     if state is not None:
@@ -302,7 +302,7 @@ def _refuse_other_dataset(state: Mapping[str, Any], source: AnySource) -> None:
             place=source.url,
             expected=f"fingerprint {source.fingerprint}",
             found=f"fingerprint {found}",
-            remedy="name the dataset that the training has read; converted again, it may be another one",
+            remedy="use the dataset that the training read; converting it again may have changed it",
         ) from None
 
 
@@ -337,10 +337,10 @@ def _topology(batch_size: int | None, world_size: int | None, state: Mapping[str
         found = f"a global batch of {global_batch} in the state, {ranks} ranks" if global_batch else ""
         raise InputError(
             "the batch size is unknown",
-            expected="batch_size, samples a batch and rank"
+            expected="batch_size, the samples per batch on each rank"
             + ("; and world_size, unless it is 1" if ranks is None else ""),
             found=found,
-            remedy="give those that the training had",
+            remedy="pass the values of the training",
         )
     return size, ranks or 1
 

@@ -1,4 +1,4 @@
-"""Measuring a loader: how fast it reads on this machine, and how much memory that takes."""
+"""Measures how fast a loader reads on this machine, and how much memory it uses."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _MAX_INTERVALS, _FIRST_INTERVAL_S = 256, 0.01
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What a loader has delivered, and how long that took.
+    """The result of `bench`.
 
     Attributes:
-        batches: Batches that were delivered.
-        samples: Their samples.
-        num_bytes: About how many bytes of payloads these have.
-        seconds: From making the first iterator to the last batch.
-        first_batch_s: From the same moment to the first batch, workers started; None without a batch.
-        windows_read: Windows that were read and parsed, those of batches made ahead too.
-        windows_reused: Times that a window was in memory already.
-        read_amplification: How often each window was read, by all ranks together; 1 is the least. None if the last
-            epoch was not read to its end: then some windows were read of which not all samples were delivered.
-        wait_share: The part of the time in which the consumer waited for batches, from 0 to 1.
-        wait_shares: The same for intervals of equal length, at most 256, one after another; the last may be shorter.
-        wait_interval_s: Their length in seconds.
-        peak_bytes: The most memory that this process has had since it began.
-        worker_peak_bytes: The most that one of its processes has had, of those that have ended; 0 without any.
+        batches: Number of batches.
+        samples: Number of samples in them.
+        num_bytes: Approximate bytes of their payloads.
+        seconds: Seconds from creating the first iterator to the last batch.
+        first_batch_s: Seconds to the first batch, including the start of workers; None without a batch.
+        windows_read: Number of windows read and parsed, including those for batches made ahead.
+        windows_reused: How often a window was already in memory.
+        read_amplification: Mean number of times that each window was read, by all ranks together; at least 1. None if
+            the last epoch was not read to its end.
+        wait_share: Share of the time spent waiting for batches, from 0 to 1.
+        wait_shares: The same for up to 256 intervals of equal length; the last may be shorter.
+        wait_interval_s: Length of an interval in seconds.
+        peak_bytes: Peak memory of this process since its start.
+        worker_peak_bytes: Peak memory of a worker process that has ended; 0 without any.
     """
 
     batches: int
@@ -57,12 +57,12 @@ class BenchResult:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes of payloads a second."""
+        """Bytes of payloads per second."""
         return self.num_bytes / self.seconds if self.seconds else 0.0
 
 
@@ -74,17 +74,17 @@ def bench(
     step_s: float = 0.0,
     progress: Callable[[int, int, int], None] | None = None,
 ) -> BenchResult:
-    """Measure how fast a loader reads on this machine, as training would; the batches are thrown away.
+    """Measure how fast a loader reads on this machine, as in training; discards the batches.
 
         result = wdsplit.bench(wdsplit.Loader(wdsplit.Dataset("data/train"), 256, num_workers=4), seconds=30)
         print(f"{result.samples_per_s:,.0f} samples/s, waited {result.wait_share:.0%} of the time")
 
     Args:
-        loader: The loader; it goes on from where it is.
-        epochs: Epochs to read.
-        seconds: Stop after so many seconds; None to read the epochs to their end.
-        step_s: Seconds to wait after each batch, as a training step would take.
-        progress: Called after each batch with the batches so far, those of all epochs, and the samples so far.
+        loader: The loader; it continues from its current position.
+        epochs: Number of epochs to read.
+        seconds: Stop after this many seconds; None to read complete epochs.
+        step_s: Seconds to wait after each batch, to simulate a training step.
+        progress: Called after each batch with the number of batches so far, of all epochs, and of samples so far.
 
     Raises:
         InputError: An argument is out of range.
@@ -150,7 +150,7 @@ class Waiting:
 
 
 class _Taken(NamedTuple):
-    """What was taken: batches, epochs begun, seconds to the last and to the first batch, and the waiting."""
+    """The batches and epochs read, the seconds to the last and the first batch, and the waiting."""
 
     batches: int
     epochs: int

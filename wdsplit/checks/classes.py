@@ -1,6 +1,6 @@
-"""How well the classes of a dataset are mixed in the batches of a rank, and what helps if they are not.
+"""Measures how well the classes of a dataset are mixed in the batches of a rank, and suggests a remedy.
 
-Composition of the order and the labels of the samples in it.
+Combines the order with the labels of its samples.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _fields(manifest: Manifest, field: str | None) -> list[str]:
         raise InputError(
             f"the dataset has no field {field!r}",
             expected=f"one of {', '.join(names)}",
-            remedy=did_you_mean([field], names) or "name a field of classes with --class-field",
+            remedy=did_you_mean([field], names) or "choose a field of classes with class_field (--class-field)",
         )
     return [field]
 
@@ -109,10 +109,10 @@ def _mixed(
     if num_classes * _FEWEST_PER_CLASS > len(labels):
         if is_requested:
             raise InputError(
-                f"field {name!r} holds no classes: hardly any two samples have the same value",
+                f"field {name!r} has no classes: almost all of its values are different",
                 expected="values that many samples share",
                 found=f"{num_classes:,} values in {len(labels):,} samples",
-                remedy="name a field of classes with --class-field",
+                remedy="choose a field of classes with class_field (--class-field)",
             )
         return None
     mixing = class_mixing(batches.batch, encoded.indices.to_numpy().astype(np.int64))

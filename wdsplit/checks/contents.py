@@ -1,7 +1,6 @@
-"""What the fields of a dataset hold: classes, sizes of images, how many samples have them.
+"""The contents of a dataset's fields: classes, image sizes, and the number of samples that have each field.
 
-Composition of the manifest and the readers of fields. A small dataset is counted whole; of a large one samples are
-drawn, the same ones each time.
+Small datasets are counted completely. Large ones are sampled, always at the same places.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class ImageSizes:
     """The sizes of some images, by their headers.
 
     Attributes:
-        num_read: Images whose header was read.
-        width: Pixels: the smallest, the median, the largest.
-        height: Pixels: the smallest, the median, the largest.
+        num_read: Number of images whose header was read.
+        width: Minimum, median and maximum in pixels.
+        height: Minimum, median and maximum in pixels.
     """
 
     num_read: int
@@ -56,15 +55,14 @@ class ImageSizes:
 
 @dataclass(frozen=True)
 class FieldContents:
-    """What a field holds in the samples that were read.
+    """The contents of a field, in the samples that were read.
 
     Attributes:
         name: The field.
-        num_present: Samples that have it.
-        num_bytes: Its bytes in a sample that has it: the least, the median, the most; None if no sample has it.
-        classes: Samples of each class, of those that were read, in the order of their numbers or names; empty if it
-            holds no classes.
-        images: The sizes of its images; None if it holds none.
+        num_present: Number of samples that have it.
+        num_bytes: Minimum, median and maximum of its bytes; None if no sample has it.
+        classes: Number of samples by class, in the order of numbers or names; empty if it has no classes.
+        images: The sizes of its images; None if it has none.
     """
 
     name: str
@@ -76,12 +74,12 @@ class FieldContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """What the fields of a dataset hold.
+    """The contents of a dataset's fields.
 
     Attributes:
-        num_read: Samples that were read, pads left out.
-        is_exact: Whether these are all samples of the dataset, or of the view.
-        fields: What each field holds, in the order of the manifest.
+        num_read: Number of samples that were read, without pads.
+        is_exact: Whether these are all samples of the dataset or the view.
+        fields: The contents of each field, in the order of the manifest.
     """
 
     num_read: int
@@ -124,7 +122,7 @@ def _num_drawn(storage: ReadableStorage, manifest: Manifest, count: int) -> int:
 
 
 def _drawn(count: int, drawn: int) -> Int64:
-    """Return which of some samples are drawn: one of each of as many equal parts; rising."""
+    """Return evenly spaced samples, in ascending order."""
     if drawn >= count:
         return np.arange(count)
     begins = [count * number // max(1, drawn) for number in range(drawn + 1)]

@@ -1,4 +1,4 @@
-"""What is in a dataset, and who reads which part of it: read from the manifest and the first shards."""
+"""The contents of a dataset, and the shards that each rank and worker reads, from the manifest and some samples."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ _MAX_READERS = 2**20
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is in a dataset.
+    """The contents of a dataset.
 
     Attributes:
-        num_samples: Samples, pads left out; of a view, those that it holds.
-        num_pads: Repeated samples that fill up shards.
-        num_shards: Shards.
+        num_samples: Number of samples, without pads; of a view, only its samples.
+        num_pads: Number of pads: repeated samples that fill up shards.
+        num_shards: Number of shards.
         num_bytes: Bytes of all shards.
-        lanes: Parallel sequences of shards that an epoch is woven from.
-        window: Samples that are read and shuffled together.
-        fingerprint: What a loader's state belongs to.
+        lanes: Number of parallel sequences of shards in an epoch.
+        window: Number of samples that are read and shuffled together.
+        fingerprint: Identifies the dataset, for example in a loader's state.
         fields: The fields of each sample: name, column of the table, type and encoding.
-        contents: What the fields hold: classes, sizes, how many samples have them; None if no sample was asked for.
-        samples: The columns of the sample tables; None if there are no such tables.
-        views: The stored views, also those of an earlier version of the dataset, which has another fingerprint.
-        annotations: Columns that were joined to the samples, likewise.
-        damaged: Views and annotations that cannot be read, and why: `{"view good": "the file of a view is damaged"}`.
+        contents: Classes, sizes and presence of each field; None if no sample was requested.
+        samples: The columns of the sample tables; None if there are none.
+        views: The stored views, including stale ones with another fingerprint.
+        annotations: The stored annotations, including stale ones with another fingerprint.
+        damaged: Causes of damaged views and annotations: `{"view good": "the file of a view is damaged"}`.
         first_samples: The first samples: `__key__`, `__url__`, and the fields as bytes.
         provenance: The inputs, options and versions of the conversion.
-        view: Which view this is; empty if it is the whole dataset. Shards and bytes are those of the dataset.
-        num_stored: Samples of the dataset, pads left out.
+        view: Name of the view; empty for the whole dataset. Shards and bytes are always those of the dataset.
+        num_stored: Number of samples of the whole dataset, without pads.
     """
 
     num_samples: int
@@ -92,23 +92,23 @@ def inspect(
     view: str | View | None = None,
     where: str | None = None,
 ) -> Inspection:
-    """Return what is in a dataset: totals, fields, classes, sizes of images and the first samples.
+    """Return the contents of a dataset: totals, fields, classes, image sizes and the first samples.
 
-    A local dataset of up to 65,536 samples and 512 MiB is counted whole; of a larger one 1,024 samples are read, of a
-    remote one 256, the same ones each time.
+    Counts are exact for local datasets of up to 65,536 samples and 512 MiB. Otherwise they are estimated from 1,024
+    samples, or 256 of a remote dataset, always the same ones.
 
         print(wdsplit.inspect("data/train").num_samples)  # 64
 
     Args:
         url: The dataset's folder.
-        samples: First samples to read; with 0 only the manifest is read.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
-        view: As of `Dataset`, one view: say what is in it.
-        where: As of `Dataset`: say what is in the samples that meet a condition.
+        samples: Number of first samples to read; with 0, only the manifest is read.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
+        view: As for `Dataset`, but only one view: inspect only its samples.
+        where: As for `Dataset`: inspect only the samples that meet this condition.
 
     Raises:
-        InputError: There is no such view.
+        InputError: The view does not exist.
         WdsplitError: The manifest or a shard cannot be read.
     """
     url, storage_options = located_one(url, storage_options, fs)
@@ -157,12 +157,12 @@ def save_sample(sample: Mapping[str, Any], output: str) -> list[str]:
 
     Args:
         sample: The fields as bytes, as `find_sample` returns them.
-        output: A folder, made if need be, whose files are called KEY.FIELD after the last part of the key; or a file
-            whose name ends in a field, such as `cat.jpg`, which gets this field alone.
+        output: A folder for files named KEY.FIELD by the last part of the key, created if missing; or a file whose name
+            ends with a field, such as `cat.jpg`, for only this field.
 
     Raises:
-        OutputExistsError: There is such a file already.
-        InputError: The file's name ends in no field of the sample.
+        OutputExistsError: A file exists already.
+        InputError: The file name does not end with a field of the sample.
         StorageError: A file cannot be written.
     """
     fields = payloads(sample)
@@ -173,7 +173,7 @@ def save_sample(sample: Mapping[str, Any], output: str) -> list[str]:
         ends = [name for name in fields if path.name.endswith(f".{name}")]
         if not ends:
             raise InputError(
-                "the name of the file ends in no field of the sample",
+                "the file name does not end with a field of the sample",
                 place=output,
                 expected=f"a folder, or a file that ends in .{', .'.join(fields)}",
                 remedy="end the name of a folder with a slash",
@@ -189,9 +189,9 @@ class ReaderShare:
 
     Attributes:
         rank: The rank.
-        worker: The worker, 0 where a rank has none.
-        samples: Samples that it gives, pads included.
-        shards: The numbers of the shards that it reads from, in the order of its first visits.
+        worker: The worker; 0 if the rank has none.
+        samples: Number of samples, including pads.
+        shards: The numbers of the shards that it reads from, in reading order.
     """
 
     rank: int
@@ -202,17 +202,17 @@ class ReaderShare:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who reads what in an epoch.
+    """The shards that each rank and worker reads in an epoch.
 
     Attributes:
-        lanes: Parallel sequences of shards that the epoch is woven from.
-        readers_per_lane: Workers that share a lane and read the same windows; 1 is the least.
-        recut: Whether lanes were cut at equal counts, because shards differ.
-        read_amplification: How often each window is read on average, by all readers together.
-        pads: Repeated samples that fill up lanes and the last step.
-        advice: A sentence with numbers that divide the lanes, if these do not.
-        readers: What each worker of each rank reads, by rank and worker.
-        shard_samples: The samples of each shard, pads left out; of a view, those that it holds.
+        lanes: Number of parallel sequences of shards in the epoch.
+        readers_per_lane: Number of workers that share a lane and read the same windows; at least 1.
+        recut: Whether lanes were cut at equal counts, because shards differ in size.
+        read_amplification: Mean number of times that each window is read, by all readers together.
+        pads: Number of repeated samples that fill up lanes and the last step.
+        advice: If ranks and workers do not divide the lanes: a sentence with numbers that do.
+        readers: The share of each worker, by rank and worker.
+        shard_samples: Number of samples of each shard, without pads; of a view, only its samples.
     """
 
     lanes: int
@@ -241,27 +241,27 @@ def assign(
     view: Any = None,
     where: str | None = None,
 ) -> Assignment:
-    """Return which shards each rank and worker reads in an epoch; only the manifest and the view are read.
+    """Return the shards that each rank and worker reads in an epoch. Reads only the manifest and the view.
 
         print(wdsplit.assign("data/train", world_size=2, num_workers=4))
 
     Args:
         url: The dataset's folder.
-        world_size: Ranks.
-        num_workers: Workers of each rank; 0 reads in the rank's own process.
-        batch_size: Samples a batch and rank.
+        world_size: Number of ranks.
+        num_workers: Workers per rank; 0 reads in the rank's own process.
+        batch_size: Samples per batch on each rank.
         epoch: The epoch.
-        seed: As of `Dataset`.
-        shuffle: As of `Dataset`.
-        tail: As of `Dataset`.
-        lanes: As of `Dataset`; None for the dataset's.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
-        view: As of `Dataset`.
-        where: As of `Dataset`.
+        seed: As for `Dataset`.
+        shuffle: As for `Dataset`.
+        tail: As for `Dataset`.
+        lanes: As for `Dataset`; None for the dataset's own.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
+        view: As for `Dataset`.
+        where: As for `Dataset`.
 
     Raises:
-        InputError: A number is too small, there are more readers than can be listed, or there is no such view.
+        InputError: A number is too small, there are too many readers, or the view does not exist.
         WdsplitError: The manifest cannot be read.
     """
     url, storage_options = located_one(url, storage_options, fs)
@@ -283,19 +283,19 @@ def assigned(
     epoch: int = 0,
     selection: Selection | None = None,
 ) -> Assignment:
-    """Return which shards each rank and worker reads in an epoch of shards that need not exist.
+    """Return the shards that each rank and worker reads in an epoch, for shards that need not exist.
 
     Args:
-        counts: int64 of shape (shards,): the samples of each shard, pads left out.
-        options: What the order depends on.
-        world_size: As of `assign`.
-        num_workers: As of `assign`.
-        batch_size: As of `assign`.
-        epoch: As of `assign`.
+        counts: int64 of shape (shards,): the number of samples of each shard, without pads.
+        options: The options of the order.
+        world_size: As for `assign`.
+        num_workers: As for `assign`.
+        batch_size: As for `assign`.
+        epoch: As for `assign`.
         selection: The samples of a view, of which `counts` are the counts; None for all.
 
     Raises:
-        InputError: As by `assign`.
+        InputError: As for `assign`.
     """
     lows = {"world_size": (world_size, 1), "num_workers": (num_workers, 0), "batch_size": (batch_size, 1)}
     problems = [f"{name} = {value}: expected at least {low}" for name, (value, low) in lows.items() if value < low]
@@ -307,7 +307,7 @@ def assigned(
             "too many ranks and workers",
             expected=f"at most {_MAX_READERS:,} readers are listed",
             found=f"{world_size:,} ranks x {workers:,} workers",
-            remedy="ask for a smaller world size, or fewer workers",
+            remedy="use a smaller world size, or fewer workers",
         )
     order = EpochOrder(counts, options, epoch, selection=selection)
     readers = Readers(order, world_size, workers, batch_size)

@@ -1,4 +1,4 @@
-"""Keys and classes of some samples: from their headers, or of a remote dataset from its sample tables."""
+"""Reads keys and classes of samples, from their headers or, for remote datasets, from sample tables."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _read(part: Source, field: Field | None, shard: Int64, sample: Int64) -> tup
 
 
 def _has_columns(manifest: Manifest, field: Field | None) -> bool:
-    """Tell whether there are sample tables, with the classes if there are any."""
+    """Return whether there are sample tables, with the classes if there are any."""
     if manifest.samples is None or field is None:
         return manifest.samples is not None
     number = manifest.samples.get_field_index(field.column)

@@ -1,6 +1,6 @@
-"""Fields of some samples, read by the index: of a remote dataset only their headers and what is beside them.
+"""Reads fields of given samples with the index; of remote datasets, only headers and the bytes next to them.
 
-Composition of the manifest and the readers of windows; no order and no epoch is involved.
+Combines the manifest and the readers of windows; independent of order and epoch.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def read_fields(
 
     Args:
         storage: As of `read_labels`, and so are those up to `whole`.
-        manifest: As of `read_labels`.
-        shard: As of `read_labels`.
-        sample: As of `read_labels`.
-        fields: As of `read_labels`.
-        whole: As of `read_labels`.
+        manifest: As for `read_labels`.
+        shard: As for `read_labels`.
+        sample: As for `read_labels`.
+        fields: As for `read_labels`.
+        whole: As for `read_labels`.
         value: Called with each payload, as `Block` has them, and the URL of its shard; of the field `__key__` with the
             key.
 
@@ -129,17 +129,17 @@ def _label(payload: Any, url: str) -> bytes:
     size = len(payload) if isinstance(payload, bytes) else payload[2]
     if size > _MAX_LABEL_BYTES:
         raise InputError(
-            "a field holds no classes: its values are too large",
+            "a field has no classes: its values are too large",
             place=url,
             expected=f"at most {_MAX_LABEL_BYTES:,} bytes, such as 3 or cat",
             found=f"{size:,} bytes",
-            remedy="name a field of classes with --class-field",
+            remedy="choose a field of classes with class_field (--class-field)",
         )
     return payload if isinstance(payload, bytes) else bytes(payload[0](*payload[1:]))
 
 
 def _offsets(storage: ReadableStorage, shard: Shard, runs: Sequence[tuple[int, int]]) -> Iterator[Int64]:
-    """Give where the samples of each run begin, and where the last of them ends; of the index only these are read."""
+    """Yield where the samples of each run begin, and where the last of them ends; of the index only these are read."""
     path, each = index_path(shard.path), INDEX_ENTRY_BYTES
     index = storage.open(path, each * (shard.num_samples + 1))
     ranges = joined_ranges([(each * first, each * (stop + 1)) for first, stop in runs], _INDEX_HOLE_BYTES)

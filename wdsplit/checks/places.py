@@ -1,6 +1,6 @@
-"""Where positions of an epoch lead, in a dataset or a mixture, and the samples that are there.
+"""The places of an epoch's positions in a dataset or mixture, and the samples there.
 
-Composition of orders and the readers of windows; a mixture's datasets are its parts.
+Combines orders and the readers of windows. The parts of a mixture are its datasets.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def places_of(source: AnySource, order: Any, positions: Int64) -> tuple[Places, 
 
 
 def samples_at(parts: tuple[Source, ...], places: Places) -> Iterator[dict[str, Any]]:
-    """Give samples with all payloads, in their order; those of remote parts are read some at a time."""
+    """Yield samples with all payloads, in their order; those of remote parts are read some at a time."""
     storages = [part.storage() for part in parts]
     opened: dict[tuple[int, int], OpenShard] = {}
 

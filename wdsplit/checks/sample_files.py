@@ -56,7 +56,7 @@ def write_files(files: Mapping[Path, bytes], overwrite: bool = False) -> None:
                 opened.write(payload)
         except FileExistsError as error:
             raise OutputExistsError(
-                "the file exists already", place=str(error.filename), remedy="name another folder or file"
+                "the file exists already", place=str(error.filename), remedy="choose another folder or file"
             ) from error
         except OSError as error:
             raise StorageError("a file cannot be written", place=str(file), found=str(error.strerror)) from error

@@ -1,4 +1,4 @@
-"""The state of a loader, found in a file: by itself, or somewhere in a checkpoint."""
+"""Finds the state of a loader in a file: JSON or a torch checkpoint that contains it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wdsplit.errors import DatasetNotFoundError, MissingDependencyError, StateEr
 __all__ = ["read_state"]
 
 _NAMES = {"version", "epoch", "position", "fingerprint", "seed", "shuffle", "lanes", "window", "tail"}
-"""What every state of a loader has."""
+"""Keys that every state of a loader has."""
 _MAX_DEPTH, _SHOWN = 20, 5
 
 
@@ -21,13 +21,13 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the state of a loader from a file.
 
     Args:
-        path: A JSON file, or a checkpoint of torch, which is loaded with `weights_only=True`; it is the state, or holds
-            it somewhere. If it holds several, `FILE:KEY` or `FILE:KEY.KEY` names one.
+        path: A JSON file, or a torch checkpoint, which is loaded with `weights_only=True`. It is the state or contains
+            it. If it contains several, `FILE:KEY` or `FILE:KEY.KEY` selects one.
 
     Raises:
-        StateError: There is no state in the file, or there are several.
-        MissingDependencyError: It is a checkpoint of torch, which is not installed.
-        DatasetNotFoundError: There is no such file.
+        StateError: The file has no state, or several.
+        MissingDependencyError: It is a torch checkpoint, and torch is not installed.
+        DatasetNotFoundError: The file does not exist.
         StorageError: It cannot be read.
     """
     file, keys = _split(os.fspath(path))
@@ -87,7 +87,7 @@ def _unreadable(path: str, error: Exception) -> StateError:
 
 
 def _states(value: Any, where: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Give the states in a value, each with the keys that lead to it."""
+    """Yield the states in a value, each with the keys that lead to it."""
     if isinstance(value, Mapping):
         if value.keys() >= _NAMES:
             yield where, value

@@ -1,7 +1,7 @@
-"""Verifying a dataset: that every byte of it is what the manifest says, and that every sample is whole.
+"""Verifies a dataset: every byte must match the manifest, and every sample must be complete.
 
-Composition of the manifest, the open shards and an engine. Each shard is checked by itself: size, checksum, index, tar
-structure, end marker, fields, pads and sample table; then the keys of all.
+Checks each shard separately (size, checksum, index, tar structure, end marker, fields, pads, sample table), then the
+keys of all shards.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _READ_BYTES = 8 * 1024**2
 
 @dataclass(frozen=True)
 class Report:
-    """What a verification found.
+    """The result of a verification.
 
     Attributes:
         manifest: The dataset's manifest.
-        problems: What is wrong, in the order of the shards; empty if all is well.
-        num_shards: Shards that were checked: all, or those with samples of a view.
-        num_samples: Their samples, pads left out.
+        problems: The problems, in the order of the shards; empty if there are none.
+        num_shards: Number of checked shards: all, or those with samples of a view.
+        num_samples: Number of their samples, without pads.
     """
 
     manifest: Manifest
@@ -78,7 +78,7 @@ class Report:
     @property
     def _verdict(self) -> str:
         checked = f"{counted(self.num_shards, 'shard')}, {counted(self.num_samples, 'sample')}"
-        found = f"✗ {counted(len(self.problems), 'problem')}" if self.problems else "✓ all is well"
+        found = f"✗ {counted(len(self.problems), 'problem')}" if self.problems else "✓ ok"
         return f"{found}: {checked}"
 
 
@@ -102,27 +102,26 @@ def verify(
     view: str | View | None = None,
     where: str | None = None,
 ) -> Report:
-    """Check a whole dataset, or the shards of a view; holds eight bytes a sample, to find duplicate keys.
+    """Check a whole dataset, or the shards of a view. Uses 8 bytes of memory per sample to find duplicate keys.
 
         report = wdsplit.verify("data/train", jobs=2)
         print(report.problems)  # ()
 
     Args:
         url: The dataset's folder.
-        jobs: Processes.
-        progress: Called at the beginning and after each shard, with the number of shards that were checked, the number
-            of all, and the bytes checked.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        engine: What carries the tasks out; None for `jobs` processes of this machine.
-        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
-        emit: `checksums` to write, beside each shard that is right, the checksums of its samples, which
-            `Dataset(verify=True)` compares.
-        view: As of `Dataset`, one view: check only the shards that have samples of it, each of them whole.
-        where: As of `Dataset`: check only the shards that have samples which meet a condition.
+        jobs: Number of processes.
+        progress: Called at the start and after each shard, with the number of checked shards, of all shards, and of
+            checked bytes.
+        storage_options: Options for a remote store, as for `Dataset`.
+        engine: Engine that runs the tasks; None for `jobs` processes of this machine.
+        fs: fsspec file system of the folder; None to choose it by the path.
+        emit: `checksums` to write the checksums of its samples beside each valid shard, for `Dataset(verify=True)`.
+        view: As for `Dataset`, but only one view: check all of each shard with a sample of it.
+        where: As for `Dataset`: check all of each shard with a sample that meets this condition.
 
     Raises:
-        InputError: `emit` is invalid, or there is no such view.
-        WdsplitError: The manifest cannot be read; what is wrong with shards is reported, not raised.
+        InputError: `emit` is invalid, or the view does not exist.
+        WdsplitError: The manifest cannot be read. Problems with shards are returned, not raised.
     """
     if not set(emit) <= {CHECKSUMS}:
         raise InputError("invalid emit", expected=CHECKSUMS, found=", ".join(emit))
@@ -267,7 +266,7 @@ class _SampleTable:
 
     def __init__(self, storage: ReadableStorage, manifest: Manifest, listed: Shard) -> None:
         self.problems: list[WdsplitError] = []
-        self._place = f"{storage.url}/{samples_path(listed.path)}"
+        self._dataset, self._place = storage.url, f"{storage.url}/{samples_path(listed.path)}"
         self._table, self._first = None, 0
         try:
             if manifest.samples is not None:
@@ -291,18 +290,18 @@ class _SampleTable:
 
     def _other(self, row: int, found_key: str, found_bytes: int, key: str, num_bytes: int) -> CorruptDataError:
         return CorruptDataError(
-            "a sample table says otherwise than its shard",
+            "a sample table does not match its shard",
             place=f"{self._place}, row {row}",
             expected=f"key {key!r}, {num_bytes:,} bytes",
             found=f"key {found_key!r}, {found_bytes:,} bytes",
-            remedy="remove it, and make it again with `wdsplit index DATASET --samples`",
+            remedy=f"remove it, and make it again with `wdsplit index {self._dataset} --sample-tables`",
             url=self._place,
             key=key,
         )
 
 
 def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterator[tuple[pa.LargeStringArray, Int64]]:
-    """Give the keys of a shard and the bytes of the payloads, some at a time, each sample checked."""
+    """Yield the keys of a shard and the bytes of the payloads, some at a time, each sample checked."""
     num_samples = len(shard.offsets) - 1
     num_real = num_samples - listed.num_pads
     fields = {field.name for field in manifest.fields}
@@ -313,7 +312,7 @@ def _checked_keys(manifest: Manifest, listed: Shard, shard: OpenShard) -> Iterat
         for place, key in enumerate(keys, first):
             if is_pad_key(key) != (place >= num_real):
                 raise CorruptDataError(
-                    "the pads of a shard are not those of the manifest",
+                    "the pads of a shard do not match the manifest",
                     place=f"{shard.url}, sample {place}",
                     expected=f"{num_real} samples, then pads",
                     found=f"key {key!r}",
@@ -328,7 +327,7 @@ def _check_fields(window: Window, fields: set[str], url: str) -> None:
     for key, names in window.field_names():
         if not fields.issuperset(names):
             raise CorruptDataError(
-                "a sample has a field that the manifest does not know",
+                "a sample has a field that is not in the manifest",
                 place=f"{url}, key {key!r}",
                 expected=", ".join(sorted(fields)),
                 found=", ".join(sorted(set(names) - fields)),
@@ -368,7 +367,7 @@ def _bad_views(storage: ReadableStorage, manifest: Manifest) -> list[WdsplitErro
             selection = read_view(storage, manifest, name)[1]
             if not is_whole(selection):
                 raise CorruptDataError(
-                    "the bitmaps of a view are not those of its counts",
+                    "the bitmaps of a view do not match its counts",
                     place=f"{storage.url}/{view_path(name)}",
                     remedy="make the view again with `wdsplit view --overwrite`",
                 )
@@ -385,7 +384,7 @@ def _tars_not_listed(storage: ReadableStorage, manifest: Manifest) -> list[Wdspl
             "a tar beside the shards is not in the manifest",
             place=f"{storage.url}/{name}",
             expected=f"{len(listed)} shards",
-            found="a tar more, which other readers may read",
+            found="an extra tar, which other readers may read",
             remedy="remove it, or move it out of the dataset",
             url=f"{storage.url}/{name}",
         )

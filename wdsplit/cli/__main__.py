@@ -8,7 +8,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it without a traceback from the first moment on."""
+    """Run the command line. Ctrl-C never prints a traceback, not even during imports."""
     try:
         from wdsplit.cli.main import main as run  # here, because it takes a while
         from wdsplit.cli.without_pandas import do_without_pandas

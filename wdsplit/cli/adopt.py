@@ -1,4 +1,4 @@
-"""`wdsplit index`: existing tars as a dataset."""
+"""`wdsplit index`: make a dataset of existing tars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 import wdsplit
 from wdsplit.cli.conversion import option_of
-from wdsplit.cli.help import HelpCommand
+from wdsplit.cli.help import INDEXING, HelpCommand
 from wdsplit.cli.options import engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.terminal import audit_line, echo_json, rates_text, say_next, totals, totals_text
@@ -25,13 +25,14 @@ __all__ = ["index_command"]
 @click.command(
     "index",
     cls=HelpCommand,
+    groups=INDEXING,
     short_help="Make a dataset of existing WebDataset tars.",
     epilog="""Examples:
 
 \b
   wdsplit index data/train --world-size 8 --workers 4
   wdsplit index data/train --overwrite --lanes 64
-  wdsplit index data/train --samples --keep caption""",
+  wdsplit index data/train --sample-tables --keep caption""",
 )
 @click.argument("dataset")
 @option_of(IndexOptions, "world_size")
@@ -40,7 +41,7 @@ __all__ = ["index_command"]
 @option_of(IndexOptions, "window")
 @engine_options
 @option_of(IndexOptions, "overwrite")
-@option_of(IndexOptions, "samples")
+@option_of(IndexOptions, "sample_tables")
 @option_of(IndexOptions, "keep", multiple=True, metavar="COLUMN")
 @option_of(IndexOptions, "no_keep", multiple=True, metavar="COLUMN")
 @json_option
@@ -55,22 +56,21 @@ def index_command(
     address: str | None,
     log: TextIO | None,
     overwrite: bool,
-    samples: bool,
+    sample_tables: bool,
     keep: tuple[str, ...],
     no_keep: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Make a dataset of the WebDataset tars in the folder DATASET; none of them is rewritten.
+    """Make a dataset of the WebDataset tars in the folder DATASET, without rewriting them.
 
-    All *.tar below DATASET become shards. Each gets an index beside it, NAME.tar.idx, and the folder a manifest, so
-    that the loader reads them as it reads what convert has written. The tars may hold different numbers of samples;
-    duplicate keys are refused.
+    All *.tar files below DATASET become shards. Writes an index beside each (NAME.tar.idx) and a manifest, so that the
+    loader can read them. The tars may have different numbers of samples. Duplicate keys are an error.
 
-    With --samples the sample tables are made from what is in the tars, NAME.tar.parquet: a row for each sample, with
-    its size, the width and height of its image, and numbers and classes, so that views can choose samples by them.
+    With --sample-tables, also writes a table beside each tar (NAME.tar.parquet) with a row for each sample: its size,
+    the width and height of its image, numbers and classes. Views can then select samples by these columns.
     """
     layout = (world_size, workers, lanes, window)
-    options = IndexOptions(*layout, overwrite=overwrite, samples=samples, keep=keep, no_keep=no_keep)
+    options = IndexOptions(*layout, overwrite=overwrite, sample_tables=sample_tables, keep=keep, no_keep=no_keep)
     with progress_bar("indexing", log) as bar:
 
         def report(progress: IndexProgress) -> None:

@@ -1,4 +1,4 @@
-"""`wdsplit annotate`: columns of a table joined to the samples of a dataset."""
+"""`wdsplit annotate`: join columns of a table to the samples of a dataset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 import wdsplit
 from wdsplit.annotating.options import DUPLICATES, AnnotateOptions
 from wdsplit.cli.conversion import given, option_of, parse_columns, parse_mapping
-from wdsplit.cli.help import HelpCommand
+from wdsplit.cli.help import ANNOTATING, HelpCommand
 from wdsplit.cli.options import engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
@@ -40,33 +40,36 @@ _DOING = {
 @click.command(
     "annotate",
     cls=HelpCommand,
+    groups=ANNOTATING,
     short_help="Join columns of a table to the samples of DATASET.",
     epilog="""Examples:
 
 \b
   wdsplit annotate data/train scores.parquet --key id
-  wdsplit annotate data/train 'scores/*.csv' --key id --name quality --columns score,language
+  wdsplit annotate data/train 'scores/*.csv' --key id --columns score,language
   wdsplit annotate s3://bucket/train s3://bucket/scores/ --key id --engine ray
   wdsplit annotate data/train --list
   wdsplit annotate data/train --drop quality""",
 )
 @click.argument("dataset")
 @click.argument("tables", nargs=-1, metavar="[TABLE...]")
-@click.option("--key", metavar="COLUMN", help="Column with the keys of the samples.")
-@click.option("--name", help="Name of the annotation.  [default: that of the first file, without its extension]")
+@click.option("--key", metavar="COLUMN", help="Column with the sample keys.")
+@click.option(
+    "--name", metavar="NAME", help="Name of the annotation.  [default: name of the first file, without extension]"
+)
 @option_of(
     AnnotateOptions,
     "columns",
     multiple=True,
     metavar="NAME[,NAME...]",
-    help="Join these columns, besides those that --map names.  [default: all]",
+    help="Join these columns under their own names.  [default: all]",
 )
 @option_of(
     AnnotateOptions,
     "mapping",
     multiple=True,
     metavar="NAME=COLUMN",
-    help="Join a column under another name; repeatable.",
+    help="Join this column under another name. Repeatable.",
 )
 @option_of(AnnotateOptions, "hive", flag="--hive/--no-hive", default=True, show_default=True)
 @option_of(AnnotateOptions, "allow_missing")
@@ -77,7 +80,7 @@ _DOING = {
 @option_of(AnnotateOptions, "overwrite")
 @option_of(AnnotateOptions, "resume")
 @click.option("--list", "lists", is_flag=True, help="List the annotations of DATASET.")
-@click.option("--drop", metavar="NAME", help="Remove this annotation; shards stay as they are.")
+@click.option("--drop", metavar="NAME", help="Remove this annotation, but no sample.")
 @json_option
 @click.pass_context
 def annotate_command(
@@ -100,20 +103,21 @@ def annotate_command(
 ) -> None:
     """Join columns of a table to the samples of DATASET, by their keys.
 
-    TABLE is a file of any format that `wdsplit convert` reads, a folder, a glob or a brace expression. The columns can
-    then be named in conditions of `wdsplit view`. No shard is changed. Keys are those of the column that the dataset
-    was converted with, or as samples have them; row numbers where it was converted without --key. A run that was
-    interrupted is continued with --resume.
+    TABLE is a file of any format that `wdsplit convert` reads, a folder, a glob or a brace expression. Conditions of
+    `wdsplit view` can then use the columns. No shard is changed.
+
+    The keys in the table are the sample keys, or the values of the column that `wdsplit convert --key` named. If the
+    dataset was converted without --key, they are row numbers. After an interrupt, continue with --resume.
     """
     if lists or drop is not None:
         own = {"dataset", "as_json"} | ({"lists"} if lists else {"drop"})
         others = given(context, {str(parameter.name) for parameter in context.command.params} - own)
         if others:
-            raise click.UsageError(f"{', '.join(others)}: not with --{'list' if lists else 'drop'}")
+            raise click.UsageError(f"{', '.join(others)}: not allowed with --{'list' if lists else 'drop'}")
         _list(dataset, as_json) if lists else _drop(dataset, str(drop), as_json)
         return
     if not tables or key is None:
-        raise click.UsageError("give a TABLE and its --key COLUMN, or --list, or --drop NAME")
+        raise click.UsageError("expected TABLE and --key COLUMN, or --list, or --drop NAME")
     arguments["mapping"] = parse_mapping(mapping, "NAME=COLUMN, such as score=aesthetic_score")
     options = AnnotateOptions(columns=parse_columns(columns), **arguments)
     _annotate(dataset, tables, key, name, options, open_engine(engine, address, jobs), log, as_json)
@@ -129,21 +133,21 @@ def _annotate(
     log: TextIO | None,
     as_json: bool,
 ) -> None:
-    """Join a table, and say what was joined; if it is interrupted, how to continue."""
-    has_begun, started = False, time.monotonic()
+    """Join a table, and print what was joined; after an interrupt, how to continue."""
+    has_started, started = False, time.monotonic()
     try:
         with progress_bar("opening files", log) as bar:
 
             def show(progress: AnnotateProgress) -> None:
-                nonlocal has_begun
-                has_begun = True
+                nonlocal has_started
+                has_started = True
                 doing, unit = _DOING[progress.name]
                 bar.update(progress.done, progress.total or None, doing, **({unit: progress.done} if unit else {}))
 
             made = wdsplit.annotate(dataset, tables, key, name or "", options, show, engine=engine)
     except KeyboardInterrupt:
-        if has_begun:
-            stderr("what is done is kept; continue with the same command and --resume")
+        if has_started:
+            stderr("finished work is kept; continue with the same command and --resume")
         raise
     if as_json:
         echo_json({"dataset": shown_url(dataset), **_as_json(made)})
@@ -153,7 +157,7 @@ def _annotate(
 
 
 def _summary(made: Annotation) -> str:
-    """Return what people want to know of an annotation that was made."""
+    """Return a summary of a new annotation."""
     matched = made.num_samples - made.num_missing
     lines = [
         f"annotation {made.name!r}: {_columns(made)}",
@@ -173,7 +177,7 @@ def _columns(made: Annotation) -> str:
 
 
 def _example(made: Annotation) -> str:
-    """Return a condition on the first column, in quotes."""
+    """Return an example of a condition on the first column, quoted for a shell."""
     import pyarrow as pa
 
     numbers = [field for field in made.schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]

@@ -1,4 +1,4 @@
-"""`wdsplit batch`: what the ranks saw in a step of training."""
+"""`wdsplit batch`: which samples the ranks saw in a training step."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MIN_KEY, _LONG = 12, 10_000
 
 
 class _StepsType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
-    """A step, such as 1200, or steps from the first to the last, such as 1195:1200."""
+    """A step, such as 1200, or the first and last of a range, such as 1195:1200."""
 
     name = "N|FIRST:LAST"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
         first, separator, last = str(value).partition(":")
         if not (first.isdecimal() and (not separator or last.isdecimal())) or (separator and int(last) < int(first)):
-            self.fail(f"{value!r}: expected a number such as 1200, or the first and the last such as 1195:1200")
+            self.fail(f"{value!r}: expected a number such as 1200, or a range such as 1195:1200")
         return range(int(first), int(last or first) + 1)
 
 
@@ -44,35 +44,43 @@ class _StepsType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # ge
     "batch",
     cls=HelpCommand,
     groups=LOADING,
-    short_help="List the samples that a step of training has seen.",
+    short_help="List the samples that a training step has seen.",
     epilog="""Examples:
 
 \b
   wdsplit batch data/train --step 1200 --world-size 8 --batch-size 32
   wdsplit batch data/train --state checkpoint.json --last 10 -o seen/
-  wdsplit batch data/train --state checkpoint.pt:loader --step 1195:1200 --report seen.html""",
+  wdsplit batch data/train --state last.pt:loader --step 95:99 --report a.html""",
 )
 @click.argument("dataset")
-@click.option("--step", "steps", type=_StepsType(), help="Step, or first and last step, counted from 0.")
-@click.option("--epoch", type=click.IntRange(0), help="Epoch.  [default: that of --state, else 0]")
-@click.option("--world-size", type=click.IntRange(1), help="Number of ranks.  [default: by --state, else 1]")
-@click.option("--batch-size", type=click.IntRange(1), help="Samples a batch and rank.  [default: by --state]")
-@click.option("--rank", type=click.IntRange(0), help="List this rank's samples only.  [default: all ranks]")
+@click.option("--step", "steps", type=_StepsType(), help="Step, or first and last step, counted from 0 in each epoch.")
+@click.option("--epoch", type=click.IntRange(0), help="Epoch.  [default: from --state, else 0]")
+@click.option("--world-size", type=click.IntRange(1), help="Number of ranks.  [default: from --state, else 1]")
+@click.option("--batch-size", type=click.IntRange(1), help="Samples per batch on each rank.  [default: from --state]")
+@click.option("--rank", type=click.IntRange(0), help="List only this rank's samples.  [default: all ranks]")
 @click.option(
     "--state",
     metavar="FILE[:KEY]",
-    help="Take seed, shuffle, tail, lanes, window and view from the loader's state in a JSON file or a checkpoint of "
-    "torch, and count steps as the loader does that resumes from it. KEY says which state, if there are several.",
+    help="Take seed, shuffle, tail, lanes, window and view from a loader's state, in a JSON file or a torch "
+    "checkpoint. Steps are counted as by a loader that resumed from it. KEY selects one of several states.",
 )
-@click.option("--last", type=click.IntRange(1), help="The last N steps before --state.  [default: 10, without --step]")
+@click.option(
+    "--last", type=click.IntRange(1), help="List the last N steps before --state.  [default: 10, without --step]"
+)
 @shuffle_options
-@click.option("--lanes", type=click.IntRange(1), help="Lanes.  [default: the dataset's]")
-@click.option("--window", type=click.IntRange(1), help="Samples of a window.  [default: the dataset's]")
-@click.option("--limit", type=click.IntRange(1), help="Samples of the dataset, if it was opened with limit=.")
+@click.option(
+    "--lanes", type=click.IntRange(1), help="Number of lanes, if the training overrode it.  [default: the dataset's]"
+)
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    help="Samples per window, if the training overrode it.  [default: the dataset's]",
+)
+@click.option("--limit", type=click.IntRange(1), help="The limit= of the Dataset in training, if it had one.")
 @view_options
 @click.option("-o", "--output", metavar="FOLDER", help="Save the payloads as FOLDER/stepNNNNNN/KEY.FIELD.")
-@click.option("--overwrite", is_flag=True, help="With -o: replace files that exist.")
-@click.option("--report", "page", metavar="PAGE", help="Write a page that shows the samples, such as seen.html.")
+@click.option("--overwrite", is_flag=True, help="With -o: replace existing files.")
+@click.option("--report", "page", metavar="PAGE", help="Write an HTML page that shows the samples, such as seen.html.")
 @json_option
 @click.pass_context
 def batch_command(
@@ -89,24 +97,23 @@ def batch_command(
     as_json: bool,
     **arguments: Any,
 ) -> None:
-    """List the samples that a step of training has seen: keys, shards, positions, ranks, pads and classes.
+    """List the samples that a training step has seen: keys, shards, positions, ranks, pads and classes.
 
-    Steps are counted as by Loader.step: from 0 in each epoch. A run that was resumed with another global batch (world
-    size x batch size) counts from where it was resumed: give the state that it was resumed from with --state. Steps
-    that were skipped (Loader.skip) count too.
+    Steps are counted as by Loader.step: from 0 in each epoch, including skipped steps (Loader.skip). If the run was
+    resumed with another global batch size, steps count from where it resumed: pass that state as --state.
 
-    Of the samples only headers and classes are read, unless -o or --report is given.
+    Reads only headers and classes of the samples, unless -o or --report is given.
     """
     if steps is not None and last is not None:
-        raise click.UsageError("--step and --last contradict each other")
+        raise click.UsageError("--step and --last cannot be combined")
     if steps is None and state is None:
-        raise click.UsageError("give --step, or --state for the steps before it")
+        raise click.UsageError("expected --step, or --state for the steps before it")
     source = context.get_parameter_source
     asked = {name: value for name, value in arguments.items() if source(name) is ParameterSource.COMMANDLINE}
     asked |= {"steps": steps} if steps is not None else {"last": last or _DEFAULT_LAST}
     found = wdsplit.batches(dataset, state=state, **asked)
     if steps is None:
-        _tell_of_gaps(found, asked["last"])
+        _say_gaps(found, asked["last"])
     if rank is not None:
         found = [each.of_rank(rank) for each in found]
     folders = _saved(found, output, overwrite) if output is not None else []
@@ -126,16 +133,16 @@ def batch_command(
         click.echo(name)
 
 
-def _tell_of_gaps(found: list[Batch], last: int) -> None:
-    """Say that steps before the state are of the epoch before, or that there are fewer than were asked for."""
+def _say_gaps(found: list[Batch], last: int) -> None:
+    """Say if steps before the state are from the previous epoch, or if there are fewer than requested."""
     later = sum(each.epoch == found[-1].epoch for each in found) if found else 0
     if later < len(found):
         which = counted(len(found) - later, "step")
         stderr(
-            f"{which} of epoch {found[0].epoch}, then {later} of epoch {found[-1].epoch}: the state is that far into it"
+            f"{which} of epoch {found[0].epoch}, then {later} of epoch {found[-1].epoch}, in which the state was saved"
         )
     if len(found) < last:
-        stderr(f"there are only {counted(len(found), 'whole step')} before the state")
+        stderr(f"only {counted(len(found), 'whole step')} before the state")
 
 
 def _saved(found: list[Batch], output: str, overwrite: bool) -> list[Path]:
@@ -144,8 +151,8 @@ def _saved(found: list[Batch], output: str, overwrite: bool) -> list[Path]:
     folders = [Path(output) / f"{f'epoch{each.epoch}-' if several else ''}step{each.step:06d}" for each in found]
     for folder in folders:
         if folder.exists() and not overwrite:
-            remedy = "name another folder, or pass --overwrite"
-            raise OutputExistsError("the folder exists already", place=str(folder), remedy=remedy)
+            remedy = "use another folder, or pass --overwrite"
+            raise OutputExistsError("folder already exists", place=str(folder), remedy=remedy)
     for each, folder in zip(found, folders, strict=True):
         each.save(folder, overwrite)
     return folders
@@ -172,10 +179,10 @@ def _as_json(found: Batch, dataset: str) -> dict[str, Any]:
 
 
 def _head(found: Batch, dataset: str) -> str:
-    """Return what a step holds, in a few lines."""
+    """Return a summary of a step, in a few lines."""
     lines = [f"{dataset}, epoch {found.epoch}, step {found.step} of {found.num_steps}: {found.summary}"]
     if found.is_skipped:
-        lines.append("skipped: the state leaves these samples out")
+        lines.append("skipped: the loader skipped this step (Loader.skip)")
     classes = Counter(found.labels.tolist() if found.labels is not None else ()).most_common()
     if classes and len(classes) < len(found):
         shown = [f"{safe_text(str(name), 30)} {count}" for name, count in classes[:_CLASSES_SHOWN]]

@@ -1,4 +1,4 @@
-"""`wdsplit bench`: how fast the loader reads a dataset on this machine, and how much memory it takes."""
+"""`wdsplit bench`: how fast the loader reads a dataset on this machine, and how much memory it uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["bench_command"]
 
 \b
   wdsplit bench data/train --workers 4 --batch-size 256
-  wdsplit bench data/train --workers 4 --worker-kind thread --resize 224 --fields jpg,cls --seconds 30
+  wdsplit bench data/train --workers 4 --fields jpg,cls --resize 224
   wdsplit bench data/train --world-size 8 --rank 3 --step-ms 150""",
 )
 @click.argument("dataset")
@@ -43,19 +43,22 @@ __all__ = ["bench_command"]
     show_default=True,
     help="Run workers as processes or as threads.",
 )
-@click.option("--fields", metavar="NAME[,NAME...]", help="Read these fields only.  [default: all]")
+@click.option("--fields", metavar="NAME[,NAME...]", help="Read only these fields.  [default: all]")
 @click.option(
-    "--decode", multiple=True, metavar="HANDLER", help="Decode fields, images by this handler (pil, rgb8); repeatable."
+    "--decode",
+    multiple=True,
+    metavar="HANDLER",
+    help="Decode fields; images with this handler (pil, rgb8). Repeatable.",
 )
-@click.option("--resize", type=click.IntRange(1), help="Decode fields, and resize images to this height and width.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs to read.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after this many seconds.")
+@click.option("--resize", type=click.IntRange(1), help="Decode fields, and resize images to N x N pixels.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Read N epochs.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds.")
 @click.option(
     "--step-ms",
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Simulate a training step of this many milliseconds after each batch.",
+    help="Simulate a training step of N milliseconds after each batch.",
 )
 @view_options
 @json_option
@@ -71,8 +74,8 @@ def bench_command(
 ) -> None:
     """Measure how fast the loader reads DATASET on this machine.
 
-    Runs wdsplit.Loader over it as training would, and throws the batches away. With --step-ms each batch is followed by
-    a simulated training step; the time spent waiting for batches then says whether the loader keeps up.
+    Runs wdsplit.Loader as training would, and discards the batches. With --step-ms, simulates a training step after
+    each batch: the share of time spent waiting then shows whether the loader keeps up.
     """
     loader = _loader(dataset, [*decode, *([] if resize is None else [wdsplit.resized(resize)])], **arguments)
     with progress_bar("loading") as bar:
@@ -106,7 +109,7 @@ def _loader(
     batch_size: int,
     **order: Any,
 ) -> wdsplit.Loader:
-    """Make the loader that is measured; fields that are named come as tuples."""
+    """Return the loader to measure; with `fields`, samples are tuples of them."""
     names = None if fields is None else [name.strip() for name in fields.split(",")]
     dataset = wdsplit.Dataset(url, rank=rank, world_size=world_size, fields=names, **order)
     if handlers:
@@ -118,7 +121,7 @@ def _loader(
 
 def _summary(url: str, found: BenchResult) -> str:
     if not found.batches:
-        return f"{url}: no batches: there are fewer samples than a global batch has"
+        return f"{url}: no batches: fewer samples than a global batch"
     lines = [
         f"{url}: {found.batches:,} batches, {found.samples:,} samples, {human_bytes(found.num_bytes)} in "
         f"{found.seconds:.2f} s",
@@ -128,14 +131,14 @@ def _summary(url: str, found: BenchResult) -> str:
         + _readings(found.read_amplification),
         f"waited for batches {found.wait_share:.0%} of the time",
         *_waiting_lines(found),
-        f"memory at most: {human_bytes(found.peak_bytes)}"
-        + (f", and {human_bytes(found.worker_peak_bytes)} a worker" if found.worker_peak_bytes else ""),
+        f"peak memory: {human_bytes(found.peak_bytes)}"
+        + (f", and {human_bytes(found.worker_peak_bytes)} per worker" if found.worker_peak_bytes else ""),
     ]
     return "\n".join(lines)
 
 
 def _waiting_lines(found: BenchResult) -> list[str]:
-    """Return a picture of the waiting over time, in a terminal: the higher, the more of it."""
+    """Return a sparkline of the share of time spent waiting; nothing outside of a terminal."""
     if not sys.stdout.isatty():
         return []
     end = f"{found.seconds:.1f} s"
@@ -144,5 +147,5 @@ def _waiting_lines(found: BenchResult) -> list[str]:
 
 def _readings(amplification: float | None) -> str:
     if amplification is None:
-        return "stopped within an epoch, so some were not used to their end"
+        return "stopped within an epoch, so some were only partly used"
     return f"each window is read {amplification:.2f} times on average"

@@ -1,4 +1,4 @@
-"""`wdsplit cache`: what is in a cache of shards, whether it is undamaged, and how to be rid of it."""
+"""`wdsplit cache`: show, verify or clear a cache of shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["cache_command"]
 @click.command(
     "cache",
     cls=HelpCommand,
-    short_help="Show what a cache of shards holds, check it, and clear it.",
+    short_help="Show, verify or clear a cache of shards.",
     epilog="""Examples:
 
 \b
@@ -33,24 +33,24 @@ __all__ = ["cache_command"]
   wdsplit cache /local/cache --clear""",
 )
 @click.argument("folder", metavar="DIR")
-@click.option("--clear", is_flag=True, help="Remove all shards that no process has open, and what was left unfinished.")
+@click.option("--clear", is_flag=True, help="Remove all shards that no process has open, and unfinished downloads.")
 @click.option(
     "--verify",
     is_flag=True,
-    help="Compare all shards with the checksums of their datasets, and remove those that are damaged. Exit with 1 if "
-    "there were any.",
+    help="Check all shards against the checksums of their datasets, and remove damaged ones. Exits with 1 if any were "
+    "damaged.",
 )
 @json_option
 def cache_command(folder: str, clear: bool, verify: bool, as_json: bool) -> None:
-    """Show what is in the cache DIR, which is the cache_dir of some datasets on this machine; or check or clear it.
+    """Show, verify or clear the cache of shards in DIR, the cache_dir= of datasets on this machine.
 
-    Jobs may go on meanwhile. Only files of the cache are ever removed. Jobs keep what they have open, and download
-    what they need again.
+    Safe while jobs are running: they keep the shards that they have open, and download others again. Removes only
+    files of the cache.
     """
     from wdsplit.loading.reading.cache import ShardCache
 
     if clear and verify:
-        raise click.UsageError("--clear and --verify exclude each other.")
+        raise click.UsageError("--clear and --verify cannot be combined")
     cache = ShardCache(folder)
     if clear:
         _clear(cache.folder, folder, as_json)
@@ -79,11 +79,11 @@ def _show(cache: CacheFolder, folder: str, as_json: bool) -> None:
         return
     click.echo(
         f"{folder}: {usage.num_shards:,} shards, {human_bytes(usage.num_bytes)}\n"
-        f"in use {usage.num_in_use:,}, being downloaded {usage.num_downloads:,}, "
-        f"left unfinished {usage.num_leftovers:,}"
+        f"in use {usage.num_in_use:,}, downloading {usage.num_downloads:,}, "
+        f"unfinished downloads {usage.num_leftovers:,}"
     )
     if first is not None:
-        click.echo(f"used last: between {first} and {last}")
+        click.echo(f"last used: between {first} and {last}")
 
 
 def _clear(cache: CacheFolder, folder: str, as_json: bool) -> None:
@@ -113,16 +113,16 @@ def _verify(cache: ShardCache, folder: str, as_json: bool) -> None:
     else:
         for damage in damages:
             stderr(f"{bad('damaged:')} {damage.path}: {damage.cause}")
-        verdict = good("all is well")
+        verdict = good("ok")
         if damages:
-            verdict = bad(f"{len(damages):,} damaged, removed: they are downloaded again")
+            verdict = bad(f"removed {len(damages):,} damaged shards: they will be downloaded again")
         click.echo(f"{folder}: {num_checked:,} shards, {human_bytes(num_bytes)}: {verdict}")
     if damages:
         sys.exit(FAILED)
 
 
 def _moment(time_ns: int | None) -> str | None:
-    """Return a time as text, in UTC."""
+    """Return a time in UTC as text."""
     if time_ns is None:
         return None
     return datetime.fromtimestamp(time_ns // 10**9, timezone.utc).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""`wdsplit verify` (is the dataset whole) and `wdsplit audit` (do the promises hold for a topology)."""
+"""`wdsplit verify` (is the dataset undamaged?) and `wdsplit audit` (are the loading promises kept?)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from wdsplit.cli.terminal import (
     wrapped,
 )
 from wdsplit.shards.emit import CHECKSUMS
+from wdsplit.texts import counted
 from wdsplit.urls import shown_url
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = ["audit_command", "verify_command"]
 @click.command(
     "verify",
     cls=HelpCommand,
+    groups=LOADING,
     epilog="""Examples:
 
 \b
@@ -54,8 +56,7 @@ __all__ = ["audit_command", "verify_command"]
     "--emit",
     type=click.Choice([CHECKSUMS]),
     multiple=True,
-    help="Write a file beside each shard that is right: with checksums, NAME.tar.sums with the checksums of its "
-    "samples, for Dataset(verify=True).",
+    help="Write NAME.tar.sums beside each valid shard: checksums of its samples, for Dataset(verify=True).",
 )
 @view_options
 @engine_options
@@ -71,10 +72,10 @@ def verify_command(
     log: TextIO | None,
     as_json: bool,
 ) -> None:
-    """Check that every byte of DATASET is what its manifest says.
+    """Check every byte of DATASET against its manifest.
 
     Checks sizes, checksums, indexes, tar structure, end markers, fields and pads, and finds duplicate keys. With
-    --view or --where, checks only the shards that have such samples, each of them whole.
+    --view or --where, checks all of each shard that contains a selected sample, and no other shards.
     """
     with progress_bar("verifying", log) as bar:
 
@@ -92,7 +93,7 @@ def verify_command(
     else:
         for problem in report.problems:
             stderr(error_text("problem", str(problem)))
-        verdict = bad(f"{len(report.problems):,} problems in") if report.problems else good("all is well:")
+        verdict = bad(f"{counted(len(report.problems), 'problem')} in") if report.problems else good("ok:")
         part = f"{report.num_shards:,} shards of the view, of " if view is not None or where is not None else ""
         click.echo(f"{shown_url(dataset)}: {verdict} {part}{totals_text(manifest)}")
         if not report.problems:
@@ -108,30 +109,34 @@ def verify_command(
     epilog="""Examples:
 
 \b
-  wdsplit audit data/train --world-size 8 --workers 4 --batch-size 256 --epochs 3
+  wdsplit audit data/train --world-size 8 --workers 4 --batch-size 256
   wdsplit audit data/train --world-size 2 --workers 2 --batch-size 64 --read""",
 )
 @click.argument("dataset")
 @order_options
 @batch_size_option(1)
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs, counted from 0.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Check the first N epochs.")
 @click.option(
     "--class-field",
     metavar="NAME",
-    help="Field whose classes are compared in the batches of a rank.  [default: cls, or those that end in .cls]",
+    help="Field with the classes, to measure how they are mixed.  [default: cls, or fields that end in .cls]",
 )
-@click.option("--read", is_flag=True, help="Run the real loaders too, and compare what they read.")
+@click.option("--read", is_flag=True, help="Also run real loaders, and check what they read.")
 @view_options
 @json_option
 def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -> None:
-    """Prove the loading promises for DATASET and a topology.
+    r"""Check the loading promises for DATASET and a topology.
 
-    Same batches on any topology, equal steps, each sample exactly once, resume anywhere: checked over all positions
-    of each epoch. Also says how well batches are mixed, in two lines. Mixing of epochs: how often two samples of one
-    batch share a batch again in the next epoch. Mixing of classes: chi-squared of a rank's batches over the classes,
-    which is classes - 1 if batches are drawn at random, and far more if the dataset is sorted by class.
+    Checks all positions of each epoch: same batches on any topology, equal steps, each sample exactly once, resume
+    anywhere. Also measures how well batches are mixed:
 
-    Nothing is read but the manifest and labels (all, or a sample of a large dataset), unless --read is given.
+    \b
+    - mixing of epochs: how often two samples of a batch share a batch again
+      in the next epoch
+    - mixing of classes: chi-squared of a rank's batches over the classes;
+      classes - 1 if drawn at random, far more if sorted by class
+
+    Reads only the manifest and labels (of a large dataset, a sample of them), unless --read is given.
     """
     options = wdsplit.AuditOptions(num_workers=workers, **arguments)
     report = wdsplit.audit(dataset, options, progress=None if as_json else _echo)
@@ -144,9 +149,9 @@ def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -
 
 
 def _echo(finding: Finding) -> None:
-    mark = good("held  ") if finding.held else bad("BROKEN")
+    mark = good("ok    ") if finding.held else bad("FAILED")
     if finding.figure is not None:
         mark = (bad if finding.remedy else good)(f"{finding.figure:<6.2f}")
     before = f"epoch {finding.epoch}  {finding.promise:<20} "
-    taken = len(before) + len("BROKEN  ")
+    taken = len(before) + len("FAILED  ")
     click.echo(f"{before}{mark}  {wrapped(finding.evidence, taken, taken)}")

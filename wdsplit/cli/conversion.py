@@ -1,4 +1,4 @@
-"""What the commands of a conversion share: their options, and what they say of a dataset."""
+"""Options and messages that the commands of a conversion share."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _SHOWN_FIELDS = 20
 _DOING = {"read": "reading", "scatter": "shuffling", "merge": "merging", "write": "writing"}
 
 _FLAGS = {"mapping": "--map", "splits": "--split"}
-"""Options whose flag is not their name."""
+"""Options whose flag differs from their name."""
 
 
 def option_of(options: type, name: str, **changes: Any) -> Decorator:
-    """Return the option of the command line for a field of a class of options, whose default and checks it takes.
+    """Return the command-line option for a field of an options class, with its default, checks and help.
 
     Args:
         options: The class.
         name: The field.
-        changes: What the command line has otherwise: as for `click.option`, or `flag`, the option's name there.
+        changes: Settings of `click.option` that replace these; `flag` is the option's name on the command line.
     """
     (one,) = (each for each in dataclasses.fields(options) if each.name == name)
     settings: dict[str, Any] = {"help": _help_text(options, name)}
@@ -68,7 +68,7 @@ def _flag(name: str) -> str:
 
 
 def _help_text(options: type, name: str) -> str:
-    """Return what the class says of the option, as the command line shows it: other options by their flags."""
+    """Return the option's description from the class's docstring, with flags for the names of other options."""
     text = re.sub(r"`(\w+)`", lambda match: _flag(match[1]), attribute_texts(options)[name])
     text, separator, default = text.partition(" Default: ")
     return f"{text}  [default: {default.removesuffix('.')}]" if separator else text
@@ -83,19 +83,21 @@ _SYNTAX: dict[str, dict[str, Any]] = {
     "mapping": {
         "multiple": True,
         "metavar": "EXT=COLUMN",
-        "help": "Write a column as this field, and only the columns named so; repeatable.  [default: infer all]",
+        "help": "Write COLUMN as the field EXT; columns that neither this nor --columns names are left out. "
+        "Repeatable.  [default: infer all]",
     },
     "columns": {
         "multiple": True,
         "metavar": "NAME[,NAME...]",
-        "help": "Write these columns, besides those that --map names.",
+        "help": "Write these columns under inferred field names.",
     },
     "key": {"metavar": "COLUMN"},
     "where": {"multiple": True, "metavar": "CONDITION"},
     "splits": {
         "multiple": True,
         "metavar": "NAME=FRACTION,...",
-        "help": "Draw rows into datasets OUTPUT/NAME by a hash of the key, or of --group-by: train=0.9,val=0.1.",
+        "help": "Split the rows into datasets OUTPUT/NAME, such as train=0.9,val=0.1, by a hash of the key or of "
+        "--group-by.",
     },
     "group_by": {"metavar": "COLUMN"},
     "keep": {"multiple": True, "metavar": "COLUMN", "help": _repeatable("keep")},
@@ -103,7 +105,7 @@ _SYNTAX: dict[str, dict[str, Any]] = {
     "hive": {"flag": "--hive/--no-hive", "default": True, "show_default": True},
     "shuffle": {"flag": "--shuffle/--no-shuffle", "default": None},
 }
-"""What the command line writes in another way than Python."""
+"""Settings of options whose command-line form differs from Python's."""
 
 _PLAN = {one.name: PlanOptions for one in dataclasses.fields(PlanOptions)}
 _DECIDING = (
@@ -114,11 +116,11 @@ _DECIDING = (
 plan_options = with_options(
     [option_of(_PLAN.get(name, ConvertOptions), name, **_SYNTAX.get(name, {})) for name in _DECIDING.split()]
 )
-"""Adds what decides the dataset."""
+"""Adds the options that determine the dataset."""
 
 
 def _parse_emit(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Parse what --emit names, separated by commas."""
+    """Parse the comma-separated names of --emit."""
     try:
         return check_emit(tuple(value.split(","))) if value is not None else ()
     except InputError as error:
@@ -132,7 +134,7 @@ run_options = with_options(
         option_of(ConvertOptions, "overwrite"),
     ]
 )
-"""Adds what a run needs besides its plan: memory, emit, overwrite."""
+"""Adds the options of a run that are not part of its plan: memory, emit, overwrite."""
 
 
 def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions:
@@ -143,7 +145,7 @@ def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions
     _refuse_empty("--where", where)
     for name, values, how in (("--where", where, "and"), ("--split", split, "a comma")):
         if len(values) > 1:
-            raise click.BadParameter(f"is given twice: give it once, joined by {how}", param_hint=repr(name))
+            raise click.BadParameter(f"given twice: give it once, joined by {how}", param_hint=repr(name))
     return ConvertOptions(
         plan=PlanOptions(**arguments),
         mapping=mapping,
@@ -156,31 +158,31 @@ def conversion_options(arguments: dict[str, Any], **more: Any) -> ConvertOptions
 
 
 def parse_mapping(entries: Collection[str], form: str) -> dict[str, str]:
-    """Parse what --map names, given the form that is expected, with an example."""
+    """Parse the entries of --map; `form` is the expected form, with an example."""
     mapping: dict[str, str] = {}
     for entry in entries:
         name, separator, column = entry.partition("=")
         if not (name and separator and column) or name in mapping:
-            problem = "is given twice" if name in mapping else f"is not of the form {form}"
-            raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--map'")
+            problem = f"{name!r} is given twice" if name in mapping else f"expected {form}"
+            raise click.BadParameter(f"{entry!r}: {problem}", param_hint="'--map'")
         mapping[name] = column
     return mapping
 
 
 def parse_columns(values: Collection[str]) -> tuple[str, ...]:
-    """Parse what --columns names, separated by commas."""
+    """Parse the comma-separated names of --columns."""
     _refuse_empty("--columns", values)
     return tuple(name.strip() for value in values for name in value.split(","))
 
 
 def _refuse_empty(option: str, values: Collection[str]) -> None:
-    """Refuse an option that is given with an empty text."""
+    """Refuse an option with an empty value."""
     if not all(value.strip(" ,") for value in values):
-        raise click.BadParameter("is empty: leave it out to take all", param_hint=repr(option))
+        raise click.BadParameter("empty value: omit the option to use everything", param_hint=repr(option))
 
 
 def _splits(text: str) -> dict[str, float]:
-    """Parse what --split names."""
+    """Parse the value of --split."""
     splits: dict[str, float] = {}
     for entry in text.split(","):
         name, _, fraction = entry.strip().partition("=")
@@ -189,14 +191,14 @@ def _splits(text: str) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not name or name in splits or not math.isfinite(value):
-            problem = "is given twice" if name in splits else "is not of the form NAME=FRACTION, such as train=0.9"
-            raise click.BadParameter(f"{entry!r} {problem}", param_hint="'--split'")
+            problem = f"{name!r} is given twice" if name in splits else "expected NAME=FRACTION, such as train=0.9"
+            raise click.BadParameter(f"{entry!r}: {problem}", param_hint="'--split'")
         splits[name] = value
     return splits
 
 
 def given(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return those of some parameters that are given on the command line, as they are written there."""
+    """Return the flags of those of the parameters that the command line sets."""
     source = context.get_parameter_source
     return [
         parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.make_metavar(context)
@@ -206,12 +208,12 @@ def given(context: click.Context, names: Collection[str]) -> list[str]:
 
 
 def show_progress(bar: Bar, progress: Progress, name: str = "") -> None:
-    """Show how far a conversion has got.
+    """Show the progress of a conversion.
 
     Args:
-        bar: Where to show it.
-        progress: How far.
-        name: The split or the share; empty if there are none.
+        bar: The progress bar.
+        progress: The progress.
+        name: The split or the share, or empty.
     """
     amounts = {"samples": progress.samples, "bytes": progress.num_bytes}
     if progress.name != "write":
@@ -220,7 +222,7 @@ def show_progress(bar: Bar, progress: Progress, name: str = "") -> None:
 
 
 def dataset_text(manifest: Manifest, place: str) -> str:
-    """Say what is in a dataset that was converted."""
+    """Return a summary of a converted dataset."""
     provenance = manifest.provenance
     names = [f"{field.name} (from {field.column})" for field in manifest.fields]
     more = f", and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""

@@ -46,10 +46,10 @@ __all__ = ["convert_command"]
 
 \b
   wdsplit convert raw/ data/train --world-size 8 --workers 4
-  wdsplit convert 'raw/train-*.parquet' data/train --map jpg=image --map cls=label
+  wdsplit convert 'raw/*.parquet' data/train --map jpg=image --map cls=label
   wdsplit convert raw/ data/train --world-size 8 --workers 4 --resume
   wdsplit convert raw/ s3://bucket/train --world-size 8 --workers 4
-  wdsplit convert s3://bucket/raw/ s3://bucket/train --engine ray --address ray://head:10001
+  wdsplit convert s3://bucket/raw/ s3://bucket/train --engine ray
   wdsplit convert --plan /shared/train.plan --share 3/16""",
 )
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
@@ -58,13 +58,13 @@ __all__ = ["convert_command"]
 @engine_options
 @run_options
 @option_of(ConvertOptions, "resume")
-@click.option("--plan", "plan_path", metavar="PLAN", help="Write a share of what `wdsplit plan -o` started.")
+@click.option("--plan", "plan_path", metavar="PLAN", help="Write a share of this plan, from `wdsplit plan -o`.")
 @click.option("--share", metavar="I/N", help="With --plan: which share, 0/N to N-1/N.")
 @click.option(
     "--pass",
     "only",
     type=click.Choice(PASSES),
-    help="With --plan: the pass. shuffled and grouped rows take several, one after another: `wdsplit plan` says which.",
+    help="With --plan: run only this pass. Shuffled or grouped rows need several passes, which `wdsplit plan` lists.",
 )
 @click.pass_context
 def convert_command(
@@ -85,15 +85,15 @@ def convert_command(
     only: Pass | None,
     **arguments: Any,
 ) -> None:
-    """Rewrite tables into a dataset of balanced WebDataset shards.
+    """Convert tables into a dataset of balanced WebDataset shards.
 
-    INPUT is a file, a folder of tables or of images, a glob or a brace expression; OUTPUT is a folder, or
-    s3://bucket/folder. The number of shards is a multiple of world size x workers, and all shards are equal, so that
-    ranks are. The bytes of the shards do not depend on --jobs and --engine. A run that was interrupted is continued
-    with --resume.
+    INPUT is a file, a folder of tables or images, a glob or a brace expression. OUTPUT is a folder or
+    s3://bucket/folder. All shards are equal, and their number is a multiple of world size x workers, so that every
+    rank gets the same number of samples. The bytes of the shards do not depend on --jobs and --engine. After an
+    interrupt, continue with --resume.
 
-    With --plan PLAN --share I/N, and nothing but --jobs, --log and --pass besides, a share of a conversion is written
-    that `wdsplit plan -o PLAN` started; one that died is run again. `wdsplit commit PLAN` ends the conversion.
+    With --plan PLAN --share I/N, write one share of a conversion that `wdsplit plan -o PLAN` started. Only --jobs,
+    --log and --pass can be added. A share that failed can run again. `wdsplit commit PLAN` finishes the dataset.
     """
     if plan_path is not None or share is not None or only is not None:
         _refuse_more(context, plan_path, share)
@@ -109,7 +109,7 @@ def convert_command(
 def _convert(
     inputs: tuple[str, ...], output: str, options: ConvertOptions, make_engine: Callable[[], Engine], log: TextIO | None
 ) -> None:
-    """Convert, and say what was written; if it is interrupted, how to continue."""
+    """Convert, and print what was written; after an interrupt, how to continue."""
     last: dict[str, Progress] = {}
     try:
         with progress_bar("planning", log) as bar:
@@ -124,14 +124,14 @@ def _convert(
             else:
                 manifests = {"": convert(inputs, output, options, report, engine=make_engine())}
     except KeyboardInterrupt:
-        if last:  # else it came while the library was imported, or the inputs were read
+        if last:  # otherwise nothing has been written yet
             _say_how_to_resume(output, last)
         raise
     elapsed_s = time.monotonic() - started
     for name, manifest in manifests.items():
         click.echo(wrapped(dataset_text(manifest, _folder(output, name))))
         if last[name].skipped:
-            click.echo(f"resumed: {last[name].skipped:,} shards were there already")
+            click.echo(f"resumed: {last[name].skipped:,} shards existed already")
     num_samples = sum(manifest.num_samples for manifest in manifests.values())
     num_bytes = sum(manifest.num_bytes for manifest in manifests.values())
     is_resumed = any(progress.skipped for progress in last.values())
@@ -143,7 +143,7 @@ def _convert(
 
 
 def _say_next(dataset: str, plan: PlanOptions) -> None:
-    """Say how to check a dataset, and how to read it."""
+    """Print the commands that check and read a dataset."""
     from wdsplit.storage.opening import is_remote
 
     uploaded = [f"wdsplit verify {shlex.quote(dataset)}"] if is_remote(dataset) else []
@@ -151,7 +151,7 @@ def _say_next(dataset: str, plan: PlanOptions) -> None:
 
 
 def _say_stale(dataset: str, fingerprint: str) -> None:
-    """Say which views and annotations were made for other shards than those of the fingerprint."""
+    """Print which views and annotations were made for other shards than those of the fingerprint."""
     from wdsplit.shards.annotations import scan_annotations
     from wdsplit.shards.stored import intact
     from wdsplit.shards.views import scan_views
@@ -165,9 +165,9 @@ def _say_stale(dataset: str, fingerprint: str) -> None:
     }
     texts = [f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}" for kind, names in stale.items() if names]
     if texts:
-        verb = "belong" if sum(map(len, stale.values())) > 1 else "belongs"
-        again = "them" if verb == "belong" else "it"
-        text = f"{verb} to the shards before; make {again} again, or drop {again}"
+        several = sum(map(len, stale.values())) > 1
+        verb, again = ("belong", "them") if several else ("belongs", "it")
+        text = f"{verb} to the replaced shards; make {again} again, or drop {again}"
         stderr(f"note: {' and '.join(texts)} {text}")
 
 
@@ -176,7 +176,12 @@ def _folder(output: str, split: str) -> str:
 
 
 def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
-    """Say that an interrupted conversion can be continued, given the last progress of each split; unless it cannot."""
+    """If an interrupted conversion can be resumed, print how.
+
+    Args:
+        output: The output of the conversion.
+        last: The last progress of each split.
+    """
     from wdsplit.conversion.run import Run
     from wdsplit.storage.opening import open_storage
 
@@ -184,18 +189,18 @@ def _say_how_to_resume(output: str, last: Mapping[str, Progress]) -> None:
         runs = [Run(open_storage(_folder(output, name)).with_short_deadline()) for name in last]
         if not any(run.is_unfinished for run in runs):
             return
-    except WdsplitError:  # a store that does not answer: the run may be there
+    except WdsplitError:  # the store does not answer, so the run may exist
         pass
     shards = sum(progress.done for progress in last.values() if progress.name == "write")
-    kept = f"at least {counted(shards, 'shard')} published" if shards else "what is published is kept"
+    kept = f"at least {counted(shards, 'shard')} published" if shards else "published shards are kept"
     stderr(f"{kept}; continue with the same command and --resume")
 
 
 def _refuse_more(context: click.Context, plan_path: str | None, share: str | None) -> None:
-    """Refuse whatever would be ignored beside a share of a plan: the plan has decided it."""
+    """Refuse options that the plan already determines."""
     if plan_path is None or share is None:
-        raise click.UsageError("--plan and --share go together (and --pass with them): --plan PLAN --share I/N")
+        raise click.UsageError("--plan, --share and --pass belong together: give --plan PLAN --share I/N")
     known = {"plan_path", "share", "only", "jobs", "log"}
     others = given(context, {str(parameter.name) for parameter in context.command.params} - known)
     if others:
-        raise click.UsageError(f"{', '.join(others)}: not with --plan, which has decided it")
+        raise click.UsageError(f"{', '.join(others)}: not allowed with --plan, which determines the dataset")

@@ -1,6 +1,6 @@
-"""Pictures made of characters: bars, lines of blocks, and who reads which shard.
+"""Drawings made of characters: bars, sparklines, and which rank and worker reads which shard.
 
-Blocks are drawn where the output can show them, else plain characters. Colours only repeat what the picture says.
+They use block characters if the output can encode them, else plain ones, and are readable without colours.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _MAX_ROWS = 32
 _MAX_CELL, _MAX_WIDTH = 8, 400
 _LEFT, _RIGHT = 14, 12
-"""Columns for the numbers of rank and worker, and for the samples."""
+"""Widths of the columns for rank and worker, and for the samples."""
 
 draw_option = click.option("--draw", is_flag=True, help="Draw which rank and worker reads which shard.")
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal; 80 where there is none."""
+    """Return the width of the terminal; 80 without one."""
     return shutil.get_terminal_size().columns
 
 
 def _glyphs(blocks: str, plain: str) -> str:
-    """Return the characters that the output can show."""
+    """Return `blocks` if the output can show them, else `plain`."""
     try:
         blocks.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -54,12 +54,12 @@ def _glyph(glyphs: str, share: float) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """Return a bar of a share from 0 to 1 of the width; only for 0 there is none."""
+    """Return a bar that fills a share (0 to 1) of the width; empty only for 0."""
     return _glyphs(_SHADES, _PLAIN_SHADES)[-1] * (max(1, round(share * width)) if share > 0 else 0)
 
 
 def sparkline(shares: Sequence[float], width: int) -> str:
-    """Return a character for each share from 0 to 1; where they are more than the width, for means of neighbours."""
+    """Return a character for each share (0 to 1); shares are averaged to fit the width."""
     each = max(1, -(-len(shares) // max(1, width)))
     parts = [shares[begin : begin + each] for begin in range(0, len(shares), each)]
     glyphs = _glyphs(_HEIGHTS, _PLAIN_HEIGHTS)
@@ -67,16 +67,16 @@ def sparkline(shares: Sequence[float], width: int) -> str:
 
 
 def draw_readers(found: Assignment, width: int) -> str:
-    """Return a picture of the shards, and of the ranks and workers that read them: a row each, or each rank if many.
+    """Draw which rank and worker reads which shard: a row for each worker, or for each rank if there are many.
 
     Args:
-        found: Who reads what.
-        width: Columns of the terminal.
+        found: The shards of each rank and worker.
+        width: Width of the terminal.
     """
     counts, room = found.shard_samples, max(1, min(width, _MAX_WIDTH) - _LEFT - _RIGHT)
     strip = _Strip(len(counts), max(1, -(-len(counts) // room)), max(1, min(_MAX_CELL, room // max(1, len(counts)))))
     most = max(counts, default=0)
-    tenths = [ceil(10 * count / max(1, most)) / 10 for count in counts]  # a sample more or less is not shown
+    tenths = [ceil(10 * count / max(1, most)) / 10 for count in counts]  # hides differences of a few samples
     sizes = sparkline(tenths, room)
     header = (f"shards 0 to {len(counts) - 1:,}" if counts else "no shards").ljust(len(sizes) * strip.cell)
     lines = [
@@ -91,21 +91,21 @@ def draw_readers(found: Assignment, width: int) -> str:
     left = rows[len(shown) :]
     if left:
         of_each = f"samples: {_range([row[2] for row in left])}, shards: {_range([len(row[3]) for row in left])}"
-        lines.append(f" ...  {len(left):,} more ranks, of each {of_each}")
+        lines.append(f" ...  {len(left):,} more ranks, each with {of_each}")
     if strip.each > 1:
         shades = _glyphs(_SHADES, _PLAIN_SHADES)
-        lines.append(f"a column is {strip.each:,} shards: {shades[1]} few of them are read, {shades[-1]} all")
+        lines.append(f"each column is {strip.each:,} shards: {shades[1]} few of them read, {shades[-1]} all")
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class _Strip:
-    """Shards in columns side by side: one in each, or neighbours in one.
+    """A row of the drawing: columns of one shard or of several neighbours.
 
     Attributes:
-        num_shards: Shards.
-        each: Shards of a column; the last may have fewer.
-        cell: Characters of a column.
+        num_shards: Number of shards.
+        each: Shards per column; the last may have fewer.
+        cell: Characters per column.
     """
 
     num_shards: int
@@ -114,7 +114,7 @@ class _Strip:
 
     @cached_property
     def _totals(self) -> list[int]:
-        """The shards of each column."""
+        """The number of shards of each column."""
         return self._count(range(self.num_shards))
 
     def _count(self, shards: Iterable[int]) -> list[int]:
@@ -124,14 +124,14 @@ class _Strip:
         return counts
 
     def draw(self, shards: Iterable[int]) -> str:
-        """Return a shade for each column: how many of its shards are among these."""
+        """Return a shade for each column, by the share of its shards that are in `shards`."""
         glyphs = _glyphs(_SHADES, _PLAIN_SHADES)
         parts = zip(self._count(shards), self._totals, strict=True)
         return "".join(_glyph(glyphs, part / total) * self.cell for part, total in parts)
 
 
 def _rows(readers: Sequence[ReaderShare]) -> list[tuple[int, str, int, set[int]]]:
-    """Return rank, worker, samples and shards of each row."""
+    """Return rank, worker, number of samples and shards of each row."""
     if len(readers) <= _MAX_ROWS:
         return [(one.rank, str(one.worker), one.samples, set(one.shards)) for one in readers]
     rows = []

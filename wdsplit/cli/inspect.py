@@ -37,7 +37,8 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
 @click.command(
     "inspect",
     cls=HelpCommand,
-    short_help="Say what is in DATASET, and show samples of it.",
+    groups=LOADING,
+    short_help="Summarize DATASET, and show samples.",
     epilog="""Examples:
 
 \b
@@ -50,19 +51,19 @@ _NUMBER = re.compile("-?(0|[1-9][0-9]*)")
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="First samples to show; with 0 no shard is read, and no class is counted.",
+    help="Show the first N samples; with 0, read no shard and count no classes.",
 )
-@click.option("--sample", metavar="KEY|N", help="Show one sample only: its key, or its number as of --index.")
-@click.option("--key", help="Show the sample with this key only.")
-@click.option("--index", type=int, help="Show the sample with this number only, counted from 0, or from the end: -1.")
+@click.option("--sample", metavar="KEY|N", help="Show only this sample, by its key or its number (as for --index).")
+@click.option("--key", metavar="KEY", help="Show only the sample with this key.")
+@click.option("--index", type=int, metavar="N", help="Show only sample N, counted from 0, or from the end: -1.")
 @click.option(
     "-o",
     "--output",
     metavar="FOLDER|FILE",
-    help="With one sample: write the sample's fields into this folder, as KEY.FIELD; or one field into a file "
-    "of its name, such as cat.jpg.",
+    help="With one sample: save its fields in this folder as KEY.FIELD, or save only the field that the name of a file "
+    "ends with, such as cat.jpg.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show columns, encodings, lanes, the fingerprint, the origin too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show columns, encodings, lanes, fingerprint and origin.")
 @view_options
 @json_option
 def inspect_command(
@@ -77,22 +78,22 @@ def inspect_command(
     where: str | None,
     as_json: bool,
 ) -> None:
-    """Say what is in DATASET: samples, classes, sizes, fields, the first samples; or show or save one sample.
+    """Summarize DATASET: samples, classes, sizes, fields, first samples. Or show or save one sample.
 
-    A local dataset of up to 65,536 samples and 512 MiB is counted whole; of a larger one 1,024 samples are read, of a
-    remote one 256.
+    Counts are exact for local datasets of up to 65,536 samples and 512 MiB. Otherwise they are estimated from 1,024
+    samples, or 256 of a remote dataset.
     """
     number_or_key = int(sample) if sample is not None and _NUMBER.fullmatch(sample) else sample
     named = [each for each in (number_or_key, key, index) if each is not None]
     if named:
         if len(named) > 1:
-            raise click.UsageError("--sample, --key and --index contradict each other")
+            raise click.UsageError("--sample, --key and --index cannot be combined")
         if view is not None or where is not None:
-            raise click.UsageError("one sample is found among all: leave out --view and --where")
+            raise click.UsageError("--view and --where cannot be combined with --sample, --key or --index")
         _one_sample(dataset, named[0], output, as_json)
         return
     if output is not None:
-        raise click.UsageError("--output writes one sample: give its --sample, --key or --index")
+        raise click.UsageError("--output needs --sample, --key or --index")
     found = wdsplit.inspect(dataset, samples, view=view, where=where)
     if as_json:
         echo_json(_as_json(dataset, found))
@@ -106,7 +107,7 @@ def inspect_command(
 
 
 def _summary(dataset: str, found: Inspection) -> str:
-    """Return what people ask first."""
+    """Return a summary of the dataset."""
     shards = counted(found.num_shards, "shard")
     size = f"{counted(found.num_samples, 'sample')} in {shards}, {human_bytes(found.num_bytes)}"
     if found.view:
@@ -119,22 +120,22 @@ def _summary(dataset: str, found: Inspection) -> str:
         is_known = contents.is_exact or field.names
         num_classes = f"{len(one.classes):,} {'' if is_known else 'or more '}classes"
         if one.classes:
-            drawn = "" if contents.is_exact else f", in {contents.num_read:,} samples that were drawn"
+            drawn = "" if contents.is_exact else f", in a sample of {contents.num_read:,}"
             lines += [f"{num_classes} in {one.name}{drawn}:", *_class_lines(one.classes), ""]
         other = _printable(field.type) if one.images is None else _images_text(one.images)
-        holds = num_classes if one.classes else other
-        rows.append((one.name, percent(one.num_present, contents.num_read), _sizes_text(one), holds))
-    lines.append(table(("field", "present", "median bytes (range)", "holds"), rows))
+        content = num_classes if one.classes else other
+        rows.append((one.name, percent(one.num_present, contents.num_read), _sizes_text(one), content))
+    lines.append(table(("field", "present", "median bytes (range)", "content"), rows))
     how_many = counted(contents.num_read, "sample")
-    lines.append(f"exact: all {how_many}" if contents.is_exact else f"sampled: {how_many}, drawn evenly")
+    lines.append(f"exact: all {how_many}" if contents.is_exact else f"estimated from {how_many}, evenly spaced")
     images = [field.images.num_read for field in contents.fields if field.images]
     if images and max(images) < contents.num_read:
-        lines[-1] += f"; sizes of images: {max(images):,} of them"
+        lines[-1] += f"; image sizes from {max(images):,} of them"
     return "\n".join([*lines, *_choices(found)])
 
 
 def _choices(found: Inspection) -> list[str]:
-    """Return a line for the sample tables, and for each stored view and annotation."""
+    """Return a line for the sample tables, for each view and for each annotation."""
     old = {True: "", False: STALE}
     tables = [f"sample tables: {_columns_text(found.samples)}"] if found.samples is not None else []
     return [
@@ -157,7 +158,7 @@ def _columns_text(schema: pa.Schema) -> str:
 
 
 def _class_lines(counts: Mapping[str, int]) -> list[str]:
-    """Return a line with a bar for each class, or for the largest of many."""
+    """Return a line with a bar for each class; if there are many, only for the largest."""
     classes = list(counts.items())
     if len(classes) > _MANY_CLASSES:
         classes.sort(key=lambda each: -each[1])
@@ -170,7 +171,7 @@ def _class_lines(counts: Mapping[str, int]) -> list[str]:
     ]
     left = [count for _, count in classes[len(shown) :]]
     if left:
-        lines.append(f"  ... and {len(left):,} more, of {_between(min(left), max(left))} samples")
+        lines.append(f"  ... and {len(left):,} more, with {_between(min(left), max(left))} samples each")
     return lines
 
 
@@ -195,13 +196,13 @@ def _between(low: int, high: int) -> str:
 
 
 def _printable(name: str) -> str:
-    """Return a name that fits into a line, and has no effect on a terminal."""
+    """Return a name that fits on a line and is safe to print to a terminal."""
     text = name if name.isprintable() else ascii(name)
     return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
 
 
 def _technical(found: Inspection) -> str:
-    """Return what the loader and those who look for a cause need."""
+    """Return the details for --verbose."""
     rows = [(field.name, field.column, field.type, field.encoding) for field in found.fields]
     origin = {name: value for name, value in found.provenance.items() if name != "inputs"}
     inputs = found.provenance.get("inputs") or []
@@ -209,7 +210,7 @@ def _technical(found: Inspection) -> str:
     lines = [
         *(f"{len(each.names):,} classes in {each.name}: {listed(each.names)}" for each in found.fields if each.names),
         "",
-        f"made of {len(inputs):,} inputs: {listed([str(one.get('path', one)) for one in inputs])}",
+        f"made from {len(inputs):,} inputs: {listed([str(one.get('path', one)) for one in inputs])}",
         *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in origin.items()),
     ]
     fields = table(("field", "column", "type", "encoding"), rows)
@@ -217,7 +218,7 @@ def _technical(found: Inspection) -> str:
 
 
 def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_json: bool) -> None:
-    """Show one sample, or write its fields as files."""
+    """Show one sample, or save its fields as files."""
     from wdsplit.checks.inspect import save_sample
 
     sample = _sample(dataset, key_or_index)
@@ -231,7 +232,7 @@ def _one_sample(dataset: str, key_or_index: str | int, output: str | None, as_js
 
 
 def _sample(dataset: str, key_or_index: str | int) -> dict[str, Any]:
-    """Return the sample of a dataset with this key or number."""
+    """Return the sample with this key or number."""
     from wdsplit.loading.reading.lookup import find_sample
     from wdsplit.shards.files import read_manifest
     from wdsplit.storage.opening import open_readable_storage
@@ -278,7 +279,7 @@ def _previews(sample: dict[str, Any]) -> dict[str, str]:
 
 
 def _preview(value: Any) -> str:
-    """Return a value for people: short text as it is, other bytes by their number."""
+    """Return a preview of a value: short text, or the number of bytes."""
     if not isinstance(value, bytes):
         return str(value)
     try:
@@ -294,21 +295,21 @@ def _preview(value: Any) -> str:
     "assign",
     cls=HelpCommand,
     groups=LOADING,
-    short_help="Say which shards of DATASET each rank and worker reads.",
+    short_help="Show which shards of DATASET each rank and worker reads.",
     epilog="Example: wdsplit assign data/train --world-size 8 --workers 4 --epoch 3",
 )
 @click.argument("dataset")
 @order_options
 @batch_size_option(1)
-@click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch.")
-@click.option("--lanes", type=click.IntRange(1), help="Lanes.  [default: the dataset's]")
+@click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch, counted from 0.")
+@click.option("--lanes", type=click.IntRange(1), help="Override the number of lanes.  [default: the dataset's]")
 @view_options
 @draw_option
 @json_option
 def assign_command(dataset: str, world_size: int, workers: int, draw: bool, as_json: bool, **arguments: Any) -> None:
-    """Say which shards of DATASET each rank and worker reads, in the order of its visits."""
+    """Show which shards of DATASET each rank and worker reads, in reading order."""
     if draw and as_json:
-        raise click.UsageError("--draw and --json contradict each other")
+        raise click.UsageError("--draw and --json cannot be combined")
     found = wdsplit.assign(dataset, world_size, workers, **arguments)
     if as_json:
         echo_json(dataclasses.asdict(found))
@@ -327,9 +328,9 @@ def _readers_lines(found: Assignment) -> list[str]:
         f"{found.lanes} lanes, {found.pads:,} pads; each window is read {found.read_amplification:.2f} times on average"
     ]
     if found.recut:
-        lines.append("shards differ, so lanes were cut at equal counts: some lanes share a shard")
+        lines.append("shards differ in size, so lanes were cut at equal counts: some lanes share a shard")
     return lines if found.advice is None else [*lines, found.advice]
 
 
 def _shard_list(shards: list[int]) -> str:
-    return ", ".join(map(str, shards[:12])) + (f", ... ({len(shards):,} in all)" if len(shards) > 12 else "")
+    return ", ".join(map(str, shards[:12])) + (f", ... ({len(shards):,} in total)" if len(shards) > 12 else "")

@@ -1,7 +1,7 @@
 """The command line: `wdsplit COMMAND`.
 
-Only commands live here: they read arguments, call the library and show what it returns. Errors of ours end with a
-message and an exit code, never with a traceback.
+A command reads arguments, calls the library and shows what it returns. A `WdsplitError` ends it with a message and an
+exit code, never with a traceback.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _UNUSABLE = (DatasetNotFoundError, InputError, OutputExistsError, TopologyError)
 
 
 class _Commands(click.Group):
-    """Commands in the order in which they are used, not of the alphabet."""
+    """Commands in the order in which people use them, not sorted by name."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
@@ -58,8 +58,13 @@ Examples:
   wdsplit verify data/train
   wdsplit COMMAND --help
 
-Exit codes: 0 done; 1 the work failed or a check found problems; 2 the command line, the input or the output cannot be
-used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.
+\b
+Exit codes:
+  0    done
+  1    failed, or a check found problems
+  2    invalid command line, input or output
+  130  interrupted by Ctrl-C
+  143  ended by SIGTERM
 """
 
 
@@ -69,9 +74,9 @@ used as they are; 130 interrupted by Ctrl-C; 143 ended by SIGTERM.
     epilog=_EPILOG,
 )
 @click.version_option(package_name="wdsplit", prog_name="wdsplit")
-@click.option("-v", "--verbose", is_flag=True, help="Log what is decided on the way.")
+@click.option("-v", "--verbose", is_flag=True, help="Log decisions and progress.")
 def cli(verbose: bool) -> None:
-    """Rewrite tables into balanced WebDataset shards, and check what training will read from them."""
+    """Convert tables into balanced WebDataset shards, and check what training will read from them."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("wdsplit").setLevel(logging.INFO if verbose else logging.WARNING)
 
@@ -99,8 +104,8 @@ def main(arguments: list[str] | None = None, before: Callable[[], None] | None =
     """Run the command line and exit with its code.
 
     Args:
-        arguments: Those of the command line; None for those of the process.
-        before: Called before a command runs, once its options are known to be valid.
+        arguments: Arguments of the command line; None for those of this process.
+        before: Called before a command runs, after its options are parsed.
     """
     with sigterm_as_ctrl_c() as terminated:
         code = _run(arguments, terminated, before)
@@ -110,11 +115,11 @@ def main(arguments: list[str] | None = None, before: Callable[[], None] | None =
 
 
 def _run(arguments: list[str] | None, terminated: Sequence[int], before: Callable[[], None] | None) -> int:
-    """Run the command line; say what it raises, and return the exit code.
+    """Run the command line, print its error if it fails, and return the exit code.
 
     Args:
-        arguments: Those of the command line.
-        terminated: The SIGTERMs that have come so far.
+        arguments: Arguments of the command line.
+        terminated: The SIGTERMs received so far.
         before: Called before a command runs.
     """
     try:
@@ -134,7 +139,7 @@ def _run(arguments: list[str] | None, terminated: Sequence[int], before: Callabl
 
 
 def _show(error: click.ClickException) -> None:
-    """Show what is wrong with the command line, as click does."""
+    """Show click's message about an invalid command line."""
     shown = io.StringIO()
     error.show(shown)
     usage, word, message = shown.getvalue().rpartition("Error: ")

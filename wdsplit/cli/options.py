@@ -32,12 +32,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 def batch_size_option(default: int) -> Decorator:
     """Return a decorator that adds `--batch-size` to a command."""
     return click.option(
-        "--batch-size", type=click.IntRange(1), default=default, show_default=True, help="Samples a batch and rank."
+        "--batch-size",
+        type=click.IntRange(1),
+        default=default,
+        show_default=True,
+        help="Samples per batch on each rank.",
     )
 
 
 def with_options(options: Sequence[Decorator]) -> Decorator:
-    """Return a decorator that adds options to a command, listed in their order."""
+    """Return a decorator that adds options to a command, in this order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -52,33 +56,33 @@ engine_options = with_options(
         click.option(
             "--jobs",
             type=click.IntRange(1),
-            help="Tasks at a time.  [default: the usable processors; on Ray twice the cluster's, at least 64]",
+            help="Number of parallel tasks.  [default: usable processors; on Ray twice the cluster's, at least 64]",
         ),
         click.option(
             "--engine",
             type=click.Choice(("local", "ray")),
             default="local",
             show_default=True,
-            help="What runs the tasks: this machine, or a Ray cluster, whose nodes all reach input and output.",
+            help="Run tasks on this machine, or on a Ray cluster whose nodes can all access input and output.",
         ),
         click.option(
             "--address",
             metavar="ADDRESS",
-            help="The Ray cluster: auto, ray://HOST:10001, or local to start one here.  [default: auto]",
+            help="Address of the Ray cluster: auto, ray://HOST:10001, or local to start one here.  [default: auto]",
         ),
         click.option(
             "--log",
             type=click.File("a", encoding="utf-8"),
             metavar="FILE",
-            help="Write progress to the end of this file too, as JSON lines.",
+            help="Append progress to this file, as JSON lines.",
         ),
     )
 )
-"""Adds what says where tasks run, and where progress is logged: jobs, engine, address, log."""
+"""Adds the options for running tasks and logging progress: jobs, engine, address, log."""
 
 
 def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
-    """Return what the options of `engine_options` ask for; the command's end closes it."""
+    """Return the engine that `engine_options` select; it is closed when the command ends."""
     if engine == "ray":
         from wdsplit.engines.ray import RayEngine
 
@@ -89,14 +93,14 @@ def open_engine(engine: str, address: str | None, jobs: int | None) -> Engine:
     from wdsplit.engines.local import LocalEngine
 
     if address is not None:
-        raise click.UsageError("--address is that of a Ray cluster: give --engine ray too")
+        raise click.UsageError("--address needs --engine ray")
     return LocalEngine(jobs or usable_processors())
 
 
 shuffle_options = with_options(
     (
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order."),
-        click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle the order."),
+        click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle shards and samples."),
         click.option(
             "--tail",
             type=click.Choice(TAILS),
@@ -106,27 +110,27 @@ shuffle_options = with_options(
         ),
     )
 )
-"""Adds what the order depends on: seed, shuffle, tail."""
+"""Adds the options of the order: seed, shuffle, tail."""
 
 order_options = with_options(
     (
         click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."),
         click.option(
-            "--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker processes of each rank."
+            "--workers", type=click.IntRange(0), default=0, show_default=True, help="Loader workers per rank."
         ),
         shuffle_options,
     )
 )
-"""Adds what the order and the split depend on: world_size, workers, seed, shuffle, tail."""
+"""Adds the options of the order and of its split: world_size, workers, seed, shuffle, tail."""
 
 view_options = with_options(
     (
-        click.option("--view", metavar="NAME", help="Use only the samples of this view, made by `wdsplit view`."),
+        click.option("--view", metavar="NAME", help="Use only the samples of this view (see `wdsplit view`)."),
         click.option(
             "--where",
             metavar="CONDITION",
-            help='Use only the samples that meet this condition on their columns, such as "score > 0.5".',
+            help='Use only the samples that meet this condition, such as "score > 0.5".',
         ),
     )
 )
-"""Adds what says which samples of the dataset count: view, where."""
+"""Adds the options that select samples: view, where."""

@@ -1,4 +1,4 @@
-"""`wdsplit plan`: the dry run of `convert`, and the beginning of a conversion in shares."""
+"""`wdsplit plan`: the dry run of `convert`, and the start of a conversion in shares."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _FEW = 3
     "plan",
     cls=HelpCommand,
     groups=CONVERTING,
-    short_help="Say what convert would do; begin a conversion in shares.",
+    short_help="Preview what convert would do; start a conversion in shares.",
     epilog="""Examples:
 
 \b
   wdsplit plan 'raw/train-*.parquet' --world-size 8 --workers 4
-  wdsplit plan raw/ --into /shared/train -o /shared/train.plan --world-size 8 --workers 4""",
+  wdsplit plan raw/ --into /shared/train -o /shared/train.plan""",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @plan_options
-@click.option("--into", "output", metavar="OUTPUT", help="With -o: the folder of the dataset, which all shares reach.")
+@click.option("--into", "output", metavar="OUTPUT", help="With -o: output folder, accessible to all shares.")
 @click.option(
     "-o",
     "--save",
     "plan_path",
     metavar="PLAN",
-    help="Begin the conversion in OUTPUT, and save its plan here, for `wdsplit convert --plan PLAN --share I/N`.",
+    help="Start a conversion in shares into OUTPUT, and save its plan to this file.",
 )
 @run_options
 @draw_option
@@ -64,13 +64,14 @@ def plan_command(
     as_json: bool,
     **arguments: Any,
 ) -> None:
-    """Say what convert would do with the same options; nothing is written, unless -o begins a conversion in shares.
+    """Preview what convert would do with the same options. Without -o, nothing is written.
 
-    INPUT is a file, a folder of tables or of images, a glob or a brace expression; or such a URL (s3://, gs://,
-    hf://, https://).
-    With -o PLAN --into OUTPUT the conversion begins: any number of processes, on any machines, then write its shares
-    (`wdsplit convert --plan PLAN --share I/N`), and `wdsplit commit PLAN` ends it. With --split there is a plan for
-    each split, PLAN.NAME.
+    INPUT is a file, a folder of tables or images, a glob or a brace expression, local or a URL (s3://, gs://, hf://,
+    https://).
+
+    With -o PLAN --into OUTPUT, start a conversion in shares. Any number of processes on any machines then write the
+    shares (`wdsplit convert --plan PLAN --share I/N`), and `wdsplit commit PLAN` finishes the dataset. With --split,
+    each split has its own plan, PLAN.NAME.
     """
     from wdsplit.conversion.needs import needs_of
     from wdsplit.conversion.planning import plan_splits
@@ -79,13 +80,13 @@ def plan_command(
     from wdsplit.tables.media import class_counts
 
     if draw and as_json:
-        raise click.UsageError("--draw and --json contradict each other")
+        raise click.UsageError("--draw and --json cannot be combined")
     if (output is None) != (plan_path is None):
-        raise click.UsageError("--into and -o go together: where the dataset is to be, and the file of its plan")
+        raise click.UsageError("--into and -o belong together: give -o PLAN --into OUTPUT")
     if output is None or plan_path is None:
         others = given(context, ("emit", "overwrite"))
         if others:
-            raise click.UsageError(f"{', '.join(others)}: only with -o, which begins a conversion")
+            raise click.UsageError(f"{', '.join(others)}: allowed only with -o")
         options = conversion_options(arguments)
         with progress_bar("planning"):
             plans, names = plan_splits(inputs, options), {}
@@ -117,11 +118,11 @@ def plan_command(
             click.echo(f"\n{_next_steps(plans[name], path)}")
         if not names:
             few = [shlex.quote(shown_url(path)) for path in inputs] if len(inputs) <= _FEW else ["INPUT..."]
-            say_next(f"wdsplit convert {' '.join(few)} OUTPUT, and the same options")
+            say_next(f"wdsplit convert {' '.join(few)} OUTPUT with the same options")
 
 
 def _readers_text(plan: Plan) -> str:
-    """Return a picture of who reads the shards in the first epoch."""
+    """Return a drawing of which rank and worker reads which shard in the first epoch."""
     import numpy as np
 
     from wdsplit.checks.inspect import assigned
@@ -130,19 +131,19 @@ def _readers_text(plan: Plan) -> str:
     counts = np.diff([plan.rows(shard) for shard in range(plan.num_shards)])[:, 0]
     order = OrderOptions(0, True, plan.lanes, plan.window, "pad")
     found = assigned(counts, order, plan.options.world_size, plan.options.workers)
-    return f"who reads the shards in epoch 0 (the loader's seed 0):\n{draw_readers(found, terminal_width())}"
+    return f"shards read by each rank and worker in epoch 0, seed 0:\n{draw_readers(found, terminal_width())}"
 
 
 def _next_steps(plan: Plan, path: str) -> str:
-    """Say how the conversion goes on."""
+    """Return the commands that continue the conversion."""
     from wdsplit.conversion.shares import needed_passes
 
     quoted = shlex.quote(path)
     share = f"  wdsplit convert --plan {quoted} --share I/N"
     passes = [f"{share} --pass {name}" for name in needed_passes(path)] if plan.scatters else [share]
-    note = ", pass after pass" if plan.scatters else ""
+    note = ", finishing each pass before the next" if plan.scatters else ""
     return "\n".join(
-        [f"saved in {quoted}; go on with N shares, I = 0, ..., N - 1{note}:", *passes, f"  wdsplit commit {quoted}"]
+        [f"saved to {quoted}; now run N shares, I = 0, ..., N - 1{note}:", *passes, f"  wdsplit commit {quoted}"]
     )
 
 
@@ -159,8 +160,8 @@ def _plan_text(plan: Plan, space: str) -> str:
         _order_text(plan),
         space,
         f"pads {plan.num_pads:,}, rows left out {plan.num_dropped:,}, "
-        f"keys {'from column ' + repr(plan.key) if plan.key else 'number the rows'}",
-        f"the loader reads {plan.lanes:,} lanes (sequences of shards) side by side, each in windows of "
+        f"keys from {'column ' + repr(plan.key) if plan.key else 'row numbers'}",
+        f"the loader reads {plan.lanes:,} lanes (sequences of shards) in parallel, in windows of "
         f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
         f"ranks x workers that share no lane: {_numbers_text(plan.lanes)}",
         f"plan {plan.hash}",
@@ -175,14 +176,14 @@ def _plan_text(plan: Plan, space: str) -> str:
 
 
 def _input_text(plan: Plan) -> str:
-    """Say how much is converted of what."""
+    """Return how many rows or files are converted."""
     what, where = ("files", "folder") if plan.table.names_files else ("rows", "file")
     of_all, count = _of_all(plan.num_rows, plan.table.total_rows), len(plan.table.files)
     return f"{plan.num_rows:,} {what}{of_all} in {count:,} {where}{'s' if count > 1 else ''}"
 
 
 def _classes_lines(counts: Mapping[str, int]) -> list[str]:
-    """Return a line on the classes, if folders name any, with the rows of each."""
+    """Return a line with the number of rows of each class, if folders name classes."""
     if not counts:
         return []
     some = listed([f"{name} {count:,}" for name, count in counts.items()])
@@ -193,15 +194,15 @@ def _classes_lines(counts: Mapping[str, int]) -> list[str]:
 
 
 def _order_text(plan: Plan) -> str:
-    """Say which order the rows get."""
+    """Return a line about the order of the rows."""
     what = "rows" if plan.groups is None else f"groups of column {plan.options.group_by!r}"
     if plan.options.shuffle:
         return f"{what} shuffled, seed {plan.options.seed} (--no-shuffle keeps the order of the input)"
-    return f"{what} in the order of the input (--shuffle for a random one)"
+    return f"{what} in the order of the input (--shuffle shuffles them)"
 
 
 def _space_text(plan: Plan, temporary_bytes: int, output: str | None) -> str:
-    """Say how much temporary space the conversion needs, and where."""
+    """Return a line about the temporary space that the conversion needs."""
     from wdsplit.conversion.shuffle.steps import SPILL_FOLDER
 
     if temporary_bytes:
@@ -211,10 +212,10 @@ def _space_text(plan: Plan, temporary_bytes: int, output: str | None) -> str:
 
 
 def _numbers_text(lanes: int) -> str:
-    """Return the numbers of readers that divide the lanes."""
+    """Return the divisors of the number of lanes."""
     return ", ".join(f"{number:,}" for number in range(1, lanes + 1) if lanes % number == 0)
 
 
 def _of_all(num_rows: int, total: int) -> str:
-    """Say how many rows there are, if some are left out."""
+    """Return the total number of rows, if some are left out."""
     return f" of {total:,}" if num_rows < total else ""

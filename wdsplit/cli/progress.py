@@ -1,7 +1,4 @@
-"""How far a command has got: a bar in a terminal, JSON lines in a file.
-
-The bar is on standard error, and only if that is a terminal.
-"""
+"""Progress of a command: a bar on standard error if that is a terminal, JSON lines in a file."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ _TEXT_WIDTH, _MAX_BAR_WIDTH = 66, 40
 
 
 class _Log:
-    """Progress as JSON lines, for machines: one a second at the most, and one at the end.
+    """Writes progress as JSON lines: at most one per second, and one at the end.
 
     Args:
-        file: What they are written to, each at once.
+        file: The file; it is flushed after each line.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -40,7 +37,7 @@ class _Log:
         self._last: dict[str, Any] = {}
         self._refused = False
         self._first: tuple[int, float] | None = None
-        """How much was done when the counting began, and when that was."""
+        """What was already done at the first update, and the time of that."""
 
     def update(self, done: int, total: int, what: str, amounts: Mapping[str, float]) -> None:
         elapsed_s = time.monotonic() - self._started
@@ -54,7 +51,7 @@ class _Log:
             self.write("progress")
 
     def write(self, event: str, **more: str) -> None:
-        """Write a line: what happens, when, and how far all has got."""
+        """Write a line: the event, its time and the progress."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         elapsed_s = round(time.monotonic() - self._started, 3)
         line = {"time": now, "event": event, "elapsed_s": elapsed_s, **self._last, **more}
@@ -63,7 +60,7 @@ class _Log:
             self._file.flush()
         except OSError as error:
             if not self._refused:
-                stderr(f"progress is not logged any more: {error.strerror}")
+                stderr(f"stopped logging progress: {error.strerror}")
             self._refused = True
 
 
@@ -71,9 +68,9 @@ class Bar:
     """A progress bar in use.
 
     Args:
-        progress: Where it is shown; None for nowhere.
+        progress: The bar in the terminal, if there is one.
         what: What is being done.
-        log: Where the same is logged.
+        log: The log, if there is one.
     """
 
     def __init__(self, progress: Progress | None, what: str, log: _Log | None = None) -> None:
@@ -81,16 +78,16 @@ class Bar:
         self._task = None if progress is None else progress.add_task(what, total=None, count="", rates="")
         self._started = time.monotonic()
         self._first: Mapping[str, float] = {}
-        """What was done at the beginning, of a conversion that is resumed."""
+        """What was already done at the start, if a conversion is resumed."""
 
     def update(self, done: int, total: int | None, what: str | None = None, **amounts: float) -> None:
-        """Show how many of all units are done, and amounts (such as samples, bytes) whose rates are of interest.
+        """Show how many units are done, and the rates of amounts such as samples and bytes.
 
         Args:
-            done: Units that are done.
-            total: All units; None if nobody knows.
-            what: What is being done, if it is not the same any more.
-            amounts: What has been done so far, by what it is counted in.
+            done: Number of units done.
+            total: Total number of units; None if unknown.
+            what: What is being done, if that has changed.
+            amounts: Amounts done so far, by unit.
         """
         if what is not None and what != self._what:
             self._what, self._started, self._first = what, time.monotonic(), amounts
@@ -106,7 +103,7 @@ class Bar:
             self._log.update(done, total, self._what, amounts)
 
     def prepare(self, what: str, done: int, total: int | None) -> None:
-        """Show what precedes the work itself; a step alone has no progress that could be shown."""
+        """Show a preparation step; a total of one unit shows no count."""
         self.update(done, None if total == 1 else total, what)
 
     def _rates(self, amounts: Mapping[str, float]) -> str:
@@ -121,13 +118,13 @@ class Bar:
 
 @contextmanager
 def progress_bar(what: str, log: TextIO | None = None) -> Iterator[Bar]:
-    """Show a bar with rate and time left while the block runs; nothing if standard error is not a terminal.
+    """Show a bar with rate and time left while the block runs, if standard error is a terminal.
 
-    What the block does before its passes is shown too, by `engines.watching`.
+    Preparation steps reported through `engines.watching` are shown too.
 
     Args:
         what: What is being done.
-        log: Where to write the same as JSON lines, and how it ended.
+        log: A file for the progress, and for how the block ended, as JSON lines.
     """
     lines = None if log is None else _Log(log)
     is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

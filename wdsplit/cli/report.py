@@ -1,4 +1,4 @@
-"""`wdsplit report`: a page that shows what is in a dataset, whether it is mixed, and whether training will wait."""
+"""`wdsplit report`: a page about the samples of a dataset, how they are mixed, and whether training will wait."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 import wdsplit
-from wdsplit.cli.help import LOADING, HelpCommand
+from wdsplit.cli.help import REPORTING, HelpCommand
 from wdsplit.cli.options import Decorator, batch_size_option, view_options, with_options
-from wdsplit.cli.terminal import human_bytes
+from wdsplit.cli.terminal import human_bytes, wrapped
 from wdsplit.errors import InputError
 from wdsplit.reporting.cluster import DEFAULT_TOPOLOGIES, Cluster, Topology
 
@@ -29,28 +29,28 @@ class _TopologyType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
 
 
 def _number(name: str, default: float | None, text: str) -> Decorator:
-    return click.option(name, type=float, default=default, show_default=default is not None, help=text)
+    return click.option(name, type=float, metavar="N", default=default, show_default=default is not None, help=text)
 
 
 _cluster_options = with_options(
     (
-        _number("--link", Cluster.link_gbits, "Gbit/s between a node and the storage."),
-        _number("--latency", Cluster.latency_ms, "Milliseconds to the first byte of a request."),
-        _number("--step-time", Cluster.step_ms, "Milliseconds of a training step."),
+        _number("--link", Cluster.link_gbits, "Bandwidth between a node and the storage, in Gbit/s."),
+        _number("--latency-ms", Cluster.latency_ms, "Milliseconds until the first byte of a request."),
+        _number("--step-ms", Cluster.step_ms, "Milliseconds per training step."),
         _number(
-            "--sample-time",
+            "--sample-ms",
             Cluster.sample_ms,
-            "Milliseconds of a worker for a sample.  [default: 0.1, and 10 a megapixel of its images]",
+            "Milliseconds that a worker needs per sample.  [default: 0.1, and 10 per megapixel of its images]",
         ),
         click.option(
             "--ranks-per-node",
             type=click.IntRange(1),
             default=Cluster.ranks_per_node,
             show_default=True,
-            help="Ranks that share a node's link, at most.",
+            help="Maximum number of ranks that share a node's link.",
         ),
         _number("--request-price", Cluster.price_per_1000_requests, "Price of 1,000 requests."),
-        _number("--gb-price", Cluster.price_per_gb, "Price of a GB that leaves the store."),
+        _number("--gb-price", Cluster.price_per_gb, "Price per GB of downloads."),
     )
 )
 
@@ -58,33 +58,33 @@ _cluster_options = with_options(
 @click.command(
     "report",
     cls=HelpCommand,
-    groups=LOADING,
-    short_help="Make a page of DATASET: samples, classes, mixing, who reads what.",
+    groups=REPORTING,
+    short_help="Write a page about DATASET: samples, classes, mixing, speed.",
     epilog="""Examples:
 
 \b
   wdsplit report data/train -o report.html
-  wdsplit report s3://bucket/train -o report.html --topology 16x8 --link 25 --step-time 120""",
+  wdsplit report s3://bucket/train -o report.html --topology 16x8 --link 25""",
 )
 @click.argument("dataset", nargs=-1, required=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write.")
-@click.option("--samples", type=click.IntRange(0, 200), default=24, show_default=True, help="Samples to show.")
-@click.option("--label", metavar="FIELD", help="Field that holds the classes.  [default: found by its name and values]")
+@click.option("--samples", type=click.IntRange(0, 200), default=24, show_default=True, help="Show N samples.")
+@click.option("--class-field", metavar="NAME", help="Field with the classes.  [default: found by name and values]")
 @click.option(
     "--topology",
     "topologies",
     type=_TopologyType(),
     multiple=True,
-    help="Ranks x workers to compare; repeatable. The first screen judges 8x4 if it is among them, else the last.  "
+    help="Ranks x workers to compare. Repeatable. The summary is for 8x4 if listed, else for the last.  "
     f"[default: {', '.join(f'{each.world_size}x{each.num_workers}' for each in DEFAULT_TOPOLOGIES)}]",
 )
 @batch_size_option(64)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
-@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle the order.")
+@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle shards and samples.")
 @click.option(
     "--max-read",
     metavar="SIZE",
-    help="Read a dataset of up to so many bytes whole; sample a larger one.  [default: 256MiB, remote 64MiB]",
+    help="Read datasets up to this size completely, and sample larger ones.  [default: 256MiB, remote 64MiB]",
 )
 @view_options
 @_cluster_options
@@ -93,24 +93,24 @@ def report_command(
     output: str,
     topologies: tuple[Topology, ...],
     link: float,
-    latency: float,
-    step_time: float,
-    sample_time: float | None,
+    latency_ms: float,
+    step_ms: float,
+    sample_ms: float | None,
     ranks_per_node: int,
     request_price: float,
     gb_price: float,
     **arguments: Any,
 ) -> None:
-    """Make a page that shows what is in DATASET, whether it is mixed, and whether training will wait for it.
+    """Write a page that shows what is in DATASET, how well it is mixed, and whether training will wait for data.
 
-    The page is one file that needs no network and runs no script. Several datasets are shown as a mixture of all
-    their samples.
+    The page is one file without scripts, and needs no network. Several datasets are shown as one mixture of all their
+    samples.
     """
     cluster = Cluster(
         link_gbits=link,
-        latency_ms=latency,
-        step_ms=step_time,
-        sample_ms=sample_time,
+        latency_ms=latency_ms,
+        step_ms=step_ms,
+        sample_ms=sample_ms,
         ranks_per_node=ranks_per_node,
         price_per_1000_requests=request_price,
         price_per_gb=gb_price,
@@ -118,5 +118,5 @@ def report_command(
     options = wdsplit.ReportOptions(topologies=topologies or DEFAULT_TOPOLOGIES, cluster=cluster, **arguments)
     made = wdsplit.report(list(dataset), output, options)
     for verdict in made.verdicts:
-        click.echo(f"{verdict.question} {verdict.answer}. {verdict.text} {verdict.remedy}".rstrip())
+        click.echo(wrapped(f"{verdict.question} {verdict.answer}. {verdict.text} {verdict.remedy}".rstrip()))
     click.echo(f"{output}: {human_bytes(len(made.html.encode()))}")

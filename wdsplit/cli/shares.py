@@ -1,4 +1,4 @@
-"""`wdsplit convert --plan PLAN --share I/N`, and `wdsplit commit`: a conversion in shares, and its end."""
+"""Conversion in shares: `wdsplit convert --plan PLAN --share I/N`, and `wdsplit commit`."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["commit_command", "run_share"]
 
 
 def run_share(plan_path: str, share: str, only: Pass | None, engine: Engine, log: TextIO | None) -> None:
-    """Write a share of a conversion, and say what is written."""
+    """Write a share of a conversion, and print what was written."""
     match = re.fullmatch(r"(\d+)/(\d+)", share)
     if match is None:
-        raise click.BadParameter(f"{share!r} is not of the form I/N, such as 3/16", param_hint="'--share'")
+        raise click.BadParameter(f"{share!r}: expected I/N, such as 3/16", param_hint="'--share'")
     started = time.monotonic()
     try:
         with progress_bar(f"share {share}", log) as bar:
             report = partial(show_progress, bar, name=share)
             done = wdsplit.convert_share(plan_path, int(match[1]), int(match[2]), only, report, engine=engine)
     except KeyboardInterrupt:
-        stderr("what is published is kept; continue with the same command")
+        stderr("published shards are kept; run the same command again to continue")
         raise
     click.echo(f"share {share}: {_done(done)}, took {time.monotonic() - started:.1f} s")
 
 
 def _done(progress: Progress) -> str:
-    """Say what a share has done."""
-    there = f" ({progress.skipped:,} were there already)" if progress.skipped else ""
+    """Return a summary of a share's work."""
+    there = f" ({progress.skipped:,} already existed)" if progress.skipped else ""
     if progress.name == "scatter":
         return f"{progress.done:,} rows scattered{there}"
     if progress.name == "merge":
@@ -54,13 +54,13 @@ def _done(progress: Progress) -> str:
 @click.command(
     "commit",
     cls=HelpCommand,
-    short_help="End a conversion in shares.",
+    short_help="Finish a conversion in shares.",
     epilog="Example: wdsplit commit /shared/train.plan",
 )
 @click.argument("plan_path", metavar="PLAN")
 def commit_command(plan_path: str) -> None:
-    """End a conversion in shares that `wdsplit plan -o PLAN` started: from then on the dataset exists.
+    """Finish a conversion in shares that `wdsplit plan -o PLAN` started: write the manifest.
 
-    Refused until all shards are there, whole. A conversion that has ended already is left as it is.
+    Fails if a shard is missing or incomplete. Does nothing if the conversion is finished already.
     """
     click.echo(wrapped(dataset_text(wdsplit.commit_shares(plan_path), shown_url(plan_path))))

@@ -1,7 +1,7 @@
 """Signals while a command runs: SIGTERM ends it as Ctrl-C does.
 
-SIGTERM is how batch systems, Kubernetes and systemd end programs. Only commands do this: the library leaves signals
-to whoever uses it.
+Batch systems, Kubernetes and systemd end programs with SIGTERM. Only commands handle it: the library leaves signals
+to the program that imports it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from types import FrameType
 __all__ = ["sigterm_as_ctrl_c"]
 
 _AGAIN_S = 0.05
-"""How long after a KeyboardInterrupt was lost another one is raised."""
+"""Seconds until a lost KeyboardInterrupt is raised again."""
 
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Treat SIGTERM as Ctrl-C is treated at that moment: it interrupts the block, or is deferred where Ctrl-C is.
+    """Treat SIGTERM like Ctrl-C: it interrupts the block, or is deferred where Ctrl-C is.
 
-    Python loses a KeyboardInterrupt that is raised in a callback, such as those of a fork; it is raised again here.
-    Nothing changes where SIGTERM is ignored, and outside of the main thread.
+    Python loses a KeyboardInterrupt that is raised in a callback, such as an at-fork hook; this raises it again.
+    Does nothing if SIGTERM is ignored, or outside of the main thread.
 
     Yields:
-        The SIGTERMs that have come so far.
+        The SIGTERMs received so far.
     """
     received: list[int] = []
     process = os.getpid()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # forked from this one, and not meant to clear up
+        if os.getpid() != process:  # a fork of this process, which must not clean up
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         received.append(number)

@@ -1,4 +1,4 @@
-"""Lists of what is stored beside the shards of a dataset, views and annotations."""
+"""Lists the views or annotations that are stored in a dataset."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def list_stored(
     values: Callable[[Any], dict[str, Any]],
     as_json: bool,
 ) -> None:
-    """List what a dataset has; what is damaged or cannot be used any more is marked.
+    """List the stored objects of one kind; damaged and stale ones are marked.
 
     Args:
         dataset: The dataset.
-        header: The columns of the list; the first is what one of the listed things is called.
-        scan: Finds them by their names, or the error of one that is damaged.
-        made_for: Returns the fingerprint of the dataset that one was made for.
-        row: Returns the columns of one, but for its name.
-        values: Returns what JSON has of one.
+        header: The columns of the list; the first is the name of the kind.
+        scan: Returns the objects by their names; for a damaged one, its error.
+        made_for: Returns the fingerprint of the dataset that an object was made for.
+        row: Returns the cells of an object, without its name.
+        values: Returns an object as JSON values.
         as_json: Print JSON instead.
     """
     from wdsplit.shards.files import read_manifest

@@ -1,7 +1,7 @@
-"""What the commands share: exit codes, messages and their colours, figures for people, types of options.
+"""Helpers for all commands: exit codes, coloured messages, formatted numbers, types of options.
 
-Results go to standard output, messages to standard error. Colours are for terminals: NO_COLOR and FORCE_COLOR decide
-otherwise, and TERM=dumb has none.
+Results go to standard output, messages to standard error. Terminals get colours unless NO_COLOR or TERM=dumb is set;
+FORCE_COLOR adds colours elsewhere.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ __all__ = [
 
 FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
-STALE = "; of an earlier version of the dataset"
-"""Marks views and annotations in lists."""
+STALE = "; made for an earlier version of the dataset"
+"""Marks stale views and annotations in lists."""
 
 BATCH_SIZE = 64
-"""In what is said of the next step: nobody knows what a user has in mind."""
+"""The batch size in suggested commands."""
 
 _LISTED = 10
 
 
 def colour() -> bool | None:
-    """Return whether to colour what is printed; None for what goes to a terminal alone."""
+    """Return whether to print colours; None for only to a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -75,22 +75,22 @@ def colour() -> bool | None:
 
 
 def stderr(message: str) -> None:
-    """Say something that is no result."""
+    """Print a message to standard error."""
     click.echo(message, err=True, color=colour())
 
 
 def good(text: str) -> str:
-    """Return a verdict that all is well, in its colour."""
+    """Colour the text of a good result."""
     return click.style(text, fg="green")
 
 
 def bad(text: str) -> str:
-    """Return a verdict or the word for an error, in its colour."""
+    """Colour the text of a bad result or an error."""
     return click.style(text, fg="red", bold=True)
 
 
 def error_text(word: str, error: str) -> str:
-    """Return an error as it is shown: the word for it, the cause, then the details, each with its name."""
+    """Return the coloured text of an error: `word`, the cause, then the named details."""
     cause, separator, details = error.partition("\n")
     details = re.sub(r"^  \w+:", lambda name: click.style(name[0], dim=True), details, flags=re.MULTILINE)
     details = details.replace(click.style("  remedy:", dim=True), click.style("  remedy:", fg="green"))
@@ -98,14 +98,14 @@ def error_text(word: str, error: str) -> str:
 
 
 def say_next(*lines: str) -> None:
-    """Say what a user may want to type next, in a terminal."""
+    """Suggest the next commands, if standard error is a terminal."""
     if sys.stderr.isatty():
         for number, line in enumerate(lines):
             stderr(f"{click.style('     ' if number else 'next:', fg='cyan')} {line}")
 
 
 def audit_line(dataset: str, options: Mapping[str, Any]) -> str:
-    """Return the command that checks a dataset for the ranks and workers that it was made for."""
+    """Return the command that audits a dataset for the ranks and workers in its options."""
     ranks, workers = options.get("world_size", 1), options.get("workers", 1)
     return f"wdsplit audit {shlex.quote(dataset)} --world-size {ranks} --workers {workers} --batch-size {BATCH_SIZE}"
 
@@ -116,16 +116,16 @@ def training_line(dataset: str, batch_size: int, num_workers: int) -> str:
 
 
 class LogHandler(logging.Handler):
-    """Writes what the library logs, above a progress bar if there is one."""
+    """Prints log records of the library, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
+        """Print a record."""
         name = click.style(f"{record.name}:", fg="yellow") if record.levelno >= logging.WARNING else f"{record.name}:"
         stderr(f"{name} {self.format(record)}")
 
 
 def totals(dataset: str, manifest: Manifest) -> dict[str, Any]:
-    """Return how much is in a dataset, as JSON has it."""
+    """Return the totals of a dataset, for JSON."""
     return {
         "dataset": shown_url(dataset),
         "samples": manifest.num_samples,
@@ -138,7 +138,7 @@ def totals(dataset: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def totals_text(manifest: Manifest) -> str:
-    """Return how much is in a dataset, for people."""
+    """Return the totals of a dataset as text."""
     return (
         f"{counted(len(manifest.shards), 'shard')}, {counted(manifest.num_samples, 'sample')}, "
         f"{counted(manifest.num_pads, 'pad')}, "
@@ -147,17 +147,17 @@ def totals_text(manifest: Manifest) -> str:
 
 
 def rates_text(num_samples: int, num_bytes: int, elapsed_s: float) -> str:
-    """Return how fast samples were written or read, for people."""
+    """Return the speed of writing or reading as text."""
     return f"{num_samples / elapsed_s:,.0f} samples/s, {human_bytes(num_bytes / elapsed_s)}/s"
 
 
 def wrapped(text: str, indent: int = 2, first: int = 0) -> str:
-    """Return text that is printed to a terminal broken between words, line by line.
+    """Wrap the lines of a text to the width of the terminal; elsewhere, return it unchanged.
 
     Args:
-        text: Lines of it.
-        indent: Spaces before what is broken off a line.
-        first: Columns that are taken already before a line.
+        text: The text.
+        indent: Spaces before continuation lines.
+        first: Columns of the line that are already printed.
     """
     if not sys.stdout.isatty():
         return text
@@ -167,7 +167,7 @@ def wrapped(text: str, indent: int = 2, first: int = 0) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of some names, for people."""
+    """Return the first few names, separated by commas."""
     return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
 
 
@@ -177,7 +177,7 @@ def echo_json(value: Any) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return rows as aligned columns under their header."""
+    """Return rows as aligned columns under a header."""
     texts = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
@@ -185,7 +185,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def byte_size(text: str) -> int:
-    """Parse a number of bytes, such as 256MB, 1GiB or 500000: the type of an option."""
+    """Parse a number of bytes, such as 256MB, 1GiB or 500000; used as the type of an option."""
     try:
         return parse_size(text)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""`wdsplit view`: samples of a dataset chosen by a condition or lists of keys, stored under a name."""
+"""`wdsplit view`: select samples of a dataset by a condition or lists of keys, and store the selection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 import wdsplit
-from wdsplit.cli.help import HelpCommand
+from wdsplit.cli.help import CHOOSING, HelpCommand
 from wdsplit.cli.options import engine_options, json_option, open_engine
 from wdsplit.cli.progress import progress_bar
 from wdsplit.cli.stored import list_stored
@@ -36,40 +36,41 @@ _EPILOG = """Examples:
   wdsplit view data/train --list"""
 
 _HELP = """
-Choose samples of DATASET, and store which they are as the view NAME. wdsplit.Dataset(DATASET, view=NAME) then has no
-others. No shard is changed or copied: a view takes about a bit a sample.
+Select samples of DATASET, and store the selection as the view NAME. wdsplit.Dataset(DATASET, view=NAME) then reads
+only these samples. No shard is changed or copied: a view takes about one bit per sample.
 
-Conditions compare the columns of samples: those that `wdsplit convert` kept of the table, num_bytes, width and height
-of images, and annotations. They are written as those of `wdsplit convert --where`.
+Conditions have the syntax of `wdsplit convert --where`. They can use the columns of the sample tables (num_bytes,
+width and height of images, and columns that `wdsplit convert` kept) and of annotations.
 """
 
 
 @click.command(
     "view",
     cls=HelpCommand,
+    groups=CHOOSING,
     help=_HELP,
     epilog=_EPILOG,
-    short_help="Choose samples of DATASET, and store the choice under a name.",
+    short_help="Select samples of DATASET, and store the selection under a name.",
 )
 @click.argument("dataset")
 @click.argument("name", required=False)
 @click.option(
     "--where",
     metavar="CONDITION",
-    help="Keep the samples that meet this condition on their columns; write class names in quotes.",
+    help="Keep the samples that meet this condition. Quote class names.",
 )
 @click.option(
     "--keys",
     metavar="FILE",
-    help="Keep the samples with these keys: text with a key a line, .jsonl with `key` in each line, or .csv, .tsv or "
-    ".parquet with a column `key` or `__key__`.",
+    help="Keep the samples with the keys in this file: text with one key per line, .jsonl with `key` in each line, or "
+    ".csv, .tsv or .parquet with a column `key` or `__key__`.",
 )
-@click.option("--exclude", metavar="FILE", help="Leave out the samples with these keys; a file as of --keys.")
-@click.option("--view", "base", metavar="BASE", help="Choose among the samples of this view only.")
-@click.option("--allow-missing", is_flag=True, help="Warn of --keys that no sample has, instead of refusing them.")
+@click.option("--exclude", metavar="FILE", help="Leave out the samples with the keys in this file (as for --keys).")
+@click.option("--view", "base", metavar="BASE", help="Select only from the samples of this view.")
+@click.option("--allow-missing", is_flag=True, help="Warn about --keys without a sample, instead of failing.")
 @click.option("--overwrite", is_flag=True, help="Replace the view of this name.")
 @click.option("--list", "lists", is_flag=True, help="List the views of DATASET.")
-@click.option("--drop", metavar="NAME", help="Remove this view; no sample is removed.")
+@click.option("--drop", metavar="NAME", help="Remove this view, but no sample.")
 @engine_options
 @json_option
 def view_command(
@@ -84,15 +85,15 @@ def view_command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Choose samples of a dataset and store the choice, list such choices, or remove one."""
+    """Make a view, list the views, or remove one."""
     if lists and drop is not None:
-        raise click.UsageError("--list: not with --drop")
+        raise click.UsageError("--list and --drop cannot be combined")
     if name is not None and (lists or drop is not None):
-        raise click.UsageError("--list takes no NAME" if lists else f"NAME {name}: not with --drop NAME")
+        raise click.UsageError(f"NAME {name!r}: not allowed with {'--list' if lists else '--drop NAME'}")
     if name is None and not lists and drop is None:
-        raise click.UsageError("give the NAME of a view to make, or --list, or --drop NAME")
+        raise click.UsageError("expected the NAME of a view to make, or --list, or --drop NAME")
     if name is None and any(asked.values()):
-        raise click.UsageError("conditions make a view: give its NAME, without --list and --drop")
+        raise click.UsageError("conditions and keys need the NAME of a view to make, without --list and --drop")
     if drop is not None:
         wdsplit.drop_view(dataset, drop)
         click.echo(f"{shown_url(dataset)}: removed view {drop!r}")
@@ -103,7 +104,7 @@ def view_command(
 
 
 def _make(dataset: str, name: str, asked: Mapping[str, Any], engine: Any, log: TextIO | None, as_json: bool) -> None:
-    """Make a view, and say what is in it."""
+    """Make a view, and print a summary of it."""
     options = {"view" if option == "base" else option: value for option, value in asked.items()}
     started = time.monotonic()
     with progress_bar("choosing samples", log) as bar:
@@ -124,25 +125,25 @@ def _more(made: MadeView) -> dict[str, Any]:
 
 
 def _summary(dataset: str, made: MadeView, elapsed_s: float) -> str:
-    """Return what people want to know of a view that was made."""
+    """Return a summary of a new view."""
     stored = made.stored
     lines = [
         f"{dataset}: view {stored.name!r} keeps {stored.num_selected:,} of {counted(stored.num_samples, 'sample')} "
         f"({percent(stored.num_selected, stored.num_samples)})",
-        f"shards without a sample of it: {made.num_empty_shards:,} of {made.num_shards:,}",
+        f"shards without a selected sample: {made.num_empty_shards:,} of {made.num_shards:,}",
     ]
     for option in ("keys", "exclude"):
         if option in stored.recipe:
             one = stored.recipe[option]
             counts = [counted(one["keys"], "key"), counted(one["duplicates"], "duplicate")]
-            lines.append(f"--{option} {one['from']}: {', '.join(counts)}, {one['missing']:,} that no sample has")
+            lines.append(f"--{option} {one['from']}: {', '.join(counts)}, {one['missing']:,} without a sample")
     for column, classes in made.classes.items():
         lines += ["", *_class_table(column, classes)]
     return "\n".join([*lines, f"took {elapsed_s:.1f} s"])
 
 
 def _class_table(column: str, classes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Return a line for each class, or for the largest of many."""
+    """Return a line for each class; if there are many, only for the largest."""
     rows = list(classes.items())
     if len(rows) > _MANY_CLASSES:
         rows.sort(key=lambda row: -row[1][0])
@@ -163,7 +164,7 @@ def _list(dataset: str, as_json: bool) -> None:
     def made_for(view: StoredView) -> str:
         return view.dataset
 
-    header = ("view", "samples", "share", "made of")
+    header = ("view", "samples", "share", "selection")
     list_stored(dataset, header, scan_views, made_for, _row, dataclasses.asdict, as_json)
 
 

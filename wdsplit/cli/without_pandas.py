@@ -1,4 +1,4 @@
-"""Commands do without pandas, whose import takes longer than a short command."""
+"""Keeps commands from importing pandas, which takes longer than a short command."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["do_without_pandas"]
 
 
 class _NoPandas:
-    """A finder of modules that makes `import pandas` fail as if it was not installed."""
+    """A module finder that makes `import pandas` fail as if pandas were not installed."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
         if name == "pandas":
-            raise ModuleNotFoundError("pyarrow does without pandas here", name=name)
+            raise ModuleNotFoundError("pandas is disabled in this command", name=name)
 
 
 def do_without_pandas() -> None:
-    """Let pyarrow not import pandas in this process.
+    """Keep pyarrow from importing pandas in this process.
 
-    Where pandas is installed, pyarrow imports it with the first Python or numpy value that it converts, to recognise
-    pandas' objects. It tries once and remembers, so here it tries in vain. Anything else may import pandas afterwards.
-    Only call this in a process in which pyarrow converts none of its objects: that of a command.
+    pyarrow imports pandas, if installed, when it converts its first Python or numpy value, to recognise pandas objects.
+    It tries only once, so this makes that attempt fail. Other code can still import pandas afterwards. Call this only
+    in the process of a command, where pyarrow converts no pandas objects.
     """
     import pyarrow as pa
 

@@ -1,7 +1,7 @@
-"""Comparing and computing with columns, as Arrow expressions that mean what arithmetic says.
+"""Comparing and computing with columns: Arrow expressions with exact results.
 
-Pure (no I/O). A number in the text is an exact fraction; beside a column it becomes a value of the column's type, so
-that the column needs no cast and statistics of row groups can rule the comparison out. What overflows is an error.
+Pure (no I/O). A number in the text is an exact fraction. Compared with a column, it becomes a value of the column's
+type, so that the column needs no cast and row group statistics can exclude rows. Overflows are errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wdsplit.fields.rules import is_binary, is_text, unwrap
 __all__ = ["Literal", "Values", "compare", "compute", "is_among", "join", "values_of"]
 
 _MAX_CHAIN = 16
-"""Up to this many items `in` is a chain of `==`, which every version of pyarrow compares with statistics."""
+"""Up to this many items, `in` becomes a chain of `==`, for which every version of pyarrow uses statistics."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -61,11 +61,11 @@ class Literal:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What is computed for each row.
+    """Values that are computed for each row.
 
     Attributes:
-        expression: The Arrow expression; that of half floats is cast to float, because Arrow cannot compare them.
-        kind: Its type; no dictionary, extension type, view, or decimal of less than 128 bits.
+        expression: The Arrow expression; half floats are cast to float, because Arrow cannot compare them.
+        kind: Its type; never a dictionary, extension type, view, or decimal of less than 128 bits.
     """
 
     expression: Any
@@ -74,7 +74,7 @@ class Values:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The values of an exact type: the whole numbers from low to high, `per_unit` of which make 1 (or 1 second)."""
+    """The values of an exact type: integers from low to high, in units of 1 / `per_unit` (of a number or a second)."""
 
     per_unit: Fraction
     low: int
@@ -82,7 +82,7 @@ class _Grid:
 
 
 def values_of(reference: Any, kind: pa.DataType) -> Values:
-    """Return a column, or a member of one, as values to compare; it is cast only where Arrow cannot do without."""
+    """Return a column, or a member of one, as values to compare; cast only where Arrow needs that."""
     plain = unwrap(kind)
     if str(plain) in ("string_view", "binary_view"):
         plain = pa.large_string() if is_text(plain) else pa.large_binary()
@@ -93,7 +93,7 @@ def values_of(reference: Any, kind: pa.DataType) -> Values:
 
 
 def join(operation: Callable[[Any, Any], Any], conditions: Sequence[Any]) -> Any:
-    """Join conditions, at least one, as a balanced tree."""
+    """Join one or more conditions as a balanced tree."""
     half = len(conditions) // 2
     if not half:
         return conditions[0]
@@ -101,7 +101,7 @@ def join(operation: Callable[[Any, Any], Any], conditions: Sequence[Any]) -> Any
 
 
 def compare(left: Literal | Values, name: str, right: Literal | Values) -> Any:
-    """Return the condition that compares two operands; it is null where one of them is.
+    """Return the condition that compares two operands; it is null where one of them is null.
 
     Args:
         left: The left operand.
@@ -114,7 +114,7 @@ def compare(left: Literal | Values, name: str, right: Literal | Values) -> Any:
     if isinstance(left, Literal):
         if isinstance(right, Literal):
             raise InputError(
-                "two values are compared, and no column",
+                "the comparison has two values and no column",
                 remedy='write the name of a column without quotes, or as column("...")',
             )
         return compare(right, _MIRRORED.get(name, name), left)
@@ -132,9 +132,9 @@ def compare(left: Literal | Values, name: str, right: Literal | Values) -> Any:
 
 
 def _compare_exact(values: Values, name: str, number: Fraction, grid: _Grid) -> Any:
-    """Compare with a number that may lie between two values of the type, or beyond them all."""
+    """Compare with a number that may lie between two values of the type, or out of its range."""
     if name in ("==", "!=") and (number.denominator > 1 or not grid.low <= number <= grid.high):
-        name, number = "<" if name == "==" else ">=", Fraction(grid.low)  # never or always, but null for null
+        name, number = "<" if name == "==" else ">=", Fraction(grid.low)  # the same for all values, but null for null
     below = math.floor(number)
     if below < number or below > grid.high:
         name = {"<": "<=", ">=": ">"}.get(name, name)
@@ -144,7 +144,7 @@ def _compare_exact(values: Values, name: str, number: Fraction, grid: _Grid) -> 
 
 
 def is_among(values: Values, items: Sequence[Literal]) -> Any:
-    """Return the condition that a value equals one of some literals; it is null where the value is.
+    """Return the condition that a value equals one of some literals; it is null where the value is null.
 
     Raises:
         InputError: An item cannot be compared with the values.
@@ -161,15 +161,15 @@ def is_among(values: Values, items: Sequence[Literal]) -> Any:
         numbers = [_number(item, values.kind) * grid.per_unit for item in items]
         whole = [int(number) for number in numbers if number.denominator == 1 and grid.low <= number <= grid.high]
         found = [_exact_scalar(number, values.kind).as_py() for number in whole]
-    # The first `==` makes the condition null where the value is.
+    # The first `==` makes the condition null where the value is null.
     return equal[0] | values.expression.isin(pa.array(found, _computed(values.kind)))
 
 
 def compute(left: Literal | Values, name: str, right: Literal | Values) -> Literal | Values:
-    """Return the sum, difference, product or quotient of two operands: exact of literals, else int64 or float64.
+    """Return the sum, difference, product or quotient of two operands: exact for literals, else int64 or float64.
 
     Raises:
-        InputError: An operand is no number, or a literal does not fit.
+        InputError: An operand is not a number, or a literal does not fit.
     """
     for operand in (left, right):
         number = isinstance(operand.value, Fraction) if isinstance(operand, Literal) else _is_number(operand.kind)
@@ -202,7 +202,7 @@ def _computed(kind: pa.DataType) -> pa.DataType:
 
 
 def _cast(operand: Literal | Values, kind: pa.DataType) -> Any:
-    """Return an operand as an expression of a type; values that the type cannot hold will be an error of Arrow's."""
+    """Return an operand as an expression of a type; Arrow fails on values that do not fit."""
     if isinstance(operand, Literal):
         return pc.scalar(pa.scalar(int(operand.value), kind) if pa.types.is_integer(kind) else _scalar(operand, kind))
     return operand.expression if operand.kind == kind else operand.expression.cast(kind)
@@ -255,7 +255,7 @@ def _exact_scalar(number: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def _number(literal: Literal, kind: pa.DataType) -> Fraction:
-    """Return the number that a literal is beside an exact type; of a date or time, seconds since 1970 or midnight."""
+    """Return a literal as a number of an exact type; for dates and times, seconds since 1970 or midnight."""
     if isinstance(literal.value, str) and pa.types.is_temporal(kind):
         return _seconds(literal.value, kind)
     if isinstance(literal.value, Fraction) and not pa.types.is_temporal(kind):
@@ -264,7 +264,7 @@ def _number(literal: Literal, kind: pa.DataType) -> Fraction:
 
 
 def _scalar(literal: Literal, kind: pa.DataType) -> pa.Scalar:
-    """Return a literal as a value of a type that is not exact."""
+    """Return a literal as a value of an inexact type."""
     value = literal.value
     if isinstance(value, Fraction) and pa.types.is_floating(kind):
         return _float_scalar(value, kind)
@@ -272,7 +272,9 @@ def _scalar(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     if fits is None or not fits(kind):
         raise _unlike(kind, str(literal), literal)
     if pa.types.is_fixed_size_binary(kind) and len(value) != kind.byte_width:
-        raise InputError("bytes are not as many as the column's", found=str(len(value)), expected=str(kind.byte_width))
+        raise InputError(
+            "the number of bytes differs from the column's", found=str(len(value)), expected=str(kind.byte_width)
+        )
     return pa.scalar(value, kind)
 
 
@@ -287,14 +289,14 @@ def _float_scalar(number: Fraction, kind: pa.DataType) -> pa.Scalar:
     if math.isinf(value) or (number and not value):
         limits = np.finfo(dtype)
         raise InputError(
-            f"a number is beyond those of the type {kind}",
-            expected=f"0, or a size from {limits.smallest_subnormal} to {limits.max}",
+            f"a number is out of range for type {kind}",
+            expected=f"0, or a magnitude from {limits.smallest_subnormal} to {limits.max}",
         )
     return pa.scalar(value, _computed(kind))
 
 
 def _seconds(text: str, kind: pa.DataType) -> Fraction:
-    """Return the seconds since 1970, or since midnight, of a text; Arrow parses it, but for fractions of a second."""
+    """Return the seconds since 1970, or midnight, of a string; Arrow parses all but the fractions of seconds."""
     zoned, timed = pa.types.is_timestamp(kind) and kind.tz is not None, pa.types.is_time(kind)
     fraction = _SUBSECONDS.search(text)
     whole = ("1970-01-01T" if timed else "") + _SUBSECONDS.sub("", text)
@@ -302,17 +304,17 @@ def _seconds(text: str, kind: pa.DataType) -> Fraction:
         seconds: int = pa.scalar(whole).cast(pa.timestamp("s", "UTC" if zoned else None)).value
     except pa.ArrowInvalid as error:
         example = "12:30:00" if timed else "2024-02-29T12:30:00Z" if zoned else "2024-02-29"
-        zone = ", which has a zone (Z, or such as +01:00)" if zoned else ""
+        zone = " with a time zone (Z or +01:00)" if zoned else ""
         raise InputError(
-            f"a string is no value of the type {kind}",
+            f"invalid string for type {kind}",
             found=repr(text[:40]),
-            expected=f'one such as "{example}"{zone}',
+            expected=f'a string such as "{example}"{zone}',
         ) from error
     return seconds + Fraction(f"0{fraction[0]}" if fraction else 0)
 
 
 def _unlike(kind: pa.DataType, what: str, literal: Literal | None = None) -> InputError:
-    """Return the error that a column cannot be compared with something."""
+    """Return the error for a column and a value that cannot be compared."""
     remedy = ""
     if literal is not None and literal.value is None:
         remedy = "write `is None` or `is not None`"

@@ -1,8 +1,7 @@
-"""The text of a condition on rows, such as `label < 10 and width >= 256`, as an Arrow expression.
+"""Translates a condition on rows, such as `label < 10 and width >= 256`, to an Arrow expression.
 
-Pure (no I/O). The text has the grammar of Python's expressions; it is parsed (`syntax`) and translated node by node,
-never run. What is not translated is refused, with its place in the text. How values are compared is in `compare`. A
-condition on a null is null, as in SQL, and so is its `not`.
+Pure (no I/O). The text has the grammar of Python expressions. It is parsed (`syntax`) and translated node by node
+(values in `compare`), never run; other nodes are errors. A condition on a null is null, as in SQL, and so is its `not`.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ class Where:
     """A condition on rows.
 
     Attributes:
-        columns: The top-level columns that it reads, each once, in the order in which the text names them.
+        columns: The distinct top-level columns that it reads, in the order of the text.
         expression: The condition as an Arrow expression: true for the rows to keep, else false or null.
-        pruning: A condition that is no stricter, for the statistics of row groups; None if they can rule nothing out.
-            They leave NaN out, for which `x != 3` and `not x < 3` hold, so it lacks such conditions on floats.
+        pruning: The same or a weaker condition, for row group statistics; None if they cannot exclude anything. They
+            ignore NaN, for which `x != 3` and `not x < 3` are true, so such conditions on floats are omitted.
     """
 
     columns: tuple[str, ...]
@@ -82,14 +81,13 @@ def parse_where(
     Args:
         text: The condition.
         schema: The table's columns.
-        class_names: The names of classes, by their numbers, of columns that hold such numbers: `label == "cat"` then
-            compares the number.
-        key: The column of the keys of samples, which may be escaped: `==` and `in` then look up a text as it is and
-            escaped. None if the table has none.
-        hints: What to do about names that are no columns of samples, by these names.
+        class_names: The class names, in the order of their numbers, of columns with class numbers. `label == "cat"`
+            then compares the number.
+        key: The column with sample keys, if any. These may be escaped: `==` and `in` look up both forms of a string.
+        hints: Remedies for names that are not columns, by name.
 
     Raises:
-        InputError: The text is no condition, names a column that is not there, or compares what cannot be compared.
+        InputError: The condition is invalid, names an unknown column, or compares incompatible values.
     """
     source = Source.of(text)
     try:
@@ -132,7 +130,7 @@ class _Translator:
         return Where(tuple(self._columns), expression, join(operator.and_, pruning) if pruning else None)
 
     def _check(self, expression: Any) -> None:
-        """Let Arrow say whether it can compute the condition."""
+        """Check that Arrow can compute the condition."""
         schema = pa.schema([self._schema.field(name) for name in self._columns])
         try:
             pyarrow.dataset.Scanner.from_batches([], schema=schema, columns={"": expression})
@@ -141,7 +139,7 @@ class _Translator:
             raise self._source.fault(None, cause, found=str(error)) from error
 
     def _condition(self, node: ast.expr) -> Any:
-        """Translate what is true, false or null for each row."""
+        """Translate a node that is true, false or null for each row."""
         if isinstance(node, ast.BoolOp):
             operation = operator.and_ if isinstance(node.op, ast.And) else operator.or_
             return join(operation, [self._condition(value) for value in node.values])
@@ -178,7 +176,7 @@ class _Translator:
             return compare(operands[0], _COMPARISONS[type(operation)], operands[1])
 
     def _spellings(self, operand: Literal | Values, column: ast.expr) -> list[Literal]:
-        """Return a literal that is compared with a column: as it is and, if that holds keys, escaped; [] for others."""
+        """Return a literal, and its escaped form if it is compared with the key column; [] for other operands."""
         if not isinstance(operand, Literal):
             return []
         path, text = self._path(column) if self._key else None, operand.value
@@ -188,7 +186,7 @@ class _Translator:
         return [operand, Literal(escape_key(text))]
 
     def _numbered(self, operand: Literal | Values, node: ast.expr, column: ast.expr) -> Literal | Values:
-        """Return an operand; the name of a class that is compared with a column of classes as its number."""
+        """Return an operand; if it is a class name that is compared with a column of classes, its number."""
         path = self._path(column)
         names = self._class_names.get(path[0][0], ()) if path is not None and len(path) == 1 else ()
         if not names or not isinstance(operand, Literal) or not isinstance(operand.value, str):
@@ -197,47 +195,47 @@ class _Translator:
             near = nearest_names([operand.value], names)
             cause = f"column {path[0][0] if path else ''!r} has no class {operand.value!r}"
             shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            remedy = f'write "{near[0]}"' if near else ""
+            remedy = f'did you mean "{near[0]}"?' if near else ""
             raise self._source.fault(node, cause, expected=f"one of {shown}", remedy=remedy)
         return Literal(Fraction(names.index(operand.value)))
 
     def _is_null(self, node: ast.expr, right: ast.expr) -> Any:
-        """Translate `is None`, which can be asked of a column of any type."""
+        """Translate `is None`, which works for columns of any type."""
         if not (isinstance(right, ast.Constant) and right.value is None):
             null = isinstance(right, ast.Name) and _SPELLINGS.get(right.id.lower()) == "None"
             remedy = "write None" if null else "write `==` or `!=`"
-            raise self._source.fault(right, "`is` is followed by something else than None", remedy=remedy)
+            raise self._source.fault(right, "`is` must be followed by None", remedy=remedy)
         if self._path(node) is not None:
             reference, kind = self._reference(node)
-            # Arrow before 18 overlooks nulls that a dictionary itself holds.
+            # Arrow before 18 overlooks nulls inside a dictionary.
             overlooked = pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type)
             return (reference.cast(kind.value_type) if overlooked else reference).is_null()
         values = self._operand(node)
         if isinstance(values, Literal):
-            raise self._source.fault(node, "a value is asked to be None, and no column")
+            raise self._source.fault(node, "`is None` needs a column, not a value")
         return values.expression.is_null()
 
     def _among(self, left: ast.expr, right: ast.expr) -> Any:
         if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not right.elts:
             raise self._source.fault(
                 right,
-                "`in` is followed by something else than a list of values",
+                "`in` must be followed by a list of values",
                 expected='a list such as `[1, 2]` or `["a", "b"]`',
                 remedy='write contains(column, "...") to look for a part of a string',
             )
         values = self._operand(left)
         if isinstance(values, Literal):
-            raise self._source.fault(left, "a value is looked up in a list, and no column")
+            raise self._source.fault(left, "`in` needs a column, not a value")
         items: list[Literal] = []
         for node in right.elts:
             item = self._numbered(self._operand(node), node, left)
             if not isinstance(item, Literal):
-                raise self._source.fault(node, "a list holds something else than numbers, strings, True and False")
+                raise self._source.fault(node, "a list may contain only numbers, strings, True and False")
             items.extend(self._spellings(item, left))
         return is_among(values, items)
 
     def _operand(self, node: ast.expr) -> Literal | Values:
-        """Translate what can be compared."""
+        """Translate a value or column that can be compared."""
         if isinstance(node, ast.Constant):
             return self._literal(node)
         if self._path(node) is not None:
@@ -282,11 +280,11 @@ class _Translator:
     def _call(self, node: ast.Call) -> Values:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in _FUNCTIONS or node.keywords or not node.args:
-            cause = "this is no function that a condition may call"
+            cause = "unknown function"
             raise self._source.fault(node, cause, expected=f"one of {', '.join(_FUNCTIONS)}")
         values, *more = (self._operand(argument) for argument in node.args)
         if isinstance(values, Literal):
-            raise self._source.fault(node.args[0], f"{name} is asked of a value, and no column")
+            raise self._source.fault(node.args[0], f"{name} needs a column, not a value")
         if name in _TEXT_TESTS:
             part = more[0].value if len(more) == 1 and isinstance(more[0], Literal) else None
             if not is_text(values.kind) or not isinstance(part, str):
@@ -303,7 +301,7 @@ class _Translator:
         return Values(length(values.expression).cast(pa.int64()), pa.int64())
 
     def _path(self, node: ast.expr) -> list[tuple[str, ast.expr]] | None:
-        """Return the names that lead to a column or a member of one, each with its node; None for what is none."""
+        """Return the names of a column or of a member of one, with their nodes; None for other nodes."""
         if isinstance(node, ast.Name):
             return [(node.id, node)]
         if isinstance(node, ast.Attribute):
@@ -332,14 +330,14 @@ class _Translator:
         return pc.field(*(name for name, _ in path)), kind
 
     def _unknown(self, name: str, node: ast.expr, names: list[str], above: list[str]) -> InputError:
-        """Return the error for a name that none, or more than one, of the columns or members has."""
+        """Return the error for an unknown or ambiguous name."""
         if names.count(name) > 1:
             return self._source.fault(node, f"duplicate column {name!r}: {names.count(name)} in the table")
         if above and not names:
-            return self._source.fault(node, f"column {'.'.join(above)!r} is no struct, and has no member {name!r}")
+            return self._source.fault(node, f"column {'.'.join(above)!r} is not a struct and has no member {name!r}")
         owner = f"column {'.'.join(above)!r} has no member" if above else "the table has no column"
         near = nearest_names([name], names)
-        remedy = f"write {_spelling([*above, *near])}" if near else ""
+        remedy = f"did you mean {_spelling([*above, *near])}?" if near else ""
         if not above and any(name in classes for classes in self._class_names.values()):
             remedy = f"write {name!r} in quotes"
         if not above and name.lower() in _SPELLINGS:

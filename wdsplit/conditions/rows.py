@@ -21,25 +21,25 @@ _ROW_NAME = "wdsplit row number"
 
 
 def rows_meeting(where: Where, columns: Sequence[Any], num_rows: int, text: str) -> npt.NDArray[np.int64]:
-    """Return the rows that meet a condition: int64, rising.
+    """Return the rows that meet a condition: int64, in ascending order.
 
     Args:
         where: The condition.
-        columns: Its columns, in their order: arrays of Arrow.
-        num_rows: Rows of the batch.
-        text: The condition's text, for an error.
+        columns: Its columns, in order, as Arrow arrays.
+        num_rows: Number of rows of the batch.
+        text: The text of the condition, for errors.
 
     Raises:
-        InputError: The condition cannot be computed for some row.
+        InputError: The condition fails for some row.
     """
     rows = pa.table([*columns, pa.array(np.arange(num_rows))], names=[*where.columns, _ROW_NAME])
     try:
         kept: npt.NDArray[np.int64] = rows.filter(where.expression).column(_ROW_NAME).to_numpy()
     except pa.ArrowInvalid as error:
         raise InputError(
-            "the condition cannot be computed for some row",
+            "the condition fails for some row",
             place=text,
             found=str(error),
-            remedy="keep numbers within 64 bits, and whole numbers beside floats below 2**53",
+            remedy="keep integers within 64 bits, and integers that are combined with floats below 2**53",
         ) from error
     return kept

@@ -1,7 +1,6 @@
-"""The text of a condition: parsed to a tree of Python's, and errors that show their place in it.
+"""The syntax of conditions: parses the text with Python's parser, and makes errors that mark their place in it.
 
-Pure (no I/O). What is no expression, or too deep or too large for Arrow to walk, is refused here; `parse` translates
-the nodes.
+Pure (no I/O). Refuses invalid expressions, and those too deep or too large for Arrow. `parse` translates the nodes.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ __all__ = ["GRAMMAR", "STRING", "Source"]
 _MAX_CHARACTERS = 100_000
 _MAX_DEPTH = 50
 _MAX_CONDITIONS = 500
-"""Arrow walks conditions that are joined by recursion, on the small stacks of its threads."""
+"""Arrow walks joined conditions recursively, on the small stacks of its threads."""
 _MAX_SHOWN = 40
 """Characters of the text that an error shows before, between and after the carets."""
 
 GRAMMAR = "comparisons joined by `and`, `or` and `not`, such as `label < 10 and width >= 256`"
 STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _RESERVED = [word for word in keyword.kwlist if word not in ("and", "or", "not", "in", "is", "None", "True", "False")]
-_ODD_NAME = 'write column("...") for a column whose name is no plain word'
+_ODD_NAME = 'write column("...") for a column whose name is not a plain word'
 _ADVICE = {
-    r"<>": "write `!=` for unequal",
+    r"<>": "write `!=` instead",
     r"=>|=<": "write `>=` or `<=`",
-    r"===|(?<![<>!=:])=(?![=<>])": "write `==` for equal",
+    r"===|(?<![<>!=:])=(?![=<>])": "write `==` to compare",
     r"&&?|\b(?!and\b)(?i:and)\b": "write `and`",
     r"\|\|?|\b(?!or\b)(?i:or)\b": "write `or`",
     r"!(?!=)|~|\b(?!not\b)(?i:not)\b(?!\s+(?i:null)\b)": "write `not`",
@@ -40,10 +39,10 @@ _ADVICE = {
     r"\b(?i:i?like)\b": 'write startswith(column, "..."), endswith(column, "...") or contains(column, "...")',
     r"\b(?i:between)\b": "write `low <= column <= high`",
     r"\b(?!in\b)(?i:in)\b": "write `in [..., ...]`",
-    rf"\b(?:{'|'.join(_RESERVED)})\b": 'write column("...") for a column that is called like a word of Python',
+    rf"\b(?:{'|'.join(_RESERVED)})\b": 'write column("...") for a column whose name is a Python keyword',
     r"[`\\$?@]": _ODD_NAME,
 }
-"""What people write who think of another language; looked for where the text is no expression."""
+"""Remedies for the syntax of other languages, by pattern; used if the text is not a valid expression."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Source:
         """Return a text, of one line or several, as a source.
 
         Raises:
-            InputError: It is too long, or a string in it goes over the end of a line.
+            InputError: It is too long, or a string in it contains a line break.
         """
         if len(text) > _MAX_CHARACTERS:
             raise InputError(
@@ -66,11 +65,11 @@ class Source:
         source = cls(re.sub(r"[\r\n]", " ", text.strip()))
         for found in STRING.finditer(text.strip()):
             if "\n" in found[0] or "\r" in found[0]:
-                raise source.fault(found.span(), "a string goes over the end of a line", remedy=r"write \n in it")
+                raise source.fault(found.span(), "a string contains a line break", remedy=r"write \n instead")
         return source
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Return where a node begins and ends in the line, in characters: the parser counts bytes."""
+        """Return the start and end of a node in the line, in characters: the parser counts bytes."""
         start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
         if self.line.isascii():
             return start, end
@@ -85,7 +84,7 @@ class Source:
         found: str = "",
         remedy: str = "",
     ) -> InputError:
-        """Return an error whose place is the text, with carets around the characters or the node that are wrong."""
+        """Return an error whose place is the text, with carets around the wrong characters or node."""
         start, end = self.span(at) if isinstance(at, ast.AST) else at or (0, 0)
         before, wrong, after = self.line[:start], self.line[start:end], self.line[end:]
         before = before if len(before) <= _MAX_SHOWN else f"...{before[-_MAX_SHOWN:]}"
@@ -95,23 +94,23 @@ class Source:
 
     @contextmanager
     def placing(self, node: ast.AST) -> Iterator[None]:
-        """Give an error that has no place yet that of a node."""
+        """Set the place of errors that have none to a node."""
         try:
             yield
         except InputError as error:
             raise error if error.place else error.at(self.fault(node, "").place) from error.__cause__
 
     def parse(self) -> ast.expr:
-        """Return the text as a tree that is neither too deep nor too large.
+        """Parse the text.
 
         Raises:
-            InputError: It is no expression, holds a comment, or is too deep or too large.
+            InputError: It is not a valid expression, contains a comment, or is too deep or too large.
         """
         if not self.line:
             raise InputError("the condition is empty", expected=GRAMMAR)
         comment = self._without_strings().find("#")
         if comment >= 0:
-            raise self.fault((comment, len(self.line)), "the condition holds a comment", remedy="leave it out")
+            raise self.fault((comment, len(self.line)), "the condition contains a comment", remedy="remove it")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -121,7 +120,7 @@ class Source:
         except (MemoryError, RecursionError) as error:
             raise self.fault(None, "the condition is nested too deeply") from error
         except ValueError as error:
-            raise self.fault(None, "the condition cannot be understood", found=str(error)) from error
+            raise self.fault(None, "invalid condition", found=str(error)) from error
         self._check_size(tree)
         return tree
 
@@ -129,8 +128,8 @@ class Source:
         return STRING.sub(lambda found: '"' * len(found[0]), self.line)
 
     def _not_understood(self, error: SyntaxError) -> InputError:
-        """Return the error for a text that is no expression, with advice if it looks like one of another language."""
-        cause, text = "the condition cannot be understood", self._without_strings()
+        """Return the error for an invalid expression, with a remedy if it looks like the syntax of another language."""
+        cause, text = "invalid condition", self._without_strings()
         matches = [(match.span(), advice) for word, advice in _ADVICE.items() if (match := re.search(word, text))]
         if matches:
             first, remedy = min(matches)

@@ -1,6 +1,5 @@
-"""Tables converted into balanced shards: planned, written by independent tasks, committed and resumed.
+"""Conversion of tables into balanced shards: plan, independent tasks, commit, resume. Imports nothing of `loading`.
 
-Nothing of `loading` is imported here. Begin with `convert`, then `driver` (the passes of a conversion, or of a share
-of it) and `task` (the work for a few shards); `run` decides what is resumed or overwritten. `plan` gives each shard
-its rows, `record` notes what is done, `shuffle` brings rows into another order.
+Start with `convert`, then `driver` (runs the passes) and `task` (writes a few shards). `run` decides what to resume or
+overwrite, `plan` assigns rows to shards, `record` notes finished work, `shuffle` reorders rows.
 """

@@ -1,8 +1,8 @@
-"""Adopting: existing WebDataset tars become a dataset where they lie, and none of them is rewritten.
+"""Adopting: makes a dataset of existing WebDataset tars in place, without rewriting them.
 
-Composition of `indexing` and an engine. A task reads one tar whole, writes its index beside it and says what
-it found; the driver looks at the keys of all and writes the manifest, the header last. An index that is right is left
-as it is. Before one is replaced, the header goes, so that no header belongs to other indexes.
+A task scans one tar, writes its index beside it, and returns its contents. The driver checks the keys of all tars and
+writes the manifest, the header last. Valid indexes are kept. Before an index is replaced, the header is removed, so
+that no header ever belongs to other indexes.
 """
 
 from __future__ import annotations
@@ -51,63 +51,63 @@ def index_tars(
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Manifest:
-    """Make a dataset of the tars of a folder: write an index beside each of them, and the manifest.
+    """Make a dataset of the tars in a folder: write an index beside each tar, and the manifest.
 
-    With `options.samples` the sample tables are made too; of a folder that is a dataset already, only these.
+    With `options.sample_tables`, also make the sample tables; in an existing dataset, make only these.
 
-    All `*.tar` below the folder become shards, in the order of their relative paths; hidden ones are left out. The tars
-    are read once and not changed. Members that name no sample are left out, with a warning. Eight bytes a sample are
-    kept, to find duplicate keys.
+    All `*.tar` files below the folder become shards, in the order of their relative paths, except hidden ones. The tars
+    are read once and not changed. Members that belong to no sample are left out, with a warning. Finding duplicate
+    keys takes 8 bytes of memory per sample.
 
         wdsplit.index_tars("tars", wdsplit.IndexOptions(samples=True))
         dataset = wdsplit.Dataset("tars")
 
     Args:
-        url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files to be read.
+        url: The folder: a path, or `s3://bucket/folder`, whose tars are copied to temporary files for reading.
         options: The options.
-        progress: Called at the beginning and after each tar.
-        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
-        engine: What carries the tasks out; None for `options.jobs` processes of this machine.
-        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+        progress: Called at the start and after each tar.
+        storage_options: Options for a remote store, as for `wdsplit.Dataset`.
+        engine: Engine that runs the tasks; None for `options.jobs` processes of this machine.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Returns:
-        The manifest. A field's type is bytes, as nothing else is known of it.
+        The manifest. The type of all fields is bytes, because nothing else is known.
 
     Raises:
         DatasetNotFoundError: There are no tars.
-        OutputExistsError: The folder is a dataset already, or holds an unfinished conversion or other indexes.
-        InputError: A tar holds an invalid sample, no sample at all, or a key that is in another one too.
+        OutputExistsError: The folder is already a dataset, or contains an unfinished conversion or other indexes.
+        InputError: A tar has an invalid sample, no sample, or a key that is also in another tar.
         CorruptDataError: A tar is damaged.
-        StorageError: The folder cannot be written to.
+        StorageError: The folder is not writable.
     """
     options = options or IndexOptions()
     url, storage_options = located_one(url, storage_options, fs)
     engine, report = engine or LocalEngine(options.jobs), progress or (lambda _: None)
     storage = open_storage(url, storage_options)
-    if not (options.samples and storage.size(HEADER_NAME) is not None and not options.overwrite):
+    if not (options.sample_tables and storage.size(HEADER_NAME) is not None and not options.overwrite):
         manifest = _adopt(storage, storage_options, options, engine, report)
     elif Run(storage).is_unfinished:
         _refuse_output(storage, True)
     else:
         manifest = read_manifest(storage)
         _refuse_layout(storage, options)
-    if not options.samples:
+    if not options.sample_tables:
         return manifest
     with Run(storage).locked():
         return make_sample_tables(storage, storage_options, manifest, options, engine, report)
 
 
 def _refuse_layout(storage: Storage, options: IndexOptions) -> None:
-    """Refuse options on the lanes of a dataset that is there already: only its sample tables are made."""
+    """Refuse options for lanes if the dataset exists: only its sample tables are made."""
     names = ("world_size", "workers", "lanes", "window")
     given = [name for name in names if getattr(options, name) != getattr(IndexOptions(), name)]
     if given:
         raise OutputExistsError(
-            "the folder is a dataset already",
+            "the folder is already a dataset",
             place=storage.url,
-            expected="nothing but its sample tables to be made",
+            expected="only options of the sample tables",
             found=", ".join(f"{name} = {getattr(options, name)}" for name in given),
-            remedy="leave these options out; or use --overwrite to replace its indexes and its manifest too",
+            remedy="remove these options, or use --overwrite to replace its indexes and manifest too",
             url=storage.url,
         )
 
@@ -142,7 +142,7 @@ def _adopt(
 
 
 def _manifest_there(storage: Storage) -> Manifest | None:
-    """Return the manifest that is to be replaced; None if there is none, or a damaged one."""
+    """Return the manifest that will be replaced; None if it is missing or damaged."""
     try:
         return read_manifest(storage) if storage.size(HEADER_NAME) is not None else None
     except (CorruptDataError, InputError, DatasetNotFoundError):
@@ -150,7 +150,7 @@ def _manifest_there(storage: Storage) -> Manifest | None:
 
 
 def _with_kept(storage: Storage, before: Manifest | None, found: Manifest) -> Manifest:
-    """Return the manifest with the fields, classes and sample tables of the one before, if the shards are the same."""
+    """Return the manifest; if the shards are the same, with the fields, classes and sample tables of the old one."""
     if before is None:
         return found
     if before.shards.table.equals(found.shards.table):
@@ -159,16 +159,16 @@ def _with_kept(storage: Storage, before: Manifest | None, found: Manifest) -> Ma
     lost += ["the sample tables"] if before.samples is not None else []
     lost += [] if before.provenance.get("adopted") else ["the types of fields", "the provenance"]
     if lost:
-        logger.warning("%s: the tars are not those of the manifest, which loses %s", storage.url, ", ".join(lost))
+        logger.warning("%s: the tars differ from the manifest, so these are lost: %s", storage.url, ", ".join(lost))
     return found
 
 
 def _refuse_output(storage: Storage, overwrite: bool) -> None:
     if Run(storage).is_unfinished:
-        cause, remedy = "the folder holds an unfinished conversion", "finish it with `wdsplit convert --resume`"
+        cause, remedy = "the folder contains an unfinished conversion", "finish it with `wdsplit convert --resume`"
     elif storage.size(HEADER_NAME) is not None and not overwrite:
-        cause = "the folder is a dataset already"
-        remedy = "use --overwrite to replace its indexes and its manifest; the tars stay as they are"
+        cause = "the folder is already a dataset"
+        remedy = "use --overwrite to replace its indexes and manifest; tars are never changed"
     else:
         return
     raise OutputExistsError(
@@ -183,7 +183,7 @@ def _tars(storage: Storage) -> dict[str, int]:
         raise DatasetNotFoundError(
             "there are no tars",
             place=storage.url,
-            expected="a folder with files named *.tar in it, or below it",
+            expected="a folder that contains *.tar files",
             found=storage.describe_contents(),
             remedy="check the path, and give the folder, not its files; compressed tars must be decompressed first",
             url=storage.url,
@@ -207,7 +207,7 @@ def _below(storage: Storage, folder: str) -> Iterator[tuple[str, int]]:
 def _read_tar(
     url: str, options: Mapping[str, Any] | None, overwrite: bool, task: tuple[int, str]
 ) -> tuple[int, TarContent]:
-    """Read a tar, write its index, and say what is in it. Runs in a worker process; may run twice."""
+    """Read a tar, write its index, and return its contents. Runs in a worker process; may run twice."""
     number, path = task
     storage = open_storage(url, options)
     content, index = read_tar(storage, path)
@@ -222,9 +222,9 @@ def _write_index(storage: Storage, path: str, index: bytes, overwrite: bool) -> 
             return
         if not overwrite:
             raise OutputExistsError(
-                "a tar has an index already, and it is not the one that the tar should have",
+                "a tar has an index that does not match it",
                 place=f"{storage.url}/{beside}",
-                expected="no index, or one that tells where each sample begins",
+                expected="no index, or the offset of each sample",
                 remedy="use --overwrite to replace it, if no other program needs it",
                 url=f"{storage.url}/{beside}",
             )
@@ -240,7 +240,7 @@ def _read_all(
     engine: Engine,
     report: Callable[[IndexProgress], None],
 ) -> list[TarContent]:
-    """Read all tars; return what is in each, in the order of their paths."""
+    """Read all tars; return the contents of each, sorted by path."""
     found: dict[int, TarContent] = {}
     samples = read_bytes = 0
     report(IndexProgress(0, len(paths), 0, 0))

@@ -1,6 +1,6 @@
-"""Classes that come in runs: whether a table looks sorted by one of its columns.
+"""Detects whether a table looks sorted by a column of classes.
 
-Seen from a bounded number of rows at places spread over the table; the same table gives the same answer.
+Reads a bounded number of rows from places spread over the table. The result depends only on the table.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _MAX_BLOCK_BYTES = 64 * 1024**2
 _MAX_COLUMNS, _MAX_TEXT_BYTES = 32, 64
 _THREADS = 8
 _MIN_RUN, _TIMES_CHANCE = 8, 4
-"""Values come in runs if their runs have so many rows, and so many times as many as runs by chance."""
+"""A column looks sorted if its runs have at least this many rows, and this many times the rows of random runs."""
 _MAX_CLASSES = 10_000
 _TAR_CLASSES = ("cls", "txt")
 
 
 @dataclass(frozen=True)
 class ClassRuns:
-    """A column whose values come in runs.
+    """A column that looks sorted.
 
     Attributes:
         column: The column.
-        num_classes: Different values among the rows that were seen.
-        run_rows: Rows of a run, on average.
-        chance_rows: What that would be if the same rows were shuffled.
+        num_classes: Number of different values in the rows that were read.
+        run_rows: Mean number of rows per run of equal values.
+        chance_rows: The same, if these rows were shuffled.
     """
 
     column: str
@@ -54,14 +54,14 @@ class ClassRuns:
 
 
 def find_class_runs(table: Table, fields: Sequence[Field]) -> ClassRuns | None:
-    """Return the column that most looks like one of classes by which the table is sorted.
+    """Return the column of classes by which the table most likely is sorted.
 
     Args:
-        table: The input, and which of its rows are selected.
-        fields: The fields of each sample: only their columns are looked at.
+        table: The input, with its selected rows.
+        fields: The fields of each sample; only their columns are checked.
 
     Returns:
-        A column of integers, booleans or strings with few values, which come in runs; None if there is none.
+        A column of integers, booleans or strings with few different values in long runs; None if there is none.
 
     Raises:
         InputError: A file cannot be read.
@@ -81,7 +81,7 @@ def find_class_runs(table: Table, fields: Sequence[Field]) -> ClassRuns | None:
 
 
 def _candidates(table: Table, fields: Sequence[Field]) -> list[str]:
-    """Return the columns that may hold classes: those of long texts do not, and of tars their names say it."""
+    """Return the columns that may contain classes: not long strings; in tars, decided by their names."""
     sizes: dict[str, int] = {}
     for file in table.files:
         for name, size in file.column_bytes:
@@ -100,9 +100,9 @@ def _candidates(table: Table, fields: Sequence[Field]) -> list[str]:
 
 
 def _places(table: Table, num_columns: int) -> list[tuple[int, int]]:
-    """Return stretches of rows, as first and stop, that begin with row groups spread over the table.
+    """Return ranges of rows, as first and stop, that start with row groups spread over the table.
 
-    Formats that cannot read single columns are looked at in few places, a row group in each at most.
+    For formats that cannot read single columns there are fewer ranges, each of at most one row group.
     """
     ends = np.cumsum(np.concatenate([np.asarray(file.counts, np.int64) for file in table.files]))
     begins = np.concatenate([[0], ends[:-1]])[np.diff(ends, prepend=0) > 0]
@@ -120,7 +120,7 @@ def _places(table: Table, num_columns: int) -> list[tuple[int, int]]:
 
 
 def _values(table: Table, columns: Sequence[str], place: tuple[int, int]) -> dict[str, _Runs]:
-    """Return the runs of some columns in a stretch of rows."""
+    """Return the runs of columns in a range of rows."""
     parts: dict[str, list[pa.Array]] = {name: [] for name in columns}
     for rows in read_rows(table, *place, columns):
         for name in columns:
@@ -129,14 +129,14 @@ def _values(table: Table, columns: Sequence[str], place: tuple[int, int]) -> dic
 
 
 class _Runs(NamedTuple):
-    """The runs of a column in a stretch of rows: the value of each, and its rows."""
+    """The runs of a column in a range of rows: the value of each, and its number of rows."""
 
     values: pa.Array
     rows: Int64
 
     @classmethod
     def of(cls, column: pa.Array) -> _Runs:
-        """Return the runs of a column; without their values if they are so short that nobody will ask for these."""
+        """Return the runs of a column; without their values if they are too short to matter."""
         later, earlier = column[1:], column[:-1]
         are_equal = pc.or_(pc.equal(later, earlier).fill_null(False), pc.and_(later.is_null(), earlier.is_null()))
         begins = np.flatnonzero(np.append(True, ~are_equal.to_numpy(zero_copy_only=False)))
@@ -145,9 +145,9 @@ class _Runs(NamedTuple):
 
 
 def _found(column: str, runs: Sequence[_Runs]) -> ClassRuns | None:
-    """Return what is to be said of a column, given its runs in each stretch; None if nothing."""
+    """Return the finding for a column from its runs in each range; None if it does not look sorted."""
     num_rows, num_pairs = (sum(int(part.rows.sum()) - less for part in runs) for less in (0, 1))
-    run_rows = (num_pairs + 1) / (1 + sum(len(part.rows) - 1 for part in runs))  # a stretch may begin within a run
+    run_rows = (num_pairs + 1) / (1 + sum(len(part.rows) - 1 for part in runs))  # a range may start within a run
     if run_rows < _MIN_RUN:
         return None
     runs = [part for part in runs if len(part.values)]

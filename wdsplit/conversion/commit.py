@@ -1,4 +1,4 @@
-"""The commit of a conversion: once all shards are there, sidecars and manifest make them a dataset, the header last."""
+"""The commit of a conversion: once all shards exist, writes sidecars and manifest, the header last."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["build_manifest", "commit"]
 
 
 def commit(run: Run, plan: Plan, emit: tuple[str, ...], shards: Published) -> Manifest:
-    """End a run whose shards are all there: from then on the dataset exists.
+    """Finish a run whose shards all exist: write the manifest, and remove the run's files.
 
     Raises:
-        WdsplitError: The output lacks a file, or cannot be written.
+        WdsplitError: A file is missing from the output, or the output is not writable.
     """
     manifest = build_manifest(plan, emit, shards)
     write_sidecars(run.storage, manifest, emit)

@@ -1,6 +1,6 @@
-"""`convert` and `convert_splits`: plan, carry out the passes, commit.
+"""`convert` and `convert_splits`: plan, run the passes, commit.
 
-Tasks write shards and note what they wrote; only this driver's process commits. What a resumed run finds is in `run`.
+Tasks write shards and note what they wrote; only this process commits. `run` finds the work of an earlier run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "Source", "convert", "convert_splits"]
 
 Source = PathLike | Sequence[PathLike] | Iterable[Mapping[str, Any]] | Any
-"""Paths, or rows: what `convert` takes; the libraries of datasets and frames are not imported for their types."""
+"""Paths or rows, the input of `convert`; Any, because libraries of datasets and frames are not imported for types."""
 
 
 def convert(
@@ -44,37 +44,37 @@ def convert(
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
 ) -> Manifest:
-    """Convert tables, or rows that Python code has, into a dataset of shards.
+    """Convert tables, or rows from Python, into a dataset of shards.
 
-    The dataset exists when this returns; until then the output holds published shards without a manifest, and can be
-    continued with `resume`.
+    The dataset exists once this function returns. If it is interrupted, the output contains shards without a manifest;
+    continue with `resume`.
 
         wdsplit.convert("raw/*.parquet", "data/digits")
         wdsplit.convert(({"jpg": image, "cls": label} for image, label in samples), "data/rows")
 
-    Rows from Python are read once, as a stream, into an Arrow file in the output's folder (in TMPDIR for a remote one),
-    which is removed at the end. `resume` reads them again: they must be the same, in the same order.
+    Rows from Python are streamed once into an Arrow file in the output's folder (in TMPDIR for a remote output), which
+    is removed at the end. `resume` reads them again: they must be the same, in the same order.
 
     Args:
-        inputs: Paths: one or several of a file, a folder of them or of images, a glob, a brace expression. Or rows: an
-            iterable of dicts; a Hugging Face `Dataset` or `IterableDataset`; a Polars DataFrame or LazyFrame; a pandas
-            DataFrame; an Arrow Table, RecordBatchReader or Dataset; anything with `__arrow_c_stream__`. In dicts, numpy
-            arrays become npy, PIL images the bytes of their files, and dicts JSON.
+        inputs: Paths: one or more files, folders of tables or images, globs, brace expressions. Or rows: an iterable of
+            dicts; a Hugging Face `Dataset` or `IterableDataset`; a Polars DataFrame or LazyFrame; a pandas DataFrame;
+            an Arrow Table, RecordBatchReader or Dataset; any object with `__arrow_c_stream__`. In dicts, numpy arrays
+            become npy, PIL images the bytes of their files, and dicts JSON.
         output: The dataset's folder: a path, or `s3://bucket/folder`.
-        options: The options; without splits.
-        progress: Called with the progress so far, at the beginning of each pass and after each task.
-        storage_options: How to reach remote stores, as for `wdsplit.Dataset`: that of the inputs and of the output,
-            but for one that `fs` or `input_fs` reaches.
-        engine: What carries the tasks out, such as `wdsplit.RayEngine`; None for `options.jobs` jobs of this machine.
-        fs: The file system that the output is on, an object of fsspec such as `s3fs.S3FileSystem(...)`; None for what
-            the path says itself. Files are gathered in TMPDIR and then sent.
-        input_fs: The file system that the inputs are on.
+        options: The options, without splits.
+        progress: Called with the progress so far, at the start of each pass and after each task.
+        storage_options: Options for the remote stores of inputs and output, as for `wdsplit.Dataset`. Not used for
+            `fs` and `input_fs`.
+        engine: Engine that runs the tasks, such as `wdsplit.RayEngine`; None for `options.jobs` jobs on this machine.
+        fs: fsspec file system of the output, such as `s3fs.S3FileSystem(...)`; None to choose it by the path. Files are
+            written to TMPDIR first, then uploaded.
+        input_fs: fsspec file system of the inputs.
 
     Returns:
         The manifest.
 
     Raises:
-        WdsplitError: The inputs cannot be read or converted, or the output exists or cannot be written.
+        WdsplitError: The inputs cannot be read or converted, or the output exists or is not writable.
     """
     options = ConvertOptions() if options is None else options
     _check_class(options)
@@ -93,9 +93,9 @@ def convert_splits(
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
 ) -> dict[str, Manifest]:
-    """Convert into a dataset for each split, in folders below the output that are called after the splits.
+    """Convert into a dataset for each split, in a folder of the split's name below the output.
 
-    The arguments are those of `convert`, and so are its errors; the options must have splits.
+    Arguments and errors are the same as for `convert`, but the options must have splits.
 
         options = wdsplit.ConvertOptions(splits={"train": 0.9, "val": 0.1})
         wdsplit.convert_splits("raw/*.parquet", "data/digits", options)
@@ -130,7 +130,7 @@ def _convert_any(
     fs: AbstractFileSystem | None,
     input_fs: AbstractFileSystem | None,
 ) -> dict[str, Manifest]:
-    """Convert files, or rows of Python by way of a file."""
+    """Convert files, or rows from Python through a file."""
     source = python_source(inputs)
     paths = [] if isinstance(source, PythonSource) else source
     places = Places.of(paths, output, storage_options, fs, input_fs)
@@ -139,10 +139,10 @@ def _convert_any(
     storage = open_storage(places.output, places.output_options)
     if engine is not None and not engine.is_local and storage.is_remote:
         raise InputError(
-            "other machines cannot reach rows from Python",
+            "other machines cannot access rows from Python",
             place=places.output,
             expected="an output on a shared file system, or an engine of this machine",
-            remedy="leave out engine=, or write the rows to a table that all machines reach",
+            remedy="leave out engine=, or write the rows to a table that all machines can access",
         )
     if not options.splits:
         Run(storage).refuse_output(options.overwrite, options.resume)
@@ -164,7 +164,7 @@ def _convert_any(
 def _convert(
     places: Places, options: ConvertOptions, progress: Callable[[Progress], None] | None, engine: Engine | None
 ) -> dict[str, Manifest]:
-    """Convert; nothing is written, of no split, before everything that can be refused is checked."""
+    """Convert; all checks for all splits are done before anything is written."""
     engine, report = engine or LocalEngine(options.jobs), progress or no_progress
     prepared = prepare(places, options)
     on_disk = not any(run.storage.is_remote for run in prepared.runs.values())
@@ -194,16 +194,16 @@ def _convert(
 
 
 def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int, Shard]]]:
-    """Begin or resume the run of each split.
+    """Start or resume the run of each split.
 
     Returns:
-        The manifests of the splits that are finished already, and the published shards of the others.
+        The manifests of the finished splits, and the published shards of the others.
     """
     runs, plans = prepared.runs, prepared.plans
     resumed = [name for name in runs if name in prepared.resumed]
     found = {name: runs[name].finished(plans[name]) for name in resumed}
     finished = {name: manifest for name, manifest in found.items() if manifest is not None}
-    # Resuming may be refused, so those that resume begin before those that start anew and replace an output.
+    # Resuming may fail, so runs to resume come before those that replace an output.
     published = {name: runs[name].resume(plans[name]) for name in resumed if name not in finished}
     for name in runs:
         if name not in prepared.resumed:
@@ -213,6 +213,6 @@ def _begin(prepared: Prepared) -> tuple[dict[str, Manifest], dict[str, dict[int,
 
 
 def _all_skipped(manifest: Manifest, split: str) -> Progress:
-    """Return the progress of a conversion that is finished already."""
+    """Return the progress of a finished conversion."""
     num_shards, num_samples = len(manifest.shards), manifest.num_samples + manifest.num_pads
     return Progress("write", num_shards, num_shards, num_samples, manifest.num_bytes, num_shards, split)

@@ -1,7 +1,7 @@
-"""Counting the selected rows, row group by row group, before anything is planned.
+"""Counts the selected rows of each row group, before planning.
 
-Only the columns that decide are read, and only the row groups whose statistics do not rule the condition out. What is
-counted says later which row groups need not be read at all.
+Reads only the columns that decide, and only row groups whose statistics do not exclude the condition. Later, row groups
+without selected rows are not read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GROUPS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class _Counts:
-    """What was found in a file: rows kept and empty, rows of each split in each row group, the groups of each split."""
+    """The counts of a file: kept and empty rows, rows of each split by row group, and the groups of each split."""
 
     kept: int
     num_empty: int
@@ -51,16 +51,16 @@ def select_rows(
     Args:
         table: The whole table.
         where: The condition; empty for all rows.
-        limit: How many of the rows that meet it to keep: the first ones.
-        splits: The splits of what is kept; None for all of it. All hash the same column.
+        limit: Keep only the first `limit` matching rows.
+        splits: The splits of the kept rows; None for no splits. All hash the same column.
         group_by: The column whose groups to count, or None.
-        some_of: Columns of which at least one must have a value; none if all may be null.
+        some_of: Columns of which at least one must have a value; empty if all may be null.
 
     Returns:
-        For each split the table with its selection, and its groups if they were asked for.
+        For each split the table with its selection, and its groups with `group_by`.
 
     Raises:
-        InputError: The condition is invalid, a file cannot be read, or a row is in no group.
+        InputError: The condition is invalid, a file cannot be read, or the group of a row is null.
     """
     counter = _Counter(table, Selection(where, None, splits[0], some_of), splits, group_by)
     files: list[list[InputFile]] = [[] for _ in splits]
@@ -89,7 +89,7 @@ def select_rows(
 
 
 def _counted(counter: _Counter, num_files: int, limit: int | None) -> Iterator[_Counts]:
-    """Count file by file: several at once, unless it depends on one file what the next gives."""
+    """Count the files: several at once, unless the count of a file depends on earlier ones."""
     if limit is None:
         yield from in_order(counter.count, range(num_files), _THREADS)
         return
@@ -113,7 +113,7 @@ class _Counter:
         self._picker_without_empty = Picker(dataclasses.replace(table, selection=no_empty))
 
     def count(self, number: int, limit: int | None = None) -> _Counts:
-        """Count the rows of a file, of those that meet the condition the first `limit`."""
+        """Count the rows of a file that meet the condition, up to the first `limit`."""
         file = self._table.files[number]
         kept = num_empty = 0
         picker = self._picker_of(file)
@@ -136,7 +136,7 @@ class _Counter:
         return _Counts(kept, num_empty, selected, [Groups.merged(group) for group in groups])
 
     def _found(self, columns: dict[str, pa.Array], numbers: Int64) -> Iterator[tuple[slice | Int64, Groups | None]]:
-        """Give for each split which of the rows are in it, and their groups."""
+        """Yield the rows of each split, and their groups."""
         hashes = self._picker.hashes(columns, numbers) if self._splits[0] is not None else None
         groups = None
         if self._group_by is not None:
@@ -146,7 +146,7 @@ class _Counter:
             yield inside, Groups.of(groups[inside], numbers[inside]) if groups is not None else None
 
     def _picker_of(self, file: InputFile) -> Picker:
-        """Return what picks the rows of a file: where none can be empty, fewer columns are read."""
+        """Return the picker for the rows of a file; it reads fewer columns if no row can be empty."""
         all_null = self._picker.all_null
         if all_null is None:
             return self._picker
@@ -154,13 +154,13 @@ class _Counter:
         return self._picker if matching_groups(self._table, file, all_null, names) else self._picker_without_empty
 
     def _deciding(self, picker: Picker) -> list[str]:
-        """Return the columns that decide which split and group a row is in."""
+        """Return the columns that determine the split and the group of a row."""
         return list(dict.fromkeys([*picker.deciding, *([self._group_by] if self._group_by else [])]))
 
     def _batches(
         self, number: int, limit: int | None, picker: Picker
     ) -> Iterator[tuple[dict[str, pa.Array], Int64, Int64]]:
-        """Give the rows of a file that may be selected: the columns that decide, the numbers, the row groups."""
+        """Yield the rows of a file that may be selected: deciding columns, row numbers, row groups."""
         file, table = self._table.files[number], self._table
         if limit == 0:
             return
@@ -183,7 +183,7 @@ class _Counter:
     def _columns(
         self, file: InputFile, groups: Sequence[int], columns: Sequence[str], num_rows: int
     ) -> Iterator[tuple[dict[str, pa.Array], int]]:
-        """Give columns of row groups with the number of their rows, batch by batch; of no columns nothing is read."""
+        """Yield columns of row groups and their number of rows, batch by batch; without columns, nothing is read."""
         if not columns:
             for first in range(0, num_rows, _ROWS_AT_ONCE):
                 yield {}, min(num_rows - first, _ROWS_AT_ONCE)
@@ -193,7 +193,7 @@ class _Counter:
 
 
 def _kept(picker: Picker, columns: dict[str, pa.Array], num_rows: int, limit: int | None) -> tuple[Int64, int]:
-    """Return the first `limit` rows of a batch that are kept: int64, rising; and how many before the last are empty."""
+    """Return the first `limit` kept rows of a batch (int64, ascending), and how many before the last are empty."""
     meeting = picker.meeting(columns, num_rows)
     filled = picker.filled(columns, meeting)
     rows = filled[:limit]

@@ -1,6 +1,6 @@
-"""The driver of a conversion: which tasks of each pass are left, and how an engine carries them out.
+"""The driver of a conversion: finds the remaining tasks of each pass, and runs them on an engine.
 
-A plain conversion is share 0 of 1. Begin with `Driver.carry_out`.
+A plain conversion is share 0 of 1. Start with `Driver.carry_out`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Items = TypeVar("Items", list[ScatterTask], list[MergeTask], range)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion, or a share of it, has got with a pass.
+    """Progress of a pass of a conversion, or of a share of it.
 
     Attributes:
-        name: The pass: scatter, merge or write; before them `read`, where the rows come from Python.
-        done: Rows that are read or scattered, regions of chunks that are merged, or shards that are published.
-        total: How many of them there are; 0 if that is not known.
-        samples: Samples in the published shards, pads included; 0 before the write pass.
+        name: The pass: scatter, merge or write; before them `read`, for rows from Python.
+        done: Number of rows read or scattered, regions of chunks merged, or shards published.
+        total: Their total number; 0 if unknown.
+        samples: Number of samples in the published shards, including pads; 0 before the write pass.
         num_bytes: Bytes of the published shards.
-        skipped: How many of `done` were there already at the beginning.
-        split: The split that is written; empty if there are none.
+        skipped: How many of `done` existed at the start.
+        split: Name of the split; empty if there are none.
     """
 
     name: Pass | Literal["read"]
@@ -56,25 +56,25 @@ class Progress:
 
 
 class _TooLargeError(Exception):
-    """The rows do not fit in memory, though their files said so."""
+    """The rows do not fit in memory, contrary to the estimate from their files."""
 
 
 def no_progress(progress: Progress) -> None:
-    """Show nothing."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """Carries out the passes of a conversion, or one share of each; shards that are published already are kept.
+    """Runs the passes of a conversion, or one share of each; published shards are kept.
 
     Attributes:
-        job: What all tasks need.
-        engine: What carries the tasks out.
-        report: Called with the progress so far, at the beginning of a pass and after each task.
-        share: Which share: 0, 1, ..., num_shares - 1.
-        num_shares: Shares in all.
-        split: The split that is written; empty if there are none.
-        loadable_bytes: Bytes of rows that may be in memory, if all tasks run on this machine; 0 if they do not.
+        job: The input of all tasks.
+        engine: Engine that runs the tasks.
+        report: Called with the progress so far, at the start of a pass and after each task.
+        share: Number of the share: 0, 1, ..., num_shares - 1.
+        num_shares: Total number of shares.
+        split: Name of the split; empty if there are none.
+        loadable_bytes: Bytes of rows that may be in memory, if all tasks run on this machine; else 0.
     """
 
     job: Job
@@ -91,7 +91,7 @@ class Driver:
         return self._own(range(self.job.plan.num_shards))
 
     def carry_out(self, published: Published) -> Published:
-        """Carry out all passes that are left; add the shards to those that are published already, and return them."""
+        """Run the remaining passes; add the new shards to the published ones, and return them."""
         plan, storage = self.job.plan, self.job.open_storage()
         rows = None
         if plan.scatters and len(published) < plan.num_shards:
@@ -148,7 +148,7 @@ class Driver:
         return self._run_tasks(partial(scatter, self.job, cuts.steps), left, progress, add_rows, self._describe_rows)
 
     def merge(self, cuts: Cuts) -> Progress:
-        """Merge what is not merged yet; all rows must be scattered."""
+        """Run the remaining merges; all rows must be scattered."""
         tasks = self._own(cuts.steps.merge_tasks())
         left = unfinished_tasks(self.job.open_storage(), cuts.steps, tasks)
 
@@ -159,7 +159,7 @@ class Driver:
         return self._run_tasks(partial(merge, self.job, cuts.steps), left, progress, add_task, str)
 
     def write(self, published: Published, rows: LoadedRows | None = None) -> Progress:
-        """Write the shards that are not published yet, and add them to those that are; `rows` are those in memory."""
+        """Write the missing shards, and add them to the published ones; `rows` are rows in memory, if any."""
         plan, own = self.job.plan, self.own_shards
         left = published.missing(own.start, own.stop)
         if len(left) and not plan.scatters:
@@ -182,27 +182,27 @@ class Driver:
 
     @property
     def _may_use_threads(self) -> bool:
-        """Whether threads may write shards: JSON is encoded under Python's lock."""
+        """Whether threads may write shards: not with JSON, whose encoding needs Python's global lock."""
         return all(field.encoding != "json" for field in self.job.plan.fields)
 
     def _describe_rows(self, task: ScatterTask) -> str:
         return describe_rows(self.job.plan, (task.first, task.stop))
 
     def _num_bytes(self) -> int | None:
-        """Return about how many bytes a pass of the share handles; None if its tasks wait for answers of a store."""
+        """Return about how many bytes a pass of the share processes; None if its tasks mostly wait for a store."""
         plan = self.job.plan
         if self.job.open_storage().has_latency or any(file.remote for file in plan.table.files[:1]):
             return None
         return plan.shard_bytes // self.num_shares
 
     def _own(self, items: Items) -> Items:
-        """Return the share's own of all tasks or shards: neighbours, and as many as other shares have, +-1."""
+        """Return the share's part of all tasks or shards: a range, of the same size in all shares +-1."""
         first = len(items) * self.share // self.num_shares
         stop = len(items) * (self.share + 1) // self.num_shares
         return items[first:stop]
 
     def _begin(self, name: Pass, num_left: int, total: int) -> Progress:
-        """Return the progress at the beginning of a pass."""
+        """Return the progress at the start of a pass."""
         return Progress(name, total - num_left, total, skipped=total - num_left, split=self.split)
 
     def _run_tasks(
@@ -214,7 +214,7 @@ class Driver:
         describe: Callable[[Any], str],
         threads: bool = True,
     ) -> Progress:
-        """Carry the tasks of a pass out, reporting the progress so far; return the last progress."""
+        """Run the tasks of a pass and report the progress; return the last progress."""
         memory_bytes = task_memory(self.job.plan, self.job.buffer_bytes)
         self.report(progress)
         results = self.engine.map(

@@ -21,12 +21,12 @@ _HASHES_AT_ONCE = 32_000_000
 
 
 def check_unique_keys(plan: Plan) -> None:
-    """Refuse a duplicate key in the whole dataset, before anything is written.
+    """Refuse duplicate keys in the whole dataset, before anything is written.
 
     The key column is read once for every 32 million rows.
 
     Raises:
-        InputError: There is a duplicate key, or an invalid one.
+        InputError: A key is duplicate or invalid.
     """
     num_passes = -(-plan.num_rows // _HASHES_AT_ONCE)
     for number in watched("checking keys", range(num_passes), num_passes):
@@ -46,6 +46,6 @@ def _key_batches(plan: Plan) -> Iterator[tuple[pa.LargeStringArray, Place]]:
 
 
 def _hashes_of_pass(plan: Plan, rows: Rows, num_passes: int, number: int) -> Hashes:
-    """Return the hashes of rows that a pass compares: each hash is compared in one of them."""
+    """Return the hashes of rows that a pass compares; each hash belongs to one pass."""
     hashes = hash_keys(keys_of(plan, rows))
     return hashes[hashes % np.uint64(num_passes) == number] if num_passes > 1 else hashes

@@ -1,4 +1,4 @@
-"""What a conversion needs besides the room for its shards: memory, and temporary space on the disk of its output."""
+"""Resources of a conversion besides the space for its shards: memory, and temporary space on the output's disk."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["Needs", "needs_of", "refuse_little_space"]
 logger = logging.getLogger(__name__)
 
 _MEMORY_SHARE = 4
-"""A conversion uses this fraction of the memory that the process may use, unless it is given a number."""
+"""The default memory budget, as a fraction of the memory that the process may use."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a conversion of a plan needs.
+    """The resources that the conversion of a plan needs.
 
     Attributes:
-        memory: Bytes of memory that all jobs of a machine keep to.
+        memory: Memory budget of all jobs of a machine, in bytes.
         loadable_bytes: Bytes of rows that may be in memory at once; 0 if tasks run on several machines.
-        buffer_bytes: Bytes of rows that a task may buffer, where rows are spilled.
-        temporary_bytes: Bytes on the disk of the output while rows are shuffled, about; 0 if rows are not spilled.
+        buffer_bytes: Bytes of rows that a task may buffer, if rows are spilled.
+        temporary_bytes: Approximate bytes on the disk of the output during the shuffle; 0 if rows are not spilled.
     """
 
     memory: int
@@ -42,12 +42,12 @@ class Needs:
 
 
 def needs_of(plan: Plan, memory: int | None, jobs: int, is_local: bool, on_disk: bool) -> Needs:
-    """Return what a conversion needs.
+    """Return the resources that a conversion needs.
 
     Args:
         plan: The plan.
-        memory: Bytes of memory, as of `ConvertOptions`.
-        jobs: Tasks at a time that share the memory of a machine.
+        memory: Bytes of memory, as for `ConvertOptions`.
+        jobs: Number of parallel tasks that share the memory of a machine.
         is_local: Whether all tasks run on this machine.
         on_disk: Whether the output is on a disk of this machine.
     """
@@ -59,9 +59,9 @@ def needs_of(plan: Plan, memory: int | None, jobs: int, is_local: bool, on_disk:
 
 
 def refuse_little_space(prepared: Prepared, needs: Mapping[str, Needs]) -> None:
-    """Refuse a conversion whose rows are spilled to a disk that has no room for them and for the shards.
+    """Refuse a conversion that spills rows to a disk without enough space for them and the shards.
 
-    Splits are converted one after another. What is replaced is removed before; runs that are resumed are not checked.
+    Splits are converted one after another. Replaced files are removed before; resumed runs are not checked.
 
     Raises:
         StorageError: There is too little space.
@@ -87,7 +87,9 @@ def refuse_little_space(prepared: Prepared, needs: Mapping[str, Needs]) -> None:
             + ("" if grouped else ", or keep the order of the table with --no-shuffle, which needs no temporary space"),
             url=str(disk),
         )
-    logger.info("rows are shuffled by way of about %s in %s/%s", _gigabytes(temporary), folder, SPILL_FOLDER)
+    logger.info(
+        "shuffling rows through about %s of temporary files in %s/%s", _gigabytes(temporary), folder, SPILL_FOLDER
+    )
 
 
 def _gigabytes(num_bytes: int) -> str:

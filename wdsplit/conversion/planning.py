@@ -1,6 +1,6 @@
-"""Planning: from the inputs and what is asked for to a plan, before anything is written.
+"""Planning: makes a plan from inputs and options, before anything is written.
 
-Composition of the formats, the selection of rows, the fields and the planner.
+Combines formats, the selection of rows, fields and the planner.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["PathLike", "input_paths", "plan", "plan_files", "plan_splits", "refu
 logger = logging.getLogger(__name__)
 
 _KEY = "__key__"
-"""What webdataset calls the key of a sample."""
+"""webdataset's name for the key of a sample."""
 
 PathLike = str | os.PathLike[str]
 
@@ -48,10 +48,10 @@ _MANY_PADS, _MANY_FIELDS, _MANY_NOTES = 1000, 50, 20
 
 
 def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
-    """Return one or several paths as a list of texts.
+    """Return one or more paths as a list of strings.
 
     Raises:
-        InputError: They are something else.
+        InputError: They are not paths.
     """
     several = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     try:
@@ -59,7 +59,7 @@ def input_paths(inputs: PathLike | Sequence[PathLike]) -> list[str]:
     except TypeError as error:
         raise InputError(
             "the inputs are not paths",
-            expected="paths or URLs of files; only wdsplit.convert and convert_splits take rows from Python",
+            expected="paths or URLs of files; only wdsplit.convert and convert_splits accept rows from Python",
             found=type(inputs).__name__,
             remedy="write the rows to a table first, such as parquet",
         ) from error
@@ -71,29 +71,29 @@ def plan(
     storage_options: Mapping[str, Any] | None = None,
     input_fs: AbstractFileSystem | None = None,
 ) -> Plan:
-    """Return what `wdsplit.convert` would do with the same arguments; nothing is written.
+    """Plan what `wdsplit.convert` would do with the same arguments, without writing anything.
 
-    The inputs' footers are read; inputs without footers are read once.
+    Reads the footers of the inputs; inputs without footers are read once.
 
         options = wdsplit.ConvertOptions(wdsplit.PlanOptions(world_size=8, workers=4))
         print(wdsplit.plan("raw/*.parquet", options))
 
     Args:
-        inputs: One or several of: a file, a folder of tables or of images, a glob, a brace expression.
-        options: The options; without splits.
-        storage_options: How to reach a remote store, as for `wdsplit.Dataset`.
-        input_fs: The file system that the inputs are on.
+        inputs: One or more files, folders of tables or images, globs, brace expressions.
+        options: The options, without splits.
+        storage_options: Options for a remote store, as for `wdsplit.Dataset`.
+        input_fs: fsspec file system of the inputs.
 
     Returns:
         The plan: files, fields, shards and the rows of each.
 
     Raises:
-        InputError: The inputs cannot be read, or cannot be converted so.
+        InputError: The inputs cannot be read, or cannot be converted with these options.
     """
     options = options or ConvertOptions()
     if options.splits:
         raise InputError(
-            "plan plans one dataset, but options.splits is set",
+            "plan makes one dataset, but options.splits is set",
             remedy="leave the splits out; `wdsplit plan --split` shows a plan for each",
         )
     urls, storage_options = located(input_paths(inputs), storage_options, input_fs)
@@ -105,15 +105,15 @@ def plan_splits(
     options: ConvertOptions,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Plan]:
-    """Decide a conversion: read the footers of the inputs, infer the fields, select rows and cut them into shards.
+    """Plan a conversion: read the footers of the inputs, infer the fields, select rows and cut them into shards.
 
     The arguments are those of `wdsplit.convert`.
 
     Returns:
-        A plan for each split; without splits one, under the empty name.
+        A plan for each split; without splits, one plan under the empty name.
 
     Raises:
-        InputError: The inputs cannot be read, or cannot be converted so.
+        InputError: The inputs cannot be read, or cannot be converted with these options.
     """
     return plan_files(find_inputs(input_paths(inputs), storage_options), options, storage_options)
 
@@ -121,7 +121,7 @@ def plan_splits(
 def plan_files(
     paths: Sequence[str], options: ConvertOptions, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Plan]:
-    """Decide a conversion of the files that `find_inputs` has found, as `plan_splits` does."""
+    """Plan a conversion of the files that `find_inputs` has found, like `plan_splits`."""
     if any(is_media_input(path, storage_options) for path in paths):
         table = open_media(paths, storage_options)
     else:
@@ -145,21 +145,21 @@ def plan_files(
 
 
 def shown_notes(plan: Plan) -> list[str]:
-    """Return what a user should know of the columns of a plan, in a few lines."""
+    """Return notes for the user about the columns of a plan, in a few lines."""
     notes = plan.table.notes
     more = [f"and {len(notes) - _MANY_NOTES:,} more: see `wdsplit plan --json`"] if len(notes) > _MANY_NOTES else []
     return [*notes[:_MANY_NOTES], *more]
 
 
 def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
-    """Refuse columns whose types cannot hold keys or name groups, before any row is read."""
+    """Refuse columns whose types cannot be the key or define groups, before any row is read."""
     key, group_by = options.key, options.plan.group_by
     if schema.names.count(key) == 1 and not is_key_type(schema.field(key).type):
         raise InputError(
-            f"column {key!r} cannot hold keys",
+            f"column {key!r} cannot be the key",
             expected="strings or integers",
             found=str(schema.field(key).type),
-            remedy="choose another --key column, or leave it out to number the rows",
+            remedy="choose another --key column, or omit --key to number the rows",
         )
     if group_by is not None and schema.names.count(group_by) < 2:
         check_group_type(schema, group_by)
@@ -168,7 +168,7 @@ def _check_key_and_group(schema: pa.Schema, options: ConvertOptions) -> None:
 
 
 def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
-    """Refuse columns that the options name and a table lacks, or that cannot be keys, before its rows are there.
+    """Refuse unknown columns in the options, and columns that cannot be keys, before rows are available.
 
     Raises:
         InputError: There are such columns.
@@ -177,7 +177,7 @@ def refuse_early(schema: pa.Schema, options: ConvertOptions) -> None:
     if _KEY in schema.names and options.key is None:
         raise InputError(
             f"rows have a column {_KEY!r}, which is not their key",
-            expected="the column of keys to be named, as numbers are the keys otherwise",
+            expected="the name of the key column, because row numbers are the keys otherwise",
             found="no key",
             remedy=f"ConvertOptions(key={_KEY!r}); or leave the column out",
         )
@@ -202,10 +202,10 @@ def _selected(table: Table, options: ConvertOptions) -> dict[str, tuple[Table, G
 
 
 def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
-    """Return the columns whose fields are inferred: those named, else all; with `--null omit` none without values.
+    """Return the columns whose fields are inferred: the named ones, else all; not empty ones with `--null omit`.
 
     Raises:
-        InputError: All are asked for, and one has no values.
+        InputError: None are named, and one has no values.
     """
     if options.columns or options.mapping:
         return [name for name in options.columns if name not in options.mapping.values()]
@@ -214,8 +214,8 @@ def _inferred(schema: pa.Schema, options: ConvertOptions) -> list[str]:
     if empty and options.plan.null != "omit":
         raise InputError(
             "a column has no values",
-            expected="at least one value that is not null in some file",
-            found=f"nulls of no type in every file: {', '.join(map(repr, empty))}",
+            expected="at least one value that is not null",
+            found=f"only untyped nulls: {', '.join(map(repr, empty))}",
             remedy="use --null omit to leave such columns out, or name the columns to write with --columns",
         )
     return [name for name in names if name not in empty]
@@ -232,26 +232,27 @@ def _fields(table: Table, options: ConvertOptions) -> tuple[Field, ...]:
         raise error.at(path) from error
     if len(fields) > _MANY_FIELDS and table.files[0].format == "tar":
         logger.warning(
-            "%d fields: do the keys hold dots? By webdataset's rule a key ends at the first dot of a name", len(fields)
+            "%d fields: do the keys contain dots? In WebDataset tars, a key ends at the first dot of a name",
+            len(fields),
         )
     unused = [name for name in schema.names if name not in {field.column for field in fields} | {key}]
     if unused:
-        logger.info("columns that are not written: %s", ", ".join(unused))
+        logger.info("columns not written: %s", ", ".join(unused))
     return fields
 
 
 def _check_kept(schema: pa.Schema, fields: Sequence[Field], options: ConvertOptions) -> None:
-    """Refuse columns that sample tables cannot have, and warn of those that they go without."""
+    """Refuse columns that sample tables cannot have, and warn about columns that they leave out."""
     check_kept(schema, options.plan.keep, options.plan.no_keep)
     names = [name for name in left_out(schema, fields) if name not in {*options.plan.keep, *options.plan.no_keep}]
     if names:
         more = f", and {len(names) - _MANY_NOTES:,} more" if len(names) > _MANY_NOTES else ""
-        text = "columns that the sample tables go without: %s%s (names of their own columns, or more than %d columns)"
+        text = "columns left out of the sample tables: %s%s (names of their own columns, or more than %d columns)"
         logger.warning(text, ", ".join(names[:_MANY_NOTES]), more, MAX_COLUMNS)
 
 
 def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions) -> None:
-    """Refuse a column that is null in all selected rows of a file, where nulls are refused; keys are never null."""
+    """Refuse a column that is null in all selected rows of a file, if it is the key or nulls are refused."""
     refused = {field.column for field in fields} if options.plan.null == "error" else set()
     if options.key is not None:
         refused.add(options.key)
@@ -263,7 +264,7 @@ def _check_absent(table: Table, fields: Sequence[Field], options: ConvertOptions
                     absent.setdefault(name, []).append(file.path)
     if absent:
         paths = next(iter(absent.values()))
-        remedy = "--null omit leaves the members out, --null empty writes them with no bytes; or name other --columns"
+        remedy = "use --null omit to leave such members out, --null empty to write empty ones, or other --columns"
         raise InputError(
             "a column has no values in a file",
             place=paths[0],
@@ -299,11 +300,11 @@ def _warn_of_pads(plan: Plan) -> None:
 
 
 def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
-    """Warn of a table that is sorted by class and keeps its order: the loader mixes windows, not the whole table."""
+    """Warn if a table looks sorted by class and keeps its order: the loader mixes windows, not the whole table."""
     runs = find_class_runs(table, fields)
     if runs is not None:
         logger.warning(
-            "column %r comes in runs of about %s rows (by chance %.1f; %s values seen), and the order is kept: batches "
+            "column %r has runs of about %s rows (%.1f if shuffled; %s values seen), and the order is kept: batches "
             "will hold few of its classes, which harms training; %s",
             runs.column,
             f"{runs.run_rows:,.0f}",
@@ -314,7 +315,7 @@ def _warn_of_runs(table: Table, fields: Sequence[Field]) -> None:
 
 
 def _as_media(table: Table, options: ConvertOptions) -> ConvertOptions:
-    """Return the options for media files: these go to the field of their kind, paths to none unless asked for."""
+    """Return the options for media files: they become the field of their kind; paths are not written by default."""
     columns: Sequence[str] = options.columns
     if not (columns or options.mapping):
         columns = [name for name in table.schema.names if name not in (FILE_NAME, STEM, options.key)]
@@ -329,7 +330,7 @@ def _as_media(table: Table, options: ConvertOptions) -> ConvertOptions:
 
 
 def _as_tars(table: Table, options: ConvertOptions) -> ConvertOptions:
-    """Return the options for samples that have keys and fields already: they keep them, and lack what they lack."""
+    """Return the options for tars: samples keep their keys and fields, and may lack fields."""
     names: Sequence[str] = options.columns
     if not (names or options.mapping):
         names = [name for name in table.schema.names if name != KEY_COLUMN]

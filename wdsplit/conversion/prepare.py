@@ -1,4 +1,4 @@
-"""What comes before a conversion writes anything: inputs found, outputs and keys checked, a plan for each split."""
+"""Prepares a conversion before it writes anything: finds inputs, checks outputs and keys, plans each split."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Places:
-    """Where a conversion reads and writes.
+    """The inputs and the output of a conversion.
 
     Attributes:
         inputs: Paths and URLs of the inputs.
         output: Path or URL of the output.
-        input_options: How to reach the stores of the inputs.
-        output_options: How to reach that of the output.
+        input_options: Options for the stores of the inputs.
+        output_options: Options for the store of the output.
         are_spooled: Whether the input was written for this conversion, so that it may be in the output.
     """
 
@@ -73,13 +73,13 @@ class Places:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A conversion that may begin: nothing of it is written yet. All is named by the splits; without any by "".
+    """A conversion that is ready to start, by split name; "" without splits.
 
     Attributes:
         folders: The folders of the datasets.
         runs: Their runs.
         plans: Their plans.
-        resumed: Which of them go on with a run that is there.
+        resumed: The splits that continue an existing run.
         overwrite: Whether a dataset, or another run, may be replaced.
     """
 
@@ -91,7 +91,7 @@ class Prepared:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other run out of the outputs, and refuse what others have put there meanwhile."""
+        """Lock other runs out of the outputs, and refuse outputs that others have written meanwhile."""
         with ExitStack() as locks:
             for name, run in self.runs.items():
                 locks.enter_context(run.locked())
@@ -100,7 +100,7 @@ class Prepared:
 
 
 def prepare(places: Places, options: ConvertOptions) -> Prepared:
-    """Plan a conversion, and refuse all that can be refused before anything is written.
+    """Plan a conversion, and check everything that can be checked before anything is written.
 
     Raises:
         WdsplitError: As for `convert`.
@@ -126,7 +126,7 @@ def prepare(places: Places, options: ConvertOptions) -> Prepared:
 
 
 def _refuse_inside_input(output: Storage, places: Places) -> None:
-    """Refuse an output inside a folder of inputs: its files would be inputs of the next run, and of a resumed one."""
+    """Refuse an output inside a folder of inputs: its files would be inputs of later and resumed runs."""
     for given in places.inputs:
         for pattern in patterns(place_of(given, places.input_options)):
             if _would_find(pattern, output.url):
@@ -140,7 +140,7 @@ def _refuse_inside_input(output: Storage, places: Places) -> None:
 
 
 def _would_find(pattern: str, output: str) -> bool:
-    """Tell whether a path or a glob of inputs names files that a conversion writes into an output."""
+    """Return whether a path or glob of inputs matches files that a conversion writes into an output."""
     if not has_magic(pattern):
         folder = pattern.rstrip("/")
         return (is_remote(pattern) or os.path.isdir(folder)) and is_below(output, folder)
@@ -151,7 +151,7 @@ def _would_find(pattern: str, output: str) -> bool:
 
 
 def _check_parent(storage: Storage, options: ConvertOptions) -> None:
-    """Refuse an output of splits that is a dataset itself, and warn of a dataset in it that is none of the splits."""
+    """Refuse an output of splits that is itself a dataset, and warn about datasets in it that are not splits."""
     Run(storage).refuse_dataset_above()
     others = [name for name in storage.list() if name not in options.splits]
     others = [name for name in others if storage.size(f"{name}/{HEADER_NAME}") is not None]

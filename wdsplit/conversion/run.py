@@ -1,7 +1,7 @@
-"""A run and its output: what may be overwritten, what can be continued, and what is left behind.
+"""A run and its output: what can be overwritten, resumed or removed.
 
-While a conversion is unfinished, the output has a folder with its plan and a note on each shard that is published. The
-folder is there before anything of the output is touched, and goes when the manifest is there.
+While a conversion is unfinished, the output has a folder with its plan and a note for each published shard. The folder
+is created before anything in the output changes, and removed after the manifest is written.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ class Run:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the output holds the plan of a run that is still to be finished."""
+        """Whether the output contains an unfinished run."""
         return self.storage.size(PLAN_NAME) is not None
 
     @property
     def exists(self) -> bool:
-        """Whether the output holds a dataset, or an unfinished run."""
+        """Whether the output contains a dataset or an unfinished run."""
         return self.storage.size(HEADER_NAME) is not None or self.is_unfinished
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other run out of the output; the folder that takes goes with the block, unless a plan is in it.
+        """Lock other runs out of the output; the lock's folder is removed after the block unless it has a plan.
 
         Raises:
-            StorageError: Another one is at work.
+            StorageError: Another run has the lock.
         """
         with self.storage.lock(_LOCK_NAME):
             try:
@@ -80,31 +80,31 @@ class Run:
                     self._end(self.storage)
 
     def refuse_file_inside(self, path: str, what: str) -> None:
-        """Refuse an output that holds a file which is needed: what is in the output is removed when a run begins."""
+        """Refuse an output that contains a needed file: the output is emptied when a run starts."""
         if is_below(path, self.storage.url):
             raise InputError(
                 f"{what} is inside the output",
                 place=path,
                 expected=f"a path outside {self.storage.url}",
-                remedy=f"choose another output, or another folder for {what}: the output is emptied when a run begins",
+                remedy=f"choose another output, or another folder for {what}: the output is emptied when a run starts",
                 url=path,
             )
 
     def refuse_dataset_above(self) -> None:
-        """Refuse an output for the datasets of splits that is a dataset itself, or an unfinished run."""
+        """Refuse an output of splits that is itself a dataset or an unfinished run."""
         if self.exists:
             self._refuse(
-                "the output is a dataset itself, so it cannot hold those of splits",
+                "the output is a dataset, so it cannot contain the datasets of splits",
                 "a folder without a dataset",
                 _some(self.storage.list()),
                 "choose another folder",
             )
 
     def refuse_output(self, overwrite: bool, resume: bool) -> None:
-        """Refuse an output that holds anything, unless it is ours and may be overwritten or continued.
+        """Refuse an output that is not empty, unless wdsplit wrote it and it may be overwritten or resumed.
 
         Raises:
-            OutputExistsError: It holds something else than was asked for.
+            OutputExistsError: The content does not allow what the options request.
         """
         if self.storage.size("") is not None:
             raise InputError(
@@ -117,7 +117,7 @@ class Run:
         above = [] if self.storage.is_remote else [path for path in Path(self.storage.url).parents if path.is_file()]
         if above:
             raise InputError(
-                "the output is below a file",
+                "a parent of the output is a file",
                 place=self.storage.url,
                 expected="a folder, which need not exist",
                 found=f"the file {above[0]}",
@@ -133,18 +133,18 @@ class Run:
                 foreign.intersection_update(self.storage.list())
             if foreign:
                 expected = "a dataset, an unfinished run, or nothing"
-                remedy = "choose another folder, or remove them yourself"
-                self._refuse("the output holds files that wdsplit did not write", expected, _some(foreign), remedy)
+                remedy = "choose another folder, or remove these files"
+                self._refuse("the output contains files that wdsplit did not write", expected, _some(foreign), remedy)
             return
         found, nothing = _some(names) or "nothing", "no such folder, or an empty one"
         if resume:
             if not (started or finished):
-                self._refuse("there is no unfinished run to resume", "an unfinished run", found, "leave out --resume")
+                self._refuse("no unfinished run to resume", "an unfinished run", found, "leave out --resume")
         elif finished:
-            cause = "the output is a finished dataset already"
+            cause = "the output is already a finished dataset"
             self._refuse(cause, nothing, found, "use --overwrite to replace it")
         elif started:
-            remedy = "use --resume to continue it, or --overwrite to start anew"
+            remedy = "use --resume to continue it, or --overwrite to start again"
             self._refuse("the output is an unfinished run", nothing, found, remedy)
         elif names:
             remedy = "choose a folder that is empty or does not exist yet"
@@ -155,7 +155,7 @@ class Run:
         raise OutputExistsError(cause, place=url, expected=expected, found=found, remedy=remedy, url=url)
 
     def _refuse_adopted(self, finished: bool) -> None:
-        """Refuse to remove tars that others wrote, and that `wdsplit index` made a dataset of."""
+        """Refuse to remove existing tars that `wdsplit index` made a dataset of."""
         if finished and b'"adopted"' in self.storage.read(HEADER_NAME):
             self._refuse(
                 "the output holds tars that wdsplit did not write, but indexed",
@@ -165,7 +165,7 @@ class Run:
             )
 
     def _is_ours(self, name: str) -> bool:
-        """Tell whether wdsplit may have written a file of this name into its output."""
+        """Return whether wdsplit may have written a file of this name."""
         tar = next((name.removesuffix(more) for more in (".idx", ".parquet") if name.endswith(f".tar{more}")), name)
         stem = tar.removesuffix(".idx").removesuffix(".tar")
         if name in _KEPT:
@@ -177,9 +177,9 @@ class Run:
         return known and self.storage.size(name) is not None
 
     def start(self, plan: Plan) -> None:
-        """Begin anew; what was in the output is removed, its header first.
+        """Start a new run; empties the output, the header first.
 
-        Views and annotations stay: they are as good as before if the new shards are, else refused by the fingerprint.
+        Views and annotations are kept: they stay valid if the new shards are the same, else the fingerprint differs.
         """
         inner = [f"{RUN_FOLDER}/{name}" for name in self.storage.list(RUN_FOLDER) if not name.startswith(SPOOL)]
         self.storage.remove(PLAN_NAME, *(path for path in inner if path != _LOCK_NAME))
@@ -193,7 +193,7 @@ class Run:
         """Return the shards that an earlier run of the same plan has published.
 
         Raises:
-            OutputExistsError: The run that is there was made by another plan.
+            OutputExistsError: The existing run has another plan.
         """
         note = self._plan_note()
         self._refuse_other_plan(plan, str(note.get("plan")))
@@ -204,49 +204,49 @@ class Run:
         noted = dict(shard_notes(self.storage, shards_noted(self.storage)))
         lacking = self.lacking(noted)
         done = {number: shard for number, shard in noted.items() if number not in lacking}
-        logger.info("resuming: %d of %d shards are there already", len(done), plan.num_shards)
+        logger.info("resuming: %d of %d shards exist already", len(done), plan.num_shards)
         return done
 
     def require(self, plan: Plan) -> None:
-        """Refuse an output that does not hold the unfinished run of a plan, as each of its shares does.
+        """Refuse an output without the unfinished run of this plan. Each share checks this.
 
         Raises:
-            DatasetNotFoundError: It holds no run at all.
-            OutputExistsError: It holds another one, or a finished dataset.
+            DatasetNotFoundError: It has no run.
+            OutputExistsError: It has another run, or a finished dataset.
         """
         url, expected = self.storage.url, f"the run of plan {plan.hash}, which `wdsplit plan -o` started"
         note = self._plan_note()
         if (note.get("plan"), note.get("modified"), note.get("emit")) == (plan.hash, plan.modified, self.emit):
             return
         if note:
-            cause, found = "the output holds the run of another plan", f"plan {note.get('plan')}"
-            remedy = "use the plan file of that run; or end its shares, and plan again with --overwrite"
+            cause, found = "the output has a run of another plan", f"plan {note.get('plan')}"
+            remedy = "use the plan file of that run, or stop its shares and plan again with --overwrite"
         elif self.storage.size(HEADER_NAME) is not None:
             same = read_manifest(self.storage).provenance.get("plan") == plan.hash
-            cause = "the plan is committed already" if same else "the output holds another dataset"
-            found, remedy = "a finished dataset", "to convert anew, plan again with --overwrite"
+            cause = "the plan is already committed" if same else "the output has another dataset"
+            found, remedy = "a finished dataset", "to convert again, plan again with --overwrite"
         else:
             raise DatasetNotFoundError(
-                "the output does not hold the run of this plan",
+                "the output has no run of this plan",
                 place=url,
                 expected=expected,
                 found=self.storage.describe_contents(),
-                remedy="see that all machines have this output under the same path; if its run was removed, plan again",
+                remedy="check that all machines have this output at the same path; if its run was removed, plan again",
                 url=url,
             )
         self._refuse(cause, expected, found, remedy)
 
     def find_published(self, numbers: Sequence[int]) -> dict[int, Shard]:
-        """Return which of some shards are noted and there whole; each is looked for by its name, nothing is listed."""
+        """Return the shards that are noted and complete; looks each up by name, without listing."""
         noted = dict(shard_notes(self.storage, numbers))
         looked = in_order(lambda item: self._lost(item[1], self.storage.size), list(noted.items()), _NOTES_AT_ONCE)
         return {number: shard for (number, shard), lost in zip(noted.items(), looked, strict=True) if lost is None}
 
     def finished(self, plan: Plan) -> Manifest | None:
-        """Return the manifest if the run is finished; what it should have cleared up is cleared up.
+        """Return the manifest if the run is finished, and remove its leftovers.
 
         Raises:
-            OutputExistsError: The dataset that is there was made by another plan.
+            OutputExistsError: The dataset was made by another plan.
         """
         if self.storage.size(HEADER_NAME) is None:
             return None
@@ -257,10 +257,10 @@ class Run:
         return manifest
 
     def refuse_incomplete(self, plan: Plan, shards: Mapping[int, Shard]) -> None:
-        """Refuse to end a run whose output a remote store does not hold whole, or that another run has taken over.
+        """Refuse to finish a run whose remote output is incomplete, or that another run has taken over.
 
         Raises:
-            WdsplitError: It lacks a file, or one is of another size; or the output is another run's.
+            WdsplitError: A file is missing or has the wrong size, or the output belongs to another run.
         """
         refuse_taken_over(self.storage, plan)
         lacking = self.lacking(shards) if self.storage.is_remote else {}
@@ -274,9 +274,9 @@ class Run:
             )
 
     def leave_resumable(self, plan: Plan) -> None:
-        """Clear up after an error: no temporary files, and nothing at all if there is nothing to continue.
+        """Clean up after an error: remove temporary files, and everything if there is nothing to resume.
 
-        The output of another run is left alone. A store that does not answer is not waited for.
+        Leaves the output of another run alone, and does not wait for a store that does not answer.
         """
         storage = self.storage.with_short_deadline()
         try:
@@ -290,21 +290,21 @@ class Run:
         except WdsplitError as error:
             if not storage.is_remote:
                 raise
-            logger.warning("%s: not cleared up after an error (%s); --resume does it", storage.url, error.cause)
+            logger.warning("%s: could not clean up after an error (%s); --resume does it", storage.url, error.cause)
 
     def end(self) -> None:
-        """Remove what only an unfinished run needs, and what requests have begun whose answers were lost."""
+        """Remove the files of an unfinished run, and incomplete uploads."""
         for folder in ("", *([ENERGON_FOLDER] if "energon" in self.emit else [])):
             self.storage.remove_temporary(folder)
         self._end(self.storage)
 
     def _end(self, storage: Storage) -> None:
-        storage.remove(PLAN_NAME, RUN_FOLDER)  # the plan first: a task that comes late finds that its run has ended
+        storage.remove(PLAN_NAME, RUN_FOLDER)  # the plan first, so that a late task notices that its run has ended
         self._ended = True
 
     def _refuse_other_plan(self, plan: Plan, found: str) -> None:
         if found != plan.hash:
-            remedy = "use the inputs and options of that run, or --overwrite to start anew"
+            remedy = "use the inputs and options of that run, or --overwrite to start again"
             self._refuse("the run that is there was made by another plan", f"plan {plan.hash}", found, remedy)
 
     def _refuse_new_inputs(self, plan: Plan, found: str) -> None:
@@ -313,23 +313,23 @@ class Run:
                 "an input was written since the run began",
                 "inputs that were left alone",
                 "another time of writing: some shards would be of the old inputs, some of the new",
-                "use --overwrite to start anew",
+                "use --overwrite to start again",
             )
 
     def _refuse_other_emit(self, noted: Any) -> None:
         found = [str(name) for name in noted] if isinstance(noted, list) else []
         if found != self.emit:
             expected, written = (f"--emit {','.join(emit)}" if emit else "no --emit" for emit in (self.emit, found))
-            remedy = "use the --emit of that run, or --overwrite to start anew"
+            remedy = "use the --emit of that run, or --overwrite to start again"
             self._refuse("the run that is there writes other sidecars", expected, written, remedy)
 
     def _plan_note(self) -> dict[str, Any]:
-        """Return what the run has noted of its plan; an empty note if it was damaged, or is not there."""
+        """Return the run's note of its plan; an empty one if it is damaged or missing."""
         note = read_note(self.storage, PLAN_NAME)
         return note if isinstance(note, dict) else {}
 
     def lacking(self, shards: Mapping[int, Shard]) -> dict[int, str]:
-        """Return which shards are not there whole, each with a file that is not; each folder is listed once."""
+        """Return the incomplete shards, each with a bad file; lists each folder once."""
         sizes = cache(self.storage.sizes)
 
         def size(path: str) -> int | None:
@@ -340,7 +340,7 @@ class Run:
         return {number: path for number, path in lost.items() if path is not None}
 
     def _lost(self, shard: Shard, size: Callable[[str], int | None]) -> str | None:
-        """Return a file of a shard that is not there in its size, given what tells sizes; None if all are."""
+        """Return a file of a shard that is missing or has the wrong size; None if all are correct."""
         expected = {shard.path: shard.num_bytes, index_path(shard.path): INDEX_ENTRY_BYTES * (shard.num_samples + 1)}
         for path in (*expected, samples_path(shard.path), *shard_sidecars(shard, self.emit)):
             found = size(path)
@@ -350,7 +350,7 @@ class Run:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Tell whether a path lies in a folder, or below it; both are local paths or URLs."""
+    """Return whether a path is in or below a folder; both are local paths or URLs."""
     if "://" in folder or "://" in path:
         return path.startswith(f"{folder}/")
     return Path(folder).resolve() in Path(path).resolve().parents

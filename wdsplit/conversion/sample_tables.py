@@ -1,8 +1,7 @@
-"""Sample tables for tars that are there already: made from what is in them, shard by shard.
+"""Sample tables for existing tars: made from their contents, shard by shard.
 
-Composition of `indexing`, the open shards and an engine. A table that is right is left as it is, so that a run which
-was stopped goes on. Columns that the manifest names stay until they are left out by name. If columns change, the header
-forgets the tables before the first is replaced; their columns are written to it last.
+Valid tables are kept, so that a stopped run can continue. Columns in the manifest stay until they are left out by name.
+If columns change, they are removed from the header before the first table is replaced, and written to it at the end.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _TAKEN = (KEY, NUM_BYTES)
 
 @dataclass(frozen=True)
 class IndexProgress:
-    """How far `index_tars` has got: tars that were read, of how many, and the samples and bytes in them."""
+    """Progress of `index_tars`: tars read, all tars, and the samples and bytes in those read."""
 
     tars: int
     num_tars: int
@@ -63,7 +62,7 @@ class IndexProgress:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all tasks need: the dataset, and how its tables are made."""
+    """The input of all tasks: the dataset, and how its tables are made."""
 
     url: str
     options: Mapping[str, Any] | None
@@ -74,14 +73,14 @@ class _Job:
 
     @property
     def text(self) -> str:
-        """What identifies how columns were found; empty if the manifest's types decide."""
+        """An identifier of how columns were found; empty if the manifest's types decide."""
         names = self.recipe.untyped
         return xxhash.xxh3_64_hexdigest(orjson.dumps([names, self.recipe.keep, self.recipe.no_keep])) if names else ""
 
 
 @dataclass(frozen=True)
 class _Made:
-    """The table of a shard: its columns, and the values that were left out."""
+    """A new table of a shard: its columns, and the values that were left out."""
 
     shard: int
     columns: pa.Schema
@@ -100,18 +99,18 @@ def make_sample_tables(
 
     Args:
         storage: The dataset.
-        storage_options: How to reach it, for the tasks.
+        storage_options: Options for a remote store, for the tasks.
         manifest: Its manifest.
         options: Which columns to keep.
-        engine: What carries the tasks out.
-        report: Called at the beginning and after each tar.
+        engine: Engine that runs the tasks.
+        report: Called at the start and after each tar.
 
     Returns:
         The manifest, with the columns.
 
     Raises:
-        InputError: A column has the name of an annotation's.
-        WdsplitError: A shard is missing or damaged, or the storage refuses.
+        InputError: A column has the same name as a column of an annotation.
+        WdsplitError: A shard is missing or damaged, or the storage fails.
     """
     job = _job(storage, storage_options, manifest, options)
     recipe = job.recipe
@@ -131,7 +130,7 @@ def make_sample_tables(
 
 
 def _job(storage: Storage, given: Mapping[str, Any] | None, manifest: Manifest, options: IndexOptions) -> _Job:
-    """Return what tasks need. The columns that the manifest names stay, unless they are left out by name."""
+    """Return the input of the tasks. Columns in the manifest stay, unless they are left out by name."""
     before, keep = manifest.samples, options.keep
     kept, new = None, frozenset[str]()
     if before is not None:
@@ -149,7 +148,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _refuse_unknown(job: _Job, storage: Storage, keep: Sequence[str]) -> None:
-    """Refuse columns to keep that no sample has; tars are read only until all are found."""
+    """Refuse columns to keep that no sample has; reads tars only until all are found."""
     known = {*job.recipe.typed, *job.recipe.untyped, *(() if job.kept is None else job.kept.names)}
     missing = [name for name in keep if name not in known]
     has_json = any(name.rpartition(".")[2] == "json" for name in job.recipe.untyped)
@@ -168,7 +167,7 @@ def _refuse_unknown(job: _Job, storage: Storage, keep: Sequence[str]) -> None:
     raise InputError(
         "sample tables cannot have these columns",
         place=storage.url,
-        expected=f"numbers, booleans or texts that the tars hold, such as {', '.join(sorted(known)[:_MAX_SHOWN])}",
+        expected=f"numbers, booleans or texts in the tars, such as {', '.join(sorted(known)[:_MAX_SHOWN])}",
         found=", ".join(map(repr, missing)),
         remedy=(f"repeat the option: {repeat}" if lists else did_you_mean(missing, sorted({*known, *texts})))
         or "change --keep",
@@ -176,7 +175,7 @@ def _refuse_unknown(job: _Job, storage: Storage, keep: Sequence[str]) -> None:
 
 
 def _refuse_lost(job: _Job, storage: Storage) -> None:
-    """Refuse to make a table again whose columns the tars do not hold; nothing is written before."""
+    """Refuse to remake a table with columns that are not in the tars, before anything is written."""
     if job.manifest.provenance.get("adopted"):
         return
     found = [_table_there(storage, job.manifest.shards[number]) for number in range(len(job.manifest.shards))]
@@ -191,11 +190,11 @@ def _refuse_lost(job: _Job, storage: Storage) -> None:
         paths = ", ".join(samples_path(_path_of(job, number)) for number in bad[:_MAX_SHOWN])
         without = " ".join(f"--no-keep {name}" for name in gone)
         raise InputError(
-            "sample tables are missing or damaged, and the tars do not hold all of their columns",
+            "sample tables are missing or damaged, and the tars do not have all of their columns",
             place=storage.url,
             expected=f"tables with the columns {', '.join(map(repr, gone))}, which cannot be made again from the tars",
             found=f"{counted(len(bad), 'table')} to make again: {paths}{', ...' if len(bad) > _MAX_SHOWN else ''}",
-            remedy=f"use `wdsplit convert --overwrite`; or {without} to go without these columns in all tables",
+            remedy=f"use `wdsplit convert --overwrite`; or {without} to leave these columns out of all tables",
         )
 
 
@@ -204,7 +203,7 @@ def _refuse_annotated(storage: Storage, manifest: Manifest, columns: pa.Schema) 
         both = [name for name in columns.names if name in annotation.schema.names]
         if both:
             raise InputError(
-                f"an annotation has columns of the same names: {', '.join(map(repr, both))}",
+                f"an annotation has columns with the same names: {', '.join(map(repr, both))}",
                 place=f"{storage.url}, annotation {annotation.name!r}",
                 expected="each name once",
                 remedy=f"leave them out with {' '.join(f'--no-keep {name}' for name in both)}, or drop the annotation",
@@ -212,7 +211,7 @@ def _refuse_annotated(storage: Storage, manifest: Manifest, columns: pa.Schema) 
 
 
 def _make_all(job: _Job, storage: Storage, engine: Engine, report: Callable[[IndexProgress], None]) -> list[_Made]:
-    """Make the tables of all shards that have none, or a wrong one; return them in the order of the shards."""
+    """Make missing and invalid tables; return all tables in the order of the shards."""
     shards = job.manifest.shards
     counts, sizes = shards.column("num_samples"), shards.column("num_bytes")
     found: dict[int, _Made] = {}
@@ -233,7 +232,7 @@ def _path_of(job: _Job, number: int) -> str:
 
 
 def _make(job: _Job, number: int) -> _Made:
-    """Make the table of a shard, unless it is there. Runs in a worker process; may run twice."""
+    """Make the table of a shard, unless it exists. Runs in a worker process; may run twice."""
     storage, listed = open_storage(job.url, job.options), job.manifest.shards[number]
     there = _table_there(storage, listed)
     if there is not None and _is_right(job, storage, listed, there):
@@ -248,7 +247,7 @@ def _make(job: _Job, number: int) -> _Made:
 
 
 def _merged(job: _Job, there: pa.Table | None, rows: pa.Table) -> pa.Table:
-    """Return the rows read from a tar, with the columns of the table that is there already."""
+    """Return the rows read from a tar, with the columns of the existing table."""
     there = rows.select([]) if there is None else there
     old = [name for name in there.column_names if name not in job.recipe.no_keep]
     if job.kept is not None:
@@ -264,7 +263,7 @@ def _merged(job: _Job, there: pa.Table | None, rows: pa.Table) -> pa.Table:
 
 
 def _table_there(storage: Storage, listed: Shard) -> pa.Table | None:
-    """Return the table that a shard has already; None if it is missing, damaged or of another shard."""
+    """Return the existing table of a shard; None if it is missing, damaged or of another shard."""
     try:
         return parse_samples(storage.read(samples_path(listed.path), MAX_TABLE_BYTES), listed)
     except (DatasetNotFoundError, CorruptDataError):
@@ -272,7 +271,7 @@ def _table_there(storage: Storage, listed: Shard) -> pa.Table | None:
 
 
 def _is_right(job: _Job, storage: Storage, listed: Shard, there: pa.Table) -> bool:
-    """Tell whether a table has the columns that it shall have."""
+    """Return whether a table has the right columns."""
     if job.kept is not None:
         return not job.new and _types(there.schema) == _types(job.kept)
     if recipe_of(storage.read(samples_path(listed.path), MAX_TABLE_BYTES)) != job.text:
@@ -285,7 +284,7 @@ def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
 
 
 def _publish(job: _Job, storage: Storage, listed: Shard, table: pa.Table) -> None:
-    """Publish the table of a shard; if it has other columns, the header names none until all tables are there."""
+    """Publish the table of a shard; if its columns are new, remove the columns from the header first."""
     if job.manifest.samples is not None and _types(table.schema) != _types(job.manifest.samples):
         write_samples_schema(storage, None)
     with storage.publish(samples_path(listed.path)) as file:
@@ -293,14 +292,14 @@ def _publish(job: _Job, storage: Storage, listed: Shard, table: pa.Table) -> Non
 
 
 def _rewrite(job: _Job, columns: pa.Schema, number: int) -> None:
-    """Give the table of a shard the columns that all have together. Runs in a worker process; may run twice."""
+    """Rewrite the table of a shard with the common columns. Runs in a worker process; may run twice."""
     storage, listed = open_storage(job.url, job.options), job.manifest.shards[number]
     data = storage.read(samples_path(listed.path), MAX_TABLE_BYTES)
     _publish(job, storage, listed, as_types(parse_samples(data, listed), columns))
 
 
 def _warn(storage: Storage, lost: Counter[str]) -> None:
-    """Say which values the tables lack."""
+    """Warn about values that were left out of the tables."""
     if lost:
         texts = [f"{what}, {count:,} values" for what, count in sorted(lost.items())]
         more = f"; and {len(texts) - _MAX_SHOWN:,} more" if len(texts) > _MAX_SHOWN else ""

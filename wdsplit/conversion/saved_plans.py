@@ -1,4 +1,4 @@
-"""Plan files in storage: where one may be saved, saving it, and opening the run that it belongs to."""
+"""Plan files in storage: checks their paths, saves them, and opens their runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def save_plan(path: str, saved: SavedPlan, storage_options: Mapping[str, Any] | 
     """Save a plan, or replace one.
 
     Raises:
-        InputError: The plan holds what must not be written down.
+        InputError: The plan contains credentials.
         StorageError: The file cannot be written.
     """
     folder, name = _split_path(path)
@@ -44,13 +44,13 @@ def save_plan(path: str, saved: SavedPlan, storage_options: Mapping[str, Any] | 
 
 
 def remove_plan(path: str, storage_options: Mapping[str, Any] | None) -> None:
-    """Remove a plan file whose run could not begin."""
+    """Remove a plan file whose run could not start."""
     folder, name = _split_path(path)
     open_storage(folder, storage_options).remove(name)
 
 
 def normalized(path: PathLike) -> str:
-    """Return the path of a plan file as a text; of a file:// URL the local path."""
+    """Return the path of a plan file as a string; for a file:// URL, the local path."""
     path = os.fspath(path)
     return path if is_remote(path) else local_path(path)
 
@@ -64,7 +64,7 @@ def _split_path(path: str) -> tuple[str, str]:
 
 
 def check_plan_file(path: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
-    """Refuse a plan file that cannot be written, or that is there already."""
+    """Refuse a plan file that cannot be written or exists already."""
     folder, name = _split_path(path)
     storage = open_storage(folder, storage_options)
     size = storage.size(name)
@@ -75,19 +75,19 @@ def check_plan_file(path: str, overwrite: bool, storage_options: Mapping[str, An
         raise OutputExistsError(
             "the plan file exists already" if ours else "the path of the plan file holds another file",
             place=path,
-            expected="no such file" + (", or a plan to be replaced" if overwrite else ""),
+            expected="no such file" + (", or a plan to replace" if overwrite else ""),
             found="the plan of another run, or of this one" if ours else "a file that is not a plan",
-            remedy="choose another file" + (", or use --overwrite to begin anew" if ours else ""),
+            remedy="choose another file" + (", or use --overwrite to start again" if ours else ""),
             url=path,
         )
 
 
 def open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> tuple[SavedPlan, Run]:
-    """Read a plan file; return the plan, and the run in its output, which may be there or not.
+    """Read a plan file; return the plan and the run in its output, which may not exist.
 
     Raises:
-        DatasetNotFoundError: There is no such file.
-        CorruptDataError: It is damaged, or no plan file.
+        DatasetNotFoundError: The file does not exist.
+        CorruptDataError: It is damaged, or not a plan file.
         InputError: Another version of wdsplit wrote it.
     """
     path = normalized(plan_path)
@@ -96,10 +96,10 @@ def open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> 
         saved = parse_plan(open_readable_storage(folder, storage_options).read(name), version("wdsplit"))
     except DatasetNotFoundError as error:
         raise DatasetNotFoundError(
-            "there is no such plan file",
+            "plan file not found",
             place=shown_url(path),
-            expected="a file that `wdsplit plan -o` has written",
-            remedy="check the path: all machines must reach it",
+            expected="a file written by `wdsplit plan -o`",
+            remedy="check the path, which all machines must be able to access",
             url=shown_url(path),
         ) from error
     except (CorruptDataError, InputError) as error:
@@ -108,7 +108,7 @@ def open_run(plan_path: PathLike, storage_options: Mapping[str, Any] | None) -> 
 
 
 def locate_inputs(saved: SavedPlan, storage_options: Mapping[str, Any] | None) -> Plan:
-    """Return a plan whose inputs are found from any folder, by this machine's own means."""
+    """Return a plan whose inputs can be found from any folder, with this machine's storage options."""
 
     def placed(file: InputFile) -> InputFile:
         if file.remote is not None:

@@ -1,8 +1,7 @@
-"""Converting in shares, for clusters that start many processes with a number each: SLURM's arrays, indexed Jobs.
+"""Converting in shares, for clusters that start many numbered processes: SLURM arrays, indexed Jobs.
 
-`plan_shares` begins a run and saves its plan, `convert_share` carries out a share of a pass on any machine, and
-`commit_shares` ends the run. Shares know nothing of each other: they hold no lock, remove nothing, and write the same
-bytes however often they run, side by side too.
+`plan_shares` starts a run and saves its plan, `convert_share` runs a share of a pass on any machine, `commit_shares`
+finishes the run. Shares are independent: they take no lock, remove nothing, and may run again, even concurrently.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ __all__ = ["Progress", "commit_shares", "convert_share", "needed_passes", "plan_
 logger = logging.getLogger(__name__)
 
 _JOBS_OF_A_SHARE = 4
-"""How many jobs of a share divide the memory, when rows are cut into what a task scatters; shares may have others."""
+"""The assumed number of jobs of a share that divide its memory, when the scatter tasks are cut."""
 
 
 def plan_shares(
@@ -64,30 +63,30 @@ def plan_shares(
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
 ) -> dict[str, Plan]:
-    """Begin a conversion in shares: plan it, as `wdsplit.convert` would, and save the plan.
+    """Start a conversion in shares: plan it as `wdsplit.convert` would, and save the plan.
 
         wdsplit.plan_shares("raw/*.parquet", "data/digits", "plan.json")
 
     Args:
         inputs: As for `wdsplit.convert`.
-        output: The dataset's folder, which all shares reach under the same path: a path, or `s3://bucket/folder`.
-        plan_path: The file to save the plan in; a path, or `s3://bucket/file`. With splits each has a plan of its own,
-            in a file with the split's name after a dot.
-        options: The options; `jobs` has no meaning here, and `resume` is refused.
-        storage_options: As for `wdsplit.convert`. They are not saved: each share takes its own.
-        fs: The file system that the output is on, as for `wdsplit.convert`, and the plan file if it is given as a URL
-            of the same scheme. Not saved either.
-        input_fs: The file system that the inputs are on.
+        output: The dataset's folder, at a path that all shares can access: a path, or `s3://bucket/folder`.
+        plan_path: The plan file to write: a path, or `s3://bucket/file`. With splits, each split has its own plan file,
+            with the split's name after a dot.
+        options: The options; `jobs` is ignored, and `resume` is an error.
+        storage_options: As for `wdsplit.convert`. Not saved: pass them to each share.
+        fs: fsspec file system of the output, as for `wdsplit.convert`, and of the plan file if that is a URL of the
+            same scheme. Not saved either.
+        input_fs: fsspec file system of the inputs.
 
     Returns:
-        The plan in each plan file.
+        The plans, by plan file.
 
     Raises:
-        WdsplitError: As of `wdsplit.convert`; or the plan cannot be saved.
+        WdsplitError: As for `wdsplit.convert`; or the plan cannot be saved.
     """
     options = options or ConvertOptions()
     if options.resume:
-        raise InputError("a plan begins a run, so it cannot resume one", remedy="run the missing shares again")
+        raise InputError("a plan starts a new run, so it cannot resume one", remedy="run the missing shares again")
     path = normalized(plan_path)
     files = {name: f"{path}.{name}" for name in options.splits} or {"": path}
     places = Places.of(inputs, output, storage_options, fs, input_fs)
@@ -117,7 +116,7 @@ def plan_shares(
 
 
 def share_needs(plan: Plan, options: ConvertOptions) -> Needs:
-    """Return what a conversion in shares needs: nothing is known of their machines."""
+    """Return the resources of a conversion in shares, whose machines are unknown."""
     return needs_of(plan, options.memory, _JOBS_OF_A_SHARE, is_local=False, on_disk=False)
 
 
@@ -132,7 +131,7 @@ def convert_share(
     fs: AbstractFileSystem | None = None,
     input_fs: AbstractFileSystem | None = None,
 ) -> Progress:
-    """Write a share of the shards of a plan; what the share has written before is kept.
+    """Write a share of the shards of a plan; work that this share has finished before is kept.
 
         for step in ("scatter", "write"):
             for share in range(4):  # each in its own job, such as a task of a SLURM array
@@ -140,22 +139,22 @@ def convert_share(
 
     Args:
         plan_path: The plan file.
-        share: Which share: 0, 1, ..., num_shares - 1.
-        num_shares: Shares in all.
-        only: The pass. A plan that puts rows into another order takes two, all shares of `scatter`, then of `write`; or
-            three, if the table is large, `merge` between them. Where a pass is not needed, nothing is done.
-        progress: Called with the progress so far, at the beginning and after each task.
-        storage_options: How to reach remote inputs and the output, as for `wdsplit.convert`.
-        engine: What carries the tasks out; None for one job.
-        fs: The file system that the output is on, as for `plan_shares`.
-        input_fs: The file system that the inputs are on.
+        share: Number of the share: 0, 1, ..., num_shares - 1.
+        num_shares: Total number of shares.
+        only: The pass to run. A plan that shuffles or groups rows needs all shares of `scatter`, then of `write`; large
+            tables also need `merge` in between. Passes that are not needed do nothing.
+        progress: Called with the progress so far, at the start and after each task.
+        storage_options: Options for remote inputs and the output, as for `wdsplit.convert`.
+        engine: Engine that runs the tasks; None for one job.
+        fs: fsspec file system of the output, as for `plan_shares`.
+        input_fs: fsspec file system of the inputs.
 
     Returns:
-        What is done.
+        The progress at the end.
 
     Raises:
-        WdsplitError: The output does not hold the plan's run, something cannot be read or written, or the pass
-            before is not complete.
+        WdsplitError: The output has no run of the plan, reading or writing failed, or the previous pass is not
+            complete.
     """
     if not 0 <= share < num_shares:
         raise InputError(
@@ -170,10 +169,10 @@ def convert_share(
     plan, engine = locate_inputs(saved, located([], of_inputs, input_fs)[1]), engine or LocalEngine()
     if plan.scatters and only is None:
         raise InputError(
-            "the plan puts rows into another order, which takes several passes",
+            "the plan shuffles or groups rows, which needs several passes",
             place=os.fspath(plan_path),
             expected="a pass",
-            remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after the other",
+            remedy=f"run all shares with {_pass_options(run.storage, plan)}, one after another",
         )
     buffer_bytes = task_bytes(saved.memory, engine.jobs_of_a_node)
     job = Job(saved.output, plan, buffer_bytes, saved.emit, output_options, shared=True)
@@ -181,7 +180,7 @@ def convert_share(
 
 
 def _carry_out(run: Run, driver: Driver, name: Pass) -> Progress:
-    """Carry out a share of a pass, and note that it has ended."""
+    """Run a share of a pass, and note that it is finished."""
     plan, storage = driver.job.plan, run.storage
     cuts = _require_cuts(storage, plan) if plan.scatters else None
     published = None
@@ -203,14 +202,14 @@ def _carry_out(run: Run, driver: Driver, name: Pass) -> Progress:
 
 
 def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
-    """Return how the run scatters its rows; refuse a run whose beginning was interrupted."""
+    """Return how the run scatters its rows; refuse a run whose start was interrupted."""
     cuts = read_cuts(storage, plan)
     if cuts is None:
         raise ConvertError(
-            "the run lacks what its scatter pass needs",
+            "the run cannot start its scatter pass",
             place=storage.url,
             expected="a run that `wdsplit plan -o` started",
-            found="one whose beginning was interrupted",
+            found="a run whose start was interrupted",
             remedy="plan again with --overwrite",
             url=storage.url,
         )
@@ -218,7 +217,7 @@ def _require_cuts(storage: Storage, plan: Plan) -> Cuts:
 
 
 def _require_complete(storage: Storage, cuts: Cuts, name: Pass) -> None:
-    """Refuse to go on before all shares have ended a pass."""
+    """Refuse to continue before all shares have finished a pass."""
     tasks: Sequence[Any] = cuts.tasks if name == "scatter" else cuts.steps.merge_tasks()
     missing = tasks_without_note(storage, cuts.steps, tasks)
     if missing:
@@ -238,10 +237,10 @@ def needed_passes(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> tuple[Pass, ...]:
-    """Return the passes that the shares of a plan take; the arguments are those of `commit_shares`.
+    """Return the passes that the shares of a plan need; the arguments are those of `commit_shares`.
 
     Raises:
-        WdsplitError: There is no such plan, or its run is not there.
+        WdsplitError: The plan or its run does not exist.
     """
     saved, run = open_run(plan_path, located([], storage_options, fs)[1])
     run.require(saved.plan)
@@ -263,23 +262,23 @@ def commit_shares(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Manifest:
-    """End a conversion in shares: from then on the dataset exists. One that has ended already is left as it is.
+    """Finish a conversion in shares: write the manifest. Does nothing if the conversion is finished already.
 
         wdsplit.commit_shares("plan.json")
         dataset = wdsplit.Dataset("data/digits")
 
     Args:
         plan_path: The plan file.
-        storage_options: How to reach a remote output, as for `wdsplit.convert`.
-        fs: The file system that the output is on, as for `plan_shares`.
+        storage_options: Options for a remote output, as for `wdsplit.convert`.
+        fs: fsspec file system of the output, as for `plan_shares`.
 
     Returns:
         The manifest.
 
     Raises:
-        ConvertError: Some shards are not there.
-        CorruptDataError: What was noted of them was changed.
-        WdsplitError: The output does not hold the plan's run, or cannot be written.
+        ConvertError: Shards are missing.
+        CorruptDataError: The notes of the shards are invalid.
+        WdsplitError: The output has no run of the plan, or is not writable.
     """
     saved, run = open_run(plan_path, located([], storage_options, fs)[1])
     plan = saved.plan
@@ -288,7 +287,7 @@ def commit_shares(
     with run.locked():
         finished = run.finished(plan)
         if finished is not None:
-            logger.warning("%s: committed already", run.storage.url)
+            logger.warning("%s: already committed", run.storage.url)
             return finished
         run.require(plan)
         published = read_published(run.storage, plan)
@@ -303,17 +302,17 @@ def _incomplete(run: Run, plan: Plan, missing: Sequence[int]) -> ConvertError:
     passes = f", with {_pass_options(storage, plan)}" if plan.scatters else ""
     unfinished = describe_unfinished_shares(storage, "write")
     return ConvertError(
-        "the dataset cannot be committed: not all shards are there",
+        "cannot commit the dataset: shards are missing",
         place=storage.url,
         expected=f"{plan.num_shards} shards",
         found=f"{len(missing)} missing: {first_few(_shard_ranges(missing))}{unfinished}",
-        remedy=f"run the shares that have not ended again{passes}, then commit",
+        remedy=f"run the unfinished shares again{passes}, then commit",
         url=storage.url,
     )
 
 
 def _shard_ranges(shards: Sequence[int]) -> list[str]:
-    """Return the paths of shards, rising; of consecutive ones the first and the last."""
+    """Return the paths of shards in ascending order; consecutive ones as a range."""
     ranges: list[tuple[int, int]] = []
     for shard in shards:
         if ranges and shard == ranges[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""Rows from Python code, written once into an Arrow file: it is the input of the conversion, as any other file is.
+"""Writes rows from Python to an Arrow file, which then is a normal input of the conversion.
 
-The file has its content's checksum in its name and no time of writing, so that rows which come a second time, for a
-run that is resumed, give the same plan if and only if they are the same.
+The file's name has the checksum of its content, and its time of writing does not count. So rows that are written again
+for a resumed run give the same plan if and only if they are the same.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _written(
                 "the source has no rows",
                 place=source.what,
                 expected="at least one row",
-                remedy="check the source; a generator gives its rows only once, so make a new one for each call",
+                remedy="check the source; a generator yields its rows only once, so make a new one for each call",
             )
         whole = parts[0] if len(parts) == 1 else _joined(parts, folder)
         return whole.finish()
@@ -130,9 +130,9 @@ def _widened(schema: pa.Schema, other: pa.Schema, first: int) -> pa.Schema:
         wide = joined_schema([schema, other])
     except pa.ArrowException as error:
         raise InputError(
-            "a column changes its type",
+            "a column changes type",
             place=f"rows {first:,} and after",
-            expected="the types of the rows before, or types that hold both, such as float for int",
+            expected="the type of earlier rows, or one that includes it, such as float after int",
             found=str(error).splitlines()[0],
             remedy="convert the values to one type, or leave the column out",
         ) from error

@@ -1,7 +1,7 @@
-"""What a worker does: read the rows of some shards, encode them, write the shards.
+"""The task of a worker: reads the rows of some shards, encodes them, and writes the shards.
 
-Tasks are independent of each other, picklable, and may run twice with the same result. When a shard is published, what
-it holds is noted in the run's folder, so that a later run can skip it.
+Tasks are independent and picklable, and give the same result when they run twice. Published shards are noted in the
+run's folder, so that a later run can skip them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def describe_rows(plan: Plan, rows: tuple[int, int]) -> str:
 
 
 def _checked_at_the_end(storage: Storage, job: Job, bodies: Iterator[Body]) -> Iterator[Body]:
-    """Give the samples of a shard; at the end, just before it is published, refuse an output that is another run's."""
+    """Yield the samples of a shard; at the end, just before it is published, refuse an output that is another run's."""
     yield from bodies
     refuse_taken_over(storage, job.plan, job.shared)
 
@@ -127,7 +127,7 @@ class _Stream:
         self._rest: _Samples | None = None
 
     def take(self, count: int) -> Iterator[_Samples]:
-        """Give the next `count` samples."""
+        """Yield the next `count` samples."""
         while count:
             samples = self._rest or next(self._batches)
             cut = min(len(samples), count)
@@ -148,7 +148,7 @@ def _bodies(
     tables: list[pa.Table],
     catalog: CatalogBuilder | None,
 ) -> Iterator[Body]:
-    """Give the samples of a shard, batch by batch, its pads at the end; tables and catalog take all but the pads."""
+    """Yield the samples of a shard, batch by batch, its pads at the end; tables and catalog take all but the pads."""
     first, stop = plan.rows(shard)
     begin: _Samples | None = None
     for samples in stream.take(stop - first):
@@ -170,7 +170,7 @@ def _bodies(
 def _pads(
     plan: Plan, shard: int, begin: _Samples | None, read: Callable[[int, int], Iterator[Rows]]
 ) -> Iterator[dict[str, pa.LargeBinaryArray]]:
-    """Give the fields that a shard repeats; those of its first batch are at hand, and a row group is slow to reread."""
+    """Yield the fields of the pads; reuses the first batch if it suffices, because rereading a row group is slow."""
     count = plan.num_pads_of(shard)
     if count and begin is not None and count <= len(begin):
         yield begin.slice(0, count).fields

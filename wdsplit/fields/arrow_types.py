@@ -1,7 +1,7 @@
-"""Arrow types as a manifest keeps them: a text for people, and an Arrow schema by which values are decoded.
+"""Arrow types in a manifest: a readable text, and an Arrow schema for decoding values.
 
-Pure (no I/O). Both depend on the column's type alone: not on metadata of fields, nor on the extension types that a
-program has registered. No metadata is serialised, because its bytes differ between versions of pyarrow.
+Pure (no I/O). Both depend only on the column's type, not on field metadata or registered extension types. Metadata is
+not serialised, because its bytes differ between versions of pyarrow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From payloads back to Arrow columns: the inverse of `encode`.
+"""Converts payloads back to Arrow columns: the inverse of `encode`.
 
-Pure (no I/O). It goes value by value, and is slow: loading decodes samples elsewhere (`loading.stages`).
+Pure (no I/O). Slow, because it decodes value by value; the loader uses `loading.stages` instead.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ __all__ = ["decode_field"]
 
 
 def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
-    """Decode the payloads of a field into the column that it was made of.
+    """Decode the payloads of a field into the column that it was made from.
 
-    Equal to the original column, value for value and null for null, with these exceptions:
+    The result equals the original column, including nulls, with these exceptions:
 
-    - Dictionaries come as their values and extension types as their storage; tensors as nested lists of their shape.
-    - Images and audio come without their path, a column of class names as those names, and
-      one of categories in a field `cls` as their numbers.
-    - With `--null empty` a null text or binary value comes as an empty one.
+    - Dictionaries become their values, extension types their storage, tensors nested lists of their shape.
+    - Images and audio lose their path, a column of class names has strings, and a column of categories in a field `cls`
+      has numbers.
+    - With `--null empty`, null strings and binary values become empty ones.
 
         dataset = wdsplit.Dataset("data/train", shuffle=False, tail="uneven")
         field = next(field for field in dataset.manifest.fields if field.name == "json")
         column = wdsplit.decode_field([sample.get("json") for sample in dataset], field)
 
     Args:
-        payloads: The members' bytes, None where a sample lacks the field.
+        payloads: The members' bytes; None where a sample lacks the field.
         field: The field, from the `fields` of a manifest.
 
     Returns:
-        An array as long as `payloads`, of the type that the field's `arrow_schema` has.
+        An array of the same length as `payloads`, with the type in the field's `arrow_schema`.
 
     Raises:
-        CorruptDataError: A payload is not what the field's encoding writes, or the field has no valid type.
+        CorruptDataError: A payload is invalid for the field's encoding, or the type of the field is invalid.
     """
     kind = read_type(field)
     decode = _DECODERS[field.encoding]
@@ -64,7 +64,7 @@ def decode_field(payloads: Sequence[bytes | None], field: Field) -> pa.Array:
                 place=f"payload {number}",
                 expected=f"what {field.encoding} writes for {field.type}",
                 found=repr(payload[:60]),
-                remedy="verify the dataset with wdsplit verify",
+                remedy="check the dataset with `wdsplit verify`",
             ) from error
         values.append(value)
     return pa.array(values, kind)

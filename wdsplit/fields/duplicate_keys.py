@@ -1,7 +1,6 @@
-"""Duplicate keys: of a table to be converted, of tars that are indexed, of a dataset that is verified.
+"""Finds duplicate keys, for converting tables, indexing tars and verifying datasets.
 
-Pure (no I/O). Keys are compared by 64-bit hashes, eight bytes a key; only where two hashes are equal are the keys
-themselves asked for.
+Pure (no I/O). Compares 64-bit hashes of the keys, and reads the keys themselves only where hashes are equal.
 """
 
 from __future__ import annotations
@@ -67,6 +66,6 @@ def find_duplicate_keys(
 
 
 def _repeated(hashes: Hashes) -> Hashes:
-    """Return the hashes that are there more than once, rising."""
+    """Return the hashes that are there more than once, in ascending order."""
     ordered = np.sort(hashes)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])

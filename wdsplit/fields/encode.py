@@ -1,6 +1,6 @@
-"""The payloads of a whole batch at once: Arrow columns become members of samples.
+"""Encodes Arrow columns as the members of samples, a batch at a time.
 
-Pure (no I/O). Each encoding turns an Arrow array into a large_binary array of payloads, null where the member is left
+Pure (no I/O). Each encoding converts an Arrow array to a large_binary array of payloads, null where the member is left
 out. `infer` chooses the encoding of a column; `decode` is the inverse.
 """
 
@@ -78,7 +78,7 @@ def _treat_nulls(payload: pa.LargeBinaryArray, field: Field, null: Null, where: 
         "a label has no class name: it is null or -1" if field.encoding == "class" else "a value is null",
         place=where(_first_null(payload)),
         expected="a value",
-        remedy="--null omit leaves the member out, --null empty writes it with no bytes; or filter the table",
+        remedy="use --null omit to leave the member out, --null empty to write an empty one, or filter the table",
     )
 
 
@@ -194,9 +194,9 @@ def _encode_json(column: pa.Array, where: Locate) -> pa.LargeBinaryArray:
 
 def _not_utf8(place: str, found: str) -> InputError:
     return InputError(
-        "a text is not UTF-8",
+        "a string is not UTF-8",
         place=place,
-        expected="UTF-8, as parquet demands of strings",
+        expected="UTF-8, which parquet requires of strings",
         found=found,
         remedy="write the table again with the text decoded, or the column as binary",
     )
@@ -253,7 +253,7 @@ def _unnest(
             raise InputError(
                 "nested lists of numbers are ragged",
                 place=where(row),
-                expected="inner lists of one length in a row, to be written as npy",
+                expected="inner lists of equal length in each row, to write them as npy",
                 found=f"lengths {int(lengths[ragged[0]])} and {int(dim[row])}",
                 remedy="map the column to a field json instead: --map json=COLUMN",
             )
@@ -261,9 +261,9 @@ def _unnest(
         owner, level = np.repeat(owner, lengths), level.flatten()
         if level.null_count:
             raise InputError(
-                "a list of numbers holds a null",
+                "a list of numbers contains a null",
                 place=where(int(owner[_first_null(level)])),
-                expected="numbers only, to be written as npy",
+                expected="only numbers, to write them as npy",
                 remedy="fill the nulls in the table, map the column to a field json, or leave it out",
             )
     return np.ascontiguousarray(level.to_numpy(zero_copy_only=False)), owner, dims

@@ -113,7 +113,7 @@ class _Images:
         return found.view(np.uint8).reshape(-1, _WIDTH)
 
     def have(self, num_bytes: int) -> npt.NDArray[np.bool_]:
-        """Tell which images have so many bytes."""
+        """Return which images have so many bytes."""
         return self.ends - self.starts >= num_bytes
 
 
@@ -139,7 +139,7 @@ def _number(bytes_: Bytes, first: int, count: int, order: str) -> Int64:
 
 
 def _are(bytes_: Bytes, first: int, four: bytes) -> npt.NDArray[np.bool_]:
-    """Tell which rows have four given bytes from a column on, a multiple of four."""
+    """Return which rows have four given bytes from a column on, a multiple of four."""
     equal: npt.NDArray[np.bool_] = _number(bytes_, first, 4, "big") == int.from_bytes(four, "big")
     return equal
 

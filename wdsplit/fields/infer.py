@@ -1,7 +1,7 @@
-"""The fields of a table's columns, decided from its schema before any work.
+"""Infers the fields for a table's columns from its schema.
 
-Pure (no I/O). `rules` decides by type; here are the names, the user's mapping, and what Hugging Face says of a column
-in the schema's metadata. Columns that cannot be written are refused by name, all in one error.
+Pure (no I/O). `rules` decides by type; this module adds names, the user's mapping, and Hugging Face's metadata in the
+schema. One error lists all columns that cannot be written.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def sniff(payload: bytes) -> str | None:
 
 
 def needs_sniff(kind: pa.DataType) -> bool:
-    """Tell whether a column's field name depends on its first bytes."""
+    """Return whether a column's field name depends on its first bytes."""
     rule = rule_of(kind)
     return rule is not None and rule.encoding in ("bytes", "media")
 
@@ -183,7 +183,7 @@ def _refused_types(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
         kind = schema.field(name).type
         why = why_refused(kind)
         if why:
-            problems.append(f"column {name!r} has the type {kind}, which no encoding can carry: {why}")
+            problems.append(f"column {name!r} has the type {kind}, which no encoding supports: {why}")
     return problems
 
 
@@ -222,7 +222,7 @@ def _repeated_columns(schema: pa.Schema) -> list[str]:
 
 def _unusable(problems: Sequence[str], remedy: str = "") -> InputError:
     return InputError(
-        "the table's columns cannot be used as they are",
+        "invalid columns",
         found="; ".join(problems),
         remedy=remedy
         or "choose the key with --key COLUMN, and columns and their names with --map EXT=COLUMN (repeatable), "

@@ -1,7 +1,7 @@
-"""Arrow values as JSON has them: numbers, strings, lists and objects.
+"""Converts Arrow values to JSON values: numbers, strings, lists and objects.
 
-Pure (no I/O). Scalars stay Arrow arrays, cast whole; only what is nested becomes Python values, row by row. Nothing
-goes through Python's own dates and times, which would lose digits.
+Pure (no I/O). Scalars stay Arrow arrays; only nested values become Python values, row by row. Python's dates and times
+are not used, because they would lose digits.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _iso_text(column: pa.Array, where: Locate) -> pa.Array:
         raise InputError(
             f"a {'time' if pa.types.is_time(kind) else 'date'} cannot be written in ISO 8601",
             place=where(row),
-            expected="a time of the day" if pa.types.is_time(kind) else "a date of the years 1 to 9999",
+            expected="a time of the day" if pa.types.is_time(kind) else "a date in the years 1 to 9999",
             found=f"{numbers[row].as_py()} of type {kind}",
             remedy="correct the value in the table, or cast the column to integers",
         )

@@ -1,7 +1,6 @@
-"""Keys by the column: numbering, escaping and hashing whole Arrow arrays.
+"""Numbers, escapes and hashes keys, as whole Arrow arrays.
 
-Pure (no I/O). `tar.names` has the rule for a single key; here it is applied to a batch at once, and only the rows that
-need an escape are treated one by one.
+Pure (no I/O). Applies the rule of `tar.names` to a batch at once; only keys that need escaping are handled one by one.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def number_keys(numbers: npt.NDArray[np.int64], width: int) -> pa.LargeStringArr
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Tell whether a column of this type can hold keys: strings and integers."""
+    """Return whether a column of this type can hold keys: strings and integers."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return is_text(kind) or bool(pa.types.is_integer(kind))

@@ -1,6 +1,6 @@
-"""What may be done with null values.
+"""The ways to handle null values.
 
-Pure (no I/O), and without pyarrow: the help of the command line needs no more.
+Pure (no I/O), and without pyarrow, because the command line's help needs only this.
 """
 
 from __future__ import annotations

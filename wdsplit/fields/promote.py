@@ -1,7 +1,7 @@
-"""The type that holds every value of two types, as Arrow and Polars promote them, and columns cast to it.
+"""Common types of two types, as Arrow and Polars promote them, and casts to them.
 
-Pure (no I/O). No promotion loses a value silently: where a type cannot hold all values of another (int64 as float64,
-microseconds as nanoseconds), the cast raises for the first value that is lost.
+Pure (no I/O). No cast loses a value silently: if a type cannot represent all values of another (int64 as float64,
+microseconds as nanoseconds), the cast raises at the first value that would change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rules: which Arrow type goes into which field, and how it is written. docs/types.md is made from them.
+"""The rules that choose field and encoding for each Arrow type. docs/types.md is made from them.
 
-Pure (no I/O). The first rule that matches decides. Dictionaries count as their values, extension types as their
-storage. A type without a rule is refused, and so is a type that contains it.
+Pure (no I/O). The first matching rule decides. Dictionaries count as their values, extension types as their storage. A
+type without a rule is an error, and so is a type that contains it.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ class Rule:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of strings."""
+    """Return whether a type is one of strings."""
     return str(kind) in ("string", "large_string", "string_view")
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of bytes."""
+    """Return whether a type is one of bytes."""
     return str(kind) in ("binary", "large_binary", "binary_view") or bool(pa.types.is_fixed_size_binary(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of lists, of any length or a fixed one."""
+    """Return whether a type is one of lists, of any length or a fixed one."""
     return str(kind).startswith(("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<"))
 
 
 def is_tensor(kind: pa.DataType) -> bool:
-    """Tell whether a type is the extension type of tensors of one shape."""
+    """Return whether a type is the extension type of tensors of one shape."""
     return getattr(kind, "extension_name", None) == "arrow.fixed_shape_tensor"
 
 
@@ -78,12 +78,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_nested_numbers(kind: pa.DataType) -> bool:
-    """Tell whether a type is lists of numbers or booleans, or lists of such lists, to any depth."""
+    """Return whether a type is lists of numbers or booleans, or lists of such lists, to any depth."""
     return is_list(kind) and (_is_number(kind.value_type) or is_nested_numbers(kind.value_type))
 
 
 def is_array(kind: pa.DataType) -> bool:
-    """Tell whether the values of a type are arrays by their type alone: only the outermost lists may vary in length."""
+    """Return whether the type alone makes its values arrays: only the outermost lists may vary in length."""
     if not is_list(kind):
         return False
     inner = kind.value_type
@@ -91,7 +91,7 @@ def is_array(kind: pa.DataType) -> bool:
 
 
 def is_media(kind: pa.DataType) -> bool:
-    """Tell whether a column holds what Hugging Face writes for images and audio: structs of bytes and path."""
+    """Return whether a column holds what Hugging Face writes for images and audio: structs of bytes and path."""
     if not pa.types.is_struct(kind):
         return False
     children = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
@@ -231,7 +231,7 @@ def why_refused(kind: pa.DataType) -> str | None:
 
 
 def _is_own_inverse(permutation: Sequence[int]) -> bool:
-    """Tell whether a permutation means the same whichever way it is read.
+    """Return whether a permutation means the same whichever way it is read.
 
     The specification says that dimension i of the array is dimension permutation[i] of what is stored; pyarrow's
     `from_numpy_ndarray` writes the inverse, and its `to_numpy_ndarray` gives back neither.

@@ -1,7 +1,6 @@
-"""The columns of sample tables: which columns of an input are kept in them, and their values, batch by batch.
+"""The columns of sample tables, and their values for each batch.
 
-Pure (no I/O). Numbers, booleans and classes that are written as fields are kept by themselves; others where they are
-asked for.
+Pure (no I/O). Numbers, booleans and classes that are written as fields are included by default, others with `keep`.
 """
 
 from __future__ import annotations

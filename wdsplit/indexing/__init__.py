@@ -1,4 +1,4 @@
-"""Tars that other programs wrote, read once: the index of each, and a manifest of all.
+"""Scans tars that other programs wrote, and makes an index for each and a manifest for all.
 
-`conversion.adopt_tars` writes them beside the tars, `loading.tars` into a cache folder.
+`conversion.adopt_tars` writes these beside the tars, `loading.tars` into a cache folder.
 """

@@ -1,6 +1,6 @@
-"""The rows of a sample table, read from the tar that they are for.
+"""The rows of a sample table, read from its tar. Combines open shards, image sizes and `sample_values`.
 
-Composition of the open shards, the sizes of images and `sample_values`. Nothing is written here.
+Writes nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["read_rows", "typed_schema"]
 
 _SAMPLES_AT_ONCE, _BYTES_AT_ONCE = 4096, 32 * 1024**2
 _HEAD_BYTES = 2**16
-"""What is read of an image: the size is in its header."""
+"""Bytes to read of an image: its header has the size."""
 
 
 def typed_schema(recipe: Recipe) -> pa.Schema:
-    """Return the columns of all tables of a dataset, where the manifest's types decide."""
+    """Return the columns that all tables of a dataset have, from the types in the manifest."""
     columns = recipe.typed_columns()
     names = {column.name for column in columns}
     own = own_columns(first_image_field(recipe.fields) is not None)
@@ -37,13 +37,13 @@ def typed_schema(recipe: Recipe) -> pa.Schema:
 
 
 def read_rows(storage: ReadableStorage, listed: Shard, recipe: Recipe, lost: Counter[str]) -> pa.Table:
-    """Read a shard, some samples at a time, and return the rows of its table, pads left out.
+    """Read a shard, some samples at a time, and return the rows of its table, without pads.
 
     Args:
         storage: The dataset.
-        listed: The shard, as the manifest has it.
-        recipe: How columns come from fields.
-        lost: Counts, by a text for people, the values that are left out.
+        listed: The shard, from the manifest.
+        recipe: How columns are made from fields.
+        lost: Counts the values that are left out, by a description.
 
     Raises:
         WdsplitError: The shard is missing or damaged.
@@ -55,7 +55,7 @@ def read_rows(storage: ReadableStorage, listed: Shard, recipe: Recipe, lost: Cou
 
 
 def _parts(shard: OpenShard, num_real: int, recipe: Recipe, lost: Counter[str]) -> Iterator[dict[str, pa.Array]]:
-    """Give the columns of some samples at a time, pads left out."""
+    """Yield the columns of some samples at a time, without pads."""
     image = first_image_field(recipe.fields)
     names = [*recipe.field_names, *([image] if image is not None else [])]
     first = 0
@@ -76,7 +76,7 @@ def _parts(shard: OpenShard, num_real: int, recipe: Recipe, lost: Counter[str]) 
 
 
 def _whole(payload: Any) -> bytes | None:
-    """Return a payload, which may not be read yet."""
+    """Return a payload, reading it if necessary."""
     if payload is None or isinstance(payload, bytes):
         return payload
     read, offset, size = payload
@@ -84,7 +84,7 @@ def _whole(payload: Any) -> bytes | None:
 
 
 def _head(payload: Any) -> bytes | None:
-    """Return the beginning of a payload, which may not be read yet."""
+    """Return the start of a payload, reading it if necessary."""
     if payload is None or isinstance(payload, bytes):
         return None if payload is None else payload[:_HEAD_BYTES]
     read, offset, size = payload

@@ -1,7 +1,7 @@
-"""Columns of sample tables from the payloads of samples, for tars that are there already.
+"""Makes the columns of sample tables from the payloads of samples, for existing tars.
 
-Pure (no I/O). What a manifest says of a field decides where it says something. Of other fields, `cls` gives classes and
-`json` its numbers and booleans, by their keys; their types show only in the values, and may differ between tars.
+Pure (no I/O). The manifest's types decide if it has them. Otherwise, `cls` gives classes, and `json` its numbers and
+booleans by their keys; their types are known only from the values, and may differ between tars.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the columns of sample tables come from the fields of samples.
+    """How the columns of sample tables are made from the fields of samples.
 
     Attributes:
-        fields: The fields, as the manifest has them.
-        keep: Columns to keep that are not kept by themselves.
+        fields: The fields, from the manifest.
+        keep: Additional columns to keep.
         no_keep: Columns to leave out.
     """
 
@@ -50,7 +50,7 @@ class Recipe:
 
     @property
     def typed(self) -> dict[str, Field]:
-        """The columns whose fields have types, by their names; numbers and classes, and others that are asked for."""
+        """The columns of fields with a type in the manifest: numbers, classes, and those in `keep`."""
         found: dict[str, Field] = {}
         for field in self.fields:
             name = field.column
@@ -64,13 +64,13 @@ class Recipe:
 
     @property
     def untyped(self) -> list[str]:
-        """The fields whose values say themselves of which types they are: cls, json, and texts that are asked for."""
+        """The fields without a type, which their values determine: cls, json, and text fields in `keep`."""
         names = [field.name for field in self.fields if field.encoding == "bytes"]
         return [name for name in names if name.rpartition(".")[2] in ("cls", "json") or name in self.keep]
 
     @property
     def field_names(self) -> list[str]:
-        """All fields that are to be read."""
+        """All fields to read."""
         return list(dict.fromkeys([*(field.name for field in self.typed.values()), *self.untyped]))
 
     def typed_columns(self) -> list[pa.Field]:
@@ -86,8 +86,8 @@ class Recipe:
         """Return the columns of some samples, by their names.
 
         Args:
-            payloads: The payloads of each of `field_names`; None where a sample lacks it.
-            lost: Counts, by a text for people, the values that are left out.
+            payloads: The payloads of each of `field_names`; None where a sample lacks the field.
+            lost: Counts the values that are left out, by a description.
         """
         columns = self.typed_columns()
         arrays = [_decoded(payloads[self.typed[column.name].name], self.typed[column.name], lost) for column in columns]
@@ -102,7 +102,7 @@ class Recipe:
         return found
 
     def _values(self, name: str, payloads: Payloads, lost: Counter[str]) -> dict[str, list[Any]]:
-        """Return the values of a field by the names of their columns."""
+        """Return the values of a field, by column name."""
         if not _is_json(name):
             return {name: [_label(payload, name, name in self.keep, lost) for payload in payloads]}
         found: dict[str, list[Any]] = {}
@@ -119,7 +119,7 @@ def _is_json(name: str) -> bool:
 
 
 def _items(payload: bytes | None, name: str, lost: Counter[str]) -> Iterable[tuple[str, Any]]:
-    """Return the keys and values of an object in JSON."""
+    """Return the keys and values of a JSON object."""
     if not payload:
         return ()
     try:
@@ -150,7 +150,7 @@ def _label(payload: bytes | None, name: str, is_text: bool, lost: Counter[str]) 
 
 
 def _array(key: str, values: list[Any], is_kept: bool, lost: Counter[str]) -> pa.Array | None:
-    """Return values of one column as an array: as numbers, or where texts are kept as texts; None if none is left."""
+    """Return the values of a column as an array of numbers, or of strings if these are kept; None if none is left."""
     kinds: set[type] = {type(value) for value in values} - {type(None)}
     numbers = [_NUMBERS[kind] for kind in (bool, int, float) if kind in kinds]
     others = kinds - _NUMBERS.keys()
@@ -183,7 +183,7 @@ _KIND_NAMES: dict[type, str] = {str: "texts", list: "lists", dict: "objects"}
 
 
 def _decoded(payloads: Payloads, field: Field, lost: Counter[str]) -> pa.Array:
-    """Return the values of a field that has a type; null where a payload is not what its encoding writes."""
+    """Return the values of a field with a type; null where a payload is invalid for its encoding."""
     kind = read_type(field)
     filled = [payload or None for payload in payloads] if not is_text(kind) else list(payloads)
     try:
@@ -199,7 +199,7 @@ def _decoded(payloads: Payloads, field: Field, lost: Counter[str]) -> pa.Array:
 
 
 def _parsed(kind: pa.DataType) -> pa.DataType:
-    """Return the type that texts are parsed to: booleans are written as 0 and 1, and Arrow parses no 16-bit floats."""
+    """Return the type to parse strings as: booleans are written as 0 and 1, and Arrow cannot parse 16-bit floats."""
     if pa.types.is_boolean(kind):
         return pa.int8()
     return pa.float32() if pa.types.is_float16(kind) else kind
@@ -217,7 +217,7 @@ def _decoded_one(payload: bytes | None, field: Field, lost: Counter[str]) -> pa.
 
 
 def joined_columns(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the columns that tables have together, each of a type that holds the values of all of them."""
+    """Return the union of the tables' columns, each with a type for the values of all tables."""
     columns: dict[str, pa.Field] = {}
     for schema in schemas:
         for column in schema:
@@ -227,7 +227,7 @@ def joined_columns(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def as_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the columns of `joined_columns`; null where it has none of a name."""
+    """Return a table with the columns of `joined_columns`; columns that it lacks are null."""
     arrays = [
         table[column.name].cast(column.type) if column.name in table.column_names else pa.nulls(len(table), column.type)
         for column in schema
@@ -236,7 +236,7 @@ def as_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type of two that holds the values of both."""
+    """Return the one of two types that can represent the values of both."""
     if one == other:
         return one
     return max(one, other, key=lambda kind: _WIDTHS.get(str(kind), len(_WIDTHS)))

@@ -1,6 +1,6 @@
-"""What is in tars that other programs wrote: of each its samples and its index, of all a manifest.
+"""The contents of tars that other programs wrote: samples and index of each, and a manifest of all.
 
-Composition of the scan and the samples. Nothing is written here.
+Combines the tar scan and the grouping into samples. Writes nothing.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ logger = logging.getLogger(__name__)
 
 _MAX_FIELDS_SHOWN = 5
 _ODD_PATH = re.compile(r"[\\\x00-\x1f\ud800-\udfff]|^[A-Za-z]:|(^|/)(\.\.?)?(/|$)")
-"""What the manifest takes for no path of a shard."""
+"""Matches names that the manifest does not accept as the path of a shard."""
 
 
 @dataclass(frozen=True)
 class TarContent:
-    """What is in a tar.
+    """The contents of a tar.
 
     Attributes:
-        shard: The tar as a manifest has it.
+        shard: The tar's row in the manifest.
         fields: Its fields, with the samples that have them.
-        num_left_out: Files that name no sample.
+        num_left_out: Number of files that belong to no sample.
         left_out: The first few of their names.
         hashes: The hashes of its keys.
     """
@@ -57,36 +57,36 @@ class TarContent:
 
 
 def check_paths(folder: str, paths: Iterable[str]) -> None:
-    """Refuse paths of tars that a manifest cannot have.
+    """Refuse tars whose paths are invalid in a manifest.
 
     Raises:
-        InputError: There is one.
+        InputError: A path is invalid.
     """
     for odd in filter(_ODD_PATH.search, paths):
         raise InputError(
             "invalid name of a tar",
             place=f"{folder}/{odd!r}",
-            expected="a path in UTF-8, without backslashes, control characters and a drive's letter",
+            expected="a UTF-8 path without backslashes, control characters or a drive letter",
             remedy="rename it",
         )
 
 
 def read_tar(storage: ReadableStorage, path: str, scratch: str | None = None) -> tuple[TarContent, bytes]:
-    """Read a tar whole, and return what is in it, and its index.
+    """Read a whole tar, and return its contents and its index.
 
     Args:
-        storage: Where it is.
+        storage: The storage of the tar.
         path: Its path there.
-        scratch: The local folder that a remote tar is copied to; None for the system's temporary folder.
+        scratch: The local folder to copy a remote tar to; None for the system's temporary folder.
 
     Raises:
-        InputError: It holds an invalid sample or none at all, or was changed meanwhile.
+        InputError: It has an invalid sample or no sample, or was changed during the scan.
         CorruptDataError: It is damaged.
     """
     file = storage.open(path)
     version_before = file.version
     data = mapped(file, scratch)
-    checksum = checksum_of(xxhash.xxh3_128(data))  # first, as it reads the file from front to back
+    checksum = checksum_of(xxhash.xxh3_128(data))  # first, because it reads the file from start to end
     samples = _samples(storage, path, memoryview(data))
     if storage.open(path).version != version_before:
         raise InputError(
@@ -112,7 +112,7 @@ def _samples(storage: ReadableStorage, path: str, data: memoryview) -> TarSample
         raise InputError(
             "a tar has no samples",
             place=place,
-            expected="at least one member that is named KEY.FIELD, such as 000001.jpg",
+            expected="at least one member named KEY.FIELD, such as 000001.jpg",
             found=", ".join(samples.left_out) or "no files",
             remedy="remove it, or move it out of the folder",
             url=place,
@@ -124,7 +124,7 @@ def refuse_duplicate_keys(storage: ReadableStorage, contents: Sequence[TarConten
     """Refuse a key that is in two tars.
 
     Raises:
-        InputError: There is one.
+        InputError: A key is in two tars.
     """
 
     def read_keys(suspects: Hashes) -> Iterator[tuple[pa.LargeStringArray, Place]]:
@@ -149,11 +149,11 @@ def manifest_of(
     """Return the manifest of tars.
 
     Args:
-        contents: What is in them, in the order of the shards.
-        readers: Readers to lay out lanes for: ranks x workers.
-        lanes: Lanes (C); None for those that suit the shards.
-        window: Samples of a window (Q); None for as many as suit their size.
-        options: What the user has chosen, for people.
+        contents: The contents of the tars, in the order of the shards.
+        readers: Number of readers to lay out lanes for: ranks x workers.
+        lanes: Number of lanes (C); None to choose it by the shards.
+        window: Samples per window (Q); None to choose it by their size.
+        options: The user's options, for the provenance.
     """
     shards = Shards.of([each.shard for each in contents])
     names = dict.fromkeys(use.name for each in contents for use in each.fields)
@@ -176,12 +176,12 @@ def manifest_of(
 
 
 def warn_of_oddities(storage: ReadableStorage, contents: Sequence[TarContent]) -> None:
-    """Warn of files that name no sample, and of fields that not all samples have."""
+    """Warn about files that belong to no sample, and about fields that some samples lack."""
     some = [each for each in contents if each.num_left_out]
     if some:
         total, names = sum(each.num_left_out for each in some), ", ".join(some[0].left_out)
         place = f"{storage.url}/{some[0].shard.path}"
-        logger.warning("%d files in the tars name no sample and are left out, such as %s in %s", total, names, place)
+        logger.warning("left out %d files in the tars that belong to no sample, such as %s in %s", total, names, place)
     texts = _partial_fields(contents)
     if texts:
         shown = "; ".join(texts[:_MAX_FIELDS_SHOWN]) + (", ..." if len(texts) > _MAX_FIELDS_SHOWN else "")
@@ -191,7 +191,7 @@ def warn_of_oddities(storage: ReadableStorage, contents: Sequence[TarContent]) -
 
 
 def _partial_fields(contents: Sequence[TarContent]) -> list[str]:
-    """Say of each field that not all samples have how many do, with a sample that is an exception."""
+    """Return, for each field that some samples lack, how many have it, and an example of the minority."""
     total = sum(each.shard.num_samples for each in contents)
     counts: dict[str, int] = {}
     for each in contents:
@@ -205,7 +205,7 @@ def _partial_fields(contents: Sequence[TarContent]) -> list[str]:
 
 
 def _exception(name: str, is_common: bool, contents: Sequence[TarContent]) -> str:
-    """Name a sample that lacks a common field, or has a rare one."""
+    """Return a sample that lacks a common field, or has a rare one."""
     for each in contents:
         use = next((use for use in each.fields if use.name == name), None)
         if is_common and (use is None or use.count < each.shard.num_samples):

@@ -1,5 +1,5 @@
-"""The report: one page that shows what is in a dataset, whether it is mixed, and whether training will wait for it.
+"""The report: a page on the contents of a dataset, how well it is mixed, and whether training will wait for data.
 
-`report` composes it: `subject` opens datasets, `scan` and the modules of a section collect facts, `verdicts` judges
-them, `charts` and `page` draw. Facts are plain values without HTML.
+Start with `report`. `subject` opens datasets, `scan` and the modules of each section collect facts, `verdicts` judges
+them, `charts` and `page` draw them. Facts are plain values without HTML.
 """

@@ -27,7 +27,7 @@ Rows = Sequence[Mapping[str, Any]]
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _BLUE, _ORANGE = "#2f7ed8", "#e07b00"
-"""Told apart by those who see few colours, on white and on black."""
+"""Distinguishable with colour blindness, on white and on black."""
 _FONT = "Arial, Helvetica, sans-serif"
 _CONFIG = {
     "font": _FONT,

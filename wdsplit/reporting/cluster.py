@@ -1,6 +1,6 @@
-"""What a cluster would do with a dataset: a model of a few lines. Pure (no I/O).
+"""A simple model of a cluster that trains on a dataset. Pure (no I/O).
 
-`ASSUMPTIONS` says what it takes for granted, and stands beside its results in the report.
+`ASSUMPTIONS` lists its assumptions, which the report shows beside the results.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["ASSUMPTIONS", "DEFAULT_TOPOLOGIES", "Cluster", "Estimate", "Load", "
 
 ASSUMPTIONS = (
     "All ranks of a node share its link evenly; nothing else uses it.",
-    "Storage answers any number of requests, each after the latency. A rank has at most 16 under way.",
+    "Storage answers any number of requests, each after the latency. A rank has at most 16 requests in progress.",
     "With workers, reading, decoding and training overlap perfectly: a step takes as long as the slowest of the three.",
     "Without workers, the rank decodes between two steps, while only reading overlaps with training.",
-    "A worker takes 0.1 ms for a sample and 10 ms a megapixel of its images, unless --sample-time says otherwise.",
+    "A worker needs 0.1 ms per sample and 10 ms per megapixel of its images, unless --sample-ms says otherwise.",
     "Each worker has a processor of its own. Retries, evictions and slow nodes do not happen.",
 )
-"""What the model takes for granted, a sentence each."""
+"""The assumptions of the model, one sentence each."""
 
 _LOWS = {
     **dict.fromkeys(("link_gbits", "step_ms"), 0.0),
@@ -80,18 +80,18 @@ DEFAULT_TOPOLOGIES = tuple(Topology(ranks, workers) for ranks in (1, 2, 8, 64) f
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster, as far as the model knows it.
+    """The parameters of the cluster model.
 
     Attributes:
-        link_gbits: Gbit/s between a node and the storage; a disk counts as a link too.
+        link_gbits: Bandwidth between a node and the storage (or a disk), in Gbit/s.
         latency_ms: Milliseconds until the first byte of a request.
-        step_ms: Milliseconds that a training step takes if its batch is at hand.
-        sample_ms: Milliseconds of a worker to decode a sample and augment it; None for 0.1 ms, and 10 ms a megapixel of
-            its images.
-        ranks_per_node: Ranks of a node, at most.
-        connections: Requests that a rank has under way at the same time.
+        step_ms: Milliseconds per training step, without waiting for data.
+        sample_ms: Milliseconds that a worker needs to decode and augment a sample; None for 0.1 ms, and 10 ms per
+            megapixel of its images.
+        ranks_per_node: Maximum number of ranks per node.
+        connections: Number of concurrent requests per rank.
         price_per_1000_requests: Price of 1,000 requests.
-        price_per_gb: Price of a GB that leaves the store.
+        price_per_gb: Price per GB of downloads.
     """
 
     link_gbits: float = 10.0
@@ -128,7 +128,7 @@ class Load:
         world_size: Ranks (W).
         num_workers: Workers of each rank; 0 reads in the rank's own process.
         steps: Steps of an epoch.
-        batch_size: Samples a batch and rank.
+        batch_size: Samples per batch on each rank.
         bytes_read: Bytes that all ranks read in an epoch.
         requests: Requests of all ranks in an epoch.
         first_bytes: Bytes that a rank reads before its first batch.

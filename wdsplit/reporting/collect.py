@@ -42,7 +42,7 @@ def collected(subject: Subject, options: ReportOptions) -> Facts:
     """Return the facts of a dataset."""
     default = _MAX_READ_REMOTE if subject.is_remote else _MAX_READ
     scanned = scan(subject, parse_size(options.max_read or default), options.seed)
-    labels = labels_of(scanned, subject.manifests, options.label)
+    labels = labels_of(scanned, subject.manifests, options.class_field)
     fields = field_facts(scanned, labels)
     repeated = duplicates(scanned, labels)
     audited, note = _audited(subject, options)

@@ -1,4 +1,4 @@
-"""All that a report says, as plain values: no HTML, no pictures."""
+"""The facts of a report, as plain values without HTML and pictures."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class PartFacts:
     Attributes:
         name: Its URL, without secrets.
         fingerprint: What identifies its content.
-        num_samples: Samples, pads left out; of a view, those that it holds.
+        num_samples: Samples, without pads; of a view, those that it holds.
         num_pads: Repeated samples that fill up shards.
         num_shards: Shards.
         num_bytes: Bytes of all shards.
         lanes: Lanes (C).
         window: Samples of a window (Q).
         provenance: Inputs, options and versions of the conversion.
-        num_stored: Samples of all its shards, pads left out.
+        num_stored: Samples of all its shards, without pads.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ShardFacts:
 
     Attributes:
         shards_a_row: Shards of a range.
-        samples: int64 of shape (rows,): samples of each range, pads left out.
+        samples: int64 of shape (rows,): samples of each range, without pads.
         pads: int64 of shape (rows,).
         num_bytes: int64 of shape (rows,).
         smallest: Bytes of the smallest shard.
@@ -149,7 +149,7 @@ class Facts:
         duplicates: Payloads that appear twice; None if there is nothing to compare.
         shards: The shards.
         shown: Samples that are shown.
-        batch_size: Samples a batch and rank.
+        batch_size: Samples per batch on each rank.
         mixing: How well an epoch is mixed.
         reading: Who reads what, and what a cluster would do.
         audit: What the audit found; None if it was left out.

@@ -144,7 +144,7 @@ def _shown_range(values: npt.NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _outliers(rows: Int64, values: npt.NDArray[np.float64]) -> Iterator[tuple[int, float]]:
-    """Give the least and the most of what lies far beyond the quartiles."""
+    """Yield the least and the most of what lies far beyond the quartiles."""
     first, third = np.percentile(values, (25, 75))
     fence = _FENCE * max(third - first, 1e-9 * max(1.0, abs(third)))
     order = np.argsort(values, kind="stable")

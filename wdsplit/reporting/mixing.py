@@ -139,7 +139,7 @@ def batch_mix(
     Args:
         subject: The dataset.
         codes_of: The classes of samples.
-        batch_size: Samples a batch and rank.
+        batch_size: Samples per batch on each rank.
         world_sizes: Numbers of ranks; those for which an epoch has no whole step are left out.
         max_labels: Samples whose classes may be asked for, about, for each number of ranks.
     """

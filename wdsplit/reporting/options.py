@@ -1,4 +1,4 @@
-"""What a report looks at."""
+"""The options of a report."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _MAX_TOPOLOGIES = 64
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report looks at.
+    """What a report shows.
 
     Attributes:
-        seed: Seed of the order, and of what is drawn.
-        shuffle: As of `Dataset`.
-        samples: Samples of the contact sheet.
-        label: The field that holds the classes; None to find out.
-        batch_size: Samples a batch and rank.
-        topologies: Ranks and workers that are compared; the first screen speaks of 8 ranks x 4 workers if that is
-            among them, else of the last.
-        view: As of `Dataset`, one view: report what is in it.
-        where: As of `Dataset`: report what is in the samples that meet a condition.
-        max_read: Bytes of shards that are read, such as "1GB"; None for 256 MiB, or 64 MiB of a remote dataset. A
-            larger dataset is sampled.
-        cluster: What the model of a cluster takes for granted.
+        seed: Seed of the order and of the samples that are drawn.
+        shuffle: As for `Dataset`.
+        samples: Number of samples on the contact sheet.
+        class_field: The field with the classes; None to find it by its name and values.
+        batch_size: Samples per batch on each rank.
+        topologies: Combinations of ranks and workers to compare. The summary is for 8 ranks x 4 workers if listed,
+            else for the last.
+        view: As for `Dataset`, but only one view: report only its samples.
+        where: As for `Dataset`: report only the samples that meet this condition.
+        max_read: Bytes of shards to read, such as "1GB"; None for 256 MiB, or 64 MiB of a remote dataset. Larger
+            datasets are sampled.
+        cluster: Assumptions of the cluster model.
     """
 
     seed: int = 0
     shuffle: bool = True
     samples: int = 24
-    label: str | None = None
+    class_field: str | None = None
     batch_size: int = 64
     topologies: Sequence[Topology] = DEFAULT_TOPOLOGIES
     max_read: int | str | None = None

@@ -52,7 +52,7 @@ def _balance(facts: Facts) -> Iterator[Picture]:
     if left:
         values.append({"name": f"({left:,} others)", "count": sum(counts[_BARS:])})
     even = (
-        "All classes have as many samples"
+        "All classes have the same number of samples"
         if counts[0] == counts[-1]
         else (f"The largest class, {names[0]}, has {counts[0]:,} samples; the smallest has {counts[-1]:,}")
     )
@@ -124,7 +124,7 @@ def _class_by_step(facts: Facts) -> Iterator[Picture]:
     yield Picture(
         "class-steps",
         f"What GPU 0 of {view.world_size} gets: {what} in its batches",
-        f"At {counted(len(view.steps), 'step')} over epoch 0, a batch of {facts.batch_size} holds {seen:.1f} of "
+        f"At {counted(len(view.steps), 'step')} over epoch 0, a batch of {facts.batch_size} has {seen:.1f} of "
         f"{num_classes} {what}. {_meaning(facts)}",
         basis,
         heatmap(
@@ -143,7 +143,7 @@ def _class_by_step(facts: Facts) -> Iterator[Picture]:
 def _meaning(facts: Facts) -> str:
     if facts.labels is None and facts.mixing.is_shuffled:
         return "The rows were shuffled when they were converted, so stripes do no harm: a file is as good as another."
-    return "Well mixed, this is even noise; stripes and blocks mean that like comes with like."
+    return "Well mixed, this is even noise; stripes and blocks mean that similar samples come together."
 
 
 def _skew(facts: Facts) -> Iterator[Picture]:
@@ -244,7 +244,14 @@ def _meetings(facts: Facts) -> Iterator[Picture]:
         if all(m.error == 0 for m in facts.mixing.meetings)
         else "sampled: batches of epoch 0 followed into epoch 1",
         bars(values, "name", "value", ("lanes x window", "times as often as by chance")),
-        ("lanes", "window", "held by one process", "times as often as by chance", "standard error", "others met again"),
+        (
+            "lanes",
+            "window",
+            "memory of one process",
+            "times as often as by chance",
+            "standard error",
+            "others met again",
+        ),
         tuple(
             (
                 m.lanes,
@@ -281,7 +288,7 @@ def _shards(facts: Facts) -> Iterator[Picture]:
         f"{human_bytes(shards.smallest)}, the largest {human_bytes(shards.largest)}; "
         f"{counted(int(shards.pads.sum()), 'pad')} fill up shards.",
         "exact",
-        histogram(values, "shard", "MB" if a_row == 1 else f"MB a shard, mean of {a_row:,}"),
+        histogram(values, "shard", "MB" if a_row == 1 else f"MB per shard, mean of {a_row:,}"),
         ("shards", "samples", "pads", "bytes"),
         tuple((name, f"{samples:,}", f"{pads:,}", human_bytes(size)) for name, samples, pads, size in rows),
     )
@@ -307,7 +314,7 @@ def _waiting(facts: Facts) -> Iterator[Picture]:
 
 
 def field_pictures(facts: Facts) -> Iterator[Picture]:
-    """Give a histogram of each number of each field that varies, up to a dozen."""
+    """Yield a histogram of each number of each field that varies, up to a dozen."""
     varying = [
         (number, each, measure)
         for number, each in enumerate(facts.fields)
@@ -326,7 +333,7 @@ def _histogram(facts: Facts, number: int, each: FieldFacts, measure: Measure) ->
         for begin, end, count in zip(edges, edges[1:], counts, strict=False)
     ]
     is_clipped = edges[0] > measure.minimum or edges[-1] < measure.maximum
-    beyond = " The bars at the ends hold what lies beyond them." if is_clipped else ""
+    beyond = " The bars at the ends include all values beyond them." if is_clipped else ""
     unit = human_bytes if measure.name == "bytes" else human_number
     return Picture(
         f"field-{number}-{measure.name}",

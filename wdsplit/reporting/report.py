@@ -38,7 +38,7 @@ class Report:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The answers of the first screen: what is in it, is it mixed, will GPUs wait."""
+        """The answers of the summary: what is in it, is it mixed, will GPUs wait."""
         return verdicts(self.facts)
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ def report(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> Report:
-    """Make a page that shows what is in a dataset, whether it is mixed, and whether training will wait for it.
+    """Make a page that shows what is in a dataset, how well it is mixed, and whether training will wait for data.
 
         wdsplit.report("data/train", "report.html")
 
@@ -78,13 +78,13 @@ def report(
         print(wdsplit.report("data/train", options=options).verdicts)
 
     Args:
-        dataset: The dataset's folder, or tars, as of `Dataset`; or a `Dataset` or mixture that is open, whose seed
-            and view count; of views by epoch, the first. A list of folders is reported as a mixture of all their
+        dataset: The dataset's folder, or tars, as for `Dataset`. Or an open `Dataset` or mixture, whose own seed and
+            view are used; if views change by epoch, the first. A list of folders is reported as a mixture of all their
             samples.
-        output: The file to write; None to write none.
-        options: What to look at.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
+        output: The file to write, if any.
+        options: The options.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Returns:
         The facts and the page.

@@ -85,7 +85,7 @@ class Scan:
     Attributes:
         is_exact: Whether all samples were read.
         num_stored: Samples of the dataset.
-        numbers: int64 of shape (n,): the numbers of those that were read, rising.
+        numbers: int64 of shape (n,): the numbers of those that were read, in ascending order.
         keys: object of shape (n,): their keys.
         columns: For each field what was read of it.
     """

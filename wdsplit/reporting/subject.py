@@ -1,6 +1,6 @@
-"""What a report is about: one dataset, or a mixture, as parts whose samples have numbers.
+"""The subject of a report: a dataset or a mixture, with numbered samples.
 
-The samples of all parts are numbered through: part after part, shard after shard, pads left out.
+Samples are numbered across all parts: part by part, shard by shard, without pads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Subject:
 
     Attributes:
         parts: The datasets.
-        num_stored: Samples of all parts, pads left out; of a view, those that it holds.
+        num_stored: Samples of all parts, without pads; of a view, those that it holds.
         num_shards: Shards of all parts.
     """
 
@@ -141,7 +141,7 @@ class Subject:
         return source.access.open_shard(self.storages[part], source.manifest.shards[shard])
 
     def samples(self, numbers: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Give samples with all payloads, by their numbers; each shard is opened once."""
+        """Yield samples with all payloads, by their numbers; each shard is opened once."""
         rising = np.array(sorted(set(numbers)), np.int64)
         yield from zip(rising.tolist(), samples_at(self.parts, self.places(rising)), strict=True)
 
@@ -166,12 +166,12 @@ def open_subject(
     """Open what a report is asked for.
 
     Args:
-        dataset: A folder, or tars, as of `Dataset`; or a `Dataset` or mixture that is open.
+        dataset: A folder, or tars, as for `Dataset`; or a `Dataset` or mixture that is open.
         seed: Of the order; an open dataset has its own.
         shuffle: As of `Dataset`; an open dataset has its own.
-        storage_options: As of `Dataset`.
-        fs: As of `Dataset`.
-        choice: `view` and `where`, as of `Dataset`; an open dataset has its own.
+        storage_options: As for `Dataset`.
+        fs: As for `Dataset`.
+        choice: `view` and `where`, as for `Dataset`; an open dataset has its own.
 
     Raises:
         InputError: A choice was given with an open dataset.
@@ -181,10 +181,10 @@ def open_subject(
     if source is not None:
         if any(each is not None for each in (choice or {}).values()):
             raise InputError(
-                "an open dataset has its own view",
+                "the view of an open dataset cannot be changed",
                 place=source.url,
                 expected="no view and no where",
-                remedy="call dataset.set_view before, or give the path instead",
+                remedy="call dataset.set_view first, or pass the path instead",
             )
         return Subject(source)
     url, manifest, access = open_dataset(dataset, Access(storage_options), None, fs)
@@ -209,5 +209,5 @@ def open_mixture(
         raise MissingDependencyError.for_extra("torch") from error
     names = [os.fspath(path) for path in paths]
     if len(set(names)) < len(names):
-        raise InputError("a dataset is named twice", found=", ".join(names), remedy="name each one once")
+        raise InputError("duplicate dataset", found=", ".join(names), remedy="name each one once")
     return Subject(mix(repeat=dict.fromkeys(names, 1), seed=seed, shuffle=shuffle, **options).source)

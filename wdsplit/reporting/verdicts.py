@@ -1,4 +1,4 @@
-"""The first screen: what is in it, is it mixed, will GPUs wait; each a sentence with a judgement."""
+"""The summary of a report: what is in it, is it mixed, will GPUs wait; each a sentence with a grade."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _mixed(facts: Facts) -> Verdict:
     if grade != "good":
         is_skewed = worst is not None and worst.ratio > _FAIR_SKEW
         remedy = (
-            "Convert again with shuffled rows: the table is sorted by class, and a loader cannot mend that."
+            "Convert again with shuffled rows: the table is sorted by class, and the loader cannot fix that."
             if is_skewed and not facts.mixing.is_shuffled
             else "Convert again with more lanes or smaller shards: see who reads what."
             if is_skewed
@@ -143,11 +143,13 @@ def _unlabelled(facts: Facts, own: Meeting | None) -> Verdict:
     """Return what can be said of a table whose rows were not shuffled, and that has no classes."""
     mix = facts.mixing.batches[-1]
     text = (
-        f"The rows lie as they came, and no field holds classes that would show whether they were sorted. On each of "
+        f"The rows were not shuffled, and without classes it is unknown whether they were sorted. On each of "
         f"{counted(mix.world_size, 'GPU')} a batch comes from {mix.classes_seen:.1f} of the {len(facts.mixing.names)} "
         "tenths of the files."
     )
-    remedy = "If the table was sorted, convert again with shuffled rows; name the field of the classes with --label."
+    remedy = (
+        "If the table was sorted, convert again with shuffled rows; name the field of the classes with --class-field."
+    )
     return Verdict(
         "Is it mixed?",
         "unknown",
@@ -183,7 +185,7 @@ def _skew_text(facts: Facts, worst: BatchMix | None) -> Sequence[str]:
         else f"their shares are {worst.ratio:.1f} times as uneven as if drawn at random"
     )
     return [
-        f"{where} a batch of {facts.batch_size} holds {worst.classes_seen:.1f} of {count} {what}: {judged} "
+        f"{where} a batch of {facts.batch_size} has {worst.classes_seen:.1f} of {count} {what}: {judged} "
         f"(chi-squared {human_number(worst.skew)}, ideal {human_number(worst.ideal)})."
     ]
 
@@ -196,8 +198,8 @@ def _meeting_text(own: Meeting | None, batch: int) -> Sequence[str]:
     if own is None or _met_beyond_chance(own, batch) <= _FAIR_MEETING:
         return []
     return [
-        f"Of the {batch - 1:,} others in its step over all GPUs, a sample meets {human_number(own.met_again)} again in "
-        f"a step of the next epoch; by chance it would be {human_number(own.by_chance)}."
+        f"Of the {batch - 1:,} other samples in its step, a sample meets {human_number(own.met_again)} again in a step "
+        f"of the next epoch, compared with {human_number(own.by_chance)} by chance."
     ]
 
 
@@ -211,8 +213,8 @@ def _waiting(facts: Facts) -> Verdict:
     answer = {"good": "no", "fair": "a little", "bad": "yes"}[grade]
     cluster = facts.reading.cluster
     text = (
-        f"Model of {judged.topology}, batch {facts.batch_size}, a link of {human_number(cluster.link_gbits)} Gbit/s a "
-        f"node and steps of {human_seconds(cluster.step_ms / 1000)}: GPUs wait {found.waiting:.0%} of the time. "
+        f"Model of {judged.topology}, batch {facts.batch_size}, a link of {human_number(cluster.link_gbits)} Gbit/s "
+        f"per node and steps of {human_seconds(cluster.step_ms / 1000)}: GPUs wait {found.waiting:.0%} of the time. "
         f"An epoch takes {human_seconds(found.epoch_s)}; its first batch, {human_seconds(found.first_batch_s)}."
     )
     remedy = "" if grade == "good" else _waiting_remedy(judged)

@@ -46,7 +46,7 @@ _COLUMN_BYTES, _MAX_FOOTER = 2048, 1024**2
 """How many bytes a footer may have for each column that the manifest names, or where nobody says how many there are."""
 _MIN_DELTA_BITS = 32
 """Narrower integers are written plainly: parquet encodes no smaller differences."""
-_REMEDY = "make the sample tables again with `wdsplit index DATASET --samples`"
+_REMEDY = "make the sample tables again with `wdsplit index DATASET --sample-tables`"
 
 _KINDS: dict[str, pa.DataType] = {
     str(kind): kind

@@ -1,5 +1,5 @@
-"""Input files of any format as one table, and the rows selected from it.
+"""Input files of any format as one table, and the rows selected from it. Independent of shards and plans.
 
-Nothing here knows of shards or plans. Begin with `table` (what an input looks like to a conversion), then `find` (the
-files that a path names) and `read`; `select` chooses rows, `formats` has a module for each format.
+Start with `table` (what a conversion knows of its input), then `find` (files from paths) and `read`. `select` selects
+rows, and `formats` has a module for each format.
 """

@@ -1,6 +1,6 @@
-"""Finding the input: the files that paths, folders, globs and brace expressions name.
+"""Finds the input files of paths, folders, globs and brace expressions.
 
-Nothing is opened here; a file counts as a table, an image or audio by its name alone.
+Opens no files: the name alone decides whether a file is a table, an image or audio.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ __all__ = ["SPLIT", "find_inputs"]
 logger = logging.getLogger(__name__)
 
 SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![A-Za-z0-9])", re.IGNORECASE)
-"""How files and folders begin that hold a split, as Hugging Face's do."""
+"""Matches the start of the names of files and folders with a split, as in Hugging Face datasets."""
 
 _BESIDE_TARS = samples_path(".tar")
 
 
 def find_inputs(arguments: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the files that paths, folders, globs and brace expressions name, in order.
+    """Return the files that paths, folders, globs and brace expressions match, in order.
 
-    A folder gives all tables of one format below it, sorted, or itself if there are images, audio or videos below it; a
-    glob gives what it matches, sorted.
+    A folder yields all tables below it, sorted, which must have one format; or itself if images, audio or videos are
+    below it. A glob yields its matches, sorted.
 
     Args:
         arguments: Paths or URLs.
-        storage_options: How to reach remote stores.
+        storage_options: Options for remote stores.
 
     Raises:
-        InputError: An argument names nothing, or a file is named twice.
+        InputError: An argument matches nothing, or a file is given twice.
     """
     places = [place_of(argument, storage_options) for argument in arguments]
     paths = [path for place in places for pattern in patterns(place) for path in _matches(place, pattern)]
     if not paths:
-        raise InputError("no input is given", expected="at least one file, folder, glob or brace expression")
+        raise InputError("no input given", expected="at least one file, folder, glob or brace expression")
     seen: set[str] = set()
     for path in paths:
         real = path if is_remote(path) else os.path.realpath(path)
         if real in seen:
             raise InputError(
-                "an input is named twice",
+                "duplicate input",
                 place=shown_url(path),
                 remedy="name each file once: its rows would be written twice",
                 url=shown_url(path),
@@ -76,7 +76,7 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
         if isinstance(place, Disk):
             place.refuse_unreadable(pattern)
         raise InputError(
-            "there is no such input",
+            "input not found",
             place=shown_url(pattern),
             expected=expected,
             remedy="check the path",
@@ -86,7 +86,7 @@ def _matches(place: Disk | Store, pattern: str) -> list[str]:
 
 
 def _inputs_below(place: Disk | Store, folder: str) -> list[str]:
-    """Return the tables in a folder and below it, or the folder itself if there is a media file among them."""
+    """Return the tables in and below a folder, or the folder itself if it has media files."""
     paths = []
     for path in place.below(folder):
         if is_media(path):
@@ -96,7 +96,7 @@ def _inputs_below(place: Disk | Store, folder: str) -> list[str]:
 
 
 def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
-    """Return which of the files below a folder are tables, sorted; they must be of one format."""
+    """Return the tables among the files below a folder, sorted; they must have one format."""
     found: dict[str, list[str]] = {}
     headers = {shown_url(path) for path in paths if os.path.basename(shown_url(path)) == HEADER_NAME}
     manifests = {os.path.join(os.path.dirname(header), SHARDS_NAME) for header in headers}
@@ -104,13 +104,13 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
         name = FOLDER_SUFFIXES.get(os.path.splitext(shown_url(path))[1].lower())
         if is_compressed(shown_url(path)):
             raise InputError(
-                "a folder holds a compressed table",
+                "a folder contains a compressed table",
                 place=shown_url(path),
-                expected="tables that are not compressed as a whole: rows are read from the middle of a file",
-                remedy="decompress it, move it away, or name the files that are meant by a pattern",
+                expected="tables that are not compressed as a whole, because rows are read from the middle of a file",
+                remedy="decompress it, move it away, or select the files with a pattern",
                 url=shown_url(path),
             )
-        # The list of shards of a dataset of ours is no table of rows, nor are the tables beside its tars.
+        # In a wdsplit dataset, shards.parquet and the tables beside tars are not input tables.
         if name is not None and shown_url(path) not in manifests and not shown_url(path).endswith(_BESIDE_TARS):
             found.setdefault(name, []).append(path)
     tables = [os.path.relpath(shown_url(path), shown_url(folder)) for paths in found.values() for path in paths]
@@ -118,22 +118,22 @@ def _tables_below(folder: str, paths: Sequence[str]) -> list[str]:
     if len(found) > 1:
         kinds = sorted(found.items())
         raise InputError(
-            "a folder holds tables of several formats",
+            "a folder contains tables of several formats",
             place=shown_url(folder),
             expected="one format",
             found=", ".join(f"{len(paths)} of {name}, such as {shown_url(paths[0])}" for name, paths in kinds),
-            remedy=f"say which are meant, as in '{os.path.join(shown_url(folder), '*.' + min(found))}'",
+            remedy=f"select one format, as in '{os.path.join(shown_url(folder), '*.' + min(found))}'",
             url=shown_url(folder),
         )
     return next(iter(found.values()), [])
 
 
 def _warn_of_splits(folder: str, paths: Sequence[str]) -> None:
-    """Warn of what looks like data to train on beside data to test with: all of it becomes one dataset."""
+    """Warn if training and test data seem to be mixed: all of them become one dataset."""
     splits = {match[1].lower() for path in paths for part in path.split(os.sep) if (match := SPLIT.match(part))}
     if len(splits) > 1:
         logger.warning(
-            "%s: tables of several splits become one dataset: %s; name those that are meant, as in '%s'",
+            "%s: tables of several splits become one dataset: %s; select one split, as in '%s'",
             folder,
             ", ".join(sorted(splits)),
             os.path.join(folder, "train*"),

@@ -1,7 +1,7 @@
-"""Folders of images, audio or videos as a table: a row for each file, which names the file and has its class.
+"""Folders of images, audio or videos as a table: a row for each file, with its path and class.
 
-Classes are the folders directly below the one that is given, as torchvision's ImageFolder has them. Files are listed
-and their sizes asked for, but none is opened but `metadata.csv` and its like.
+Classes are the folders directly below the given one, as in torchvision's ImageFolder. Lists files and their sizes, but
+opens only metadata files such as `metadata.csv`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["class_counts", "is_media_input", "open_media"]
 
 
 def is_media_input(path: str, storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether what `find_inputs` has found is a media file, or a folder of them, rather than a table."""
+    """Return whether what `find_inputs` has found is a media file, or a folder of them, rather than a table."""
     return is_media(path) or (not is_table(path) and place_of(path, storage_options).is_folder(path))
 
 
@@ -72,7 +72,7 @@ def _refuse_tables(paths: Sequence[str], storage_options: Mapping[str, Any] | No
     tables = [path for path in paths if not is_media_input(path, storage_options)]
     if tables:
         raise InputError(
-            "the inputs are tables and media files",
+            "the inputs mix tables and media files",
             expected="tables, or folders and files of images, audio or videos",
             found=f"{len(tables):,} tables, such as {shown_url(tables[0])}, and {len(paths) - len(tables):,} others",
             remedy="convert them as two datasets; a table beside images is used if it is named metadata.csv",
@@ -103,11 +103,11 @@ def _kind(found: Found) -> str:
     """Return the kind of media of a folder; refuse several."""
     if len(found.first) > 1:
         raise InputError(
-            "a folder holds several kinds of media",
+            "a folder contains several kinds of media",
             place=shown_url(found.root),
             expected="images, or audio, or videos",
             found="; ".join(map(found.count_of, found.first)),
-            remedy=f"say which are meant: {' or '.join(map(found.pattern_of, found.first.values()))}",
+            remedy=f"select one kind: {' or '.join(map(found.pattern_of, found.first.values()))}",
             url=shown_url(found.root),
         )
     return next(iter(found.first))
@@ -119,17 +119,17 @@ def _refuse_ambiguous(found: Found) -> None:
     if found.tables:
         paths = (found.tables[0], *found.first.values())
         raise InputError(
-            "a folder holds tables and media files",
+            "a folder contains tables and media files",
             place=root,
             expected="one or the other; or a table metadata.csv, metadata.jsonl or metadata.parquet about the files",
             found="; ".join([f"{len(found.tables):,} tables, such as {paths[0]}", *map(found.count_of, found.first)]),
-            remedy=f"say which are meant: {' or '.join(map(found.pattern_of, paths))}; or rename the table",
+            remedy=f"select one kind: {' or '.join(map(found.pattern_of, paths))}; or rename the table",
             url=root,
         )
     folders = [name for name, count in found.classes.items() if count]
     if folders and all(SPLIT.fullmatch(name) for name in folders):
         raise InputError(
-            "a folder holds splits, not classes",
+            "a folder contains splits, not classes",
             place=root,
             expected="folders that are named after classes",
             found=", ".join(sorted(folders)),
@@ -149,7 +149,9 @@ def _open(found: Found, storage_options: Mapping[str, Any] | None, notes: list[s
     root = shown_url(found.root)
     remote = Remote(found.root, storage_options) if is_remote(found.root) else None
     if not sum(len(rows) for _, rows in found.rows):
-        raise InputError("a folder holds no media file that is not empty", place=root, remedy="check it", url=root)
+        raise InputError(
+            "a folder contains no media files, or only empty ones", place=root, remedy="check the path", url=root
+        )
     kind = _kind(found)
     name = min(found.fields, key=lambda key: (-found.fields[key], key))[1]
     members, classes, footers = _members(found, kind, storage_options)
@@ -227,7 +229,7 @@ def _classes(found: Found, has_metadata: bool) -> list[str]:
         return []
     if num_outside:
         raise InputError(
-            "some files are in no class folder",
+            "some files are not in a class folder",
             place=root,
             expected="all files in class folders, or none",
             found=f"{num_outside:,} files beside {len(filled):,} folders, such as {filled[0]}",

@@ -1,6 +1,6 @@
-"""Listing folders of media files: which names are media files, how large they are, and what else is there.
+"""Lists folders of media files, with their sizes and other files. Opens no files.
 
-Nothing is opened. What is left out is counted, with an example of each reason.
+Skipped files are counted by reason, with an example of each.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Found:
             names = pa.array([prefix + name for name in piece.names], pa.large_string())
         except UnicodeEncodeError as error:
             raise InputError(
-                "the name of a file is not UTF-8",
+                "a file name is not UTF-8",
                 place=f"{shown_url(self.root)}, folder {piece.folder!r}",
                 found=repr(error.object),
                 remedy="rename the file",

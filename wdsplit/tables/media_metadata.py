@@ -1,4 +1,4 @@
-"""What `metadata.csv` and its like say of the media files beside them, as Hugging Face's ImageFolder has it."""
+"""Metadata files such as `metadata.csv` with columns for media files, as in Hugging Face's ImageFolder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def is_metadata(name: str) -> bool:
-    """Tell whether a file says more of the media files beside it."""
+    """Return whether a file says more of the media files beside it."""
     return name in _NAMES
 
 
@@ -41,7 +41,7 @@ def with_metadata(
         empty: Files that are left out because they are empty.
         root: The folder: a path or a URL.
         paths: The metadata files, by their paths below the root.
-        storage_options: How to reach a remote store.
+        storage_options: Options for a remote store.
         taken: What no column may be called: the column of the media files.
 
     Returns:

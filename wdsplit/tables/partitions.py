@@ -1,7 +1,7 @@
-"""Hive partitions: columns that the folders of a file name, as in `year=2024/lang=en/part-0.parquet`.
+"""Hive partitions: columns in folder names, as in `year=2024/lang=en/part-0.parquet`.
 
-Pure (no I/O). The unbroken run of `name=value` folders right above a file counts, however the file is named: by a
-folder, a pattern or its own path. So a file has the same columns in each of these.
+Pure (no I/O). All consecutive `name=value` folders directly above a file count, so a file has the same columns whether
+it is given by folder, pattern or path.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _last_parts(folder: str) -> Iterator[tuple[str, str]]:
 
 def _unusable(folder: str, expected: str) -> InputError:
     return InputError(
-        "the folders' names cannot be read as columns",
+        "the folder names cannot be read as columns",
         place=folder,
         expected=expected,
         remedy="rename the folders, or use --no-hive to leave such columns out",

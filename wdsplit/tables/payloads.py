@@ -1,4 +1,4 @@
-"""The media files that rows name, read into memory: as bytes, some MiB at a time, and never decoded."""
+"""Reads the media files of rows into memory, some MiB at a time, without decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THREADS = 8
 
 
 def with_payloads(batches: Iterator[Rows]) -> Iterator[Rows]:
-    """Give the same rows with the bytes of the files that they name, in batches of about 16 MiB.
+    """Yield the same rows with the bytes of the files that they name, in batches of about 16 MiB.
 
     Raises:
         InputError: A file is gone, was written since it was listed, or cannot be read.
@@ -109,6 +109,6 @@ def _changed(path: str, num_bytes: int, found: str) -> InputError:
         place=path,
         expected=f"a file of {num_bytes} bytes",
         found=found,
-        remedy="leave the inputs alone while they are converted; start again with --overwrite",
+        remedy="do not change inputs during a conversion; start again with --overwrite",
         url=path,
     )

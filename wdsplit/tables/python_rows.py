@@ -1,6 +1,6 @@
-"""Rows that Python code gives, dicts of values, as Arrow record batches.
+"""Rows from Python, dicts of values, as Arrow record batches.
 
-Arrow finds the types of what it knows. Arrays become npy, images the bytes of their files, and dicts JSON texts.
+Arrow infers the types it knows. Arrays become npy, images the bytes of their files, and dicts JSON strings.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _JSON, _BYTES, _VALUE = "nested dicts", "bytes, arrays or images", "plain values
 
 
 def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Give rows in batches of at most 1,024 rows and about 16 MiB, each with the types that its values call for.
+    """Yield rows in batches of at most 1,024 rows and about 16 MiB, each with the types that its values call for.
 
     Args:
         rows: Dicts of column to value; a column that a row lacks is null there.
 
     Raises:
-        InputError: A row is no dict, or the values of a column are of two kinds, or of one that cannot be written.
+        InputError: A row is no dict, or a column has values of two kinds, or of one that cannot be written.
     """
     columns = _Columns()
     for number, row in enumerate(rows):
@@ -47,7 +47,7 @@ def row_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 
 
 def numbered(rows: Iterable[Any]) -> Iterator[Any]:
-    """Give rows; an error of the code that makes them gets a note that says at which row."""
+    """Yield rows; an error of the code that makes them gets a note that says at which row."""
     number = 0
     try:
         for row in rows:
@@ -82,11 +82,11 @@ class _Columns:
             kind, converted = _converted(value, _place(number, name))
             if kind != self._kinds.setdefault(name, kind):
                 raise InputError(
-                    "the values of a column are of two kinds",
+                    "a column has values of two kinds",
                     place=_place(number, name),
                     expected=f"{self._kinds[name]}, as in the rows before",
                     found=f"{kind} ({_type_name(value)})",
-                    remedy="give the column values of one kind, or give each kind a column of its own",
+                    remedy="use values of one kind, or a column for each kind",
                 )
             values += [None] * (self.num_rows - len(values))
             values.append(converted)
@@ -113,9 +113,9 @@ class _Columns:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             row = bisect_left(range(1, len(values) + 1), True, key=lambda count: _why_not(values[:count]) is not None)
             raise InputError(
-                "a value does not go with those before it in its column, or its type is unknown",
+                "a value has an unsupported type, or another type than the values before it",
                 place=_place(self._first + row, name),
-                expected="one type in a column: bool, int of 64 bits, float, str, bytes, date or time, Decimal, list, "
+                expected="one type per column: bool, 64-bit int, float, str, bytes, date or time, Decimal, list, "
                 "dict, numpy array or PIL image",
                 found=f"{_type_name(values[row])}: {_why_not(values[: row + 1])}",
                 remedy="convert the values to one of these types, or leave the column out",
@@ -155,7 +155,7 @@ def _converted(value: Any, place: str) -> tuple[str, Any]:
 
 
 def _holds_dicts(values: Sequence[Any]) -> bool:
-    """Tell whether lists hold dicts, by the first value: Arrow refuses lists of dicts and other values."""
+    """Return whether lists hold dicts, by the first value: Arrow refuses lists of dicts and other values."""
     first = next((each for each in values if each is not None), None)
     return isinstance(first, Mapping) or (isinstance(first, (list, tuple)) and _holds_dicts(first))
 
@@ -223,7 +223,7 @@ def _not_a_dict(number: int, row: Any) -> InputError:
     return InputError(
         "a row is not a dict of column names and values",
         place=f"row {number}",
-        expected="a dict whose keys are texts, such as {'jpg': image, 'cls': label}",
+        expected="a dict with string keys, such as {'jpg': image, 'cls': label}",
         found=f"a dict with other keys: {list(row)[:3]!r}" if isinstance(row, Mapping) else _type_name(row),
         remedy=f"name the values: wdsplit.convert(({{{made}}} for {', '.join(names)} in rows), output)",
     )

@@ -1,6 +1,6 @@
-"""What Python code has in memory or makes row by row, as a stream of Arrow record batches.
+"""In-memory data and row generators from Python, as a stream of Arrow record batches.
 
-Hugging Face datasets, Polars and pandas frames are known by the modules of their classes: no library is imported.
+Recognises Hugging Face datasets, Polars and pandas frames by the modules of their classes, without importing them.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _polars(frame: Any) -> PythonSource:
 def _lazy(frame: Any) -> PythonSource:
     if not hasattr(frame, "collect_batches"):
         raise InputError(
-            "this version of Polars cannot give a LazyFrame in pieces",
-            remedy="update polars (1.34 can), or convert frame.collect()",
+            "this version of Polars cannot stream a LazyFrame",
+            remedy="update polars to 1.34 or newer, or convert frame.collect()",
         )
     kinds = frame.collect_schema().items()
     classes = {name: kind.categories.to_list() for name, kind in kinds if type(kind).__name__ == "Enum"}
@@ -125,7 +125,7 @@ def _pandas(frame: Any) -> PythonSource:
     wrong = wrong or frame.columns[frame.columns.duplicated()].tolist()
     if wrong:
         raise InputError(
-            "the columns of a DataFrame are not named by different texts",
+            "the column names of a DataFrame are not unique strings",
             found=", ".join(map(repr, wrong[:5])),
             remedy='name them: frame.columns = ["image", "label"]',
         )
@@ -151,7 +151,7 @@ def _huggingface(dataset: Any) -> PythonSource:
             "the dataset has a transform, which is not part of its rows",
             place="set_transform or with_transform",
             expected="a dataset without one",
-            remedy="store what it makes, dataset.map(function); or convert without it, dataset.with_format(None)",
+            remedy="apply it with dataset.map(function), or remove it with dataset.with_format(None)",
         )
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -167,7 +167,7 @@ def _huggingface(dataset: Any) -> PythonSource:
 
 def _splits(datasets: Any) -> PythonSource:
     raise InputError(
-        "a DatasetDict holds several datasets",
+        "a DatasetDict contains several datasets",
         expected="one of them",
         found=", ".join(map(repr, datasets)),
         remedy='for name, split in datasets.items(): wdsplit.convert(split, f"data/{name}")',
@@ -189,7 +189,7 @@ _KNOWN: tuple[tuple[Callable[[Any], bool], Callable[[Any], PythonSource]], ...] 
 
 
 def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give batches in pieces of about 16 MiB; an error of the code that makes them gets a note that says where."""
+    """Yield batches in pieces of about 16 MiB; an error of the code that makes them gets a note that says where."""
     num_rows = 0
     try:
         for batch in batches:
@@ -201,7 +201,7 @@ def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _with_categories(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give batches whose schema names the categories of columns; each column has the same ones in all batches."""
+    """Yield batches whose schema names the categories of columns; each column has the same ones in all batches."""
     schema = None
     for batch in batches:
         if schema is None:
@@ -229,5 +229,5 @@ def _unknown(inputs: Any) -> InputError:
         found=type(inputs).__name__,
         remedy="wrap one row in a list; turn a dict of columns into a table: pyarrow.table(columns)"
         if isinstance(inputs, Mapping)
-        else "make a generator that gives a dict for each row",
+        else "write a generator that yields a dict for each row",
     )

@@ -1,6 +1,6 @@
-"""Reading the input: files and their footers for the plan, rows by their places for the tasks.
+"""Reads the input: footers for the plan, rows by their places for the tasks.
 
-Only this module and `formats` open input tables. A reader starts at any place and keeps one batch in memory.
+Only this module and `formats` open input tables. A reader can start at any place, and keeps one batch in memory.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def open_inputs(paths: Sequence[str], storage_options: Mapping[str, Any] | None 
 
     Args:
         paths: Paths and URLs.
-        storage_options: How to reach remote stores.
+        storage_options: Options for remote stores.
         hive: Whether the names of folders such as `year=2024` are columns; never of tars.
 
     Raises:
@@ -184,11 +184,11 @@ def _read_rows(table: Table, first: int, stop: int, columns: Sequence[str]) -> I
                 numbers, left = numbers[taken:], left - taken
         if left:
             raise InputError(
-                "an input has other rows than when it was planned",
+                "the number of rows in an input has changed since it was planned",
                 place=part.file.path,
                 expected=f"{part.count} rows",
                 found=f"{part.count - left}",
-                remedy="leave the inputs alone while they are converted; start again with --overwrite",
+                remedy="do not change inputs during a conversion; start again with --overwrite",
                 url=part.file.path,
             )
 
@@ -267,7 +267,7 @@ def file_batches(
 
 
 def _without_columns(file: InputFile, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some row groups without any of the file's columns; nothing is read."""
+    """Yield the rows of some row groups without any of the file's columns; nothing is read."""
     num_rows = sum(file.row_groups[group] for group in groups)
     for first in range(0, num_rows, MAX_BATCH_ROWS):
         rows = pa.StructArray.from_buffers(pa.struct([]), min(MAX_BATCH_ROWS, num_rows - first), [None])
@@ -281,7 +281,7 @@ def _repeated(value: Value, kind: pa.DataType, rows: int) -> pa.Array:
 def _promoted(
     file: InputFile, columns: dict[str, pa.Array], kinds: Mapping[str, pa.DataType]
 ) -> Iterator[dict[str, pa.Array]]:
-    """Give columns of a file as the types of the table, in one part or, where dictionaries are decoded, in several."""
+    """Yield columns of a file as the types of the table, in one part or, where dictionaries are decoded, in several."""
     arrays = {name: without_views(column) for name, column in columns.items()}
     if all(array.type == kinds[name] for name, array in arrays.items()):
         yield arrays
@@ -295,9 +295,9 @@ def _cast(file: InputFile, name: str, column: pa.Array, kind: pa.DataType) -> pa
         return column if column.type == kind or pa.types.is_dictionary(kind) else column.cast(kind)
     except pa.ArrowInvalid as error:
         raise InputError(
-            f"a value of column {name!r} is lost in the type that all files have in common",
+            f"a value of column {name!r} does not fit the common type of all files",
             place=file.path,
-            expected=f"values that {kind} holds",
+            expected=f"values of type {kind}",
             found=f"{error} ({column.type})",
             remedy="cast the column to one type in all files, or convert them as two datasets",
             url=file.path,

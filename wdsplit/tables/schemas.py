@@ -1,6 +1,6 @@
-"""The columns of many files as those of one table: types promoted, columns that a file lacks, Hive partitions.
+"""The common columns of many files: promotes types, fills missing columns, adds Hive partitions.
 
-Pure (no I/O). Each different schema is kept once, however many files have it.
+Pure (no I/O). Keeps each distinct schema once, however many files have it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def promoted(found: Schemas) -> pa.Schema:
         raise InputError(
             "two inputs differ in their columns",
             place=path,
-            expected="types that can be promoted to a common type, which loses nothing",
+            expected="types that can be promoted to a common type without loss",
             found="; ".join(problems),
             remedy="cast the columns to one type, or convert the files as two datasets",
             url=path,
@@ -158,9 +158,9 @@ def with_partitions(schema: pa.Schema, partitions: Partitions, path: str) -> pa.
     both = [name for name in partitions.are_integers if name in schema.names]
     if both:
         raise InputError(
-            "a folder's name and the files have the same column",
+            "a column is both in the files and in the folder names",
             place=path,
-            expected="columns that are either in the files or in the names of their folders, as in year=2024/",
+            expected="each column either in the files or in the folder names, such as year=2024/",
             found=", ".join(map(repr, both)),
             remedy="use --no-hive to read no columns from the folders' names",
             url=path,

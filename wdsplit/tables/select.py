@@ -1,7 +1,7 @@
-"""Selecting rows: by a condition, and by a hash that draws splits of the table.
+"""Selects rows by a condition, and by a hash that assigns them to splits.
 
-Pure (no I/O). A hash depends on a row's own value alone, so a row stays in its split when others come or go, and
-rows of one group stay together.
+Pure (no I/O). The hash depends only on the row's own value, so a row stays in its split when other rows change, and
+rows of a group stay together.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def cut_splits(fractions: Mapping[str, float], column: str | None) -> dict[str, 
             "the fractions of the splits do not add up to 1",
             expected="fractions above 0 that add up to 1, such as train=0.9,val=0.1",
             found=", ".join(f"{name}={fraction:g}" for name, fraction in fractions.items()),
-            remedy="use fractions, not percent; give rows to leave out a split of their own",
+            remedy="use fractions, not percent; put rows to leave out into a split of their own",
         )
     cuts = [round(math.fsum(sizes[:number]) * 2**53) << 11 for number in range(len(sizes))] + [2**64]
     empty = [name for name, low, high in zip(fractions, cuts, cuts[1:], strict=False) if low >= high]
     if empty:
         raise InputError(
-            "a split is too small to hold anything",
-            expected="fractions that a hash of 64 bits can tell apart",
+            "a split is too small",
+            expected="fractions that a 64-bit hash can distinguish",
             found=", ".join(f"{name}={fractions[name]:g}" for name in empty),
-            remedy="leave it out, or give it more",
+            remedy="remove it, or increase its fraction",
         )
     return {name: Split(column, cuts[number], cuts[number + 1]) for number, name in enumerate(fractions)}
 
@@ -83,7 +83,7 @@ def check_group_type(schema: pa.Schema, column: str) -> None:
     plain = pa.types.is_integer(value) or pa.types.is_boolean(value) or pa.types.is_date(value)
     if not (plain or is_text(value)):
         raise InputError(
-            f"column {column!r} cannot name groups",
+            f"column {column!r} cannot define groups",
             expected="strings, integers, booleans or dates",
             found=str(kind),
             remedy="choose another --group-by column",
@@ -156,7 +156,7 @@ class Picker:
         return self._where is None and self._split is None and not self.some_of
 
     def meeting(self, columns: Mapping[str, pa.Array], num_rows: int) -> Int64:
-        """Return the rows that meet the condition: int64, rising."""
+        """Return the rows that meet the condition: int64, in ascending order."""
         if self._where is None:
             return np.arange(num_rows)
         arrays = [self._typed(name, columns[name]) for name in self._where.columns]
@@ -167,7 +167,7 @@ class Picker:
 
         Args:
             columns: Column name to array.
-            rows: int64 of shape (n,), rising.
+            rows: int64 of shape (n,), in ascending order.
         """
         if not self.some_of:
             return rows
@@ -186,7 +186,7 @@ class Picker:
             return text if kind == text.type else pc.utf8_trim_whitespace(text).cast(kind)
         except pa.ArrowInvalid as error:
             raise InputError(
-                f"a field {name!r} of a tar is not what its name says",
+                f"a field {name!r} of a tar does not match its extension",
                 place=self._table.selection.where,
                 expected="whole numbers" if pa.types.is_integer(kind) else "text in UTF-8",
                 found=str(error),
@@ -202,7 +202,7 @@ class Picker:
         return hash_numbers(hash_stream(_SPLIT_DOMAIN), values)
 
     def picked(self, columns: Mapping[str, pa.Array], numbers: Int64) -> Int64:
-        """Return the rows that meet the condition, are not empty, and are in the split: int64, rising."""
+        """Return the rows that meet the condition, are not empty, and are in the split: int64, in ascending order."""
         rows = self.filled(columns, self.meeting(columns, len(numbers)))
         if self._split is None:
             return rows
@@ -224,14 +224,16 @@ def _parsed(condition: str, schema: pa.Schema, types: Mapping[str, pa.DataType])
     try:
         return parse_where(condition, typed)
     except InputError as error:
-        json = [name for name in types if name.rpartition(".")[2] in _JSON and f"{name!r} is no struct" in error.cause]
+        json = [
+            name for name in types if name.rpartition(".")[2] in _JSON and f"{name!r} is not a struct" in error.cause
+        ]
         for name in json:
             error.remedy = f"JSON in tars is compared as text: contains({name}, '\"label\": 3')"
         raise
 
 
 def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Tell which values are null, also where the values of a dictionary are: bool of shape (n,)."""
+    """Return which values are null, also where the values of a dictionary are: bool of shape (n,)."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary.is_valid().take(column.indices)
         column = pc.if_else(column, column, pa.scalar(None, pa.bool_()))
@@ -240,6 +242,6 @@ def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def in_split(hashes: npt.NDArray[np.uint64], split: Split) -> npt.NDArray[np.bool_]:
-    """Tell which hashes lie in a split."""
+    """Return which hashes lie in a split."""
     inside: npt.NDArray[np.bool_] = (hashes >= np.uint64(split.low)) & (hashes <= np.uint64(split.high - 1))
     return inside

@@ -1,7 +1,7 @@
-"""The input as one table: its files, their row groups, and which of the rows are kept.
+"""The input as one table: its files, their row groups, and the selected rows.
 
-Pure (no I/O). Every row has a number, counted over all files in the order given. A selection keeps some of the rows;
-each of these has a place, counted over the rows that are kept. Without a selection numbers and places are the same.
+Pure (no I/O). Every row has a number, counted over all files in order. Every selected row has a place, counted over the
+selected rows. Without a selection, numbers and places are the same.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class Remote:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input, as its footer, or one pass over it, describes it.
+    """A file of the input, as described by its footer or by one pass over it.
 
     Attributes:
-        path: Where it is; of a remote one the URL as it may be shown.
+        path: Its path; for a remote file, the URL without secrets.
         num_bytes: Size of the file.
-        num_rows: Rows in all.
-        row_groups: Rows of each row group, or of whatever else the format can begin to read at.
-        data_bytes: Size of its columns when decoded, about.
-        footer: Checksum of the footer, or of whatever else changes with the content.
-        modified_ns: When it was last written, or of a remote one any number that identifies its version; not
-            part of what names a plan, as copies may differ in it.
+        num_rows: Total number of rows.
+        row_groups: Number of rows of each row group, or of other units that the format can read separately.
+        data_bytes: Approximate size of its decoded columns.
+        footer: Checksum of the footer, or of something else that changes with the content.
+        modified_ns: Time of the last write, or a number that identifies the version of a remote file; not part of the
+            plan's hash, because copies may differ in it.
         format: Name of the format.
-        offsets: Where each row group begins and the last one ends, in bytes; empty if the footer says so itself.
-        selected: Rows of each row group that are kept; None if all are.
-        column_bytes: Size of each column when decoded, about; empty if that is not known.
-        constants: The columns of the table that the file does not hold, each with its value in all rows: null if it
-            lacks the column, or what the file's folders say.
-        remote: How it is read, if it is remote.
-        members: Of a folder of media files: its rows, a row for each file. `num_bytes` are those of all these files,
-            `data_bytes` those of the rows, which name files rather than hold them.
+        offsets: Byte offset of each row group, and the end of the last one; empty if the footer has them.
+        selected: Number of selected rows of each row group; None if all are selected.
+        column_bytes: Approximate decoded size of each column; empty if unknown.
+        constants: Columns of the table that the file itself lacks, with their value in all rows: null, or the value
+            from a folder name.
+        remote: The remote object, if the file is remote.
+        members: For a folder of media files, a row for each file. `num_bytes` is then the size of all these files,
+            `data_bytes` the size of the rows.
     """
 
     path: str
@@ -116,13 +116,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are kept: of those that meet a condition and are not empty the first few, and of these a split.
+    """The selected rows: those that meet a condition and are not empty, up to a limit, in a split.
 
     Attributes:
-        where: The condition, as `conditions.parse` takes it; empty for all rows.
-        limit: How many rows, at most; None for all.
-        split: The split; None for all of them.
-        some_of: Columns of which at least one must have a value; none if all may be null.
+        where: The condition, for `conditions.parse`; empty for all rows.
+        limit: Maximum number of rows; None for all.
+        split: The split; None for all rows.
+        some_of: Columns of which at least one must have a value; empty if all may be null.
     """
 
     where: str = ""
@@ -191,11 +191,11 @@ class Table:
     """All files of the input, as one table.
 
     Attributes:
-        files: The files, in order.
+        files: The files, in order, with their numbers of selected rows.
         schema: Their columns.
-        selection: Which rows are kept; how many of each row group these are, the files know.
-        num_empty: Rows that are left out because none of `selection.some_of` has a value, of all splits together.
-        notes: What a user should know of the columns: what their types are promoted to, and where they come from.
+        selection: The selected rows.
+        num_empty: Number of rows, in all splits, that are left out because none of `selection.some_of` has a value.
+        notes: Notes for the user on promoted types and the origin of columns.
     """
 
     files: tuple[InputFile, ...]
@@ -252,7 +252,7 @@ class Table:
         return tuple(firsts[list(groups)].tolist())
 
     def ranges(self, first: int, stop: int) -> Iterator[FileRange]:
-        """Give what is to be read of each file for the rows at the places first, ..., stop - 1."""
+        """Yield what is to be read of each file for the rows at the places first, ..., stop - 1."""
         if first >= stop:
             return
         low = int(np.searchsorted(self._places, first, side="right")) - 1

@@ -1,5 +1,5 @@
-"""Views: which samples of a dataset an epoch holds, chosen by conditions and lists of keys.
+"""Views: the samples of a dataset that an epoch uses, selected by conditions and lists of keys.
 
-Begin with `view`, which gives the loader what it asked for; `make` stores views. `choosing` reads the columns of
-samples shard by shard, `keys` looks up lists of keys.
+Start with `view`, which resolves the arguments of a loader. `make` stores views, `choosing` reads the columns of
+samples shard by shard, and `keys` looks up lists of keys.
 """

@@ -1,6 +1,6 @@
-"""Choosing samples: which of each shard meet a condition and are in lists of keys.
+"""Choosing samples: the samples of each shard that meet a condition and are in lists of keys.
 
-A task works through some shards, and is a function of its arguments alone, so any engine may run it, twice if need be.
+A task processes some shards. Its result depends only on its arguments, so any engine may run it, even twice.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _SHOWN_KEYS = 5
 _MAX_CLASSES = 10_000
 
 _SHARDS_AT_ONCE = 64
-"""Of a task."""
+"""Number of shards per task."""
 _REQUESTS_AT_ONCE = 16
-"""Of a task, where each is waited for."""
+"""Number of concurrent requests per task, for remote stores."""
 _SHARD_BYTES, _SAMPLE_BYTES = 256 * 1024, 64
-"""Work, as engines count it: a millisecond to open a shard's tables, and what is read of a sample."""
+"""Costs of a task, in bytes, for engines: opening a shard's tables (about a millisecond), and reading a sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What is asked of a sample.
+    """The criteria for choosing samples.
 
     Attributes:
-        where: A condition on its columns; None for none.
-        keys: The list that its key must be in; None for any key.
-        exclude: The list that its key must not be in.
+        where: A condition on the columns, if any.
+        keys: The keys to keep; None for all.
+        exclude: The keys to leave out, if any.
     """
 
     where: str | None = None
@@ -58,39 +58,38 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """What to call the samples that it chooses."""
+        """A description of the chosen samples."""
         lists = ((self.keys, "in"), (self.exclude, "not in"))
         names = [f"{word} {each.origin}" for each, word in lists if each is not None]
         return " and ".join(names if self.where is None else [self.where, *names])
 
     @property
     def spellings(self) -> dict[str, Spellings]:
-        """The lists, by their names."""
+        """The lists of keys, by argument name."""
         lists = {"keys": self.keys, "exclude": self.exclude}
         return {name: each.spellings for name, each in lists.items() if each is not None}
 
 
 class Tally(NamedTuple):
-    """How many samples have each value of a column: of those that were chosen, and of all."""
+    """Number of samples with each value of a column: among the chosen samples, and among all."""
 
     chosen: Counter[int]
     every: Counter[int]
 
     def add(self, other: Tally) -> None:
-        """Count the samples of another tally too."""
+        """Add the counts of another tally."""
         self.chosen.update(other.chosen)
         self.every.update(other.every)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The samples that were chosen.
+    """The result of choosing samples.
 
     Attributes:
-        selection: Which they are.
-        found: For each list of keys, which of its keys some sample has: bool of shape (keys,).
-        classes: For each column of classes that was counted, of each of its values how many samples were chosen, and
-            how many there are.
+        selection: The chosen samples.
+        found: For each list of keys, whether a sample has the key: bool of shape (keys,).
+        classes: For each counted column of classes, the number of chosen samples and of all samples by class.
     """
 
     selection: Selection
@@ -100,17 +99,17 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class _Span:
-    """The shards of a task: their numbers, and the bits of the samples to choose from; None for all."""
+    """The shards of a task, and the bits of the samples to choose from; None for all samples."""
 
     shards: range
     base: Bits | None
 
 
 class _Spans(Sequence[_Span]):
-    """The tasks; each is made when it is handed out.
+    """The tasks; each is created when the engine asks for it.
 
     Args:
-        totals: int64 of shape (shards,): the samples of each shard.
+        totals: int64 of shape (shards,): the number of samples of each shard.
         base: The samples to choose from; None for all.
     """
 
@@ -136,13 +135,13 @@ class _Spans(Sequence[_Span]):
         return _Span(shards, None if self._bits is None else self._bits[self.bytes_of(shards)])
 
     def bytes_of(self, shards: range) -> slice:
-        """Return where the bits of some shards are among those of all."""
+        """Return the slice of all bits that belongs to these shards."""
         return slice(int(self._ends[shards.start - 1]) if shards.start else 0, int(self._ends[shards.stop - 1]))
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What was chosen of the shards of a task: their bits, keys of lists that they have, samples of each class."""
+    """The result of a task: the bits of its shards, the keys of lists that it found, the counts of classes."""
 
     shards: range
     bits: Bits
@@ -157,9 +156,9 @@ def read_choice(
     exclude: Any,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Choice:
-    """Return what is asked, its lists of keys read; arguments and errors as of `resolve_view`."""
+    """Return the criteria, with lists of keys read from files; arguments and errors as for `resolve_view`."""
     if where is not None and not isinstance(where, str):
-        raise InputError("invalid where", expected="a condition as text", found=type(where).__name__)
+        raise InputError("invalid where", expected="a string", found=type(where).__name__)
     lists = [
         None if each is None else read_keys(each, name, storage_options, columns)
         for each, name in ((keys, "keys"), (exclude, "exclude"))
@@ -168,10 +167,10 @@ def read_choice(
 
 
 def refuse_missing(columns: SampleColumns, choice: Choice, chosen: Chosen, allow_missing: bool = False) -> None:
-    """Refuse a list of keys to keep that names samples which do not exist; warn of other lists that do.
+    """Refuse keys to keep that have no sample; warn about keys to leave out that have none.
 
     Raises:
-        InputError: The list has such keys, and `allow_missing` is False.
+        InputError: Keys to keep have no sample, and `allow_missing` is False.
     """
     for name, keys in (("keys", choice.keys), ("exclude", choice.exclude)):
         missing = np.flatnonzero(~chosen.found[name]) if keys is not None else np.zeros(0, np.int64)
@@ -180,20 +179,20 @@ def refuse_missing(columns: SampleColumns, choice: Choice, chosen: Chosen, allow
         some = ", ".join(repr(key) for key in keys.keys.take(pa.array(missing[:_SHOWN_KEYS])).to_pylist())
         text = f"{some}, ..." if len(missing) > _SHOWN_KEYS else some
         if name == "exclude" or allow_missing:
-            text = f"no sample has {len(missing):,} of the {keys.num_keys:,} keys of {keys.origin}: {text}"
+            text = f"{len(missing):,} of the {keys.num_keys:,} keys of {keys.origin} have no sample: {text}"
             logger.warning("%s: %s", columns.storage.url, text)
             continue
         raise InputError(
-            "no sample has some of the keys to keep",
+            "some of the keys to keep have no sample",
             place=keys.origin,
             expected=f"keys of samples{_example(columns)}",
-            found=f"{len(missing):,} of {keys.num_keys:,} keys that no sample has: {text}",
-            remedy="leave them out of the list; or store the view with --allow-missing (make_view: allow_missing=True)",
+            found=f"{len(missing):,} of {keys.num_keys:,} keys without a sample: {text}",
+            remedy="remove them from the list, or store the view with --allow-missing (make_view: allow_missing=True)",
         )
 
 
 def _example(columns: SampleColumns) -> str:
-    """Return the key of the first sample, for an error."""
+    """Return the key of the first sample, as an example in an error."""
     shard = int(np.argmax(columns.manifest.shards.num_real > 0))
     keys = columns.read(shard, [KEY]).column(KEY)
     return f", such as {keys[0].as_py()!r}" if len(keys) else ""
@@ -208,21 +207,21 @@ def choose(
     counted: Sequence[str] = (),
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Chosen:
-    """Choose samples of a dataset. Memory grows with its samples, a few bits for each.
+    """Choose samples of a dataset. Uses a few bits of memory per sample.
 
     Args:
         columns: The columns of its samples.
-        totals: int64 of shape (shards,): of the first shards, how many of their first samples there are to choose from.
-        choice: What is asked of a sample.
+        totals: int64 of shape (shards,): the number of first samples of each shard to choose from. Later shards are
+            left out.
+        choice: The criteria.
         base: The samples to choose from, of the same totals; None for all.
-        engine: What carries the tasks out; None for this process.
-        counted: Columns of integers whose values are counted; not those of more than 10,000 values, which are no
-            classes.
-        progress: Called at the beginning and after each task, with the shards that are done, all shards, and the
-            samples that were looked at.
+        engine: Engine that runs the tasks; None for this process.
+        counted: Integer columns whose values to count, unless they have more than 10,000 different values.
+        progress: Called at the start and after each task, with the number of finished shards, of all shards, and of
+            samples checked.
 
     Raises:
-        InputError: The condition is invalid, or cannot be computed for some row.
+        InputError: The condition is invalid, or fails for some row.
         WdsplitError: A table is missing or damaged.
     """
     if choice.where is not None:
@@ -271,7 +270,7 @@ def _choose_some(
     counted: Sequence[str],
     span: _Span,
 ) -> _Part:
-    """Choose samples of some shards. Runs in a worker process; may run twice."""
+    """Choose samples of the shards of a task. Runs in a worker process; may run twice."""
     condition = None if where is None else columns.parse(where)
     names = list(dict.fromkeys([*(condition.columns if condition else ()), *([KEY] if lists else ()), *counted]))
     bits: list[Bits] = [np.zeros(0, np.uint8)]
@@ -295,7 +294,7 @@ def _choose_some(
 def _tables(
     columns: SampleColumns, totals: Int64, names: Sequence[str], span: _Span
 ) -> Iterator[tuple[pa.Table, npt.NDArray[np.bool_]]]:
-    """Give some columns of each shard of a task, and which of its samples there are to choose from."""
+    """Yield the columns of each shard of a task, and the samples to choose from."""
     threads = _REQUESTS_AT_ONCE if columns.storage.has_latency else 1
     begin = 0
     read = in_order(partial(columns.read, names=names), span.shards, threads)
@@ -314,7 +313,7 @@ def _mask_of(rows: Int64, num_rows: int) -> npt.NDArray[np.bool_]:
 
 
 def _tally(column: Any, mask: npt.NDArray[np.bool_]) -> Tally:
-    """Return how many samples have each value of a column of integers; nulls are not counted."""
+    """Return the number of samples with each value of an integer column, without nulls."""
     is_valid = column.is_valid().to_numpy()
     numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
     counts = [np.unique(numbers[each], return_counts=True) for each in (mask & is_valid, is_valid)]

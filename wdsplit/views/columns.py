@@ -21,11 +21,11 @@ __all__ = ["SampleColumns"]
 
 @dataclass(frozen=True, eq=False)
 class SampleColumns:
-    """What is known of the samples of a dataset besides their payloads.
+    """The columns of a dataset's samples.
 
     Attributes:
-        storage: Where the dataset is.
-        manifest: Its manifest, of all its samples.
+        storage: The storage of the dataset.
+        manifest: Its manifest, of all samples.
     """
 
     storage: ReadableStorage
@@ -33,12 +33,12 @@ class SampleColumns:
 
     @cached_property
     def _scanned(self) -> dict[str, Annotation | WdsplitError]:
-        """All annotations of the dataset, also those that cannot be used."""
+        """All annotations of the dataset, including stale and damaged ones."""
         return scan_annotations(self.storage)
 
     @cached_property
     def annotations(self) -> tuple[Annotation, ...]:
-        """The annotations of the shards that the dataset has now."""
+        """The annotations that were made for the current shards."""
         known = intact(self._scanned).values()
         return tuple(each for each in known if each.fingerprint == self.manifest.fingerprint)
 
@@ -56,9 +56,9 @@ class SampleColumns:
         """The columns of the sample tables."""
         if self.manifest.samples is None:
             raise InputError(
-                "the dataset has no sample tables, by which samples are chosen",
+                "the dataset has no sample tables, which views need",
                 place=self.storage.url,
-                remedy=f"make them with `wdsplit index {self.storage.url} --samples`",
+                remedy=f"make them with `wdsplit index {self.storage.url} --sample-tables`",
             )
         return self.manifest.samples
 
@@ -71,8 +71,8 @@ class SampleColumns:
         """Parse a condition on the columns.
 
         Raises:
-            InputError: It is invalid, or names a column of an annotation that was made for other shards.
-            CorruptDataError: It names a column that does not exist, and an annotation that may have it is damaged.
+            InputError: It is invalid, or names a column of a stale annotation.
+            CorruptDataError: It names an unknown column, and an annotation that may have it is damaged.
         """
         schema = self.schema
         try:
@@ -87,23 +87,23 @@ class SampleColumns:
             raise
 
     def _hints(self) -> dict[str, str]:
-        """Return how conditions may use fields that are no columns, by the names of the fields and their columns."""
+        """Return a remedy for each name that is a field but not a column, by field name and column name."""
         hints, names = {}, self.schema.names
         for one in self.manifest.fields:
             is_text = "string" in one.type and "<" not in one.type
             keep = f"convert with --keep {one.column}, or " if is_text else ""
             hint = f"it is a field ({one.name}): {keep}join it with wdsplit annotate"
             if one.column in names:
-                hint = f"write {one.column}"
+                hint = f"use {one.column}, the column of the field {one.name}"
             hints.update({name: hint for name in (one.name, one.column) if name not in names})
         return hints
 
     def read(self, shard: int, names: Sequence[str]) -> pa.Table:
-        """Read columns of a shard: a row for each sample that is no pad, in the tar's order.
+        """Read columns of a shard: a row for each sample, without pads, in the tar's order.
 
         Args:
             shard: The shard's number.
-            names: The columns, each once; a table that has none of them is not read.
+            names: The columns, without duplicates. Only tables with some of them are read.
 
         Raises:
             InputError: There is no such column.
@@ -131,7 +131,7 @@ class SampleColumns:
 
 
 def _names_one(where: str, schema: pa.Schema, annotation: Annotation, fault: InputError) -> bool:
-    """Tell whether a condition, which has a fault without them, names columns of an annotation."""
+    """Return whether an invalid condition names columns of this annotation."""
     joined = [field for field in annotation.schema if field.name not in schema.names]
     try:
         parse_where(where, pa.schema([*schema, *joined]), names_of(schema) | annotation.class_names)

@@ -1,6 +1,6 @@
 """Lists of keys: read from files and arrays, and looked up among the keys of samples.
 
-A sample is in a list that has its key as it is in the tar, or as it was before it was escaped.
+A list may contain the keys of samples escaped, as in the tar, or unescaped.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _UNSUPPORTED = (
 
 @dataclass(frozen=True, eq=False)
 class Spellings:
-    """The keys of a list, in all ways that samples may have them, for looking up.
+    """A lookup table of the keys of a list, escaped and unescaped.
 
     Attributes:
-        keys: The spellings, in the order of their hashes.
-        hashes: uint64 of shape (spellings,): their hashes, rising.
-        numbers: int64 of shape (spellings,): which key of the list each belongs to.
-        num_keys: Keys of the list.
-        num_alike: Most spellings that share a hash.
+        keys: The spellings of the keys, sorted by hash.
+        hashes: uint64 of shape (spellings,): their hashes, in ascending order.
+        numbers: int64 of shape (spellings,): the index of each in the list.
+        num_keys: Number of keys in the list.
+        num_alike: Maximum number of spellings with the same hash.
     """
 
     keys: pa.LargeStringArray
@@ -73,7 +73,7 @@ class Spellings:
 
     @classmethod
     def of(cls, keys: pa.LargeStringArray) -> Spellings:
-        """Return the spellings of different keys."""
+        """Return the spellings of distinct keys."""
         plain = pc.match_substring_regex(keys, f"^(?:{KEY_PATTERN})$")
         plain = pc.and_not(plain, pc.match_substring_regex(keys, ODD_KEY_PATTERN))
         odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False) & (pc.binary_length(keys).to_numpy() > 0))
@@ -88,10 +88,10 @@ class Spellings:
         return cls(every.take(pa.array(order)), hashes, numbers[order], len(keys), alike)
 
     def look_up(self, keys: Any) -> tuple[Int64, Int64]:
-        """Return the rows of some keys that are in the list, and the numbers of the list's keys that were found.
+        """Return the rows of `keys` that are in the list, and the indexes in the list of the keys that were found.
 
         Args:
-            keys: Strings of Arrow.
+            keys: Arrow strings.
         """
         keys = keys.cast(pa.large_string())
         keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
@@ -114,10 +114,10 @@ class KeyList:
     """A list of keys.
 
     Attributes:
-        keys: Its keys, each once, in the order of the list.
-        num_duplicates: Entries of the list that repeat another.
-        origin: Where it came from, for people.
-        spellings: Its keys for looking up.
+        keys: The distinct keys, in the order of the list.
+        num_duplicates: Number of duplicate entries.
+        origin: Where the list comes from, for messages.
+        spellings: The keys for lookups.
     """
 
     keys: pa.LargeStringArray
@@ -127,7 +127,7 @@ class KeyList:
 
     @property
     def num_keys(self) -> int:
-        """How many keys it has, each counted once."""
+        """Number of distinct keys."""
         return len(self.keys)
 
 
@@ -137,14 +137,14 @@ def read_keys(
     """Read a list of keys.
 
     Args:
-        keys: A list, an array of numpy or Arrow, a column or a frame of pandas or polars; or a path or URL of a file.
-        name: The argument that it is of, for errors.
-        storage_options: How to reach a remote file.
-        columns: The columns of the samples, in which keys are found that a list of bad samples does not know. If the
-            samples' keys are row numbers, integers are such numbers.
+        keys: A list, a numpy or Arrow array, a pandas or polars column or frame; or the path or URL of a file.
+        name: Name of the argument, for errors.
+        storage_options: Options for a remote file.
+        columns: The columns of the samples, to find the keys of bad samples that are listed by shard and number. If
+            the samples' keys are row numbers, integer keys are row numbers too.
 
     Raises:
-        InputError: It is no list of keys.
+        InputError: The list is invalid.
         WdsplitError: The file is missing or cannot be read.
     """
     if isinstance(keys, (str, os.PathLike)):
@@ -159,7 +159,7 @@ def read_keys(
         origin, column = "a list", _of_values(keys, name)
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if not is_key_type(column.type):
-        raise _invalid(name, f"values of type {column.type}", "keys: strings, or integers that keys were made of")
+        raise _invalid(name, f"values of type {column.type}", "keys: strings, or the integers that keys were made from")
     if column.null_count:
         raise _invalid(name, counted_nulls(column.null_count), "a key for each entry").at(origin)
     width = numbered_width(columns.manifest.provenance) if columns is not None else 0
@@ -171,16 +171,16 @@ def read_keys(
 
 def _not_found(keys: str | os.PathLike[str], name: str, origin: str) -> WdsplitError:
     if isinstance(keys, os.PathLike) or _suffix(keys) in _SUFFIXES:
-        return DatasetNotFoundError("there is no such list of keys", place=origin, remedy="check the path")
+        return DatasetNotFoundError("file of keys not found", place=origin, remedy="check the path")
     return InputError(
-        f"{name} is a path to a file of keys, and there is no such file",
+        f"{name} is the path of a file of keys, which does not exist",
         place=origin,
-        remedy=f"check the path; for one key give a list: {name}=[{origin!r}]",
+        remedy=f"check the path; for a single key, pass a list: {name}=[{origin!r}]",
     )
 
 
 def counted_nulls(count: int) -> str:
-    """Return a number of nulls for people."""
+    """Return "a null" or the number of nulls as text."""
     return "a null" if count == 1 else f"{count:,} nulls"
 
 
@@ -205,11 +205,11 @@ def _of_file(url: str, storage_options: Mapping[str, Any] | None, columns: Sampl
     suffix = _suffix(url)
     if os.path.isdir(url) or url.endswith("/") or suffix in _UNSUPPORTED:
         raise InputError(
-            "no file of keys that can be read",
+            "unsupported file of keys",
             place=shown_url(url),
             expected=_FORMATS,
             found=f"a .{suffix} file" if suffix in _UNSUPPORTED else "a folder",
-            remedy="write the keys to a .txt file, a key a line",
+            remedy="write the keys to a .txt file, one key per line",
         )
     folder, separator, last = url.rpartition("/")
     data = open_readable_storage(folder if separator else ".", storage_options).read(last)
@@ -236,28 +236,28 @@ def _suffix(url: str) -> str:
 
 
 def _column(names: list[str], place: str, is_text: bool = False) -> str:
-    """Return the column of a table that holds the keys.
+    """Return the key column of a table.
 
     Args:
-        names: Its columns.
-        place: Where the table is, for an error.
-        is_text: Its header is a line of text, so that the only column's may be a key.
+        names: The columns.
+        place: The place of the table, for errors.
+        is_text: Whether the header is a line of text: the name of a single column may then be a key itself.
     """
     found = [name for name in _COLUMNS if name in names] or (names if len(names) == 1 and not is_text else [])
     if not found:
         alone = is_text and len(names) == 1
         raise InputError(
-            "a table of keys does not say which column they are in",
+            "cannot tell which column of a table has the keys",
             place=place,
-            expected="a column `__key__` or `key`" + ("" if is_text else ", or one column alone"),
+            expected="a column `__key__` or `key`" + ("" if is_text else ", or only one column"),
             found=f"the header {names[0][:1000]!r}" if alone else ", ".join(map(str, names))[:1000],
-            remedy="name the column key, or use .txt with a key a line" if alone else "rename the column",
+            remedy="name the column key, or use a .txt file with one key per line" if alone else "rename the column",
         )
     return found[0]
 
 
 def _key_of(line: str, place: str, find_key: Callable[[str, int], str]) -> Any:
-    """Return the key that a line of JSON names; or that of the sample that it names, if its key could not be read."""
+    """Return the key in a line of JSON, or the key of the sample that the line names by shard and number."""
     expected = 'an object with "key"'
     try:
         row = orjson.loads(line)
@@ -268,11 +268,11 @@ def _key_of(line: str, place: str, find_key: Callable[[str, int], str]) -> Any:
             return key
         case {"key": None, "shard": str(shard), "sample": int(sample)}:
             return find_key(shard, sample)
-    raise InputError("a line names no key", place=place, expected=expected, found=line[:200])
+    raise InputError("a line has no key", place=place, expected=expected, found=line[:200])
 
 
 def _find_key(columns: SampleColumns | None, url: str, sample: int) -> str:
-    """Return the key of a sample by the URL of its shard and its place there; if there is none, what to call it."""
+    """Return the key of a sample by its shard and its number there; if not found, a description of the sample."""
     parts = url.split("/")
     paths = None if columns is None else columns.manifest.shards.table.column("path")
     for first in range(len(parts) if paths is not None else 0):

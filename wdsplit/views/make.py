@@ -41,19 +41,19 @@ logger = logging.getLogger(__name__)
 
 _MAX_CLASS_COLUMNS = 4
 _MAX_UNNAMED = 100
-"""Values of a column without class names; one of more is no column of classes."""
+"""Maximum number of values of a class column without class names."""
 
 
 @dataclass(frozen=True)
 class MadeView:
-    """A view that was made.
+    """The result of `make_view`.
 
     Attributes:
-        stored: What the view says of itself: its name, fingerprint, and numbers of samples.
-        num_shards: Shards of the dataset.
-        num_empty_shards: How many of them have no sample in the view.
-        classes: For each column of classes, of each class how many samples are in the view, and how many there are:
-            `{"label": {"cat": (50, 100)}}`. A class without a name goes by its number.
+        stored: The stored view: its name, fingerprint, and numbers of samples.
+        num_shards: Number of shards of the dataset.
+        num_empty_shards: Number of shards without a sample in the view.
+        classes: For each column of classes, the samples in the view and in the dataset by class name, such as
+            `{"label": {"cat": (50, 100)}}`. Classes without a name have their number.
     """
 
     stored: StoredView
@@ -89,35 +89,35 @@ def make_view(
     engine: Engine | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> MadeView:
-    """Choose samples of a dataset, and store which they are under a name: `Dataset(url, view=name)` then has no others.
+    """Select samples of a dataset, and store the selection as a view: `Dataset(url, view=name)` reads only these.
 
-    Conditions and lists may be combined: a sample must meet all of them. The shards are neither read nor changed.
+    Conditions and lists can be combined: a sample must meet all of them. The shards are neither read nor changed.
 
         wdsplit.make_view("data/train", "wide", where="width >= 256")
         dataset = wdsplit.Dataset("data/train", view="wide")
 
     Args:
         url: The dataset's folder.
-        name: What to call the view: up to 100 letters, digits, `_`, `-` and `.`.
-        where: A condition on the columns of samples, such as `"score > 0.5 and width >= 256"`; classes may be compared
-            by their names.
-        keys: Keep only these keys: a list or an array, or the path of a file: text with a key a line, `.jsonl` with
+        name: Name of the view: up to 100 letters, digits, `_`, `-` and `.`.
+        where: A condition on the columns of samples, such as `"score > 0.5 and width >= 256"`. Classes can be compared
+            by name.
+        keys: Keep only these keys: a list, an array, or the path of a file: text with one key per line, `.jsonl` with
             `key` in each line, or `.csv`, `.tsv` or `.parquet` with a column `key` or `__key__`.
-        exclude: Leave out these keys; given as `keys` are. Keys that no sample has are warned of.
-        view: Choose from the samples of this view only.
-        allow_missing: Warn of `keys` that no sample has, instead of refusing them.
+        exclude: Leave out these keys, given in the same ways. Keys without a sample only cause a warning.
+        view: Select only from the samples of this view.
+        allow_missing: Warn about `keys` without a sample, instead of raising an error.
         overwrite: Replace the view of this name.
-        jobs: Processes.
-        progress: Called at the beginning and after some shards, with the number of shards that are done, the number of
-            all, and the samples that were looked at.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        engine: What carries the tasks out; None for `jobs` processes of this machine.
-        fs: The file system that the folder is on, an object of fsspec; None for what the path says itself.
+        jobs: Number of processes.
+        progress: Called at the start and after some shards, with the number of finished shards, of all shards, and of
+            samples checked.
+        storage_options: Options for a remote store, as for `Dataset`.
+        engine: Engine that runs the tasks; None for `jobs` processes of this machine.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Raises:
-        OutputExistsError: There is a view of this name.
-        InputError: Nothing was asked for, the condition or a list is invalid, or no sample has one of `keys`.
-        StorageError: The folder cannot be written to.
+        OutputExistsError: A view of this name exists.
+        InputError: There are no criteria, the condition or a list is invalid, or some of `keys` have no sample.
+        StorageError: The folder is not writable.
     """
     check_view_name(name)
     if where is None and keys is None and exclude is None and view is None:
@@ -148,7 +148,7 @@ def make_view(
 
 
 def _counted(columns: SampleColumns) -> list[str]:
-    """Return the columns of classes of which samples are counted: those with names, else those of fields named cls."""
+    """Return the class columns to count: those with class names, else those of fields named cls."""
     if columns.manifest.samples is None:
         return []
     labels = [field.column for field in columns.manifest.fields if field.name.rpartition(".")[2] == "cls"]
@@ -165,7 +165,7 @@ def _holds_numbers(kind: pa.DataType | None) -> bool:
 
 
 def _recipe(choice: Choice, chosen: Chosen, base: StoredView | None) -> dict[str, Any]:
-    """Return how a view is made, as it says itself."""
+    """Return the recipe that the view stores: the criteria that made it."""
     recipe: dict[str, Any] = {}
     if choice.where is not None:
         recipe["where"] = choice.where
@@ -184,7 +184,7 @@ def _num_empty(selection: Selection) -> int:
 
 
 def _classes(columns: SampleColumns, chosen: Chosen) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return the counts of each class by its name, or by its number if it has none and there are few."""
+    """Return the counts of each class by name; by number if there are no names and few classes."""
     classes = {}
     for column, tally in chosen.classes.items():
         names = columns.class_names.get(column, ())
@@ -202,18 +202,18 @@ def list_views(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> dict[str, StoredView]:
-    """Return the stored views of a dataset by their names: samples, how each was made, and for which fingerprint.
+    """Return the stored views of a dataset by name, with their samples, recipes and fingerprints.
+
+    The result includes views made for an earlier version of the dataset, with another fingerprint. Damaged ones are
+    left out, with a warning.
 
         for name, view in wdsplit.list_views("data/train").items():
             print(name, view.num_samples)
 
     Args:
         url: The dataset's folder.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
-
-    Views of an earlier version of the dataset, which has another fingerprint, are among them. Damaged ones are left
-    out, with a warning.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Raises:
         DatasetNotFoundError: There is no dataset.
@@ -231,15 +231,15 @@ def drop_view(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> None:
-    """Remove a stored view of a dataset; its samples stay.
+    """Remove a stored view of a dataset, but no samples.
 
         wdsplit.drop_view("data/train", "easy")
 
     Args:
         url: The dataset's folder.
         name: The view's name.
-        storage_options: How to reach a remote store, as of `Dataset`.
-        fs: The file system that the folder is on, as of `Dataset`.
+        storage_options: Options for a remote store, as for `Dataset`.
+        fs: fsspec file system of the folder; None to choose it by the path.
 
     Raises:
         InputError: There is no such view.

@@ -1,4 +1,4 @@
-"""The view that a loader was asked for: a stored one, a condition, lists of keys, or several of these."""
+"""The samples that a loader is restricted to: by a stored view, a condition, lists of keys, or several of these."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from wdsplit.urls import shown_url
 __all__ = ["MAX_SAMPLES", "MAX_SHARDS", "View", "resolve_view"]
 
 MAX_SHARDS, MAX_SAMPLES = 10_000, 50_000_000
-"""Up to these sizes samples are chosen when a dataset is opened: each process that opens it reads as many tables."""
+"""The largest dataset whose samples are selected on opening: every process that opens it reads all sample tables."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Some of the samples of a dataset.
+    """A selection of samples of a dataset.
 
     Attributes:
-        name: What to call it: the name under which it is stored, or what was asked for.
-        selection: Which samples these are.
+        name: The name of the stored view, or a description of the criteria.
+        selection: The selected samples.
     """
 
     name: str
@@ -51,29 +51,29 @@ def resolve_view(
     max_shards: int = MAX_SHARDS,
     max_samples: int = MAX_SAMPLES,
 ) -> View | None:
-    """Return the samples that meet all that is asked; None if nothing is.
+    """Return the samples that meet all criteria; None if there are no criteria.
 
     Args:
-        storage: Where the dataset is.
-        manifest: Its manifest, of all its samples.
+        storage: The storage of the dataset.
+        manifest: Its manifest, of all samples.
         view: The name of a stored view.
         where: A condition on the columns of samples.
-        keys: A list of keys, or a file of them: other samples are left out.
-        exclude: A list of keys, or a file of them, that are left out; one that no sample has is ignored.
-        limit: Choose among so many first samples only. The selection then is that of `first_samples(manifest, limit)`.
-            Keys that none of them has are not looked for among the others.
-        storage_options: How to reach files of keys.
-        max_shards: Shards of which samples are chosen here. A stored view may have any number.
-        max_samples: Samples that are chosen from here.
+        keys: A list of keys to keep, or a file of them.
+        exclude: A list of keys to leave out, or a file of them. Keys without a sample are ignored.
+        limit: Select only from the first `limit` samples, so that the selection is of `first_samples(manifest, limit)`.
+            Keys of later samples count as missing.
+        storage_options: Options for remote files of keys.
+        max_shards: Maximum number of shards without a stored view.
+        max_samples: Maximum number of samples without a stored view.
 
     Raises:
-        InputError: There is no such view or column, the condition is invalid, no sample has one of `keys`, or the
-            dataset is too large for anything but stored views.
+        InputError: The view or a column does not exist, the condition is invalid, some of `keys` have no sample, or
+            the dataset is too large for anything but stored views.
         CorruptDataError: The view or a table of columns is damaged.
     """
     if view is None and where is None and keys is None and exclude is None:
         return None
-    from wdsplit.shards.views import read_view  # here, because most datasets are opened without a view
+    from wdsplit.shards.views import read_view  # imported here, because most datasets are opened without a view
     from wdsplit.views.choosing import choose, read_choice, refuse_missing
     from wdsplit.views.columns import SampleColumns
 
@@ -98,7 +98,7 @@ def resolve_view(
 def _refuse_too_large(
     storage: ReadableStorage, manifest: Manifest, asked: Mapping[str, Any], max_shards: int, max_samples: int
 ) -> None:
-    """Refuse to choose samples of a dataset when it is opened, by every process, if it is too large for that."""
+    """Refuse to select samples on opening if the dataset is too large for that."""
     num_shards, num_samples = len(manifest.shards), manifest.num_samples
     if num_shards <= max_shards and num_samples <= max_samples:
         return
@@ -108,7 +108,7 @@ def _refuse_too_large(
             is_text = isinstance(value, (str, os.PathLike))
             words += [f"--{option}", quoted(shown_url(os.fspath(value))) if is_text else "FILE"]
     raise InputError(
-        "the dataset is too large to choose its samples each time it is opened",
+        "the dataset is too large to select samples each time it is opened",
         place=storage.url,
         expected=f"up to {max_shards:,} shards and {max_samples:,} samples, or a stored view",
         found=f"{num_shards:,} shards, {num_samples:,} samples",

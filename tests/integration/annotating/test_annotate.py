@@ -208,7 +208,7 @@ def test_tars_of_other_programs_have_the_keys_that_they_have(tmp_path):
         with tarfile.open(tmp_path / f"tars/{shard}/a.tar", "w") as tar:
             for key in keys[5 * shard : 5 * shard + 5]:
                 tar.addfile(tarfile.TarInfo(f"{key}.txt"))
-    wdsplit.index_tars(tmp_path / "tars", wdsplit.IndexOptions(samples=True))
+    wdsplit.index_tars(tmp_path / "tars", wdsplit.IndexOptions(sample_tables=True))
     made = annotate(tmp_path / "tars", pa.table({"key": keys[::-1], "number": np.arange(15)[::-1]}))
     storage = open_storage(str(tmp_path / "tars"))
     shards = read_manifest(storage).shards
@@ -312,7 +312,7 @@ def test_a_dataset_without_sample_tables_is_refused_with_the_remedy(data):
     del header["samples"]
     (data / "wdsplit.json").unlink()
     (data / "wdsplit.json").write_bytes(orjson.dumps(header))
-    with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --samples"):
+    with pytest.raises(InputError, match=r"no sample tables(.|\n)*wdsplit index .*data --sample-tables"):
         annotate(data, scores())
 
 
@@ -335,7 +335,7 @@ def test_a_name_is_that_of_the_file_or_given(data, tmp_path):
     with pytest.raises(InputError, match="invalid annotation name"):
         wdsplit.annotate(data, scores(), "key", "../up")
     annotate(data, scores())
-    with pytest.raises(OutputExistsError, match="but for case"):
+    with pytest.raises(OutputExistsError, match="except for case"):
         annotate(data, scores(), name="Quality")
 
 
@@ -351,7 +351,7 @@ def test_images_are_no_table(data, tmp_path):
 
 def test_one_that_is_there_is_replaced_only_if_that_is_asked_for(data):
     annotate(data, scores())
-    with pytest.raises(OutputExistsError, match=r"has an annotation 'quality' already(.|\n)*--overwrite"):
+    with pytest.raises(OutputExistsError, match=r"already has an annotation 'quality'(.|\n)*--overwrite"):
         annotate(data, scores())
     changed = scores().set_column(1, "score", pa.array(np.zeros(NUM_ROWS)))
     annotate(data, changed, overwrite=True)
@@ -559,7 +559,7 @@ def test_converting_anew_says_what_is_stale(stale, tmp_path):
     source = tmp_path / "in.parquet"
     arguments = ["convert", source, stale, "--key", "id", "--shards", SHARDS, "--overwrite", "--seed"]
     done = CliRunner().invoke(cli, [*map(str, arguments), "2"])
-    note = "note: view good and annotations kinds, quality belong to the shards before; make them again, or drop them"
+    note = "note: view good and annotations kinds, quality belong to the replaced shards; make them again, or drop them"
     assert done.exit_code == 0, done.output
     assert note in done.stderr.splitlines()
     for name in ("kinds", "quality"):
@@ -593,7 +593,9 @@ def test_lists_show_what_is_stale_or_damaged(stale):
     (stale / "annotations/broken.json").write_bytes(b"{")
     listed = run(stale, "--list")
     assert listed.exit_code == 0, listed.output
-    assert re.search(r"^kinds +300 +0 +kind \(int64\); of an earlier version of the dataset$", listed.output, re.M)
+    assert re.search(
+        r"^kinds +300 +0 +kind \(int64\); made for an earlier version of the dataset$", listed.output, re.M
+    )
     assert re.search(r"^broken +damaged: an annotation cannot be read$", listed.output, re.M)
     assert re.search(r"flag \(bool\)$", listed.output, re.M)
     shown = {each["name"]: each for each in json.loads(run(stale, "--list", "--json").output)}
@@ -653,14 +655,14 @@ def test_the_command_annotates_lists_and_drops(data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a TABLE"),
-        (["a.parquet"], "give a TABLE"),
-        (["--key", "a"], "give a TABLE"),
-        (["--list", "--drop", "a"], "--drop: not with --list"),
-        (["--drop", "a", "a.parquet"], "[TABLE...]: not with --drop"),
-        (["--drop", "a", "--key", "a"], "--key: not with --drop"),
+        ([], "expected TABLE"),
+        (["a.parquet"], "expected TABLE"),
+        (["--key", "a"], "expected TABLE"),
+        (["--list", "--drop", "a"], "--drop: not allowed with --list"),
+        (["--drop", "a", "a.parquet"], "[TABLE...]: not allowed with --drop"),
+        (["--drop", "a", "--key", "a"], "--key: not allowed with --drop"),
         (["a.parquet", "--key", "a", "--map", "x"], "NAME=COLUMN"),
-        (["a.parquet", "--key", "a", "--columns", ""], "is empty"),
+        (["a.parquet", "--key", "a", "--columns", ""], "empty value"),
     ],
 )
 def test_a_command_line_that_contradicts_itself_is_refused(data, arguments, message):

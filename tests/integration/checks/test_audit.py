@@ -362,7 +362,7 @@ def test_the_command_fails_and_says_which_promise_is_broken(numbers, monkeypatch
         main(["audit", numbers, "--world-size", "2", "--workers", "2", "--batch-size", "5"])
     assert end.value.code == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2:4] for line in lines if "BROKEN" in line] == [["same", "batches"]]
+    assert [line.split()[2:4] for line in lines if "FAILED" in line] == [["same", "batches"]]
 
 
 # Classes in the batches of a rank
@@ -452,7 +452,7 @@ def test_of_several_fields_of_numbers_the_worst_mixed_is_shown(tmp_path):
 
 def test_numbers_that_are_no_classes_are_not_measured_unless_asked_for(numbers):
     assert classes_line(numbers) is None
-    with pytest.raises(InputError, match="holds no classes"):
+    with pytest.raises(InputError, match="has no classes"):
         classes_line(numbers, class_field="cls")
 
 

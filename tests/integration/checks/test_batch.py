@@ -327,7 +327,7 @@ def test_the_remedy_for_a_state_of_another_view_names_the_options_of_batch(sized
 def test_the_words_about_an_unknown_batch_size_know_the_default_of_the_ranks(sized):
     with pytest.raises(InputError) as error:
         wdsplit.batch(sized, 3)
-    assert error.value.expected == "batch_size, samples a batch and rank; and world_size, unless it is 1"
+    assert error.value.expected == "batch_size, the samples per batch on each rank; and world_size, unless it is 1"
 
 
 def test_a_rank_outside_the_world_is_refused(sized):
@@ -364,7 +364,7 @@ def test_what_cannot_be_listed_is_refused(sized, arguments, cause):
 
 
 def test_an_open_dataset_takes_no_options(sized):
-    with pytest.raises(InputError, match="has its options already"):
+    with pytest.raises(InputError, match="options of an open dataset cannot be changed"):
         wdsplit.batch(Dataset(sized, rank=0, world_size=1), 0, batch_size=4, seed=1)
 
 

@@ -32,8 +32,8 @@ NO_FILE = "there is no such file"
 BAD_LENGTH = "invalid length of an index"
 BAD_OFFSETS = "invalid offsets in an index"
 TWO_SAMPLES = "an index entry covers members of two samples"
-PADS = "the pads of a shard are not those of the manifest"
-UNKNOWN = "a sample has a field that the manifest does not know"
+PADS = "the pads of a shard do not match the manifest"
+UNKNOWN = "a sample has a field that is not in the manifest"
 TWICE = "duplicate key"
 
 every_engine = pytest.mark.parametrize("jobs", [1, 2])

@@ -107,7 +107,7 @@ def test_the_steps_before_a_checkpoint_leave_out_what_was_skipped():
 
 def test_steps_of_the_epoch_before_are_said_to_be_such():
     assert invoked("data", "--state", "early.json", "--last", 2, "--batch-size", 2) == text("""
-    1 step of epoch 0, then 1 of epoch 1: the state is that far into it
+    1 step of epoch 0, then 1 of epoch 1, in which the state was saved
     data, epoch 0, step 25 of 26: 4 samples of 4 shards, 3 pads
     rank  position  shard       pad  class  key
     0     100       000005.tar       36     00000036
@@ -127,7 +127,7 @@ def test_steps_of_the_epoch_before_are_said_to_be_such():
 def test_a_skipped_step_is_said_to_be_one():
     assert invoked("data", "--state", "checkpoint.json:loader", "--step", 2) == text("""
     data, epoch 1, step 2 of 26: 4 samples of 4 shards
-    skipped: the state leaves these samples out
+    skipped: the loader skipped this step (Loader.skip)
     position  shard       class  key
     8         000010.tar  66     00000066
     9         000004.tar  34     00000034
@@ -179,7 +179,7 @@ def test_payloads_are_saved_by_step(tmp_path):
         for sample in each.samples()
     }
     again = ["data", "--state", "checkpoint.json", "--last", 1, "-o", tmp_path / "seen"]
-    assert "the folder exists already" in invoked_by_main(*again, code=2)
+    assert "folder already exists" in invoked_by_main(*again, code=2)
     invoked(*again, "--overwrite")
     invoked("data", "--state", "early.json", "--last", 2, "-o", tmp_path / "two")
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["epoch0-step000025", "epoch1-step000000"]
@@ -188,14 +188,14 @@ def test_payloads_are_saved_by_step(tmp_path):
 def test_fewer_steps_than_were_asked_for_are_said_to_be_so():
     start = {**json.loads(Path("early.json").read_text()), "epoch": 0}
     Path("start.json").write_text(json.dumps(start))
-    assert invoked("data", "--state", "start.json").splitlines()[0] == "there are only 1 whole step before the state"
+    assert invoked("data", "--state", "start.json").splitlines()[0] == "only 1 whole step before the state"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data"], "give --step, or --state"),
-        (["data", "--step", "3", "--last", "2"], "--step and --last contradict each other"),
+        (["data"], "expected --step, or --state"),
+        (["data", "--step", "3", "--last", "2"], "--step and --last cannot be combined"),
         (["data", "--step", "3:1", "--batch-size", "2"], "expected a number such as 1200"),
         (["data", "--step", "x"], "expected a number such as 1200"),
         (["data", "--step", "3"], "the batch size is unknown"),

@@ -97,7 +97,7 @@ def test_where_reading_stops_within_an_epoch_nothing_is_said_of_the_readings_of_
     assert (found["batches"], found["windows_read"], found["read_amplification"]) == (1, 12, None)
     lines = bench(whole_lanes, *options).splitlines()
     assert lines[2] == (
-        "windows: 12 read, 0 requests served from memory; stopped within an epoch, so some were not used to their end"
+        "windows: 12 read, 0 requests served from memory; stopped within an epoch, so some were only partly used"
     )
 
 
@@ -147,7 +147,7 @@ def test_the_result_can_be_read_by_people(bench, whole_lanes):
         r"windows: \d+ read, \d+ requests served from memory; each window is read 1\.\d\d times on average", lines[2]
     )
     assert re.fullmatch(r"waited for batches \d+% of the time", lines[3])
-    assert re.match(r"memory at most: \d+\.\d [MG]B", lines[4])
+    assert re.match(r"peak memory: \d+\.\d [MG]B", lines[4])
 
 
 def test_the_waiting_over_time_adds_up(bench, whole_lanes):

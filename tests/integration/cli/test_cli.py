@@ -234,7 +234,7 @@ def test_rows_of_a_table_are_shuffled_and_tars_keep_their_order_unless_asked_oth
     [
         ((), "rows shuffled, seed 0 (--no-shuffle keeps the order of the input)"),
         (("--seed", 7, "--group-by", "txt"), "groups of column 'txt' shuffled, seed 7 (--no-shuffle"),
-        (("--no-shuffle",), "rows in the order of the input (--shuffle for a random one)"),
+        (("--no-shuffle",), "rows in the order of the input (--shuffle shuffles them)"),
     ],
 )
 def test_the_plan_says_which_order_rows_get(done, table, options, line):
@@ -358,7 +358,7 @@ def test_splits_of_groups_are_written_as_plan_says_and_are_resumed(done, users, 
     assert sorted(rows["train"] + rows["val"]) == list(range(60))
     assert not {row % 12 for row in rows["train"]} & {row % 12 for row in rows["val"]}
     out = done("convert", users, output, *options, "--jobs", 1, "--resume").out
-    assert out.count("resumed: 2 shards were there already") == 2
+    assert out.count("resumed: 2 shards existed already") == 2
 
 
 # What is there already
@@ -368,7 +368,7 @@ def test_an_output_that_exists_is_left_alone_unless_it_may_be_overwritten(done, 
     done("convert", table, output, "--shards", 4, "--jobs", 1)
     before = shard_files(output)
     message = refused(2, "convert", table, output, "--shards", 2, "--jobs", 1)
-    assert_says(message, "finished dataset already", output, "--overwrite")
+    assert_says(message, "already a finished dataset", output, "--overwrite")
     assert shard_files(output) == before
     done("convert", table, output, "--shards", 2, "--jobs", 1, "--overwrite")
     assert sorted(shard_files(output)) == [f"00000{n}.tar{end}" for n in range(2) for end in ("", ".idx", ".parquet")]
@@ -401,7 +401,7 @@ def test_an_unfinished_run_is_no_dataset_and_is_continued_with_resume(done, run,
     assert_says(refused(2, *unfinished), "unfinished run", output, "--resume")
     out = done(*unfinished, "--resume").out
     assert "8 shards, 40 samples" in out
-    assert "resumed: 3 shards were there already" in out
+    assert "resumed: 3 shards existed already" in out
     assert "samples/s" not in out
     assert labels(output) == list(range(40))
     assert RUN_FOLDER not in os.listdir(output)
@@ -427,7 +427,7 @@ def test_inspect_says_what_is_in_a_dataset(done, numbers):
 def test_inspect_can_be_read_by_people(done, numbers):
     out = done("inspect", numbers, "--samples", 1).out
     assert out.startswith(f"{numbers}: 101 samples in 7 shards, ")
-    assert re.search(r"^field +present +median bytes \(range\) +holds$", out, re.M)
+    assert re.search(r"^field +present +median bytes \(range\) +content$", out, re.M)
     assert re.search(r"^cls +100 % +2 \(1-3\) +int64$", out, re.M)
     assert "\nexact: all 101 samples\n" in out
     assert "00000000  (" in out
@@ -436,7 +436,7 @@ def test_inspect_can_be_read_by_people(done, numbers):
 
 
 def test_inspect_keeps_what_is_technical_for_those_who_ask(done, numbers):
-    technical = ["lanes 4, window 4, pads 4, fingerprint ", "made of 1 inputs: ", "encoding", "versions: {"]
+    technical = ["lanes 4, window 4, pads 4, fingerprint ", "made from 1 inputs: ", "encoding", "versions: {"]
     out, verbose = (done("inspect", numbers, *options).out for options in [(), ("-v",)])
     assert [part for part in technical if part in out] == []
     assert [part for part in technical if part not in verbose] == []
@@ -454,7 +454,7 @@ def test_inspect_shows_the_largest_of_many_classes(done, tmp_path):
     path = converted(tmp_path, pa.table({"cls": classes}), shards=1)
     out = done("inspect", path).out
     assert re.findall(r"^  (\d+) +(\d+) ", out, re.M) == [(str(row), str(30 - row)) for row in range(10)]
-    assert "\n  ... and 10 more, of 11 to 20 samples\n" in out
+    assert "\n  ... and 10 more, with 11 to 20 samples each\n" in out
     assert done("inspect", path, "--json").json["contents"]["fields"][0]["classes"]["19"] == 11
 
 
@@ -464,8 +464,8 @@ def test_inspect_says_that_classes_of_some_samples_may_not_be_all(done, tmp_path
     monkeypatch.setattr(contents, "_MAX_ALL", 10)
     monkeypatch.setattr(contents, "_MAX_DRAWN", 40)
     out = done("inspect", path).out
-    assert "\n7 or more classes in cls, in 40 samples that were drawn:\n" in out
-    assert "\nsampled: 40 samples, drawn evenly\n" in out
+    assert "\n7 or more classes in cls, in a sample of 40:\n" in out
+    assert "\nestimated from 40 samples, evenly spaced\n" in out
 
 
 def test_inspect_shows_no_character_that_a_terminal_would_obey(done, tmp_path):
@@ -486,7 +486,7 @@ def test_inspect_writes_the_fields_of_a_sample(done, refused, numbers, tmp_path)
     assert (found["__files__"], found["cls"], one.read_text()) == ([str(one)], "7", "row 7")
     assert_says(refused(2, "inspect", numbers, "--index", 0, "-o", one), "exists already", one)
     assert_says(refused(2, "inspect", numbers, "--index", 0, "-o", tmp_path / "a.jpg"), "ends in .cls, .txt")
-    assert "give its --sample, --key or --index" in refused(2, "inspect", numbers, "-o", folder)
+    assert "--output needs --sample, --key or --index" in refused(2, "inspect", numbers, "-o", folder)
 
 
 def test_a_key_that_leads_out_of_the_folder_does_not(done, tmp_path):
@@ -542,8 +542,8 @@ def test_inspect_refuses_a_sample_that_is_not_there(refused, numbers, choice, pa
 
 
 def test_a_key_and_a_number_contradict_each_other(refused, numbers):
-    assert "contradict each other" in refused(2, "inspect", numbers, "--key", "00000099", "--index", 99)
-    assert "contradict each other" in refused(2, "inspect", numbers, "--sample", 1, "--index", 99)
+    assert "cannot be combined" in refused(2, "inspect", numbers, "--key", "00000099", "--index", 99)
+    assert "cannot be combined" in refused(2, "inspect", numbers, "--sample", 1, "--index", 99)
 
 
 def test_assign_gives_whole_lanes_to_readers_where_they_divide(done, whole_lanes):
@@ -603,7 +603,7 @@ def test_assign_counts_the_samples_of_each_tail(done, numbers, tail, samples):
 
 def test_assign_can_be_read_by_people(done, whole_lanes, numbers):
     out = done("assign", whole_lanes, "--lanes", 1, "--no-shuffle").out
-    assert re.search(r"^0 +0 +96 +0, 1, .*, 11, \.\.\. \(24 in all\)$", out, re.M)
+    assert re.search(r"^0 +0 +96 +0, 1, .*, 11, \.\.\. \(24 in total\)$", out, re.M)
     assert out.endswith("\n1 lanes, 0 pads; each window is read 1.00 times on average\n")
     out = done("assign", numbers, "--world-size", 3, "--batch-size", 8).out
     assert "\n4 lanes, 19 pads; each window is read 2." in out
@@ -618,10 +618,10 @@ def test_assign_and_plan_draw_the_same_readers(done, refused, tmp_path):
     done("convert", path, tmp_path / "out", *options, "--shards", 6, "--jobs", 1)
     drawn = done("assign", tmp_path / "out", *options, "--draw").out
     picture = drawn.partition("\n\n")[0]
-    assert planned.endswith(f"who reads the shards in epoch 0 (the loader's seed 0):\n{picture}\n")
+    assert planned.endswith(f"shards read by each rank and worker in epoch 0, seed 0:\n{picture}\n")
     assert drawn.endswith("\n6 lanes, 0 pads; each window is read 1.00 times on average\n")
     for command in (("plan", path), ("assign", tmp_path / "out")):
-        assert "contradict each other" in refused(2, *command, "--draw", "--json")
+        assert "cannot be combined" in refused(2, *command, "--draw", "--json")
 
 
 def test_assign_depends_on_seed_and_epoch_and_on_nothing_else(done, whole_lanes):
@@ -636,7 +636,7 @@ def test_assign_depends_on_seed_and_epoch_and_on_nothing_else(done, whole_lanes)
 
 
 def test_verify_says_that_all_is_well(done, numbers):
-    assert f"{numbers}: all is well: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
+    assert f"{numbers}: ok: 7 shards, 101 samples, 4 pads, " in done("verify", numbers, "--jobs", 1).out
     found = done("verify", numbers, "--jobs", 1, "--json").json
     assert found == {"dataset": numbers, "shards": 7, "problems": []}
 
@@ -650,7 +650,7 @@ def test_verify_fails_and_names_the_shard_that_is_damaged(run, dataset, damage, 
     damage(dataset / "000004.tar")
     ended = run("verify", dataset, "--jobs", 1)
     assert ended.code == 1
-    assert "1 problems in 7 shards" in ended.out
+    assert "1 problem in 7 shards" in ended.out
     assert re.match(rf"problem: .*{cause}", ended.err)
     assert f"place: {dataset}/000004.tar" in ended.err
     assert "remedy: " in ended.err
@@ -705,7 +705,7 @@ def test_audit_says_for_each_epoch_that_the_promises_are_held(done, numbers):
     lines = [line for line in out.splitlines() if "  mixing of " not in line]
     promises = ["equal steps", "same batches", "exactly once", "resume"]
     assert [line.split("  ")[1].strip() for line in lines] == promises * 2
-    assert all("  held  " in line for line in lines)
+    assert all("  ok  " in line for line in lines)
     assert [line.split("  ")[0] for line in lines] == ["epoch 0"] * 4 + ["epoch 1"] * 4
 
 
@@ -741,7 +741,7 @@ BAD_TABLES = {
     "no rows of bytes": (pa.table({"jpg": pa.array([], pa.binary())}), [], ["no rows"]),
     "a mapped column that is missing": (numbers_table(3), ["--map", "jpg=image"], ["'image'", "cls, txt", "--map"]),
     "a key column that is missing": (numbers_table(3), ["--key", "id"], ["'id'", "cls, txt"]),
-    "keys that are no keys": (rows_of([0.5, 1.5]), ["--key", "name"], ["'name' cannot hold keys", "double", "--key"]),
+    "keys that are no keys": (rows_of([0.5, 1.5]), ["--key", "name"], ["'name' cannot be the key", "double", "--key"]),
     "a value that is null": (rows_of(["a", None, "c"]), [], ["a value is null", "row 1", "'name'", "--null omit"]),
     "rows without a value": (
         pa.table({"txt": ["a", None]}),
@@ -794,7 +794,7 @@ def test_a_file_that_is_not_parquet_is_named(refused, tmp_path, output, command)
 
 
 def test_an_input_that_is_not_found_is_refused(refused, tmp_path, output):
-    assert_says(refused(2, "convert", tmp_path / "nowhere.parquet", output), "no such input", "nowhere.parquet")
+    assert_says(refused(2, "convert", tmp_path / "nowhere.parquet", output), "input not found", "nowhere.parquet")
     assert not output.exists()
 
 
@@ -802,7 +802,9 @@ def test_an_input_that_is_not_found_is_refused(refused, tmp_path, output):
 def test_an_output_below_a_file_is_refused_by_the_name_of_the_file(refused, table, tmp_path, below):
     (tmp_path / "taken").write_bytes(b"")
     message = refused(2, "convert", table, tmp_path / "taken" / below, "--jobs", 1)
-    assert_says(message, "the output is below a file", tmp_path / "taken" / below, f"the file {tmp_path / 'taken'}")
+    assert_says(
+        message, "a parent of the output is a file", tmp_path / "taken" / below, f"the file {tmp_path / 'taken'}"
+    )
     assert ".wdsplit-run" not in message
 
 
@@ -861,37 +863,40 @@ def test_a_dataset_whose_manifest_is_damaged_is_refused(refused, dataset, comman
         (["cache"], "Missing argument"),
         (["convert", "IN"], "Missing argument"),
         (["commit"], "Missing argument"),
-        (["convert", "--plan", "P"], "--plan and --share go together"),
-        (["convert", "--share", "0/2"], "--plan and --share go together"),
-        (["convert", "--pass", "write"], "--plan and --share go together"),
-        (["convert", "IN", "OUT", "--plan", "P", "--share", "0/2"], "INPUT..., OUTPUT: not with --plan"),
-        (["convert", "--plan", "P", "--share", "0/2", "--seed", "0", "--resume"], "--seed, --resume: not with --plan"),
-        (["convert", "--plan", "P", "--share", "0/2", "--engine", "local"], "--engine: not with --plan"),
-        (["convert", "--plan", "P", "--share", "0-2"], "'0-2' is not of the form I/N"),
+        (["convert", "--plan", "P"], "--plan, --share and --pass belong together"),
+        (["convert", "--share", "0/2"], "--plan, --share and --pass belong together"),
+        (["convert", "--pass", "write"], "--plan, --share and --pass belong together"),
+        (["convert", "IN", "OUT", "--plan", "P", "--share", "0/2"], "INPUT..., OUTPUT: not allowed with --plan"),
+        (
+            ["convert", "--plan", "P", "--share", "0/2", "--seed", "0", "--resume"],
+            "--seed, --resume: not allowed with --plan",
+        ),
+        (["convert", "--plan", "P", "--share", "0/2", "--engine", "local"], "--engine: not allowed with --plan"),
+        (["convert", "--plan", "P", "--share", "0-2"], "'0-2': expected I/N"),
         (["convert", "--plan", "P", "--share", "0/2", "--pass", "third"], "'scatter', 'merge', 'write'"),
-        (["plan", "IN", "-o", "P"], "--into and -o go together"),
-        (["plan", "IN", "--into", "OUT"], "--into and -o go together"),
-        (["plan", "IN", "--overwrite", "--emit", "wids"], "--emit, --overwrite: only with -o"),
+        (["plan", "IN", "-o", "P"], "--into and -o belong together"),
+        (["plan", "IN", "--into", "OUT"], "--into and -o belong together"),
+        (["plan", "IN", "--overwrite", "--emit", "wids"], "--emit, --overwrite: allowed only with -o"),
         (["no-such-command"], "No such command"),
         (["inspect", "IN", "--no-such-option"], "No such option"),
         (["convert", "IN", "OUT", "--jobs", "0"], "--jobs"),
         (["convert", "IN", "OUT", "--world-size", "zero"], "--world-size"),
         (["convert", "IN", "OUT", "--pad", "some"], "'repeat', 'drop', 'none'"),
-        (["convert", "IN", "OUT", "--map", "image"], "'image' is not of the form EXT=COLUMN"),
-        (["convert", "IN", "OUT", "--map", "=image"], "is not of the form EXT=COLUMN"),
-        (["convert", "IN", "OUT", "--map", "jpg="], "is not of the form EXT=COLUMN"),
-        (["convert", "IN", "OUT", "--map", "jpg=a", "--map", "jpg=b"], "'jpg=b' is given twice"),
+        (["convert", "IN", "OUT", "--map", "image"], "'image': expected EXT=COLUMN"),
+        (["convert", "IN", "OUT", "--map", "=image"], ": expected EXT=COLUMN"),
+        (["convert", "IN", "OUT", "--map", "jpg="], ": expected EXT=COLUMN"),
+        (["convert", "IN", "OUT", "--map", "jpg=a", "--map", "jpg=b"], "'jpg=b': 'jpg' is given twice"),
         (["convert", "IN", "OUT", "--shard-size", "big"], "invalid size 'big'"),
         (["convert", "IN", "OUT", "--shard-size", "12 parsecs"], "256MB or 1GiB"),
         (["convert", "IN", "OUT", "--shard-size", "-1MB"], "invalid size '-1MB'"),
         (["plan", "IN", "--shard-size", ""], "invalid size ''"),
-        (["plan", "IN", "--columns", ""], "'--columns': is empty"),
-        (["convert", "IN", "OUT", "--where", " "], "'--where': is empty"),
-        (["plan", "IN", "--split", "train"], "'train' is not of the form NAME=FRACTION"),
-        (["convert", "IN", "OUT", "--split", "=1"], "'=1' is not of the form NAME=FRACTION"),
-        (["plan", "IN", "--split", "train=inf"], "'train=inf' is not of the form NAME=FRACTION"),
-        (["plan", "IN", "--split", ""], "'' is not of the form NAME=FRACTION"),
-        (["plan", "IN", "--split", "train=0.9,train=0.1"], "'train=0.1' is given twice"),
+        (["plan", "IN", "--columns", ""], "'--columns': empty value"),
+        (["convert", "IN", "OUT", "--where", " "], "'--where': empty value"),
+        (["plan", "IN", "--split", "train"], "'train': expected NAME=FRACTION"),
+        (["convert", "IN", "OUT", "--split", "=1"], "'=1': expected NAME=FRACTION"),
+        (["plan", "IN", "--split", "train=inf"], "'train=inf': expected NAME=FRACTION"),
+        (["plan", "IN", "--split", ""], "'': expected NAME=FRACTION"),
+        (["plan", "IN", "--split", "train=0.9,train=0.1"], "'train=0.1': 'train' is given twice"),
         (["plan", "IN", "--split", "..=1"], "split '..': expected letters"),
         (["audit", "IN", "--batch-size", "0"], "--batch-size"),
         (["audit", "IN", "--tail", "long"], "--tail"),
@@ -943,7 +948,7 @@ def test_the_program_is_quiet_on_standard_error_unless_it_is_a_terminal(table, o
 
 def test_verbose_says_on_standard_error_what_is_decided(table, output):
     ended = run_program("-v", "convert", table, output, "--map", "cls=cls", "--jobs", 1)
-    assert (ended.code, ended.err) == (0, "wdsplit.conversion.planning: columns that are not written: txt\n")
+    assert (ended.code, ended.err) == (0, "wdsplit.conversion.planning: columns not written: txt\n")
     assert ended.out.startswith(f"{output}: ")
 
 
@@ -1009,7 +1014,7 @@ def test_ctrl_c_ends_with_a_hint_how_to_continue_and_resume_does(done, output, l
     assert said == "interrupted\n"
     assert not (output / HEADER_NAME).exists()
     resumed = done(*arguments[:-1], 1, "--resume").out
-    already = int(re.search(r"resumed: (\d+) shards were there already", resumed)[1])
+    already = int(re.search(r"resumed: (\d+) shards existed already", resumed)[1])
     assert int(hint.split()[2]) <= already < 400
     assert already >= 10
     assert labels(output) == list(range(400))
@@ -1047,7 +1052,7 @@ def test_progress_is_logged_as_json_lines_and_so_is_how_it_ended(done, refused, 
     ]
     assert lines[0]["event"] == "progress"
     assert (ends[0]["total"], ends[0]["samples"], ends[0]["left_s"]) == (4, 40, 0.0)
-    assert "the output is a finished dataset already" in ends[2]["error"]
+    assert "the output is already a finished dataset" in ends[2]["error"]
     assert all(line["time"].endswith("+00:00") and line["elapsed_s"] >= 0 for line in lines)
 
 

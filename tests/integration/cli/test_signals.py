@@ -125,7 +125,7 @@ def test_a_share_is_written_by_the_same_command_once_more(begin, table, tmp_path
     process.terminate()
     code, _, err = ended(process)
     assert code == 143
-    assert err == "what is published is kept; continue with the same command\n\nended by SIGTERM\n"
+    assert err == "published shards are kept; run the same command again to continue\n\nended by SIGTERM\n"
     assert ended(begin(*share))[0] == 0
     assert ended(begin(*PROGRAM, "commit", plan))[0] == 0
 

@@ -94,8 +94,8 @@ def without_colours(shown):
 
 
 def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
-    assert f"{GREEN}all is well:" in in_terminal("verify", numbers)
-    assert f"{GREEN}held" in in_terminal("audit", numbers, "--world-size", 2)
+    assert f"{GREEN}ok:" in in_terminal("verify", numbers)
+    assert f"{GREEN}ok" in in_terminal("audit", numbers, "--world-size", 2)
     shown = in_terminal("inspect", tmp_path / "nowhere", code=2)
     assert f"{RED}\x1b[1merror:" in shown and f"{GREEN}  remedy:" in shown
     assert "error: there is no dataset" in without_colours(shown)
@@ -103,7 +103,7 @@ def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
     copy = shutil.copytree(numbers, tmp_path / "copy")
     (copy / "000003.tar").write_bytes(b"")
     shown = in_terminal("verify", copy, code=1)
-    assert f"{RED}\x1b[1mproblem:" in shown and f"{RED}\x1b[1m1 problems in" in shown
+    assert f"{RED}\x1b[1mproblem:" in shown and f"{RED}\x1b[1m1 problem in" in shown
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def test_verdicts_and_errors_stand_out_in_a_terminal(numbers, tmp_path):
 )
 def test_a_terminal_without_colours_gets_none(numbers, environ):
     shown = in_terminal("verify", numbers, **environ)
-    assert f"{numbers}: all is well: 7 shards" in shown.replace("\r\n", " ")
+    assert f"{numbers}: ok: 7 shards" in shown.replace("\r\n", " ")
     assert not COLOUR.search(shown)
 
 
 def test_pipes_get_colours_only_if_they_are_forced(numbers):
     assert not COLOUR.search(in_pipes("audit", numbers).stdout)
-    assert f"{GREEN}held" in in_pipes("audit", numbers, FORCE_COLOR="1").stdout
+    assert f"{GREEN}ok" in in_pipes("audit", numbers, FORCE_COLOR="1").stdout
     forced = in_pipes("verify", numbers, FORCE_COLOR="1")
     assert (forced.stderr, GREEN in forced.stdout) == ("", True), "no progress bar"
     assert not COLOUR.search(in_pipes("audit", numbers, "--json", FORCE_COLOR="1").stdout)

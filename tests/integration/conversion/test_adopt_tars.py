@@ -196,7 +196,7 @@ def test_files_that_name_no_sample_are_left_out_with_a_warning(tmp_path, caplog)
     names = "README, __meta__/x.json, ._b.jpg"
     assert (
         record.getMessage()
-        == f"3 files in the tars name no sample and are left out, such as {names} in {tmp_path}/a.tar"
+        == f"left out 3 files in the tars that belong to no sample, such as {names} in {tmp_path}/a.tar"
     )
     assert manifest.provenance["num_left_out"] == 3
     assert by_loader(tmp_path) == {"a": {"jpg": b"2"}, "b": {"jpg": b"4"}}
@@ -351,7 +351,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(folder, prepare):
 def test_a_dataset_is_replaced_only_if_asked_for(folder):
     index_tars(folder)
     before = {name: (folder / name).read_bytes() for name in files_below(folder)}
-    with pytest.raises(OutputExistsError, match="dataset already") as caught:
+    with pytest.raises(OutputExistsError, match="already a dataset") as caught:
         index_tars(folder)
     assert "--overwrite" in caught.value.remedy
     assert {name: (folder / name).read_bytes() for name in files_below(folder)} == before
@@ -371,7 +371,7 @@ def test_an_index_that_is_right_is_left_as_it_is(folder):
 def test_another_index_is_replaced_only_if_asked_for(folder):
     index = folder / "part-2.tar.idx"
     index.write_bytes(b"of another program")
-    with pytest.raises(OutputExistsError, match="has an index already") as caught:
+    with pytest.raises(OutputExistsError, match="has an index that does not match it") as caught:
         index_tars(folder)
     assert caught.value.url == str(index)
     assert index.read_bytes() == b"of another program"

@@ -193,7 +193,7 @@ def test_a_fault_of_a_selected_row_is_named_by_its_place_in_its_file(tmp_path, m
 
 @pytest.mark.parametrize("more", [{}, {"splits": SPLITS}])
 def test_a_condition_that_no_row_meets_is_refused(inputs, tmp_path, more):
-    error = refused(inputs, tmp_path / "out", "no row is selected", where="label > 1000", **more)
+    error = refused(inputs, tmp_path / "out", "no rows are selected", where="label > 1000", **more)
     assert f"none of {NUM_ROWS} rows" in error.found
     assert "--where" in error.remedy
 
@@ -261,20 +261,20 @@ def test_a_duplicate_key_in_two_splits_by_its_group_is_refused(tmp_path):
 @pytest.mark.parametrize("splits", [{"most": 0.9999, "few": 0.0001}, {"few": 0.0001, "most": 0.9999}], ids=str)
 def test_an_empty_split_is_refused_by_its_name(tmp_path, splits):
     path = write_table(tmp_path / "a.parquet", {"n": range(10)})
-    error = refused(path, tmp_path / "out", "no row is selected", splits=splits)
+    error = refused(path, tmp_path / "out", "no rows are selected", splits=splits)
     assert "split 'few'" in error.place
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"splits": SPLITS, "key": "vector"}, "cannot hold keys"),
+        ({"splits": SPLITS, "key": "vector"}, "cannot be the key"),
         ({"splits": SPLITS, "shards": 100, "pad": "none"}, "more shards than rows"),
         ({"group_by": "no"}, "not in the table"),
         ({"group_by": "user", "world_size": 5, "workers": 4}, "more shards than groups"),
         ({"where": "no == 1"}, "no column 'no'"),
-        ({"columns": ("label", "lable")}, "columns cannot be used"),
-        ({"columns": ("label", "")}, "columns cannot be used"),
+        ({"columns": ("label", "lable")}, "invalid columns"),
+        ({"columns": ("label", "")}, "invalid columns"),
         ({"splits": {"a": 0.5, "b": 0.6}}, "do not add up to 1"),
     ],
 )
@@ -286,7 +286,7 @@ def test_an_invalid_selection_is_refused_before_anything_is_written(inputs, tmp_
 def test_a_repeated_column_is_refused_where_it_should_decide(tmp_path, changes):
     table = pa.table([pa.array([1, 2]), pa.array([1, 2]), pa.array([3, 4])], names=["g", "g", "n"])
     path = write_table(tmp_path / "a.parquet", table)
-    refused(path, tmp_path / "out", "'g'|columns cannot be used", **changes)
+    refused(path, tmp_path / "out", "'g'|invalid columns", **changes)
 
 
 # Outputs of splits, resuming and overwriting
@@ -368,7 +368,7 @@ def test_splits_are_written_anew_over_others_and_none_of_the_old_ones_is_left_be
     """Else new rows of one split would be beside old rows of another, as if they had been drawn together."""
     old, new = {"splits": SPLITS, "shards": 4}, {"splits": SPLITS, "shards": 4, "where": "label < 200"}
     made(inputs, tmp_path / "out", **old)
-    refused(inputs, tmp_path / "out", "the output is a finished dataset", OutputExistsError, **old)
+    refused(inputs, tmp_path / "out", "the output is already a finished dataset", OutputExistsError, **old)
     with pytest.raises(Stop):
         made(inputs, tmp_path / "out", stop_at("train"), overwrite=True, **new)
     assert not list((tmp_path / "out").rglob(HEADER_NAME))
@@ -406,7 +406,9 @@ def test_a_dataset_cannot_hold_the_datasets_of_splits(inputs, tmp_path, finished
         with pytest.raises(Stop):
             made(inputs, tmp_path / "out", stop_at(""), shards=10)
     for more in ({}, {"overwrite": True}, {"resume": True}):
-        refused(inputs, tmp_path / "out", "is a dataset itself", OutputExistsError, splits=SPLITS, **more)
+        refused(
+            inputs, tmp_path / "out", "cannot contain the datasets of splits", OutputExistsError, splits=SPLITS, **more
+        )
 
 
 def test_a_folder_that_holds_splits_is_no_output_of_one_dataset(drawn, inputs):

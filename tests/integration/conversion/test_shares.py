@@ -250,7 +250,7 @@ def test_a_share_that_was_killed_is_run_again_and_what_it_has_written_is_kept(lo
     convert_share(plan, 1, 2)
     with pytest.raises(ConvertError) as found:
         commit_shares(plan)
-    assert f"{150 - kept} missing" in found.value.found and found.value.found.endswith("have not ended: 0/2")
+    assert f"{150 - kept} missing" in found.value.found and found.value.found.endswith("unfinished shares: 0/2")
     progress = []
     done = convert_share(plan, 0, 2, progress=progress.append)
     assert (done.skipped, done.done, done.total) == (kept, 150, 150)
@@ -265,7 +265,7 @@ def test_a_share_ends_when_another_run_takes_the_output_over(long, tmp_path, raw
     wait_until(lambda: num_notes(output) >= 3, "3 shards are published")
     plan_shares(raw, output, tmp_path / "other", chosen(shards=12, overwrite=True))
     message = ended(share, code=1)
-    assert "another run has taken the output over" in message and str(output) in message
+    assert "another run has taken over or finished the output" in message and str(output) in message
     convert_share(tmp_path / "other", 0, 1)
     commit_shares(tmp_path / "other")
     assert files_of(output) == whole
@@ -328,7 +328,7 @@ def test_a_task_that_comes_after_the_commit_leaves_nothing(raw, tmp_path, monkey
         refuse_taken_over(*arguments, **keywords)
 
     monkeypatch.setattr("wdsplit.conversion.shuffle.sorted_runs.refuse_taken_over", commit_once_begun)
-    with pytest.raises(ConvertError, match="another run has taken the output over, or ended it"):
+    with pytest.raises(ConvertError, match="another run has taken over or finished the output"):
         scatter(late, steps, ScatterTask(0, 0, 400))
     assert committed and not (output / RUN_FOLDER).exists()
 
@@ -398,7 +398,7 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
     monkeypatch.setattr("wdsplit.conversion.shuffle.steps._MAX_GATHERED", most)
     plan, output = tmp_path / "plan", tmp_path / "out"
     plan_shares(raw, output, plan, chosen(shards=12, shuffle=True, memory=1))
-    with pytest.raises(InputError, match="takes several passes") as found:
+    with pytest.raises(InputError, match="needs several passes") as found:
         convert_share(plan, 0, 2)
     passes = ("scatter", "write") if most == 256 else ("scatter", "merge", "write")
     arguments = ["plan", str(raw), "--into", str(output), "-o", str(plan), "--shuffle", "--overwrite", "--memory", "1"]
@@ -410,15 +410,15 @@ def test_a_plan_that_scatters_takes_its_passes_one_after_the_other(raw, tmp_path
     for before, name in pairwise(passes):
         with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
             convert_share(plan, 0, 2, name)
-        assert "no share has ended" in found.value.found
+        assert "no share has finished" in found.value.found
         assert ("rows 0 to" if before == "scatter" else "region 0 of chunk 0") in found.value.found
         convert_share(plan, 0, 2, before)
         with pytest.raises(ConvertError, match=f"{before} pass is not complete") as found:
             convert_share(plan, 0, 2, name)
-        assert found.value.found.endswith("shares that have not ended: 1/2")
+        assert found.value.found.endswith("unfinished shares: 1/2")
         convert_share(plan, 1, 2, before)
     (output / RUN_FOLDER / "spill" / "tasks.json").unlink()
-    with pytest.raises(ConvertError, match="lacks what its scatter pass needs"):
+    with pytest.raises(ConvertError, match="cannot start its scatter pass"):
         convert_share(plan, 0, 2, "scatter")
 
 
@@ -432,7 +432,7 @@ def test_the_rows_and_the_shares_that_are_not_scattered_are_named(raw, tmp_path,
         convert_share(plan, 0, 4, "write")
     tasks = re.search(r"(\d+) tasks are missing: rows (\d+) to (\d+)", found.value.found)
     assert tasks and 0 < int(tasks[2]) < int(tasks[3]) < 399
-    assert found.value.found.endswith("shares that have not ended: 2/4")
+    assert found.value.found.endswith("unfinished shares: 2/4")
 
 
 @pytest.mark.parametrize(("share", "num_shares"), [(16, 16), (-1, 4), (0, 0), (17, 16)])
@@ -446,10 +446,10 @@ def test_a_share_finds_out_at_once_that_its_machine_has_another_folder(begun):
     plan, output = begun
     output.rename(output.with_name("elsewhere"))
     for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
-        with pytest.raises(DatasetNotFoundError, match="does not hold the run") as found:
+        with pytest.raises(DatasetNotFoundError, match="has no run of this plan") as found:
             action()
         assert (found.value.place, found.value.found) == (str(output), "no such folder")
-        assert "under the same path" in found.value.remedy
+        assert "at the same path" in found.value.remedy
     assert not output.exists()
 
 
@@ -458,7 +458,7 @@ def test_a_plan_whose_output_was_taken_by_another_is_refused(begun, raw, tmp_pat
     plan, output = begun
     plan_shares(raw, output, tmp_path / "other", chosen(overwrite=True, **changes))
     for action in (lambda: convert_share(plan, 0, 1), lambda: commit_shares(plan)):
-        with pytest.raises(OutputExistsError, match="the run of another plan") as found:
+        with pytest.raises(OutputExistsError, match="a run of another plan") as found:
             action()
         assert found.value.place == str(output)
     assert files_below(output) == [f"{RUN_FOLDER}/lock", f"{RUN_FOLDER}/plan.json"]
@@ -472,7 +472,7 @@ def test_an_input_that_was_written_since_the_plan_is_refused(raw, tmp_path):
     with pytest.raises(InputError, match="has changed since it was planned") as found:
         convert_share(tmp_path / "plan", 1, 2)
     assert str(source / "part-00004.parquet") in found.value.place
-    with pytest.raises(ConvertError, match="not all shards"):
+    with pytest.raises(ConvertError, match="shards are missing"):
         commit_shares(tmp_path / "plan")
 
 
@@ -497,7 +497,7 @@ def test_a_damaged_plan_file_is_refused_and_named(begun, keep):
 
 
 def test_a_plan_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match="no such plan file") as found:
+    with pytest.raises(DatasetNotFoundError, match="plan file not found") as found:
         commit_shares(tmp_path / "plan")
     assert found.value.place == str(tmp_path / "plan")
     for path in ("s3://plan", "folder/"):
@@ -517,23 +517,23 @@ def test_a_plan_of_another_version_is_refused(begun, monkeypatch):
 
 def test_committing_is_refused_until_all_shards_are_there_and_can_be_repeated(begun, whole, caplog):
     plan, output = begun
-    with pytest.raises(ConvertError, match="not all shards are there") as found:
+    with pytest.raises(ConvertError, match="shards are missing") as found:
         commit_shares(plan)
-    assert found.value.found == "12 missing: 000000.tar to 000011.tar; no share has ended"
+    assert found.value.found == "12 missing: 000000.tar to 000011.tar; no share has finished"
     for share in (0, 3, 1):
         convert_share(plan, share, 4)
-    with pytest.raises(ConvertError, match="not all shards are there") as found:
+    with pytest.raises(ConvertError, match="shards are missing") as found:
         commit_shares(plan)
-    assert found.value.found == "3 missing: 000006.tar to 000008.tar; shares that have not ended: 2/4"
+    assert found.value.found == "3 missing: 000006.tar to 000008.tar; unfinished shares: 2/4"
     assert not (output / HEADER_NAME).exists()
     convert_share(plan, 2, 4)
     manifest = commit_shares(plan)
     assert files_of(output) == whole
     assert not caplog.records
     assert commit_shares(plan) == manifest
-    assert "committed already" in caplog.text
+    assert "already committed" in caplog.text
     assert files_of(output) == whole
-    with pytest.raises(OutputExistsError, match="the plan is committed already"):
+    with pytest.raises(OutputExistsError, match="the plan is already committed"):
         convert_share(plan, 0, 4)
     assert files_of(output) == whole
 
@@ -602,7 +602,7 @@ def test_a_note_that_somebody_has_changed_is_refused_and_named_and_can_be_remove
         (output / RUN_FOLDER / SHARE).unlink()
     before = orjson.loads(changed.read_bytes())
     changed.write_bytes(orjson.dumps(change(before)))
-    with pytest.raises(CorruptDataError, match="a note of the run is damaged") as found:
+    with pytest.raises(CorruptDataError, match="a progress note of the run is damaged") as found:
         commit_shares(plan)
     assert (found.value.place, found.value.url) == (str(changed), str(changed))
     assert "shard" in found.value.expected and found.value.found and "remove it" in found.value.remedy
@@ -698,7 +698,7 @@ def test_a_plan_file_inside_the_output_is_refused(raw, tmp_path):
 
 def test_no_plan_is_left_of_a_run_that_cannot_begin(raw, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="the output is below a file"):
+    with pytest.raises(InputError, match="a parent of the output is a file"):
         plan_shares(raw, tmp_path / "file" / "out", tmp_path / "plan", chosen(shards=6))
 
     def full(*_):
@@ -742,9 +742,9 @@ def test_the_commands_say_what_to_do_next_and_what_was_done(raw, tmp_path, progr
     )
     assert f"{plan}: 4 shards, 400 samples" in ended(program("commit", plan))
     again = program("commit", plan)
-    assert again.communicate()[1].count("committed already") == 1
+    assert again.communicate()[1].count("already committed") == 1
     assert again.returncode == 0
-    assert "committed already" in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", "write"), 2)
+    assert "already committed" in ended(program("convert", "--plan", plan, "--share", "0/1", "--pass", "write"), 2)
 
 
 def numbered(path, first, count=400):

@@ -1,4 +1,4 @@
-"""Sample tables: a row for each sample beside its shard, written by `convert` or made by `wdsplit index --samples`."""
+"""Sample tables: a row for each sample beside its shard, from `convert` or `wdsplit index --sample-tables`."""
 
 import datetime
 import io
@@ -32,7 +32,7 @@ from wdsplit.storage.opening import open_storage
 
 NUM_ROWS = 103
 CLASSES = ("cat", "dog", "owl")
-SAMPLES = IndexOptions(samples=True)
+SAMPLES = IndexOptions(sample_tables=True)
 
 
 def image(row, kind="PNG"):
@@ -206,7 +206,7 @@ def test_names_that_are_taken(tmp_path, caplog):
     assert found["width"].to_pylist() == [10, 20]
     assert found["height"].to_pylist() == [5, 5]
     assert found["num_bytes"].to_pylist() == [len(image(0)) + len("10") + len("1") + 1] * 2
-    assert "the sample tables go without: num_bytes" in caplog.text
+    assert "left out of the sample tables: num_bytes" in caplog.text
     with pytest.raises(InputError, match="every sample table has"):
         converted(path, tmp_path / "other", mapping=mapping, shards=1, keep=["num_bytes"])
 
@@ -228,7 +228,7 @@ def test_any_number_of_columns_is_kept_and_read(tmp_path):
     assert tables_of(tmp_path / "out").drop(["__key__", "num_bytes"]).to_pylist() == [
         {name: value for name, (value,) in columns.items()}
     ]
-    assert index_tars(str(tmp_path / "out"), IndexOptions(samples=True, keep=list(columns))).samples is not None
+    assert index_tars(str(tmp_path / "out"), IndexOptions(sample_tables=True, keep=list(columns))).samples is not None
 
 
 def test_values_that_are_null_or_no_class_are_kept_as_they_are(tmp_path):
@@ -294,7 +294,7 @@ def test_other_readers_see_the_tars_alone(dataset):
     assert len(list(wdsplit.Dataset(f"{dataset}/*.tar", rank=0, world_size=1, tail="uneven"))) == NUM_ROWS
 
 
-# What index --samples makes
+# What index --sample-tables makes
 
 
 def without_tables(dataset, folder):
@@ -311,7 +311,7 @@ def test_tables_are_made_again_to_the_byte(dataset, tmp_path, jobs):
     folder = without_tables(dataset, tmp_path / "out")
     assert read_manifest(open_storage(str(folder))).samples is None
     seen = []
-    index_tars(str(folder), IndexOptions(samples=True, jobs=jobs), seen.append)
+    index_tars(str(folder), IndexOptions(sample_tables=True, jobs=jobs), seen.append)
     assert files_of(folder) == files_of(dataset)
     assert [progress.tars for progress in seen] == list(range(9))
 
@@ -333,7 +333,7 @@ def test_a_table_that_is_right_is_left_and_any_other_is_made_again(dataset, tmp_
 
 def test_a_run_that_is_stopped_leaves_a_dataset_without_tables_and_goes_on(dataset, tmp_path):
     folder = shutil.copytree(dataset, tmp_path / "out")
-    other = IndexOptions(samples=True, keep=["caption"], no_keep=["good"])
+    other = IndexOptions(sample_tables=True, keep=["caption"], no_keep=["good"])
 
     def stop(progress):
         if progress.tars == 3:
@@ -352,10 +352,10 @@ def test_a_run_that_is_stopped_leaves_a_dataset_without_tables_and_goes_on(datas
 def test_only_the_tables_of_a_dataset_are_made_unless_it_is_to_be_replaced(dataset, tmp_path):
     folder = without_tables(dataset, tmp_path / "out")
     with pytest.raises(OutputExistsError, match="lanes = 4"):
-        index_tars(str(folder), IndexOptions(lanes=4, samples=True))
-    with pytest.raises(InputError, match="give samples too"):
+        index_tars(str(folder), IndexOptions(lanes=4, sample_tables=True))
+    with pytest.raises(InputError, match="need sample_tables"):
         IndexOptions(keep=["caption"])
-    manifest = index_tars(str(folder), IndexOptions(overwrite=True, samples=True))
+    manifest = index_tars(str(folder), IndexOptions(overwrite=True, sample_tables=True))
     assert manifest.samples.names == KEPT
     assert manifest.samples.equals(read_manifest(open_storage(str(folder))).samples, check_metadata=True)
 
@@ -368,7 +368,7 @@ def test_other_lanes_leave_fields_classes_and_tables_of_the_same_shards(dataset,
     assert (after.lanes, after.fingerprint) == (4, before.fingerprint)
     (folder / "000007.tar").unlink()
     assert index_tars(str(folder), IndexOptions(overwrite=True)).samples is None
-    assert "loses the classes of cls, the sample tables" in caplog.text
+    assert "these are lost: the classes of cls, the sample tables" in caplog.text
 
 
 def foreign(folder, *tars):
@@ -419,7 +419,7 @@ def test_tars_of_img2dataset_have_their_metadata_by_its_keys(tmp_path, caplog):
         assert found[name] == [each[name] for each in meta]
     assert manifest.samples.field("similarity").type == pa.float64()
     assert "column 'caption': texts, 20 values" in caplog.text
-    kept = index_tars(folder, IndexOptions(samples=True, keep=["caption", "txt"], no_keep=["height"]))
+    kept = index_tars(folder, IndexOptions(sample_tables=True, keep=["caption", "txt"], no_keep=["height"]))
     found = tables_of(folder).to_pydict()
     assert found["caption"] == found["txt"] == [each["caption"] for each in meta]
     assert found["height"] == [5 + row % 7 for row in range(10)] * 2  # that of the image
@@ -446,7 +446,7 @@ def test_values_of_mixed_types_are_null_or_texts_and_what_is_lost_is_counted(tmp
     assert found["cls"] == [7, -1, 5, None, None, 3]
     for text in ("'c': texts, 1 v", "'d': lists and objects, 2 v", "more than 64 bits, 1 v", "no object in JSON, 2 v"):
         assert text in caplog.text
-    index_tars(folder, IndexOptions(samples=True, keep=["c", "g"]))
+    index_tars(folder, IndexOptions(sample_tables=True, keep=["c", "g"]))
     found = tables_of(folder).to_pydict()
     assert found["c"] == ["1", "x", None, None, None, None]
     assert found["g"] == [None, None, None, None, "5", "five"]
@@ -486,11 +486,11 @@ def test_columns_that_no_tar_holds_are_left_as_they_are(tmp_path):
     before = files_of(folder)
     index_tars(str(folder), SAMPLES)
     assert files_of(folder) == before
-    with_text = index_tars(str(folder), IndexOptions(samples=True, keep=["text"]))
+    with_text = index_tars(str(folder), IndexOptions(sample_tables=True, keep=["text"]))
     assert with_text.samples.names == ["__key__", "num_bytes", "q", "src", "text"]
     found = tables_of(folder).to_pydict()
     assert (found["q"], found["src"], found["text"]) == ([1, 2, 3, 4], list("wxyz"), list("abcd"))
-    index_tars(str(folder), IndexOptions(samples=True, no_keep=["text"]))
+    index_tars(str(folder), IndexOptions(sample_tables=True, no_keep=["text"]))
     assert files_of(folder).keys() == before.keys()
     assert tables_of(folder).column_names == ["__key__", "num_bytes", "q", "src"]
 
@@ -502,7 +502,7 @@ def test_a_lost_table_whose_columns_no_tar_holds_is_refused_by_name(tmp_path):
     with pytest.raises(InputError, match=r"'q', 'src'.*\n.*000001.tar.parquet.*\n.*--no-keep q --no-keep src"):
         index_tars(str(folder), SAMPLES)
     assert files_of(folder) == before
-    index_tars(str(folder), IndexOptions(samples=True, no_keep=["q", "src"]))
+    index_tars(str(folder), IndexOptions(sample_tables=True, no_keep=["q", "src"]))
     assert tables_of(folder).column_names == ["__key__", "num_bytes"]
 
 
@@ -512,10 +512,10 @@ def test_a_lost_table_whose_columns_no_tar_holds_is_refused_by_name(tmp_path):
 )
 def test_an_unknown_column_to_keep_is_refused_before_anything_is_written(tmp_path, keep, remedy):
     folder = foreign(tmp_path / "data", [{"txt": b"x", "json": {"caption": "a", "nested": {"b": 1}}}])
-    index_tars(folder, IndexOptions(samples=True, keep=["caption"]))
+    index_tars(folder, IndexOptions(sample_tables=True, keep=["caption"]))
     before = files_of(Path(folder))
     with pytest.raises(InputError, match=remedy):
-        index_tars(folder, IndexOptions(samples=True, keep=[keep]))
+        index_tars(folder, IndexOptions(sample_tables=True, keep=[keep]))
     assert index_tars(folder, SAMPLES).samples.names == ["__key__", "num_bytes", "caption"]
     assert files_of(Path(folder)) == before
 
@@ -550,7 +550,7 @@ def rewritten(path, change):
         (lambda path: path.write_bytes(path.with_name("000000.tar.parquet").read_bytes()), "a table for"),
         (lambda path: rewritten(path, lambda table: table.slice(1)), "12 rows"),
         (lambda path: rewritten(path, lambda table: table.drop(["label"])), "label: int64"),
-        (lambda path: rewritten(path, lambda table: table.take([1, 0, *range(2, 13)])), "says otherwise"),
+        (lambda path: rewritten(path, lambda table: table.take([1, 0, *range(2, 13)])), "does not match its shard"),
         (
             lambda path: rewritten(path, lambda table: table.set_column(1, table.field(1), pa.array([1] * 13))),
             "bytes",
@@ -566,7 +566,7 @@ def test_verify_names_a_table_that_is_wrong(dataset, tmp_path, damage, cause):
     assert isinstance(problem, CorruptDataError)
     assert cause in str(problem)
     assert "000003.tar.parquet" in problem.place
-    assert "--samples" in problem.remedy
+    assert "--sample-tables" in problem.remedy
 
 
 def test_the_commands(table_path, tmp_path, capsys):
@@ -582,8 +582,8 @@ def test_the_commands(table_path, tmp_path, capsys):
     run("convert", table_path, out, "--shards", "4", *given, *chosen)
     assert "sample tables: __key__ (string), num_bytes (int64), width (int32)" in run("inspect", out)
     columns = [*(name for name in KEPT if name != "good"), "day", "unused", "caption"]
-    assert f"sample tables: {', '.join(columns)}" in run("index", out, "--samples", "--keep", "caption")
-    assert json.loads(run("index", out, "--samples", "--json"))["sample_columns"] == columns
+    assert f"sample tables: {', '.join(columns)}" in run("index", out, "--sample-tables", "--keep", "caption")
+    assert json.loads(run("index", out, "--sample-tables", "--json"))["sample_columns"] == columns
     found = json.loads(run("inspect", out, "--json", "--samples", "0"))["sample_columns"]
     assert [column["name"] for column in found] == columns
     assert len(tar_samples(tmp_path / "out/000000.tar")) == 26

@@ -213,13 +213,13 @@ def test_a_folder_without_a_slash_is_one_where_the_store_tells(bucket, memory, t
     "pattern", ["/none.parquet", "/none/", "/none*.parquet", "/none/*.parquet", "/x{1..2}.parquet"]
 )
 def test_what_is_not_there_is_told(tree, pattern):
-    with pytest.raises(InputError, match="no such input") as caught:
+    with pytest.raises(InputError, match="input not found") as caught:
         find_inputs([f"{tree[1]}{pattern}"])
     assert caught.value.place.startswith(f"{tree[1]}/")
 
 
 def test_an_input_that_is_named_twice_is_refused(tree):
-    with pytest.raises(InputError, match="named twice"):
+    with pytest.raises(InputError, match="duplicate input"):
         find_inputs([f"{tree[1]}/a.parquet", f"{tree[1]}/*.parquet"])
 
 

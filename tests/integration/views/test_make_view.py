@@ -160,7 +160,7 @@ def test_a_view_that_keeps_nothing_is_stored_with_a_warning(dataset, caplog):
 
 
 def test_missing_keys_are_refused_unless_allowed(dataset, caplog):
-    with pytest.raises(InputError, match="no sample has some of the keys to keep"):
+    with pytest.raises(InputError, match="some of the keys to keep have no sample"):
         wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"])
     assert wdsplit.list_views(dataset) == {}
     wdsplit.make_view(dataset, "v", keys=[*KEYS[:3], "nope"], allow_missing=True)
@@ -310,8 +310,8 @@ def test_the_command_says_what_the_view_keeps(dataset, tmp_path):
     lines = done.output.splitlines()
     share = f"{100 * kept / NUM_SAMPLES:.1f} %"
     assert lines[0] == f"{dataset}: view 'good' keeps {kept} of {NUM_SAMPLES} samples ({share})"
-    assert lines[1] == "shards without a sample of it: 3 of 6"
-    assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 that no sample has"
+    assert lines[1] == "shards without a selected sample: 3 of 6"
+    assert lines[2] == f"--exclude {tmp_path}/bad.txt: 1 key, 1 duplicate, 0 without a sample"
     assert lines[4].split() == ["label", "kept", "share", "of", "view", "all", "share", "kept"]
     assert lines[5].split()[:2] == ["cat", "0"]
     assert view(dataset, "--list").output.splitlines()[1].split()[:2] == ["good", str(kept)]
@@ -332,12 +332,12 @@ def test_the_result_as_json(dataset):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "give the NAME of a view to make, or --list, or --drop NAME"),
-        (("v", "--list"), "--list takes no NAME"),
-        (("v", "--drop", "w"), "NAME v: not with --drop"),
-        (("--list", "--drop", "v"), "--list: not with --drop"),
-        (("--list", "--where", "row > 1"), "conditions make a view"),
-        (("--drop", "v", "--overwrite"), "conditions make a view"),
+        ((), "expected the NAME of a view to make, or --list, or --drop NAME"),
+        (("v", "--list"), "NAME 'v': not allowed with --list"),
+        (("v", "--drop", "w"), "NAME 'v': not allowed with --drop"),
+        (("--list", "--drop", "v"), "--list and --drop cannot be combined"),
+        (("--list", "--where", "row > 1"), "conditions and keys need the NAME"),
+        (("--drop", "v", "--overwrite"), "conditions and keys need the NAME"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(dataset, arguments, text):
@@ -350,7 +350,7 @@ def test_arguments_that_contradict_each_other_are_refused(dataset, arguments, te
     ("arguments", "text"),
     [
         (("v",), "no condition for the view"),
-        (("v", "--where", "scor > 1"), "remedy: write score"),
+        (("v", "--where", "scor > 1"), "remedy: did you mean score?"),
         (("v", "--view", "goood"), "did you mean 'good'?"),
         (("--drop", "goood"), "did you mean 'good'?"),
         (("good", "--where", "row > 1"), "use --overwrite"),
@@ -412,7 +412,7 @@ def test_verify_checks_views(dataset):
     problems = wdsplit.verify(dataset).problems
     assert [problem.cause for problem in problems] == [
         "the file of a view is damaged",
-        "the bitmaps of a view are not those of its counts",
+        "the bitmaps of a view do not match its counts",
     ]
     assert all(isinstance(problem, CorruptDataError) for problem in problems)
     assert [name in problem.place for name, problem in zip(("cut", "forged"), problems, strict=True)] == [True, True]

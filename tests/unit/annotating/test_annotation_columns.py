@@ -72,7 +72,7 @@ def test_all_columns_that_cannot_be_compared_are_named():
         joined_schema(SCHEMA, chosen_columns(SCHEMA, "id", {}, ()))
 
 
-@pytest.mark.parametrize(("key", "message"), [("score", "cannot hold keys"), ("i", "did you mean 'id'")])
+@pytest.mark.parametrize(("key", "message"), [("score", "cannot be the key"), ("i", "did you mean 'id'")])
 def test_a_column_that_cannot_be_the_key_is_refused(key, message):
     with pytest.raises(InputError, match=message):
         check_key(SCHEMA, key)

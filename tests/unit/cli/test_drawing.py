@@ -73,7 +73,7 @@ def test_many_shards_share_a_column(width):
     lines = drawn(assignment(1000, {(0, 0): list(range(500)), (0, 1): list(range(500, 1000, 2))}), width)
     assert max(map(len, lines)) <= width
     assert re.fullmatch("█+[░▒▓]? +", cells(lines[2])) and re.fullmatch(" +[░▒▓]+", cells(lines[3]))
-    assert re.fullmatch(r"a column is \d+ shards: ░ few of them are read, █ all", lines[-1])
+    assert re.fullmatch(r"each column is \d+ shards: ░ few of them read, █ all", lines[-1])
 
 
 def test_many_workers_are_summed_up_by_rank():
@@ -85,7 +85,7 @@ def test_many_workers_are_summed_up_by_rank():
 def test_many_ranks_are_summed_up_in_a_line():
     lines = drawn(assignment(4, {(rank, 0): [rank % 4] * (1 + rank % 2) for rank in range(1000)}))
     assert len(lines) == 33
-    assert lines[-1] == " ...  970 more ranks, of each samples: 10 to 20, shards: 1"
+    assert lines[-1] == " ...  970 more ranks, each with samples: 10 to 20, shards: 1"
 
 
 def test_a_narrow_terminal_still_gets_a_picture():

@@ -10,7 +10,7 @@ from tables import options as options_of
 from wdsplit.conversion import class_runs
 from wdsplit.tables.read import read_rows
 
-WARNING = "comes in runs"
+WARNING = "has runs of"
 
 ROWS = np.arange(6000)
 CLASSES = ROWS * 10 // 6000
@@ -52,7 +52,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_that_is_sorted_by_a_column_is_warned_of(warned, kind):
     text = warned({"x": KINDS[kind], "id": ROWS}, null="omit")
-    assert text.startswith("column 'x' comes in runs of about ")
+    assert text.startswith("column 'x' has runs of about ")
     assert "batches will hold few of its classes" in text
     assert text.endswith("leave out --no-shuffle")
 
@@ -92,7 +92,7 @@ def test_what_is_not_written_is_not_looked_at(warned):
 
 def test_the_figures_are_those_of_the_rows(warned):
     text = warned({"x": CLASSES})
-    assert "runs of about 600 rows (by chance 1.1; 10 values seen)" in text
+    assert "runs of about 600 rows (1.1 if shuffled; 10 values seen)" in text
 
 
 @pytest.mark.parametrize("rows_per_group", [1, 7, 100, 6000])

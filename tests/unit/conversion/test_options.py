@@ -35,7 +35,7 @@ def test_all_problems_are_reported_together():
         ({"limit": 0}, "limit = 0"),
         ({"columns": "label"}, "columns = 'label': expected a sequence of names"),
         ({"splits": {"a/b": 1.0}}, "split 'a/b'"),
-        ({"splits": {"Val": 0.2, "train": 0.6, "val": 0.2}}, "splits 'Val' and 'val' are one folder"),
+        ({"splits": {"Val": 0.2, "train": 0.6, "val": 0.2}}, "splits 'Val' and 'val' differ only in case"),
     ],
 )
 def test_options_that_contradict_or_exceed_their_bounds_are_refused(changes, found):

@@ -108,7 +108,7 @@ def test_the_file_can_be_looked_into_with_any_zip_program():
 )
 def test_a_url_with_a_secret_is_refused_and_not_told(url):
     file = dataclasses.replace(REMOTE[0], path="https://host.example.com/x.parquet", remote=Remote(url))
-    with pytest.raises(InputError, match="must not be written into a plan file") as found:
+    with pytest.raises(InputError, match="must not be in a plan file") as found:
         dump_plan(saved_of(plan_of([file], shards=1)))
     assert "SECRET" not in str(found.value)
     assert "environment" in found.value.remedy

@@ -84,7 +84,7 @@ def test_whatever_the_type_it_comes_back(data):
     try:
         field, payloads = encode(column.slice(first), "omit")
     except InputError as error:
-        assert "holds a null" in str(error)
+        assert "contains a null" in str(error)
         return
     assert decode_field(payloads, field).equals(column.slice(first))
 
@@ -243,7 +243,7 @@ def test_a_tensor_is_the_array_that_pyarrow_made_it_of(permutation):
 @pytest.mark.parametrize("permutation", [[2, 0, 1], [1, 2, 0]])
 def test_a_tensor_whose_permutation_can_be_read_in_two_ways_is_refused(permutation):
     kind = pa.fixed_shape_tensor(pa.int16(), [2, 3, 4], permutation=permutation)
-    with pytest.raises(InputError, match="columns cannot be used") as caught:
+    with pytest.raises(InputError, match="invalid columns") as caught:
         inferred(pa.nulls(1, kind))
     assert "permutation" in caught.value.found
 
@@ -296,7 +296,7 @@ def test_an_array_of_hugging_face_is_npy_and_a_ragged_row_is_refused(how):
         encode_batch({"m": ragged}, fields, "error", where)
     assert caught.value.place == "row 1, column 'm'"
     inner_null = pa.array([[[1, 2]], [None, [2, 3]]], schema.field("m").type)
-    with pytest.raises(InputError, match="holds a null") as caught:
+    with pytest.raises(InputError, match="contains a null") as caught:
         encode_batch({"m": inner_null}, fields, "error", where)
     assert caught.value.place == "row 1, column 'm'"
 

@@ -53,7 +53,10 @@ FOUND = {
 }
 
 REFUSED = {
-    "the next launcher says otherwise": ({**SLURM, "WORLD_SIZE": "8"}, "WORLD_SIZE contradicts SLURM_STEP_NUM_TASKS"),
+    "the next launcher does not match its shard": (
+        {**SLURM, "WORLD_SIZE": "8"},
+        "WORLD_SIZE contradicts SLURM_STEP_NUM_TASKS",
+    ),
     "the next launcher is another rank": ({**OPEN_MPI, "RANK": "4"}, "RANK contradicts OMPI_COMM_WORLD_RANK"),
     "prterun in a SLURM job": ({**SLURM, "PMIX_RANK": "7"}, "PMIX_RANK contradicts SLURM_PROCID"),
     "PMIx has no size": ({"PMIX_RANK": "0"}, "has PMIX_RANK, but no size"),

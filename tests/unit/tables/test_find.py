@@ -130,7 +130,7 @@ def test_a_file_that_is_named_twice_is_refused_by_any_of_its_names(tmp_path, aga
     write_table(tmp_path / "a.parquet", {"a": [1]})
     (tmp_path / "link.parquet").symlink_to(tmp_path / "a.parquet")
     (tmp_path / "linked").symlink_to(tmp_path)
-    with pytest.raises(InputError, match="named twice") as caught:
+    with pytest.raises(InputError, match="duplicate input") as caught:
         find_inputs([f"{tmp_path}/a.parquet", f"{tmp_path}/{again}"])
     assert caught.value.place == caught.value.url
     assert str(tmp_path) in caught.value.place
@@ -142,7 +142,7 @@ def test_a_file_that_is_named_twice_is_refused_by_any_of_its_names(tmp_path, aga
 def test_an_argument_that_names_nothing_is_refused_by_name(tmp_path, argument):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").touch()
-    with pytest.raises(InputError, match="no such input") as caught:
+    with pytest.raises(InputError, match="input not found") as caught:
         find_inputs([f"{tmp_path}/{argument}"])
     assert str(tmp_path) in caught.value.place
     assert caught.value.expected
@@ -171,7 +171,7 @@ def test_tables_of_several_splits_in_a_folder_are_warned_of(tmp_path, caplog):
         write_table(tmp_path / name, table)
     assert len(find_inputs([str(tmp_path)])) == 3
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}: tables of several splits become one dataset: test, train; name those that are meant, as in "
+        f"{tmp_path}: tables of several splits become one dataset: test, train; select one split, as in "
         f"'{tmp_path}/train*'"
     ]
     caplog.clear()

@@ -142,7 +142,7 @@ def test_lists_in_which_no_value_stands_are_kept(read):
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_large_integer_among_doubles_is_refused(read, order):
     rows = ['{"a": [9007199254740993]}', '{"a": [0.5]}'][::order]
-    with pytest.raises(InputError, match=r"more digits than can be kept|of two types"):
+    with pytest.raises(InputError, match=r"too many digits|have two types"):
         read("\n".join(rows))
 
 
@@ -168,7 +168,7 @@ def test_types_are_common_to_all_files(tmp_path, block_bytes):
         {"a": 2.5, "s": {"x": None, "y": ["z"]}, "b": None},
         {"a": None, "s": None, "b": None},
     ]
-    with pytest.raises(InputError, match="of two types") as caught:
+    with pytest.raises(InputError, match="have two types") as caught:
         read_files(paths)
     assert paths[4] in caught.value.place
 
@@ -179,23 +179,23 @@ def test_types_are_common_to_all_files(tmp_path, block_bytes):
 @pytest.mark.parametrize(
     "data, cause, line",
     [
-        ('{"a": 1}\n{"a": "x"}\n', "a line cannot be read|of two types", 2),
-        ('{"a": 1}\n\n{"a": {"b": 1}}\n', "a line cannot be read|of two types", 3),
-        ('{"a": 1}\n{"a": \n', "not of JSON lines", 2),
+        ('{"a": 1}\n{"a": "x"}\n', "a line cannot be read|have two types", 2),
+        ('{"a": 1}\n\n{"a": {"b": 1}}\n', "a line cannot be read|have two types", 3),
+        ('{"a": 1}\n{"a": \n', "not JSON lines", 2),
         ('{"a": 1}\n{"a": 1, "a": 2}\n', "a line cannot be read", 2),
         ('{"a": 1}\n{"a": "\\ud800"}\n', "a line cannot be read", 2),
         (b'{"a": 1}\n{"a": "\xff"}\n', "not UTF-8", 2),
-        ('{"a": 1}\nnull\n', "not of JSON lines", 2),
-        ('{"a": 1}\n  null  \n', "not of JSON lines", 2),
-        ('{"a": 1} null\n', "not of JSON lines", 1),
-        ('{"a": 1}null{"a": 1}\n', "not of JSON lines", 1),
-        ('{"a": 1}\n[1]\n', "not of JSON lines", 2),
-        ('{"a": 1}\n5\n', "not of JSON lines", 2),
-        ('{"a": 1} {"a": 2}\n', "not of JSON lines", 1),
-        ('[{"a": 1}]\n', "not of JSON lines", 1),
-        ('[\n  {"a": 1}\n]\n', "not of JSON lines", 1),
-        ('{\n  "a": 1\n}\n', "not of JSON lines", 1),
-        ('{"a": 1}\n\0\n', "not of JSON lines", 2),
+        ('{"a": 1}\nnull\n', "not JSON lines", 2),
+        ('{"a": 1}\n  null  \n', "not JSON lines", 2),
+        ('{"a": 1} null\n', "not JSON lines", 1),
+        ('{"a": 1}null{"a": 1}\n', "not JSON lines", 1),
+        ('{"a": 1}\n[1]\n', "not JSON lines", 2),
+        ('{"a": 1}\n5\n', "not JSON lines", 2),
+        ('{"a": 1} {"a": 2}\n', "not JSON lines", 1),
+        ('[{"a": 1}]\n', "not JSON lines", 1),
+        ('[\n  {"a": 1}\n]\n', "not JSON lines", 1),
+        ('{\n  "a": 1\n}\n', "not JSON lines", 1),
+        ('{"a": 1}\n\0\n', "not JSON lines", 2),
     ],
 )
 def test_what_is_no_line_of_an_object_is_refused_with_its_line(read, tmp_path, data, cause, line):
@@ -211,9 +211,9 @@ def test_an_object_over_two_lines_is_refused(read):
 
 def test_a_file_of_json_that_is_no_lines_says_what_is_expected(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"a": 1}], indent=2))
-    with pytest.raises(InputError, match="not of JSON lines") as caught:
+    with pytest.raises(InputError, match="not JSON lines") as caught:
         open_inputs([str(tmp_path / "a.json")])
-    assert "an object a line" in caught.value.expected
+    assert "one object per line" in caught.value.expected
 
 
 @pytest.mark.parametrize("depth", [2000, 100_000])

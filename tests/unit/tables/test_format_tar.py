@@ -212,12 +212,12 @@ def test_conditions_compare_fields_as_what_their_names_say(tmp_path, where, keys
 
 
 def test_a_member_of_json_in_a_tar_is_refused_with_what_works(tmp_path):
-    with pytest.raises(InputError, match="is no struct") as caught:
+    with pytest.raises(InputError, match="is not a struct") as caught:
         converted(labelled_tar(tmp_path), tmp_path / "out", where="json.label == 3", shards=1)
     assert "contains(json, " in caught.value.remedy
 
 
 def test_a_field_that_is_not_what_its_name_says_is_refused_with_its_value(tmp_path):
-    with pytest.raises(InputError, match="not what its name says") as caught:
+    with pytest.raises(InputError, match="does not match its extension") as caught:
         converted(labelled_tar(tmp_path, b"cat"), tmp_path / "out", where="cls == 3", shards=1)
     assert "cat" in caught.value.found

@@ -81,7 +81,7 @@ def test_folders_with_other_files_only_are_no_classes_but_empty_ones_are(tmp_pat
 
 def test_files_beside_class_folders_are_refused(tmp_path):
     root = write_files(tmp_path, "cat/1.jpg", "dog/1.jpg", "stray.jpg")
-    with pytest.raises(InputError, match="in no class folder") as caught:
+    with pytest.raises(InputError, match="not in a class folder") as caught:
         listed(root)
     assert "1 files beside 2 folders" in caught.value.found
 
@@ -116,7 +116,7 @@ def test_what_is_left_out_is_counted_and_named_in_the_plan(tmp_path):
 
 def test_a_folder_of_nothing_but_empty_files_is_refused(tmp_path):
     (tmp_path / "a.jpg").touch()
-    with pytest.raises(InputError, match="no media file that is not empty"):
+    with pytest.raises(InputError, match="no media files, or only empty ones"):
         listed(str(tmp_path))
 
 
@@ -134,10 +134,10 @@ def test_links_are_followed_and_those_that_lead_back_end(tmp_path, caplog):
 def test_tables_and_media_in_one_folder_are_refused_with_their_numbers(tmp_path):
     root = write_files(tmp_path, "a/1.jpg", "a/2.jpg")
     write_table(tmp_path / "z.parquet", {"a": [1]})
-    with pytest.raises(InputError, match="holds tables and media files") as caught:
+    with pytest.raises(InputError, match="contains tables and media files") as caught:
         listed(root)
     assert caught.value.found == "1 tables, such as z.parquet; 2 image files, such as a/1.jpg"
-    assert caught.value.remedy.startswith(f"say which are meant: '{root}/**/*.parquet' or '{root}/**/*.jpg'")
+    assert caught.value.remedy.startswith(f"select one kind: '{root}/**/*.parquet' or '{root}/**/*.jpg'")
     assert names_of(listed(f"{root}/**/*.jpg")) == ["1.jpg", "2.jpg"]
     assert find_inputs([f"{root}/*.parquet"]) == [f"{root}/z.parquet"]
 
@@ -152,7 +152,7 @@ def test_images_and_audio_in_one_folder_are_refused(tmp_path):
     with pytest.raises(InputError, match="several kinds of media") as caught:
         listed(write_files(tmp_path, "1.jpg", "2.wav", "3.png"))
     assert caught.value.found == "2 image files, such as 1.jpg; 1 audio files, such as 2.wav"
-    assert caught.value.remedy == f"say which are meant: '{tmp_path}/**/*.jpg' or '{tmp_path}/**/*.wav'"
+    assert caught.value.remedy == f"select one kind: '{tmp_path}/**/*.jpg' or '{tmp_path}/**/*.wav'"
     with pytest.raises(InputError, match="several kinds of media"):
         listed(f"{tmp_path}/*")
 
@@ -240,7 +240,7 @@ def test_several_folders_have_the_classes_of_all(tmp_path):
 
 def test_folders_with_and_without_classes_are_no_common_input(tmp_path):
     one, other = write_files(tmp_path / "x", "b/1.jpg", "c/1.jpg"), write_files(tmp_path / "y", "1.jpg")
-    with pytest.raises(InputError, match="differ in what they hold"):
+    with pytest.raises(InputError, match="differ in their contents"):
         listed(one, other)
 
 

@@ -135,7 +135,7 @@ def test_a_null_partition(tmp_path):
 
 def test_a_column_of_both_is_refused(tmp_path):
     paths = [write_table(tmp_path / f"n={value}" / "a.parquet", {"n": [1], "m": [2]}) for value in (1, 2)]
-    with pytest.raises(InputError, match="same column") as caught:
+    with pytest.raises(InputError, match="both in the files and in the folder names") as caught:
         open_inputs(paths)
     assert caught.value.found == "'n'"
     assert caught.value.place == paths[0]

@@ -240,7 +240,7 @@ def test_statistics_that_the_common_type_cannot_hold_do_not_hide_the_value(tmp_p
     table = open_inputs(
         [write_table(tmp_path / f"{n}.parquet", {"n": column}) for n, column in enumerate((one, other))]
     )
-    with pytest.raises(InputError, match="is lost in the type"):
+    with pytest.raises(InputError, match="does not fit the common type"):
         select_rows(table, where, None, [None], None)
 
 

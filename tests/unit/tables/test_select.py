@@ -212,7 +212,7 @@ def test_columns_of_texts_whole_numbers_truths_and_dates_may_name_groups(kind):
 
 @pytest.mark.parametrize("kind", OTHER_TYPES, ids=str)
 def test_other_columns_may_not_name_groups(kind):
-    with pytest.raises(InputError, match="column 'g' cannot name groups") as caught:
+    with pytest.raises(InputError, match="column 'g' cannot define groups") as caught:
         check_group_type(pa.schema([("g", kind)]), "g")
     assert caught.value.found == str(kind)
 

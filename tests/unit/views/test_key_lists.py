@@ -60,7 +60,7 @@ def test_zeros_of_a_table_of_text_stay(tmp_path):
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
 def test_keys_without_a_header_lose_none(tmp_path, name):
     (tmp_path / name).write_text("00000012\n7\n")
-    with pytest.raises(InputError, match=r"name the column key, or use [.]txt with a key a line") as caught:
+    with pytest.raises(InputError, match=r"name the column key, or use a [.]txt file with one key per line") as caught:
         read_keys(str(tmp_path / name), "keys")
     assert (caught.value.place, caught.value.found) == (str(tmp_path / name), "the header '00000012'")
 
@@ -89,7 +89,7 @@ def test_lists_and_arrays_are_taken_as_they_are(values):
 def test_a_frame_is_taken_as_the_columns_of_a_file_are(make):
     for frame in ({"score": [1] * 4, "key": KEYS}, {"__key__": KEYS}, {"id": KEYS}):
         assert read_keys(make(frame), "keys").keys.to_pylist() == KEYS
-    with pytest.raises(InputError, match="which column they are in") as caught:
+    with pytest.raises(InputError, match="which column of a table has the keys") as caught:
         read_keys(make({"id": KEYS, "b": KEYS}), "keys")
     assert caught.value.found == "id, b"
     assert caught.value.place.startswith("keys=")
@@ -136,9 +136,9 @@ def test_what_is_no_list_of_keys_is_refused(values, found):
     [
         ("a.txt", b"\xff\xfe\x00", "utf-8"),
         ("a.jsonl", b'{"key": "a"}\n{', "invalid json"),
-        ("a.jsonl", b'{"key": "a"}\n{"name": 1}', "a line names no key"),
-        ("a.jsonl", b'["a"]', "a line names no key"),
-        ("a.jsonl", b'{"key": null}', "a line names no key"),
+        ("a.jsonl", b'{"key": "a"}\n{"name": 1}', "a line has no key"),
+        ("a.jsonl", b'["a"]', "a line has no key"),
+        ("a.jsonl", b'{"key": null}', "a line has no key"),
         ("a.csv", b"a,b\n1,2\n", "which column"),
         ("a.csv", b"", "empty"),
         ("a.parquet", b"PAR1", "parquet"),
@@ -160,9 +160,9 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_a_key_instead_of_a_list_of_keys():
-    with pytest.raises(InputError, match="exclude is a path to a file of keys") as caught:
+    with pytest.raises(InputError, match="exclude is the path of a file of keys") as caught:
         read_keys("00000001", "exclude")
-    assert caught.value.remedy.endswith("for one key give a list: exclude=['00000001']")
+    assert caught.value.remedy.endswith("for a single key, pass a list: exclude=['00000001']")
 
 
 @pytest.mark.parametrize("line", ["{", '{"name": 1}'])

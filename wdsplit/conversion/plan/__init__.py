@@ -1,4 +1,4 @@
-"""What a conversion will do: its options, and the plan that gives each shard its rows.
+"""The options of a conversion, and the plan that assigns rows to shards.
 
-Pure (no I/O): no file, network, clock or environment. Begin with `options`, then `plan`.
+Pure (no I/O): no file, network, clock or environment. Start with `options`, then read `plan`.
 """

@@ -1,7 +1,7 @@
-"""Groups of rows that stay together in one shard: which shard each goes to, and where in it.
+"""Groups of rows that stay together in one shard: assigns each group to a shard, and to a place in it.
 
-Pure (no I/O). Groups are distinguished by 64-bit hashes of their values. Those with the most rows are dealt out first,
-each to the shard that has the fewest rows so far (Graham 1969), so shards are as equal as the groups allow.
+Pure (no I/O). Groups are identified by 64-bit hashes of their values. The largest groups are assigned first, each to
+the shard with the fewest rows so far (Graham 1969), so shards are as equal as the groups allow.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Groups:
     """The groups of a table.
 
     Attributes:
-        hashes: uint64 of shape (g,): the hash of each group's value, rising.
-        counts: int64 of shape (g,): its rows.
+        hashes: uint64 of shape (g,): the hash of each group's value, in ascending order.
+        counts: int64 of shape (g,): its number of rows.
         firsts: int64 of shape (g,): the number of its first row.
     """
 
@@ -39,13 +39,13 @@ class Groups:
 
     @classmethod
     def of(cls, hashes: npt.NDArray[np.uint64], numbers: Int64) -> Groups:
-        """Count the groups of rows, given each row's hash and its number, rising."""
+        """Count the groups of rows, from the hash and the number (ascending) of each row."""
         found, first, counts = np.unique(hashes, return_index=True, return_counts=True)
         return cls(found, counts.astype(np.int64), numbers[first])
 
     @classmethod
     def merged(cls, several: Sequence[Groups]) -> Groups:
-        """Return the groups of several pieces of a table as one."""
+        """Merge the groups of several pieces of a table."""
         hashes = np.concatenate([np.zeros(0, np.uint64), *(groups.hashes for groups in several)])
         order = np.argsort(hashes, kind="stable")
         found, first = np.unique(hashes[order], return_index=True)
@@ -58,10 +58,10 @@ class Groups:
 
 @dataclass(frozen=True)
 class GroupPlaces:
-    """Where groups go.
+    """The places of groups in the dataset.
 
     Attributes:
-        hashes: uint64 of shape (g,), rising.
+        hashes: uint64 of shape (g,), in ascending order.
         starts: int64 of shape (g,): the place of each group's first row.
     """
 
@@ -74,22 +74,22 @@ class GroupPlaces:
 
 
 def group_order(groups: Groups, seed: int | None) -> Int64:
-    """Return the groups in their order in the dataset: by a hash of the seed, or as the table has them."""
+    """Return the groups in their order in the dataset: by a hash of the seed, or in the order of the table."""
     if seed is None:
         return np.argsort(groups.firsts, kind="stable")
     return np.argsort(hash_numbers(hash_stream(seed, _ORDER_DOMAIN), groups.hashes), kind="stable")
 
 
 def place_groups(groups: Groups, num_shards: int, seed: int | None) -> tuple[GroupPlaces, tuple[int, ...]]:
-    """Deal groups out to shards, as evenly as the groups allow.
+    """Assign groups to shards, as evenly as the groups allow.
 
     Args:
         groups: The groups; at least as many as shards.
-        num_shards: Shards.
-        seed: What their order depends on; None keeps that of the table.
+        num_shards: Number of shards.
+        seed: Seed of their order; None keeps the order of the table.
 
     Returns:
-        Where groups go, and the place of each shard's first row, then the place after the last row.
+        The places of the groups; and the place of each shard's first row, followed by the place after the last row.
     """
     order = group_order(groups, seed)
     largest_first = order[np.argsort(-groups.counts[order], kind="stable")]

@@ -1,7 +1,7 @@
-"""The options of a conversion: the one definition of their names, defaults and checks, and of what they mean.
+"""The options of a conversion: their names, defaults, checks and descriptions.
 
-Pure (no I/O). The command line takes its options from these fields: its help is what the docstrings say of them, where
-`name` is another option. What contradicts itself is refused here, before any input is opened.
+Pure (no I/O). The command line makes its options from these fields and its help from their docstrings, in which
+`name` refers to another option. Contradicting options are refused here, before any input is opened.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PADS: tuple[Pad, ...] = ("repeat", "drop", "none")
 
 Pass = Literal["scatter", "merge", "write"]
 PASSES: tuple[Pass, ...] = ("scatter", "merge", "write")
-"""The passes of a conversion in their order; rows that keep their order need the last alone."""
+"""The passes of a conversion, in order; rows that keep their order need only the last."""
 
 _MAX_COUNT = 2**53
-"""What JSON numbers hold exactly."""
+"""JSON readers may round larger integers."""
 
 
 def _integer(default: int | None, low: int, high: int = _MAX_COUNT) -> Any:
@@ -55,7 +55,7 @@ def same_as(options: type, name: str) -> Any:
 
 
 def invalid_values(options: Any) -> list[str]:
-    """Say which fields of options hold a value that their definition excludes, and what was expected."""
+    """Return a message for each field whose value is invalid, with what was expected."""
     problems = []
     for one in dataclasses.fields(options):
         value, choices = getattr(options, one.name), one.metadata.get("choices")
@@ -73,22 +73,22 @@ def invalid_values(options: Any) -> list[str]:
 
 
 def _not_sequences(**options: Any) -> list[str]:
-    """Say which options are one text, where several names are expected."""
+    """Return a message for each option that is a string instead of a sequence of names."""
     return [
-        f"{name} = {names!r}: expected a sequence of names, not one text"
+        f"{name} = {names!r}: expected a sequence of names, not a string"
         for name, names in options.items()
         if isinstance(names, str)
     ]
 
 
 def raise_if_any(problems: list[str]) -> None:
-    """Refuse options with problems, all of them together."""
+    """Raise one error that lists all problems, if there are any."""
     if problems:
         raise InputError("invalid options", found="; ".join(problems))
 
 
 def attribute_texts(options: type) -> dict[str, str]:
-    """Return what the docstring of a class of options says of each of them."""
+    """Return the description of each option, from the class's docstring."""
     attributes = (inspect.getdoc(options) or "").partition("Attributes:\n")[2]
     texts = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in texts}
@@ -99,27 +99,27 @@ class PlanOptions:
     """How to cut a table into shards.
 
     Attributes:
-        world_size: Ranks of the largest job, if 192 lanes do not suit it: shards and lanes become a multiple of
-            `world_size` x `workers`.
-        workers: Worker processes of each rank; 0 counts as 1.
-        shards: Number of shards, a multiple of `world_size` x `workers`. Default: as `shard_size` asks for.
-        samples_per_shard: Samples of a shard, at most; about as many with `group_by`.
-        shard_size: Bytes of a shard, about. Default: 256 MB.
-        lanes: Sequences of shards that the loader reads side by side. Default: 192, or 96, 48 or 16 for less data; if
-            need be, rounded up to a multiple of `world_size` x `workers`.
-        window: Samples that the loader reads and shuffles together. Default: as many as let 192 lanes hold 256 MiB, up
-            to 1,024 samples and 8 MiB.
-        pad: Make all shards equal by repeating samples, flagged (repeat), or by leaving rows out (drop), or let shards
-            differ by one sample (none).
-        allow_pads: Accept `world_size` x `workers`, `shards` or `lanes` of more than ten times the rows with `pad`
-            repeat: most shards will hold nothing but pads.
-        null: Refuse null values (error), leave the member out (omit), or write it with no bytes (empty).
-        shuffle: Put the rows of the whole table into a random order, or keep their order. Default: shuffle; tars keep
-            their order.
-        seed: Seed of the random order.
-        group_by: Column whose equal values stay together, in one split and one shard.
-        keep: Columns for the sample tables, for conditions on samples, besides the numbers, booleans and classes that
-            become fields; also columns that do not.
+        world_size: Ranks of the largest training job. Shards and lanes become a multiple of `world_size` x `workers`;
+            needed only if that does not divide 192.
+        workers: Loader workers per rank; 0 counts as 1.
+        shards: Number of shards, a multiple of `world_size` x `workers`. Default: derived from `shard_size`.
+        samples_per_shard: Maximum number of samples per shard; approximate with `group_by`.
+        shard_size: Approximate bytes per shard. Default: 256 MB.
+        lanes: Number of sequences of shards that the loader reads in parallel. Default: 192, or 96, 48 or 16 for less
+            data; rounded up to a multiple of `world_size` x `workers`.
+        window: Number of samples that the loader reads and shuffles together. Default: sized so that 192 windows take
+            256 MiB, up to 1,024 samples and 8 MiB each.
+        pad: How to make shards equal: repeat samples, flagged as pads (repeat), leave rows out (drop), or allow a
+            difference of one sample (none).
+        allow_pads: Allow `world_size` x `workers`, `shards` or `lanes` of more than ten times the rows with `pad`
+            repeat, although most shards will hold only pads.
+        null: What to do with null values: refuse them (error), leave the member out (omit), or write an empty member
+            (empty).
+        shuffle: Shuffle the rows of the whole table, or keep their order. Default: shuffle; tars keep their order.
+        seed: Seed of the shuffle.
+        group_by: Keep rows with the same value in this column in one split and one shard.
+        keep: Additional columns for the sample tables; they need not become fields. Numbers, booleans and classes that
+            become fields are included by default.
         no_keep: Columns to leave out of the sample tables.
     """
 
@@ -146,14 +146,14 @@ class PlanOptions:
         if len(sizings) > 1:
             problems.append(f"{' and '.join(sizings)} contradict each other: give one")
         if self.group_by is not None and self.pad == "drop":
-            problems.append("group_by and pad = 'drop' contradict each other: rows left out would tear groups apart")
+            problems.append("group_by and pad = 'drop' contradict each other: dropping rows would break up groups")
         raise_if_any(problems)
         for name in ("keep", "no_keep"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
 
     @property
     def readers(self) -> int:
-        """Readers in all: world_size x workers."""
+        """Total number of readers: world_size x workers."""
         return self.world_size * max(1, self.workers)
 
 
@@ -163,22 +163,23 @@ class ConvertOptions:
 
     Attributes:
         plan: How many shards to make, and what goes into them.
-        mapping: Field name to column name.
-        columns: Columns whose fields are inferred; if there are none, and no `mapping`, all but the key.
-        key: Column that holds the keys. Default: number the rows; samples of tars keep their keys.
+        mapping: Column name by field name.
+        columns: Columns to write under inferred field names. If this and `mapping` are empty: all but the key.
+        key: Column with the sample keys. Default: number the rows; samples of tars keep their keys.
         number_keys: Number the samples of tars instead of keeping their keys.
-        where: Use only the rows that meet a condition, as in "label < 10 and width >= 256".
-        limit: Use only the first N rows; with `where` the first that meet it.
-        skip_empty: Leave out rows in which every value is null; they are counted.
-        hive: Read the names of folders such as `year=2024` as columns; not for tars.
-        splits: Name to fraction: a dataset for each, drawn by a hash of `group_by`, else of the key.
-        jobs: Tasks at a time.
-        overwrite: Replace the dataset, or the unfinished run, that is in the output.
-        resume: Continue the unfinished run that is in the output; one that is finished is left as it is.
-        memory: Bytes of memory to use while rows are shuffled or grouped, for all jobs of a machine together. Default:
-            a quarter of what this process may use; 1 GiB on Ray, and in shares.
-        emit: What to write for other readers beside the shards: some of dali, energon and wids.
-        class_names: Write the names of classes beside their numbers, as cls.txt; for Hugging Face's ClassLabel columns.
+        where: Use only the rows that meet a condition, such as "label < 10 and width >= 256".
+        limit: Use only the first N rows; with `where`, the first N matching rows.
+        skip_empty: Leave out rows in which every value is null, and count them.
+        hive: Read folder names such as `year=2024` as columns; not for tars.
+        splits: Fraction by split name. Each split is a dataset; a hash of `group_by`, or else of the key, assigns the
+            rows.
+        jobs: Number of parallel tasks.
+        overwrite: Replace the dataset or unfinished run in the output.
+        resume: Continue the unfinished run in the output; a finished one is left as it is.
+        memory: Bytes of memory for shuffling and grouping, shared by all jobs of a machine. Default: a quarter of what
+            this process may use; 1 GiB on Ray and in shares.
+        emit: Index files to write for other readers: any of dali, energon and wids.
+        class_names: Write class names beside their numbers, as cls.txt; for Hugging Face ClassLabel columns.
     """
 
     plan: PlanOptions = field(default_factory=PlanOptions)
@@ -208,13 +209,12 @@ class ConvertOptions:
             problems.append("key and number_keys contradict each other: give one")
         for name in self.splits:
             if not re.fullmatch("[A-Za-z0-9_-]+", name):
-                problems.append(f"split {name!r}: expected letters, digits, '_' and '-', as it becomes a folder")
+                problems.append(f"split {name!r}: expected letters, digits, '_' and '-', because it names a folder")
         folders: dict[str, list[str]] = {}
         for name in self.splits:
             folders.setdefault(name.lower(), []).append(name)
         problems += [
-            f"splits {' and '.join(map(repr, names))} are one folder where case does not count, as on macOS: "
-            "expected names that differ in more than case"
+            f"splits {' and '.join(map(repr, names))} differ only in case: on macOS and Windows, they are one folder"
             for names in folders.values()
             if len(names) > 1
         ]
@@ -227,20 +227,20 @@ class IndexOptions:
     """How to adopt tars.
 
     Attributes:
-        world_size: Ranks of the largest job, if 192 lanes do not suit it: lanes become a multiple of `world_size` x
-            `workers`.
-        workers: Worker processes of each rank; 0 counts as 1.
-        lanes: Sequences of shards that the loader reads side by side. Default: 192, or 96, 48 or 16 for less data; if
-            need be, rounded up to a multiple of `world_size` x `workers`.
-        window: Samples that the loader reads and shuffles together. Default: as many as let 192 lanes hold 256 MiB, up
-            to 1,024 samples and 8 MiB.
-        jobs: Processes.
-        overwrite: Replace the indexes and the manifest that are there; never a tar. Of the same tars, fields, classes
-            and sample tables stay.
-        samples: Make the sample tables of the tars too, from what is in them; of a dataset that is there already, only
-            these. Tables that are right are left as they are, and keep their columns.
-        keep: Columns for the sample tables besides numbers, booleans and classes: texts of the field json, by their
-            keys, and fields of texts.
+        world_size: Ranks of the largest training job. Lanes become a multiple of `world_size` x `workers`; needed only
+            if that does not divide 192.
+        workers: Loader workers per rank; 0 counts as 1.
+        lanes: Number of sequences of shards that the loader reads in parallel. Default: 192, or 96, 48 or 16 for less
+            data; rounded up to a multiple of `world_size` x `workers`.
+        window: Number of samples that the loader reads and shuffles together. Default: sized so that 192 windows take
+            256 MiB, up to 1,024 samples and 8 MiB each.
+        jobs: Number of parallel tasks.
+        overwrite: Replace existing indexes and the manifest; tars are never changed. If the tars are the same, fields,
+            classes and sample tables are kept.
+        sample_tables: Also make sample tables from the contents of the tars. In an existing dataset, make only these;
+            valid tables stay as they are and keep their columns.
+        keep: Additional columns for the sample tables: text values of the field json, by their keys, and text fields.
+            Numbers, booleans and classes are included by default.
         no_keep: Columns to leave out of the sample tables.
     """
 
@@ -250,14 +250,14 @@ class IndexOptions:
     window: int | None = same_as(PlanOptions, "window")
     jobs: int = same_as(ConvertOptions, "jobs")
     overwrite: bool = False
-    samples: bool = False
+    sample_tables: bool = False
     keep: tuple[str, ...] = ()
     no_keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problems = invalid_values(self) + _not_sequences(keep=self.keep, no_keep=self.no_keep)
-        if (self.keep or self.no_keep) and not self.samples:
-            problems.append("keep and no_keep concern the sample tables: give samples too")
+        if (self.keep or self.no_keep) and not self.sample_tables:
+            problems.append("keep and no_keep need sample_tables")
         raise_if_any(problems)
         for name in ("keep", "no_keep"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))

@@ -1,7 +1,7 @@
-"""The plan of a conversion: how many shards, and which rows each of them gets.
+"""The plan of a conversion: the number of shards, and the rows of each.
 
-Pure (no I/O). A plan is a value made from the footers of the inputs and the options alone. Its hash names the run: what
-a resumed run finds in place is only kept if it was written by the same plan.
+Pure (no I/O). A plan depends only on the footers of the inputs and the options. Its hash names the run: a resumed run
+keeps only shards of the same plan.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = [
 
 DEFAULT_SHARD_BYTES = 256_000_000
 _MAX_SHARDS_PER_ROW = 10
-"""More are made only with `allow_pads`: a number may be mistyped."""
+"""More need `allow_pads`, because a number is probably mistyped."""
 _MEMBER_OVERHEAD_BYTES = 512 + 256
-"""A header, and on average half a block of padding."""
+"""The header, and on average half a block of padding."""
 _REREAD_GROUPS = 4
 _GATHERS_PER_JOB = 16
-"""Tasks that gather rows are at least so many for each job, so that jobs end together and progress is seen."""
+"""Minimum number of tasks per job that gather rows, so that jobs finish together and progress is visible."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion, decided.
+    """The plan of a conversion.
 
     Attributes:
-        table: The input, and which of its rows are selected.
+        table: The input, with its selected rows.
         fields: The fields of each sample, in order.
         key: The key column, or None to number the rows.
-        options: What was asked for; `shuffle` is decided.
-        num_shards: Shards (S).
-        lanes: Lanes (C).
-        groups: Where groups of rows go, if rows are grouped.
-        bounds: The place of each shard's first row and the place after the last row, if groups decide it; else empty.
+        options: The options; `shuffle` is never None.
+        num_shards: Number of shards (S).
+        lanes: Number of lanes (C).
+        groups: The places of groups of rows, if rows are grouped.
+        bounds: The place of each shard's first row, and the place after the last row, if rows are grouped; else empty.
     """
 
     table: Table
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read, each once."""
+        """The distinct columns to read."""
         names = [one.column for one in self.fields] + ([self.key] if self.key else [])
         return list(dict.fromkeys([*names, *self.kept]))
 
@@ -118,52 +118,52 @@ class Plan:
 
     @property
     def scatters(self) -> bool:
-        """Whether the plan puts rows into another order than the table's."""
+        """Whether the plan reorders rows."""
         return bool(self.options.shuffle) or self.groups is not None
 
     @property
     def num_rows(self) -> int:
-        """Rows that are selected."""
+        """Number of selected rows."""
         return self.table.num_rows
 
     @cached_property
     def num_samples(self) -> int:
-        """Samples that will be written, pads left out."""
+        """Number of samples to write, without pads."""
         if self.options.pad == "drop":
             return self.num_rows // self.num_shards * self.num_shards
         return self.num_rows
 
     @property
     def num_dropped(self) -> int:
-        """Rows at the end of the table that are left out, to make the shards equal."""
+        """Number of rows at the end of the table that are left out to make the shards equal."""
         return self.num_rows - self.num_samples
 
     @cached_property
     def max_samples(self) -> int:
-        """Samples of the largest shard, which has no pads."""
+        """Number of samples of the largest shard, which has no pads."""
         if self.bounds:
             return max(stop - first for first, stop in pairwise(self.bounds))
         return -(-self.num_samples // self.num_shards)
 
     @property
     def num_pads(self) -> int:
-        """Pads that will be written."""
+        """Number of pads to write."""
         return self.max_samples * self.num_shards - self.num_samples if self.options.pad == "repeat" else 0
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of all shards, about."""
+        """Approximate bytes of all shards."""
         return _data_bytes(self.table, len(self.fields))
 
     @cached_property
     def window(self) -> int:
-        """Samples of a window: as given, else by the table's bytes; the manifest has it by the bytes of the shards."""
+        """Samples per window: as given, or estimated from the table's bytes. The manifest uses the shards' bytes."""
         return self.options.window or default_window(self.shard_bytes, self.num_rows, self.lanes)
 
     def rows(self, shard: int) -> tuple[int, int]:
-        """Return the place of a shard's first row and the place after its last; the first shards have one more.
+        """Return the place of a shard's first row, and the place after its last; the first shards have one more row.
 
-        Where rows are shuffled or grouped, these are places in the table that comes of it.
+        If rows are shuffled or grouped, these are places in the reordered table.
         """
         if self.bounds:
             return self.bounds[shard], self.bounds[shard + 1]
@@ -172,12 +172,12 @@ class Plan:
         return first, first + each + (shard < rest)
 
     def num_pads_of(self, shard: int) -> int:
-        """Return how many pads a shard has."""
+        """Return the number of pads of a shard."""
         first, stop = self.rows(shard)
         return self.max_samples - (stop - first) if self.options.pad == "repeat" else 0
 
     def pads(self, shard: int) -> list[tuple[int, int]]:
-        """Return the rows that a shard repeats as its pads, as ranges of places: its own from the first on, if any."""
+        """Return the rows that a shard repeats as pads, as ranges of places: its own rows, from the first."""
         first, stop = self.rows(shard)
         if first == stop:
             first, stop = shard % self.num_rows, shard % self.num_rows + 1
@@ -185,7 +185,7 @@ class Plan:
         return [(first, stop)] * whole + ([(first, first + rest)] if rest else [])
 
     def summary(self) -> dict[str, Any]:
-        """Return what the plan decides, as plain JSON values."""
+        """Return the plan as plain JSON values."""
         return {
             "plan": self.hash,
             "modified": self.modified,
@@ -206,15 +206,15 @@ class Plan:
 
     @cached_property
     def modified(self) -> str:
-        """A hash of when the inputs were last written: a run is not resumed on inputs that were written anew."""
+        """A hash of the modification times of the inputs: a run is not resumed if they were written again."""
         return xxhash.xxh3_128_hexdigest(orjson.dumps([file.modified_ns for file in self.table.files]))
 
     @cached_property
     def hash(self) -> str:
-        """What names the run: a hash of all that decides the dataset.
+        """The name of the run: a hash of everything that determines the dataset.
 
-        Files count by base name, size and footer, so that a run can be resumed from another folder; and by the values
-        that folders name. Which columns they lack, their footers say.
+        Files count by base name, size, footer and the values in folder names, so that a run can be resumed from
+        another folder.
         """
         options = self.options
         values = [[(name, value) for name, value in file.constants if value is not None] for file in self.table.files]
@@ -243,13 +243,13 @@ class Plan:
 def make_plan(
     table: Table, fields: Sequence[Field], key: str | None, options: PlanOptions, groups: Groups | None = None
 ) -> Plan:
-    """Decide a conversion.
+    """Make the plan of a conversion.
 
     Args:
-        table: The input, and which of its rows are selected.
+        table: The input, with its selected rows.
         fields: The fields of each sample.
         key: The key column, or None to number the rows.
-        options: What is asked for.
+        options: The options.
         groups: The groups of the selected rows, with `group_by`.
 
     Raises:
@@ -257,7 +257,7 @@ def make_plan(
     """
     if not table.num_rows:
         raise _no_rows(table)
-    if options.shuffle is None:  # a table is sorted as a rule, tars were shuffled when they were written
+    if options.shuffle is None:  # tables are usually sorted; tars were shuffled when they were written
         options = replace(options, shuffle=table.files[0].format != "tar")
     columns = {*(one.column for one in fields), *([key] if key is not None else []), *options.keep}
     table = replace(table, files=tuple(file.narrowed(columns) for file in table.files))
@@ -311,25 +311,25 @@ def _no_rows(table: Table) -> InputError:
     place = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
     if table.total_rows:
         return InputError(
-            "no row is selected",
+            "no rows are selected",
             place=place,
             expected="at least one row",
-            found=f"none of {table.total_rows} rows meets the selection",
+            found=f"none of {table.total_rows} rows matches",
             remedy="check --where, --limit, --skip-empty and --split",
         )
     return InputError(
         "the input has no rows",
         place=place,
         expected="at least one row",
-        remedy="check the input; an empty dataset cannot be trained on",
+        remedy="check the input",
     )
 
 
 def _too_few(max_shards: int, num_shards: int, options: PlanOptions) -> InputError:
     what = "groups" if options.group_by is not None else "rows"
-    why = "a group is not torn" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
+    why = "groups are not split" if options.group_by is not None else f"--pad {options.pad} cannot fill them"
     return InputError(
-        f"there are more shards than {what}, and {why}",
+        f"more shards than {what}, and {why}",
         expected=f"at most {max_shards} shards",
         found=str(num_shards),
         remedy="use "
@@ -366,7 +366,7 @@ def _derived_shards(table: Table, num_fields: int, options: PlanOptions, lanes: 
 
 
 def _few_pads(num_rows: int, num_shards: int, each: int) -> int:
-    """Return at least so many shards, up to twice as many, with which pads are at most 1 %, or else the fewest."""
+    """Return a number of shards, up to twice the given one, with at most 1 % pads, or else with the fewest pads."""
     choices = range(num_shards, 2 * num_shards + 1, each)
     return next(
         (num for num in choices if -num_rows % num * 100 <= num_rows), min(choices, key=lambda n: -num_rows % n)
@@ -374,7 +374,7 @@ def _few_pads(num_rows: int, num_shards: int, each: int) -> int:
 
 
 class Spans(Sequence[Span]):
-    """Spans, made when they are asked for.
+    """Spans that are created on access.
 
     Args:
         firsts: int64 of shape (n,): the first shard of each.
@@ -400,17 +400,17 @@ class Spans(Sequence[Span]):
 
 
 def task_spans(plan: Plan, jobs: int, shards: Sequence[int] | Int64, rows: int = 0) -> Spans:
-    """Group the shards that are still to be written into tasks.
+    """Group the missing shards into tasks.
 
-    A task reads its row groups from their beginning. Where row groups are larger than shards, neighbours share a task,
-    so that little is read twice; but each job has something to do. So they do where rows are gathered, from as many
-    places for a small shard as for a large one. What is written does not depend on it.
+    A task reads its row groups from the start. If row groups are larger than shards, neighbouring shards share a task,
+    so that little is read twice, but every job gets work. Tasks that gather rows have several shards too, because a
+    small shard gathers from as many places as a large one. The grouping does not change the shards.
 
     Args:
         plan: The plan.
-        jobs: Tasks at a time, at least 1.
-        shards: The shards still to be written, rising.
-        rows: How many rows a task may hold, if it gathers them; 0 if it reads them in the order of the table.
+        jobs: Number of parallel tasks, at least 1.
+        shards: The missing shards, in ascending order.
+        rows: How many rows a task may gather; 0 if it reads them in the order of the table.
     """
     largest = max(max(file.counts, default=0) for file in plan.table.files)
     each = max(1, plan.num_samples // plan.num_shards)

@@ -1,7 +1,7 @@
-"""A plan as a file, and back: what the shares of a conversion, on many machines, know of it.
+"""Plan files: the input of the shares of a conversion, on many machines.
 
-Pure (no I/O). The file is a zip of JSON and of Arrow tables, and nothing of it is run when it is read. The same plan
-gives the same bytes. It holds no secret: how a remote store is reached, each machine must know itself.
+Pure (no I/O). The file is a zip of JSON and Arrow tables; reading it runs no code. The same plan gives the same bytes.
+It contains no secrets: each machine needs its own credentials for remote stores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNIX, _MODE = 3, 0o100644 << 16
 _LEVEL = 1
 
 _NAME_OFFSET = 30
-"""Where a zip has the name of its first member."""
+"""Offset of the first member's name in a zip."""
 
 _NUMBERS = ("num_bytes", "num_rows", "data_bytes")
 _TEXTS = ("path", "footer", "format")
@@ -63,18 +63,18 @@ _DAMAGES = (
     TypeError,
     ValueError,
 )
-"""What reading a damaged zip, JSON or table raises."""
+"""Exceptions for a damaged zip, JSON or table."""
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan, and all else that the shares of its conversion must know.
+    """A plan, and everything else that the shares of its conversion need.
 
     Attributes:
-        plan: The plan. Its remote inputs hold nothing that says how their stores are reached.
+        plan: The plan. Its remote inputs have no options or credentials.
         output: The dataset's folder: an absolute path, or a URL.
-        folder: The folder that relative paths of inputs start from.
-        memory: Bytes that all jobs of a machine together may hold while they put rows into another order.
+        folder: The base folder of relative input paths.
+        memory: Bytes of memory for reordering rows, shared by all jobs of a machine.
         emit: The sidecars to write.
         version: The version of wdsplit that made the plan.
     """
@@ -91,7 +91,7 @@ def dump_plan(saved: SavedPlan) -> bytes:
     """Return the bytes of a plan file.
 
     Raises:
-        InputError: The URL of an input holds what must not be written down.
+        InputError: The URL of an input contains credentials.
     """
     plan = saved.plan
     members = {_SCHEMA: plan.table.schema.serialize().to_pybytes(), _FILES: _dump_table(_files_table(plan.table.files))}
@@ -144,14 +144,14 @@ def _dump_table(table: pa.Table) -> bytes:
 
 
 def _files_table(files: Sequence[InputFile]) -> pa.Table:
-    """Return a row for each file; times are texts, because they may have any sign and 64 bits."""
+    """Return a row for each file; times are strings, because they may have any sign and 64 bits."""
     for file in files:
         if file.remote is not None and file.remote.url != file.path:
             raise InputError(
-                "the URL of an input holds what must not be written into a plan file",
+                "the URL of an input contains credentials, which must not be in a plan file",
                 place=file.path,
                 expected="a URL without user, password, query or signature",
-                remedy="give credentials by the environment, to each share, or convert by one process",
+                remedy="set credentials in the environment of each share, or convert in one process",
                 url=file.path,
             )
     columns: dict[str, Any] = {name: pa.array([getattr(file, name) for file in files], pa.int64()) for name in _NUMBERS}
@@ -172,20 +172,20 @@ def _lists(values: Sequence[tuple[int, ...] | None]) -> pa.LargeListArray:
 
 
 def is_plan(beginning: bytes) -> bool:
-    """Tell whether a file that begins so, with at least 64 bytes, is a plan file, whole or damaged."""
+    """Return whether a file is a plan file, valid or damaged, from its first bytes (at least 64)."""
     return beginning.startswith(b"PK") and beginning[_NAME_OFFSET:].startswith(_HEADER.encode())
 
 
 def parse_plan(data: bytes, version: str) -> SavedPlan:
-    """Parse a plan file, and check that it is whole.
+    """Parse a plan file, and check that it is complete.
 
     Args:
         data: Its bytes.
-        version: The version of wdsplit that reads it, which must be the one that wrote it.
+        version: The version of wdsplit that reads it, which must also have written it.
 
     Raises:
-        CorruptDataError: It is damaged, or no plan file.
-        InputError: It was written by another version.
+        CorruptDataError: It is damaged, or not a plan file.
+        InputError: Another version wrote it.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -275,7 +275,7 @@ def _tuples(column: pa.ChunkedArray) -> list[tuple[int, ...]]:
 def _damaged(found: str) -> CorruptDataError:
     return CorruptDataError(
         "a plan file is damaged",
-        expected="a file as `wdsplit plan -o` writes it",
+        expected="a file written by `wdsplit plan -o`",
         found=found,
-        remedy="check that it is one; copy it again, or plan again with --overwrite",
+        remedy="check the path, copy the file again, or plan again with --overwrite",
     )

@@ -1,5 +1,4 @@
-"""What a conversion run records: the shards that it has published and the passes that have ended.
+"""The records of a conversion run: published shards and finished passes. Writes no shards.
 
-Nothing here writes shards. Begin with `notes` (files in the run's folder); `published` keeps the manifest's rows of
-published shards in memory.
+Start with `notes` (files in the run's folder); `published` keeps the manifest rows of published shards in memory.
 """

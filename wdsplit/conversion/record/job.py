@@ -1,4 +1,4 @@
-"""What every task of a conversion is given, and how a task finds out that its output is another run's by now."""
+"""The input of every task of a conversion, and the check that its output still belongs to the run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PLAN_NAME = f"{RUN_FOLDER}/plan.json"
 
 @dataclass(frozen=True)
 class Job:
-    """What every task of a conversion needs; a worker process gets it once.
+    """The input of every task of a conversion; each worker process receives it once.
 
     Attributes:
         output: The dataset's folder.
         plan: The plan.
-        buffer_bytes: Bytes of rows that a task may buffer, where the plan puts rows into another order.
+        buffer_bytes: Bytes of rows that a task may buffer, if the plan reorders rows.
         emit: The sidecars to write.
-        storage_options: How to reach a remote store.
-        shared: Whether other machines write to the output too, so that no lock of a local one keeps other runs out.
+        storage_options: Options for a remote store.
+        shared: Whether other machines also write to the output, so that a local lock cannot exclude other runs.
     """
 
     output: str
@@ -46,10 +46,10 @@ class Job:
 
 @contextmanager
 def open_output(job: Job) -> Iterator[Storage]:
-    """Open the output for a task; say that it is another run's, rather than which of our files that run has removed.
+    """Open the output for a task; report another run's takeover, rather than the missing files that it causes.
 
     Raises:
-        ConvertError: The output is another run's, at the beginning or when something goes wrong.
+        ConvertError: The output belongs to another run, at the start or when an error occurs.
     """
     storage = job.open_storage()
     if job.shared:
@@ -64,27 +64,27 @@ def open_output(job: Job) -> Iterator[Storage]:
 
 
 def holds_plan(storage: Storage, plan: Plan) -> bool:
-    """Tell whether the unfinished run of an output is that of a plan."""
+    """Return whether the unfinished run in an output has this plan."""
     return bool(read_note_of_plan(storage, plan, PLAN_NAME))
 
 
 def refuse_taken_over(storage: Storage, plan: Plan, shared: bool = False) -> None:
-    """Refuse to go on with an output where another run has begun meanwhile, if no lock keeps it out.
+    """Refuse to continue if another run has started in the output meanwhile, where no lock prevents that.
 
-    A run of the same plan does no harm: it writes the same bytes. Other machines write to an output that is `shared`;
-    to a remote one they always may.
+    Runs of the same plan are harmless: they write the same bytes. Other machines may write to `shared` outputs, and
+    always to remote ones.
 
     Raises:
-        ConvertError: The output is another run's, or a dataset already, or not the one that the run has begun with.
+        ConvertError: The output belongs to another run, is already a dataset, or is not the run's original output.
     """
     if (storage.is_remote or shared) and not holds_plan(storage, plan):
         raise ConvertError(
-            "another run has taken the output over, or ended it"
-            + ("" if storage.is_remote else "; or this machine has another folder under its path"),
+            "another run has taken over or finished the output"
+            + ("" if storage.is_remote else "; or this machine sees another folder at its path"),
             place=storage.url,
             expected=f"plan {plan.hash}",
             found="another plan, or none",
-            remedy="see that one conversion at a time writes to an output, on all machines"
-            + ("" if storage.is_remote else ", and that all of them reach it"),
+            remedy="make sure that only one conversion at a time writes to an output, on all machines"
+            + ("" if storage.is_remote else ", and that all machines can access it"),
             url=storage.url,
         )

@@ -1,7 +1,7 @@
-"""The notes of a run: what its tasks and its shares leave in its folder, for the process that commits it.
+"""The notes of a run: files of its tasks and shares in its folder, for the process that commits it.
 
-A torn note, as after a power failure, counts as none: another one says the same, or its work is done again. One that
-is whole, but not as a run writes it, was changed by somebody, and is refused.
+A torn note, as after a power failure, counts as missing: another one has the same content, or its work is repeated. A
+complete note with invalid content is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_CHARACTERS = 80
 
 
 def read_note(storage: Storage, path: str) -> Any:
-    """Return what a note holds; None if it is torn, or not there."""
+    """Return the content of a note; None if it is torn or missing."""
     try:
         return orjson.loads(storage.read(path))
     except (DatasetNotFoundError, orjson.JSONDecodeError):
@@ -50,7 +50,7 @@ def read_note(storage: Storage, path: str) -> Any:
 
 
 def read_note_of_plan(storage: Storage, plan: Plan, path: str) -> dict[str, Any]:
-    """Return a note that a run of a plan has left; an empty one if it is another plan's, torn, or not there."""
+    """Return a note of a run of this plan; an empty one if it is of another plan, torn or missing."""
     note = read_note(storage, path)
     return note if isinstance(note, dict) and note.get("plan") == plan.hash else {}
 
@@ -64,7 +64,7 @@ def note_shard(storage: Storage, number: int, shard: Shard) -> None:
 def note_share(
     storage: Storage, plan: Plan, name: str, share: int, num_shares: int, shards: Mapping[int, Shard] | None = None
 ) -> None:
-    """Note that a share of a pass has ended, and the shards that it has written: one note for the commit, not many."""
+    """Note that a share of a pass is finished, with all of its shards, so that the commit reads one note, not many."""
     rows = [
         [number, shard.num_samples, shard.num_pads, shard.num_bytes, shard.checksum]
         for number, shard in sorted((shards or {}).items())
@@ -78,36 +78,36 @@ def _prefix(name: str) -> str:
 
 
 def _ended_shares(storage: Storage, name: str) -> list[re.Match[str]]:
-    """Return the names of the notes on a pass, matched: the share, and of how many."""
+    """Return the matched names of the notes on a pass: the share, and the number of shares."""
     pattern = re.compile(rf"{_prefix(name)}(\d+)-of-(\d+)\.json")
     return list(filter(None, map(pattern.fullmatch, storage.list(_SHARES_FOLDER))))
 
 
 def describe_unfinished_shares(storage: Storage, name: str) -> str:
-    """Say which shares have not ended a pass, if some have: only they say how many there are."""
+    """Return which shares have not finished a pass, if any has: only their notes have the number of shares."""
     ended: dict[int, set[int]] = {}
     for match in _ended_shares(storage, name):
         ended.setdefault(int(match[2]), set()).add(int(match[1]))
     if not ended:
-        return "; no share has ended"
+        return "; no share has finished"
     num_shares = max(ended, key=lambda count: (len(ended[count]), count))
     left = sorted(set(range(num_shares)) - ended[num_shares])
-    return f"; shares that have not ended: {first_few([f'{share}/{num_shares}' for share in left])}" if left else ""
+    return f"; unfinished shares: {first_few([f'{share}/{num_shares}' for share in left])}" if left else ""
 
 
 def first_few(texts: Sequence[str]) -> str:
-    """Say the first of some texts, and how many more there are."""
+    """Return the first few texts, and the number of the others."""
     return ", ".join(texts[:_MAX_LISTED]) + (
         f", and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
     )
 
 
 def read_published(storage: Storage, plan: Plan) -> Published:
-    """Return the shards that are noted: by the shares that have ended, else one by one.
+    """Return the noted shards: from the notes of finished shares, else from those of single shards.
 
     Raises:
-        CorruptDataError: A note is not as a run writes it.
-        WdsplitError: A noted shard is not the planned one.
+        CorruptDataError: A note is invalid.
+        WdsplitError: A noted shard does not match the plan.
     """
     published = Published(plan)
     names = [match[0] for match in _ended_shares(storage, "write")]
@@ -126,10 +126,10 @@ def shards_noted(storage: Storage) -> list[int]:
 
 
 def shard_notes(storage: Storage, numbers: Sequence[int]) -> Iterator[tuple[int, Shard]]:
-    """Give what is noted of shards; each is looked for by its name, and left out if its note is torn or not there.
+    """Yield the notes of shards, looked up by name; torn and missing ones are left out.
 
     Raises:
-        CorruptDataError: A note is not as a run writes it.
+        CorruptDataError: A note is invalid.
     """
     notes = _read(storage, DONE_FOLDER, [f"{number:06d}.json" for number in numbers])
     for number, (place, note) in zip(numbers, notes, strict=True):
@@ -138,7 +138,7 @@ def shard_notes(storage: Storage, numbers: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _read(storage: Storage, folder: str, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Give the place of each note, and what it holds; None if it is torn, or not there."""
+    """Yield the place and the content of each note; None if it is torn or missing."""
 
     def read(name: str) -> tuple[str, Any]:
         path = f"{folder}/{name}"
@@ -148,7 +148,7 @@ def _read(storage: Storage, folder: str, names: Sequence[str]) -> Iterator[tuple
 
 
 def _parse_share(plan: Plan, note: Any, place: str) -> dict[int, Shard]:
-    """Return the shards that a share has noted; none if the share is another plan's."""
+    """Return the shards that a share has noted; none if its plan is another one."""
     match note:
         case None:
             return {}
@@ -181,10 +181,10 @@ def _parse_shard(note: Any, place: str) -> Shard:
 def _damaged(place: str, expected: str, found: Any) -> CorruptDataError:
     text = orjson.dumps(found).decode()
     return CorruptDataError(
-        "a note of the run is damaged",
+        "a progress note of the run is damaged",
         place=place,
         expected=expected,
         found=text[:_MAX_CHARACTERS] + ("..." if len(text) > _MAX_CHARACTERS else ""),
-        remedy="remove it, and run the same command again; with a plan, run the shares again that it misses then",
+        remedy="remove it, and run the same command again; with a plan, run the shares that are missing then",
         url=place,
     )

@@ -1,7 +1,7 @@
-"""The shards that a run has published: what the driver keeps of each, checked against the plan.
+"""The published shards of a run, checked against the plan.
 
-Pure (no I/O). Kept in arrays, some 60 bytes a shard, that are there from the beginning: a run of a million shards
-takes the driver no more memory at its end than at its start.
+Pure (no I/O). Stored in arrays of about 60 bytes per shard that are allocated at the start, so that the driver's memory
+does not grow during a run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _CHECKSUM_BYTES = 48
 
 
 class Published(Mapping[int, Shard]):
-    """The shards of a plan that are there, by their numbers.
+    """The published shards of a plan, by number.
 
     Args:
         plan: The plan.
-        shards: Those that are there already.
+        shards: The shards that exist already.
 
     Attributes:
-        num_samples: Samples of those that are there, pads included.
-        num_bytes: Their bytes.
+        num_samples: Number of samples in published shards, including pads.
+        num_bytes: Bytes of published shards.
     """
 
     def __init__(self, plan: Plan, shards: Mapping[int, Shard] | None = None) -> None:
@@ -42,10 +42,10 @@ class Published(Mapping[int, Shard]):
         self.add(shards or {})
 
     def add(self, shards: Mapping[int, Shard]) -> None:
-        """Take shards in; one that is there already counts once.
+        """Add shards; existing ones count once.
 
         Raises:
-            WdsplitError: One is not the planned one.
+            WdsplitError: A shard does not match the plan.
         """
         for number, shard in shards.items():
             self._check(number, shard)
@@ -57,11 +57,11 @@ class Published(Mapping[int, Shard]):
             self._checksums[number] = shard.checksum.encode()
 
     def missing(self, first: int = 0, stop: int | None = None) -> Int64:
-        """Return which of the shards first, ..., stop - 1 are not there, rising: int64 of shape (missing,)."""
+        """Return the missing ones of the shards first, ..., stop - 1, ascending: int64 of shape (missing,)."""
         return first + np.flatnonzero(self._sizes[first:stop] < 0)
 
     def table(self) -> Shards:
-        """Return all shards of the plan, as the manifest has them; they must be there."""
+        """Return all shards of the plan as rows of the manifest; none may be missing."""
         plan = self._plan
         firsts, stops = np.array([plan.rows(number) for number in range(plan.num_shards)], np.int64).T
         pads = plan.max_samples - (stops - firsts) if plan.options.pad == "repeat" else np.zeros_like(firsts)
@@ -91,7 +91,7 @@ class Published(Mapping[int, Shard]):
         return self._length
 
     def _counts(self, number: int) -> tuple[int, int]:
-        """Return how many samples a shard has, pads included, and how many of them are pads."""
+        """Return the number of samples of a shard, including pads, and the number of pads."""
         first, stop = self._plan.rows(number)
         num_pads = self._plan.num_pads_of(number)
         return stop - first + num_pads, num_pads

@@ -1,6 +1,6 @@
-"""Gathering rows that were scattered: for any range of places, the rows of all sorted runs that lie in it.
+"""Gathers scattered rows: for any range of places, the rows of all sorted runs in it.
 
-A stretch of places is gathered at a time, of as many rows as may be buffered, and sorted.
+Gathers and sorts as many rows at a time as may be buffered.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ShuffledRows:
     """The shuffled table, read by places.
 
     Args:
-        job: What all tasks of the conversion are given.
+        job: The input of all tasks of the conversion.
     """
 
     def __init__(self, job: Job) -> None:
@@ -76,7 +76,7 @@ class ShuffledRows:
             self._check_count(place - begin, begin, end)
 
     def _stretch(self, begin: int, end: int, max_rows: int) -> Iterator[Rows]:
-        """Give the rows of a stretch; a group of more rows than may be buffered comes run by run, in order."""
+        """Yield the rows of a stretch; a group of more rows than may be buffered comes run by run, in order."""
         if end - begin <= max_rows:
             yield self._gather(begin, end)
             return
@@ -134,7 +134,7 @@ class ShuffledRows:
         return self._regions[region]
 
     def _read_range(self, run: SortedRun, first: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Give the rows of a run whose places lie in a range."""
+        """Yield the rows of a run whose places lie in a range."""
         bucket_rows = self._steps.bucket_rows
         buckets = first // bucket_rows, (stop - 1) // bucket_rows
         for batch in read_buckets(self._storage, run, self._opened(run), *buckets):

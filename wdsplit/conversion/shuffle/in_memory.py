@@ -1,7 +1,6 @@
-"""Rows of a table that fits in memory: read once, by all jobs of this machine, into memory that all of them reach.
+"""Rows of a table that fits in memory: all jobs of this machine read them once into shared memory.
 
-Nothing is sorted, and nothing is spilled: rows lie in memory as they were read, and the writer of a shard, in whichever
-process, copies those of its places.
+Nothing is sorted or spilled: rows stay as they were read, and the writer of a shard copies the rows of its places.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ class MemoryRows:
     """The shuffled table, read by places.
 
     Args:
-        job: What all tasks of the conversion are given.
+        job: The input of all tasks of the conversion.
         rows: The table.
     """
 

@@ -1,6 +1,6 @@
-"""Merging what was scattered, for tables of many tasks: of one region, the runs of a chunk of tasks become one.
+"""Merges scattered rows of tables with many tasks: the runs of a chunk of tasks in a region become one run.
 
-What is read and written is the table once more; in turn, nothing is opened as often as there are tasks.
+This reads and writes the table once more, but then no reader has to open the runs of all tasks.
 """
 
 from __future__ import annotations

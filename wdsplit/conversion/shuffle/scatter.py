@@ -1,7 +1,7 @@
-"""Scattering: the inputs are read once, and written as sorted runs, Arrow files whose rows are sorted by their places.
+"""Scatters rows: reads the inputs once, and writes sorted runs, Arrow files with rows sorted by their places.
 
-`order.permutation` says where each row goes, or `plan.grouping` where its group does. How the runs are cut (`steps`)
-changes nothing about what is gathered (`gather`).
+`order.permutation` gives the place of each row, or `plan.grouping` that of its group. How runs are cut (`steps`) does
+not change what is gathered (`gather`).
 """
 
 from __future__ import annotations

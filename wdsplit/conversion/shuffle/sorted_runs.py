@@ -1,7 +1,7 @@
-"""Sorted runs: rows sorted by their places, in files, and the notes of the tasks that have written them.
+"""Sorted runs: files with rows sorted by their places, and the notes of the tasks that wrote them.
 
-A run is cut where places reach a multiple of some number of places. A task notes its runs when all of them are there;
-those of several tasks that are read together are listed in one file by the first task that needs them.
+A run is cut at multiples of a number of places. A task notes its runs when all are written. The runs of tasks that are
+read together are listed in one file by the first task that needs them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SortedRunWriter:
 
     Attributes:
         storage: The output.
-        job: What all tasks of the conversion are given.
+        job: The input of all tasks of the conversion.
         prefix: What the names of all spill files begin with.
         name: The task's name.
         cut_rows: Places at whose multiples a run is cut.
@@ -207,10 +207,10 @@ def listed_runs(storage: Storage, steps: Steps, title: str, names: Sequence[str]
     for name, runs in zip(names, noted, strict=True):
         if runs is None:
             raise CorruptDataError(
-                "a task has left no note of what it has spilled, or a damaged one",
+                "the note of a scatter task is missing or damaged",
                 place=f"{storage.url}/{_note_path(steps.prefix, name)}",
-                expected="the runs that it has written",
-                remedy="continue with --resume; of a plan, run the shares again, pass by pass",
+                expected="a note of the runs that it has written",
+                remedy="continue with --resume; with a plan, run the shares again, pass by pass",
                 url=f"{storage.url}/{_note_path(steps.prefix, name)}",
             )
         found += runs
@@ -225,7 +225,7 @@ def damaged_spill(place: str, found: str) -> CorruptDataError:
         place=place,
         expected="the rows that were spilled",
         found=found,
-        remedy="start anew with --overwrite; the disk may have lost it in a power failure",
+        remedy="start again with --overwrite; a power failure may have damaged the file",
         url=place,
     )
 
@@ -262,7 +262,7 @@ def _name_damage(storage: Storage, run: SortedRun) -> Iterator[None]:
 def read_runs(
     storage: Storage, runs: Sequence[SortedRun], read: Callable[[SortedRun], list[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """Give what is read of each run, in the order of the runs; remote ones are read ahead."""
+    """Yield what is read of each run, in the order of the runs; remote ones are read ahead."""
     found = in_order(read, runs, _REQUESTS_AT_ONCE) if storage.is_remote else map(read, runs)
     for batches in found:
         yield from batches

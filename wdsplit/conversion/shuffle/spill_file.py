@@ -1,7 +1,7 @@
-"""Spill files, open for reading: Arrow files whose record batches hold a bucket of places each.
+"""Reads spill files: Arrow files with a record batch for each bucket of places.
 
-Only the footer is kept of a file, and no descriptor: a task may read as many files as it likes. Batches that lie side
-by side are read at once, by one request where the file is in a store.
+Keeps only the footer and no open descriptor, so that a task can read any number of files. Adjacent batches are read at
+once, with one request from a store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SpillFile:
         bounds: int64 of shape (batches + 1,): where its batches begin, and where the last one ends.
 
     Attributes:
-        buckets: int64 of shape (batches,), rising: the bucket of each batch.
+        buckets: int64 of shape (batches,), ascending: the bucket of each batch.
     """
 
     def __init__(self, reader: pa.RecordBatchFileReader, ranges: _Ranges, bounds: Int64) -> None:

@@ -1,8 +1,8 @@
-"""How a table is cut to be shuffled: into tasks by its rows, into regions and buckets by its places.
+"""How a table is cut for the shuffle: into tasks by rows, into regions and buckets by places.
 
-With few tasks each sorts its rows, and the writer of a shard gathers from all tasks. T tasks make T * T reads, so many
-tasks take two steps of about sqrt(T) reads each: they scatter to regions of places, then what a chunk of consecutive
-tasks has scattered to a region is merged into one sorted run.
+With few tasks, each sorts its rows, and the writer of a shard gathers from all tasks. T tasks make T * T reads. So many
+tasks use two steps of about sqrt(T) reads each: they scatter to regions of places, then the runs of a chunk of
+consecutive tasks in a region are merged into one.
 """
 
 from __future__ import annotations

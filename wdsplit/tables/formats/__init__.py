@@ -1,6 +1,6 @@
 """The formats of input files, a module each: parquet, Arrow, ORC, CSV, JSON lines and tar.
 
-A module opens and reads files of its format, as `registry.Format` says; selecting rows belongs to `tables`. A new
-format is a module and a line in `registry`. Begin with `registry`, then `parquet`; `common`, `opening`, `text` and
-`text_types` serve several formats.
+A module opens and reads files of its format, with the functions of `registry.Format`; `tables` selects rows. A new
+format needs a module and a line in `registry`. Start with `registry`, then `parquet`; `common`, `opening`, `text` and
+`text_types` are shared.
 """

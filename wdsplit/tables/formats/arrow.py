@@ -1,8 +1,8 @@
-"""Arrow IPC: files (Feather V2) and streams, memory-mapped, so that only what is asked for is touched; or remote.
+"""Arrow IPC: files (Feather V2) and streams, memory-mapped or remote.
 
-A record batch can be read by itself; one that is large is cut into several row groups. A stream has no footer, so one
-walk over the headers of its messages finds the batches; the same walk counts the rows of a file's. A batch of a stream
-is read as a stream of its own: the schema, the dictionaries that came before it, and the batch.
+A record batch can be read separately; large ones are cut into several row groups. One walk over the message headers
+finds the batches of a stream, which has no footer, and counts rows. A batch of a stream is read as a stream of its own:
+the schema, the dictionaries before it, and the batch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def open_file(path: str, remote: Remote | None = None) -> tuple[InputFile, pa.Sc
         check_names(schema)
         footer = ipc.open_file(source) if _is_file(source) else None
         if footer is not None and footer.schema != schema:
-            raise ValueError("the columns in the footer are not those at the beginning")
+            raise ValueError("the columns in the footer differ from those at the start")
     with _opened(path, remote, skims=True) as source:
         found = _walk(source, footer.num_record_batches if footer is not None else None, num_bytes)
     ratio = _decoded_ratio(path, remote, schema, found)
@@ -135,7 +135,7 @@ def _check_magic(path: str, remote: Remote | None) -> None:
         first = file.read(len(_FILE_MAGIC))
     if first.startswith(_FEATHER_V1_MAGIC):
         raise InputError(
-            "an input is of the old format Feather V1",
+            "an input has the old format Feather V1",
             place=path,
             expected="Arrow IPC, which is also called Feather V2",
             remedy="write it again with pyarrow.feather.write_feather, or as parquet",
@@ -219,7 +219,7 @@ def _decoded_ratio(path: str, remote: Remote | None, schema: pa.Schema, found: _
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some row groups, in batches that are views of the file, unless that is compressed."""
+    """Yield the rows of some row groups, in batches that are views of the file, unless that is compressed."""
     with _Messages(file.path, file.remote) as source:
         check_unchanged(file, source.remote)
         own = _schema_of(source.file)
@@ -237,7 +237,7 @@ def read_batches(
 
 
 def _parts(file: InputFile, batch: pa.RecordBatch, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some row groups that are all of one batch."""
+    """Yield the rows of some row groups that are all of one batch."""
     begin = file.offsets[groups[0]]
     siblings = range(bisect_left(file.offsets, begin), bisect_right(file.offsets, begin))
     if sum(file.row_groups[group] for group in siblings) != len(batch):
@@ -302,14 +302,14 @@ def _batches(
     numbers: Sequence[int],
     columns: Sequence[int],
 ) -> Iterator[pa.RecordBatch]:
-    """Give some batches, rising, with some of the columns, in the order that these have in the file.
+    """Yield the given batches with the given columns, both in the order of the file.
 
     Args:
         source: The file or stream.
         schema: Its columns.
         begins: Where the messages of each batch begin, then the end.
         numbers: The batches.
-        columns: The columns, rising.
+        columns: The columns, in ascending order.
     """
     first = _FIRST_MESSAGE if _is_file(source.file) else 0
     ranges = [(begins[number], begins[number + 1]) for number in numbers]

@@ -55,7 +55,7 @@ def changed(file: InputFile, found: str) -> InputError:
         place=file.path,
         expected=f"the file of {file.num_bytes} bytes and {file.num_rows} rows",
         found=found,
-        remedy="leave the inputs alone while they are converted; start again with --overwrite",
+        remedy="do not change inputs during a conversion; start again with --overwrite",
         url=file.path,
     )
 

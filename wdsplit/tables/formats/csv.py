@@ -1,8 +1,8 @@
-"""CSV and TSV (RFC 4180): cut into blocks of whole rows, whose columns get a type that all values of a file allow.
+"""CSV and TSV (RFC 4180): read in blocks of whole rows, with column types that fit all values of a file.
 
-A column is of integers, doubles or booleans only if each of its values can be written again from that; otherwise, as
-with `007`, it is text. Dates and times stay the text that they are. A field with nothing in it is a null in a column
-of numbers or booleans, and an empty string in one of text.
+A column has integers, doubles or booleans only if every value can be reproduced exactly; otherwise, as with `007`, it
+has strings. Dates and times stay strings. An empty field is null in a column of numbers or booleans, and an empty
+string in a column of strings.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def _row_end(block: Block, delimiter: str, is_last: bool) -> int:
         raise block.error(
             stop,
             "lone carriage return",
-            expected="rows that end with a newline, or with both",
+            expected="rows that end with a newline, with or without a carriage return",
             found="a carriage return without a newline",
-            remedy="convert the line ends, as with `tr '\\r' '\\n'`, or quote the field",
+            remedy="convert the line endings, as with `tr '\\r' '\\n'`, or quote the field",
         )
     return end
 
@@ -140,7 +140,7 @@ def _check_quoted(block: Block, place: int, is_last: bool) -> None:
 
 
 def _rows(data: bytes, delimiter: str) -> Iterator[tuple[int, int]]:
-    """Give where the rows of whole rows begin and end, without their line ends; empty lines are no rows."""
+    """Yield where the rows of whole rows begin and end, without their line ends; empty lines are no rows."""
     row, _ = _patterns(delimiter)
     begin = 0
     while begin < len(data):
@@ -215,9 +215,9 @@ def _texts(block: Block, delimiter: str, names: list[str], columns: Sequence[str
         raise block.error(
             begins[wrong[0].number - 1],
             "a row has another number of columns",
-            expected=f"{len(names)} columns, as the header has them",
+            expected=f"{len(names)} columns, as in the header",
             found=str(wrong[0].actual_columns),
-            remedy="correct the row; quote what holds a delimiter or a line end",
+            remedy="correct the row; quote fields that contain a delimiter or a line ending",
         ) from error
 
 
@@ -234,7 +234,7 @@ def _found_field(name: str, column: pa.ChunkedArray) -> pa.Field:
 
 
 def _allows(kind: pa.DataType, values: pa.Array) -> bool:
-    """Tell whether values, none of them empty, can be of a type without losing anything."""
+    """Return whether values, none of them empty, can be of a type without losing anything."""
     if kind == pa.bool_():
         return all_true(pc.is_in(values, pa.array(_TRUE + _FALSE)))
     if kind == pa.float64():
@@ -273,7 +273,7 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some blocks, with the types of the whole input."""
+    """Yield the rows of some blocks, with the types of the whole input."""
     delimiter = _delimiter(file.path)
     with open_input(file.path, file.remote) as source:
         header = source.read(file.offsets[0]).removeprefix(BOM)

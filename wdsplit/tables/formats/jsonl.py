@@ -1,7 +1,7 @@
-"""JSON lines: an object a line, cut into blocks of whole lines, whose types are brought together.
+"""JSON lines: one object per line, read in blocks of whole lines whose types are joined.
 
-A key that some objects lack is a null there. Strings stay strings, dates too. A number that its column's type cannot
-hold with all its digits is refused, and so are values of two kinds under one key.
+Missing keys are null. Strings stay strings, including dates. Numbers that lose digits in the type of their column are
+errors, and so are values of two kinds under one key.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def _first_error(found: pa.Field, block: Block, error: Exception) -> InputError:
         text = str(error).splitlines()[0].removeprefix("JSON parse error: ")
         error = InputError(
             "a line cannot be read",
-            expected="an object, with values of the kind that the lines before have",
+            expected="an object, with values of the same kinds as in earlier lines",
             found=re.sub(" in row [0-9]+$", "", text),
-            remedy="correct the line; what varies in kind can be written as a string",
+            remedy="correct the line, or write values that vary in kind as strings",
         )
     place = line_ends[line - 1] if line else 0
     return block.error(place, error.cause, error.expected, error.found, error.remedy)
@@ -108,10 +108,10 @@ def _joined_types(found: pa.Field, data: bytes) -> tuple[pa.Field, int]:
 
 def _no_object(found: str) -> InputError:
     return InputError(
-        "an input is not of JSON lines",
-        expected='an object a line, as in {"text": "a cat", "label": 3}',
+        "an input is not JSON lines",
+        expected='one object per line, as in {"text": "a cat", "label": 3}',
         found=found,
-        remedy="write a line for each object, as with `jq -c '.[]'` for an array of objects",
+        remedy="write one object per line, as `jq -c '.[]'` does for an array",
     )
 
 
@@ -162,9 +162,9 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
 
 def _two_types(error: TwoTypesError, what: str, path: str = "") -> InputError:
     return InputError(
-        f"the values of {error.path.lstrip('/')!r} are of two types",
+        f"the values of {error.path.lstrip('/')!r} have two types",
         place=path,
-        expected=f"{error.one}, as the {what} before have it",
+        expected=f"{error.one}, as in the {what} before",
         found=error.other,
         remedy="write the values as strings or as numbers of one kind, or convert them as two datasets",
         url=path,
@@ -207,8 +207,8 @@ def _check_numbers(data: bytes, columns: Mapping[str, pa.Array]) -> None:
         found = _inexact_value(json.loads(line, parse_int=_Number, parse_float=_Number), schema)
         if found is not None:
             raise InputError(
-                "a number has more digits than can be kept",
-                expected="integers of 64 bits, and other numbers with the digits that a double holds",
+                "a number has too many digits",
+                expected="64-bit integers, and other numbers with no more digits than a double",
                 found=found,
                 remedy="write it as a string",
             )
@@ -245,6 +245,6 @@ def _inexact_value(value: Any, kind: pa.DataType) -> str | None:
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some blocks, with the types of the whole input."""
+    """Yield the rows of some blocks, with the types of the whole input."""
     kinds = pa.schema([schema.field(name) for name in columns])
     yield from read_blocks(file, groups, lambda data: _parse(data, kinds))

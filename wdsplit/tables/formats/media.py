@@ -1,6 +1,6 @@
-"""Media files of a folder: a row for each. Rows name files; what is in the files, `tables.payloads` reads.
+"""Folders of media files as tables with a row per file. `tables.payloads` reads the files.
 
-The rows are known since the folder was listed, so nothing is read here.
+The rows are known from listing the folder, so this module reads nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _different(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> In
         for each in (schema, other)
     ]
     return InputError(
-        "two folders differ in what they hold",
+        "two folders differ in their contents",
         place=path,
         expected=f"{texts[0]}, as {first} has them",
         found=texts[1],
@@ -113,7 +113,7 @@ def _different(first: str, schema: pa.Schema, path: str, other: pa.Schema) -> In
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some row groups; the column of media has references (`REFERENCE`)."""
+    """Yield the rows of some row groups; the column of media has references (`REFERENCE`)."""
     assert file.members is not None
     ends = np.cumsum(file.row_groups)
     for group in groups:

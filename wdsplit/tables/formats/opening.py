@@ -1,6 +1,6 @@
-"""Inputs opened for reading: local files, and objects of a store by requests for ranges, few and large.
+"""Opens inputs for reading: local files, and remote objects with few, large range requests.
 
-An object that is replaced after it was opened is refused.
+Reading an object that was replaced after opening is an error.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class RemoteInput:
         return [(begin, memoryview(data)) for begin, data in found]
 
     def has_buffered(self, begin: int, end: int) -> bool:
-        """Tell whether all bytes of a range are buffered in one piece."""
+        """Return whether all bytes of a range are buffered in one piece."""
         return len(self._buffered_at(begin, end - begin)) == end - begin
 
     def as_arrow(self) -> pa.NativeFile:
@@ -137,7 +137,7 @@ class RemoteInput:
 
 
 def joined_ranges(ranges: Sequence[tuple[int, int]], hole_bytes: int = _HOLE_BYTES) -> list[tuple[int, int]]:
-    """Return ranges (begin, end), rising, that cover others; those between which little lies are one."""
+    """Return ranges (begin, end), ascending, that cover others; those between which little lies are one."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if joined and begin <= joined[-1][1] + hole_bytes:

@@ -78,7 +78,7 @@ def _data_bytes(table: orc.ORCFile, rows: Sequence[int]) -> int:
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some stripes, cut into batches."""
+    """Yield the rows of some stripes, cut into batches."""
     remote = None if file.remote is None else RemoteInput(file.remote, _AHEAD_BYTES)
     check_unchanged(file, remote)
     with _source(file.path, remote) as source:

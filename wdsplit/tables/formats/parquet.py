@@ -84,7 +84,7 @@ def _footer_of(source: IO[bytes] | RemoteInput) -> tuple[int, str]:
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some row groups, in batches; pages that have checksums are checked by them."""
+    """Yield the rows of some row groups, in batches; pages that have checksums are checked by them."""
     with open_input(file.path, file.remote) as source:
         found = _footer_of(source)
         with pq.ParquetFile(
@@ -109,7 +109,7 @@ def read_batches(
 def _buffered_runs(
     source: RemoteInput, table: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[list[int]]:
-    """Give runs of row groups whose bytes are in memory until the next is asked for, which is fetched meanwhile."""
+    """Yield runs of row groups whose bytes are in memory until the next is asked for, which is fetched meanwhile."""
     for run, buffers in ahead((run, source.fetch(ranges)) for run, ranges in _runs(table, groups, columns)):
         source.use_buffers(buffers)
         yield run

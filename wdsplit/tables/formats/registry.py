@@ -1,7 +1,7 @@
-"""The formats that input files may have, each a module of the same name with the same functions.
+"""The registry of input formats. Each is a module with the functions of `Format`.
 
-A module of a format offers what `Format` says. Everything else, such as selecting rows, is common to all and lives in
-`wdsplit.tables.read`. A new format is a module and a line in `_FORMATS`.
+Everything else, such as selecting rows, is common and in `wdsplit.tables.read`. A new format needs a module and a line
+in `_FORMATS`.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class Format(Protocol):
     def read_batches(
         self, file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        """Give the rows of some row groups in order, in batches of about 16 MiB that may span row groups.
+        """Yield the rows of some row groups in order, in batches of about 16 MiB that may span row groups.
 
         Args:
             file: The file.
-            groups: The row groups, rising.
+            groups: The row groups, in ascending order.
             columns: Names of columns that the file has, in the order requested, at least one.
             schema: The columns of the whole input, which a file without types of its own is read by.
 
@@ -109,7 +109,7 @@ class Format(Protocol):
         """
 
     def matching_groups(self, file: InputFile, expression: Any, schema: pa.Schema, known: Any) -> Sequence[int]:
-        """Return the row groups that may hold rows that meet a condition, rising; all if nothing is known.
+        """Return the row groups that may have rows for a condition, in ascending order; all if nothing is known.
 
         Args:
             file: The file.
@@ -120,18 +120,18 @@ class Format(Protocol):
 
 
 def is_compressed(path: str) -> bool:
-    """Tell whether a name is that of a compressed table."""
+    """Return whether a name is that of a compressed table."""
     lower = path.lower()
     return lower.endswith((".tgz", *(f"{suffix}{more}" for suffix in _SUFFIXES for more in _COMPRESSED)))
 
 
 def is_media(path: str) -> bool:
-    """Tell whether a name is that of an image, of audio or of a video."""
+    """Return whether a name is that of an image, of audio or of a video."""
     return os.path.splitext(shown_url(path))[1].lower() in MEDIA_SUFFIXES
 
 
 def is_table(path: str) -> bool:
-    """Tell whether a name is that of a table of a known format."""
+    """Return whether a name is that of a table of a known format."""
     return shown_url(path).lower().endswith(tuple(_SUFFIXES))
 
 
@@ -156,11 +156,11 @@ def name_of_format(path: str, remote: Remote | None = None) -> str:
     if found is not None:
         return found
     raise InputError(
-        "the format of an input is not known",
+        "unknown input format",
         place=path,
         expected=f"a file that ends in one of {', '.join(_SUFFIXES)}",
-        found="a compressed file" if compressed else f"a file that begins with {first!r}",
-        remedy="decompress it first: rows are read from the middle of a file" if compressed else "rename the file",
+        found="a compressed file" if compressed else f"a file that starts with {first!r}",
+        remedy="decompress it first" if compressed else "rename the file",
         url=path,
     )
 
@@ -169,9 +169,9 @@ def refuse_misnamed(path: str, name: str, remote: Remote | None = None) -> None:
     """Refuse a file whose first bytes are those of another format than its name ends in.
 
     Args:
-        path: As of `open_file`.
+        path: As for `open_file`.
         name: The format that its name ends in.
-        remote: As of `open_file`.
+        remote: As for `open_file`.
 
     Raises:
         InputError: They are.
@@ -179,7 +179,7 @@ def refuse_misnamed(path: str, name: str, remote: Remote | None = None) -> None:
     found = _format_that_begins(_first_bytes(path, remote))
     if found not in (None, name):
         raise InputError(
-            "the name of an input ends as another format's",
+            "the extension of an input does not match its format",
             place=path,
             expected=f"{name}, by its name",
             found=f"{found}, by its first bytes",

@@ -81,7 +81,7 @@ def _checksum_of_headers(data: memoryview, scan: Scan) -> str:
 def _warn_of_left_out(path: str, samples: TarSamples) -> None:
     if samples.num_left_out:
         logger.warning(
-            "%s: %d members belong to no sample and are left out, the first of them %r",
+            "%s: left out %d members that belong to no sample, such as %r",
             path,
             samples.num_left_out,
             samples.left_out[0],
@@ -114,7 +114,7 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
 def read_batches(
     file: InputFile, groups: Sequence[int], columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Give the samples of some row groups."""
+    """Yield the samples of some row groups."""
     with open_unchanged(file) as source:
         for group in groups:
             begin, end = file.offsets[group : group + 2]
@@ -153,7 +153,7 @@ def _payloads(data: bytes, num_samples: int, samples: Int64, starts: Int64, size
     Args:
         data: The part of the tar.
         num_samples: Samples.
-        samples: int64 of shape (m,), rising: the sample of each payload.
+        samples: int64 of shape (m,), ascending: the sample of each payload.
         starts: int64 of shape (m,): where each begins in `data`.
         sizes: int64 of shape (m,): its bytes.
     """

@@ -1,6 +1,6 @@
-"""What the formats of text share: files cut into blocks of whole rows.
+"""Common to text formats: files as blocks of whole rows.
 
-A block can be read by itself. Nothing but the block at hand is in memory, however large the file is.
+A block can be read separately. Only one block is in memory at a time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TextReader:
         self._rows: list[int] = []
 
     def blocks(self) -> Iterator[Block]:
-        """Give the file in blocks of about 16 MiB, or of one row if that is larger; without a byte order mark.
+        """Yield the file in blocks of about 16 MiB, or of one row if that is larger; without a byte order mark.
 
         Raises:
             InputError: A row is too large, or not UTF-8.
@@ -140,13 +140,13 @@ def _too_large(block: Block) -> InputError:
         0,
         "a row is too large",
         expected="at most 2 GiB",
-        found=f"more than {len(block.data)} bytes without an end",
-        remedy="check that the file has line ends, and that quotes are closed",
+        found=f"more than {len(block.data)} bytes without a line ending",
+        remedy="check that the file has line endings, and that quotes are closed",
     )
 
 
 def read_blocks(file: InputFile, groups: Sequence[int], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some row groups, given what makes a table of the bytes of one.
+    """Yield the rows of some row groups, given what makes a table of the bytes of one.
 
     Raises:
         InputError: The file has changed since it was opened first.

@@ -1,7 +1,6 @@
-"""Types for values that are written as text: found without losing a digit, and brought together.
+"""Lossless types for values in text formats.
 
-Pure (no I/O). What blocks and files of CSV and of JSON lines are found to hold is joined here, so that a type holds
-every value of the whole input.
+Pure (no I/O). Joins the types of the blocks and files of CSV and JSON lines to types that fit all values of the input.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class TwoTypesError(ValueError):
 
 
 def all_true(mask: pa.Array) -> bool:
-    """Tell whether all of a boolean array is true; an empty one is."""
+    """Return whether all of a boolean array is true; an empty one is."""
     return bool(pc.all(mask, min_count=0).as_py())
 
 
@@ -53,7 +52,7 @@ def inexact(numbers: pa.Array) -> pa.Array:
 
 
 def is_exact(number: str) -> bool:
-    """Tell whether a double, printed with as many digits as a number is written with, is that number again.
+    """Return whether a double, printed with as many digits as a number is written with, is that number again.
 
     So `1.10` is exact, and 0.1 printed with 17 or with 30 digits, but 9007199254740993 is not.
     """
