@@ -1,14 +1,16 @@
 """Compare reading views of a dataset with reading all of it: how many samples a second.
 
 The views are half of the samples, drawn and every second one; a tenth; and one of a hundred. All are read in batches of
-256 by one process, in turn, each in a process of its own; samples have about 1 kB and 100 kB. Printed are medians and
-what share of the speed of the whole dataset they are; and the bytes that were read for each byte of a sample.
+256 by one process, in turn, each in a process of its own, of which the second epoch counts; samples have about 1 kB,
+10 kB and 100 kB, shards about 25 MB. Printed are medians and what share of the speed of the whole dataset they are; and
+the bytes that were read for each byte of a sample.
 
 Example: python -m tools.bench.views --output /dev/shm
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from operator import itemgetter
 from pathlib import Path
@@ -20,6 +22,7 @@ from tools.bench.core import Aim, Result
 
 ROWS = {1_000: 300_000, 10_000: 60_000, 100_000: 8_000}
 """Samples by the bytes of each."""
+SHARD_BYTES = 25_000_000
 WHOLE = "wdsplit, all samples"
 VIEWS = {
     WHOLE: (1, 1),
@@ -51,7 +54,7 @@ def make_table(path: Path, num_rows: int, num_bytes: int) -> None:
 
 def read_once(folder: str, name: str, num_workers: int) -> Result:
     """Read a view once; return seconds, samples, and bytes read for each byte of the samples."""
-    clock = core.begin("torch", "wdsplit.loading.loader", "wdsplit.views.view")
+    core.begin("torch", "wdsplit.loading.loader", "wdsplit.views.view")
     from wdsplit.loading.dataset import Dataset
     from wdsplit.loading.loader import Loader
     from wdsplit.order.selection import Selection
@@ -63,10 +66,14 @@ def read_once(folder: str, name: str, num_workers: int) -> Result:
         counts = dataset.manifest.shards.num_real.tolist()
         masks = [np.arange(n) % every == 0 if every else chance.random(n) < 1 / one_of for n in counts]
         dataset = Dataset(folder, view=View(name, Selection.of_masks(masks)))
+    loader = Loader(dataset, BATCH_SIZE, num_workers=num_workers)
+    for _ in loader:
+        pass
+    gc.collect()  # of all that was imported, which takes as long as thousands of samples
     before = _bytes_read()
     clock = core.Clock()
     num_samples = num_bytes = 0
-    for batch in Loader(dataset, BATCH_SIZE, num_workers=num_workers):
+    for batch in loader:
         num_samples += len(batch["__key__"])
         num_bytes += sum(map(len, batch["bin"]))
     read = clock.read()
@@ -83,7 +90,7 @@ def _bytes_read() -> int:
 def compare(num_bytes: int, folder: Path, rounds: int, num_workers: int) -> list[Aim]:
     """Measure all views of samples of one size, and print the medians; return what was aimed at."""
     make_table(folder / data.SOURCE, ROWS[num_bytes], num_bytes)
-    data.make_shards(folder, emit=())
+    data.make_shards(folder, emit=(), shards=max(1, ROWS[num_bytes] * num_bytes // SHARD_BYTES))
     (folder / data.SOURCE).unlink()
     dataset = str(folder / data.SHARDS)
 
