@@ -60,7 +60,12 @@ class Report:
         try:
             Path(path).write_text(self.html, encoding="utf-8")
         except OSError as error:
-            raise StorageError("the report cannot be written", place=str(path), found=error.strerror or "") from error
+            raise StorageError(
+                "the report cannot be written",
+                place=str(path),
+                found=error.strerror or str(error),
+                remedy="choose a file in an existing folder that you may write to",
+            ) from error
 
 
 def report(
