@@ -57,8 +57,8 @@ def arguments(description: str) -> Parser:
 class Pace:
     """When a run saves and when it stops, by the steps that it counts: a step is a batch.
 
-    `--checkpoint-steps` counts those of an epoch, `--stop-after` those of this run. In the middle of an accumulation
-    there are gradients that no checkpoint holds, so what falls there is put off to its end.
+    `--checkpoint-steps` counts those of an epoch, `--stop-after` those of this run. No checkpoint contains the
+    gradients of an unfinished accumulation, so a run saves and stops at the end of one.
 
     Args:
         args: The arguments.

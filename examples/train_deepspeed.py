@@ -5,8 +5,8 @@
     ... --checkpoint FOLDER --resume
 
 Ranks are found by themselves: DeepSpeed's launcher sets what torchrun sets. `deepspeed.initialize` gets no
-training_data: its own loader would put a DistributedSampler before the dataset. It is told where an accumulation ends,
-because the last one of an epoch may be of fewer batches.
+training_data: its own loader would put a DistributedSampler before the dataset. The script marks where an accumulation
+ends, because the last one of an epoch may have fewer batches.
 """
 
 from __future__ import annotations

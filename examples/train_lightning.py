@@ -123,7 +123,7 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
 
 
 def checkpoint_to_resume(args: argparse.Namespace) -> Path | None:
-    """Return the checkpoint to go on from, if there is one and it is wanted."""
+    """Return the checkpoint to resume from: None without --resume, or if there is none yet."""
     newest = args.checkpoint / "newest.ckpt" if args.resume else None
     return newest if newest and newest.exists() else None
 

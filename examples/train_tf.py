@@ -2,9 +2,13 @@
 
     python examples/train_tf.py TRAIN TEST --epochs 2                   # all devices of this machine
 
-What to copy: `open_loader` (a dataset and its loader), the call of `fit` (a dataset without end, `steps_per_epoch`, and
-the callback that tells the loader which batches were used), `weighed` (pads weigh nothing, so an evaluation is exact)
-and `Checkpoint`: with --checkpoint FOLDER a run that was stopped goes on where it was, in the middle of an epoch.
+What to copy:
+
+- `open_loader`: a dataset and its loader.
+- The call of `fit`: a dataset without end, `steps_per_epoch`, and the callback that tells the loader which batches
+  were used.
+- `weighed`: pads have weight 0, so an evaluation is exact.
+- `Checkpoint`: with --checkpoint FOLDER a stopped run continues where it was, in the middle of an epoch.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def until_death(batches: Iterator[Any]) -> list[int]:
 
 
 def train(folder: str, url: str, minutes: float, rounds: int) -> None:
-    """Go round after round, and print what is there after each."""
+    """Run round after round, and print what this program has after each."""
     chance, ends = random.Random(0), time.monotonic() + 60 * minutes
     lasting = open_loader(f"{folder}/data", LEGS[0], num_workers=2, persistent_workers=True)
     cached = {"cache_dir": f"{folder}/cache", "cache_size": SAMPLES * SAMPLE_BYTES}

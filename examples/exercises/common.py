@@ -101,7 +101,7 @@ def say(*lines: str) -> None:
 
 
 def finish(fault: str) -> None:
-    """End the script on all ranks: with an error, told by rank 0, if there is a fault."""
+    """End the script on all ranks; if there is a fault, with an error that rank 0 prints."""
     if fault and rank_and_world_size()[0] == 0:
         print(f"FAILED: {fault}", file=sys.stderr, flush=True)
     wait_for_all()

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 examples/exercises/exercise4_loss_curves.py --picture curves.png
 
-All ranks train together; then rank 0 trains alone, from the same parameters. Because the global batch of a step holds
-the same samples on any number of ranks, the curves coincide up to the order of floating-point sums, and the script
-fails if they do not. With --break-split each rank takes itself for the only one: then they do not.
+All ranks train together; then rank 0 trains alone, from the same parameters. The global batch of a step has the same
+samples on any number of ranks. So the curves coincide up to the order of floating-point sums; if not, the script
+fails. With --break-split each rank acts as if it were the only one, and the curves differ.
 """
 
 from __future__ import annotations
