@@ -84,6 +84,7 @@ def test_public_docstrings_are_plain(thing):
 def test_the_help_is_plain(command):
     assert isinstance(command, click.Command)
     texts = helps(command)
+    assert not any("\\b" in text for text in texts), "a docstring with a backslash instead of click's mark \\b"
     assert [place for text in texts for place in banned(text)] == []
     assert [sentence for text in texts for sentence in too_long(text)] == []
 

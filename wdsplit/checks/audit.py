@@ -223,8 +223,8 @@ def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Findin
     error = f" +- {found.error:.2g} (estimated from some batches)" if found.error else ""
     evidence = (
         f"1 is ideal: two samples of a batch of {options.global_batch:,} share a batch again in the next epoch "
-        f"{found.figure:.2f}{error} times as often as by chance; of the {options.global_batch - 1:,} others in its "
-        f"batch, a sample meets {found.met_again:.2g} again, by chance {found.by_chance:.2g}"
+        f"{found.figure:.2f}{error} times as often as by chance ({found.met_again:.2g} of the "
+        f"{options.global_batch - 1:,} others, by chance {found.by_chance:.2g})"
     )
     yield Finding(order.epoch, "mixing of epochs", True, evidence, round(found.figure, 4), 1, found.error)
 

@@ -125,16 +125,14 @@ def verify_command(
 @view_options
 @json_option
 def audit_command(dataset: str, workers: int, as_json: bool, **arguments: Any) -> None:
-    r"""Check the loading promises for DATASET and a topology.
+    """Check the loading promises for DATASET and a topology.
 
     Checks all positions of each epoch: same batches on any topology, equal steps, each sample exactly once, resume
-    anywhere. Also measures how well batches are mixed:
+    anywhere.
 
-    \b
-    - mixing of epochs: how often two samples of a batch share a batch again
-      in the next epoch
-    - mixing of classes: chi-squared of a rank's batches over the classes;
-      classes - 1 if drawn at random, far more if sorted by class
+    Also measures how well batches are mixed. Mixing of epochs: how often two samples of a batch share a batch again in
+    the next epoch. Mixing of classes: chi-squared of a rank's batches over the classes. Random batches give the number
+    of classes minus 1, sorted ones far more.
 
     Reads only the manifest and labels (of a large dataset, a sample of them), unless --read is given.
     """

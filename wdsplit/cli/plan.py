@@ -163,7 +163,7 @@ def _plan_text(plan: Plan, space: str) -> str:
         f"keys from {'column ' + repr(plan.key) if plan.key else 'row numbers'}",
         f"the loader reads {plan.lanes:,} lanes (sequences of shards) in parallel, in windows of "
         f"{'' if plan.options.window else 'about '}{plan.window:,} samples",
-        f"ranks x workers that share no lane: {_numbers_text(plan.lanes)}",
+        f"ranks x workers that read each byte once: {_numbers_text(plan.lanes)}",
         f"plan {plan.hash}",
         *_classes_lines(class_counts(plan.table)),
         "",

@@ -323,6 +323,7 @@ class _Counter:
     def __init__(self, is_needed: Callable[[], bool] = lambda: True) -> None:
         self.given = 0
         self.taken = [("", "")]
+        self._fields: Iterable[str] = ()
         self._is_needed = is_needed
 
     def count(self, blocks: Iterable[Block]) -> Iterator[dict[str, Any]]:
@@ -332,6 +333,7 @@ class _Counter:
                     return
                 self.given += 1
                 self.taken.append((sample["__key__"], sample["__url__"]))
+                self._fields = sample.keys()
                 yield sample
 
     def placed(self, error: Exception) -> Exception:
@@ -343,7 +345,8 @@ class _Counter:
             located = error.at(f"sample {key!r} of {url}")
             located.key, located.url = key, url
             return located
-        return noted(error, f"in sample {key!r} of {url}")
+        fields = ", ".join(name for name in self._fields if not name.startswith("__"))
+        return noted(error, f"in sample {key!r} of {url}" + f", which has {fields}" * isinstance(error, KeyError))
 
 
 def _own(step: Step, world: World) -> Int64:

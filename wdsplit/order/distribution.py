@@ -100,13 +100,14 @@ def reading_advice(lanes: int, world_size: int, num_workers: int) -> str | None:
         return None
     readers = world_size * num_workers
     fewer, more = lanes // readers * readers, -(-lanes // readers) * readers
-    better = [f"lanes={near}" for near in (fewer, more) if near]
-    better += [f"{near} workers" for near in _nearest_divisors(lanes, world_size, num_workers)]
+    better = [f"{near} workers" for near in _nearest_divisors(lanes, world_size, num_workers)]
     better += [f"{near} ranks" for near in _nearest_divisors(lanes, num_workers, world_size)]
+    lanes_too = " or ".join(f"lanes={near}" for near in (fewer, more) if near)
+    choices = ", or ".join(filter(None, [" or ".join(better), lanes_too]))
     return (
         f"{world_size} ranks x {num_workers} workers do not divide {lanes} lanes, so {shared} readers share each lane "
-        f"and read the same windows; each lane has one reader with {' or '.join(better)} "
-        "(other lanes change the order, ranks and workers do not)"
+        f"and read the same windows; use {choices} "
+        "(for a new training: saved states need the same lanes)"
     )
 
 

@@ -213,9 +213,9 @@ def _waiting(facts: Facts) -> Verdict:
     answer = {"good": "no", "fair": "a little", "bad": "yes"}[grade]
     cluster = facts.reading.cluster
     text = (
-        f"Model of {judged.topology}, batch {facts.batch_size}, a link of {human_number(cluster.link_gbits)} Gbit/s "
-        f"per node and steps of {human_seconds(cluster.step_ms / 1000)}: GPUs wait {found.waiting:.0%} of the time. "
-        f"An epoch takes {human_seconds(found.epoch_s)}; its first batch, {human_seconds(found.first_batch_s)}."
+        f"Simulated for {judged.topology}, batch {facts.batch_size}, a link of {human_number(cluster.link_gbits)} "
+        f"Gbit/s per node and steps of {human_seconds(cluster.step_ms / 1000)}: GPUs wait {found.waiting:.0%} of the "
+        f"time. An epoch takes {human_seconds(found.epoch_s)}; its first batch, {human_seconds(found.first_batch_s)}."
     )
     remedy = "" if grade == "good" else _waiting_remedy(judged)
     return Verdict(question, grade, answer, text, remedy, "cluster")

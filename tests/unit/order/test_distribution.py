@@ -205,23 +205,23 @@ def test_there_is_advice_where_lanes_are_shared_and_nowhere_else(lanes, world_si
 @pytest.mark.parametrize(
     ("lanes", "world_size", "num_workers", "advice"),
     [
-        (16, 3, 1, "lanes=15 or lanes=18 or 2 ranks or 4 ranks"),
-        (16, 8, 3, "lanes=24 or 2 workers"),
-        (32, 8, 3, "lanes=24 or lanes=48 or 2 workers or 4 workers"),
-        (12, 5, 1, "lanes=10 or lanes=15 or 4 ranks or 6 ranks"),
+        (16, 3, 1, "2 ranks or 4 ranks, or lanes=15 or lanes=18"),
+        (16, 8, 3, "2 workers, or lanes=24"),
+        (32, 8, 3, "2 workers or 4 workers, or lanes=24 or lanes=48"),
+        (12, 5, 1, "4 ranks or 6 ranks, or lanes=10 or lanes=15"),
         (7, 8, 2, "lanes=16"),
     ],
 )
 def test_advice_names_the_nearest_numbers_that_divide(lanes, world_size, num_workers, advice):
     said = reading_advice(lanes, world_size, num_workers)
-    assert f"each lane has one reader with {advice} (" in said
+    assert f"; use {advice} (" in said
     assert said.startswith(f"{world_size} ranks x {num_workers} workers do not divide {lanes} lanes, so ")
 
 
 @given(st.integers(1, 200), st.integers(1, 24), st.integers(1, 9))
 def test_following_the_advice_gives_each_lane_one_reader(lanes, world_size, num_workers):
-    said = reading_advice(lanes, world_size, num_workers) or " with  ("
-    for choice in said.partition(" with ")[2].partition(" (")[0].split(" or "):
+    said = reading_advice(lanes, world_size, num_workers) or "; use  ("
+    for choice in said.partition("; use ")[2].partition(" (")[0].replace(",", "").split(" or "):
         if choice.startswith("lanes="):
             assert readers_per_lane(int(choice[6:]), world_size, num_workers) == 1
         elif choice.endswith("workers"):
