@@ -314,6 +314,7 @@ def test_an_error_of_a_stage_names_the_sample_and_its_shard(
     told = "\n".join([str(caught), *getattr(caught, "__notes__", [])])
     assert key in told
     assert url in told
+    assert kind is not KeyError or "which has " in told
     assert any(part in told for part in text.split("|"))
     if kind in (KeyError, PipelineError) or (kind and kind_of_workers != "processes"):
         assert isinstance(caught, kind)
