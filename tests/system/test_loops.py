@@ -42,7 +42,7 @@ LOOPS = {
     "webdataset_loader": ("`WebLoader(dataset.batched(n), batch_size=None).unbatched().shuffle(m).batched(n)`", ""),
     "webdataset_split": (
         "`DataPipeline(dataset, split_by_node, split_by_worker)`",
-        "leave out `split_by_node` and `split_by_worker`",
+        "remove `split_by_node` and `split_by_worker`",
     ),
     "lightning_dataloader": (FIT.format("DataLoader(dataset, batch_size)"), ""),
     "lightning_dataloader_without_sampler": (FIT.format("DataLoader(dataset, batch_size)"), ""),
@@ -77,7 +77,7 @@ LOOPS = {
     "ray_loader": ("`wdsplit.Loader(dataset, batch_size)` in a worker of `TorchTrainer`", ""),
     "ray_prepared_loader": (
         "`prepare_data_loader(wdsplit.Loader(dataset, batch_size))`",
-        "the `wdsplit.Loader` as it is",
+        "iterate the `wdsplit.Loader` itself",
     ),
     "deepspeed_loader": (
         "`deepspeed.initialize(model=model)` and `wdsplit.Loader(dataset, engine.train_micro_batch_size_per_gpu())`",
