@@ -268,7 +268,7 @@ def test_an_output_that_a_node_does_not_share_is_an_error_that_names_the_node(cl
             if ended.returncode:
                 break
         assert ended.returncode == 1
-        assert "this machine has another folder under its path" in ended.stderr
+        assert "this machine sees another folder at its path" in ended.stderr
         assert "(on node " in ended.stderr
         assert not (out / "wdsplit.json").exists()
     finally:
