@@ -41,7 +41,7 @@ LOOPS = {
     "torch_distributed_sampler": ("`DataLoader(dataset, sampler=DistributedSampler(dataset))`", LOADER),
     "webdataset_loader": ("`WebLoader(dataset.batched(n), batch_size=None).unbatched().shuffle(m).batched(n)`", ""),
     "webdataset_split": (
-        "`DataPipeline(dataset, split_by_node, split_by_worker)`",
+        "`DataPipeline(dataset, split_by_node, split_by_worker)`, if `dataset` is a `wdsplit.Dataset`",
         "remove `split_by_node` and `split_by_worker`",
     ),
     "lightning_dataloader": (FIT.format("DataLoader(dataset, batch_size)"), ""),
