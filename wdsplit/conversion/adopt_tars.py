@@ -59,7 +59,7 @@ def index_tars(
     are read once and not changed. Members that belong to no sample are left out, with a warning. Finding duplicate
     keys takes 8 bytes of memory per sample.
 
-        wdsplit.index_tars("tars", wdsplit.IndexOptions(samples=True))
+        wdsplit.index_tars("tars", wdsplit.IndexOptions(sample_tables=True))
         dataset = wdsplit.Dataset("tars")
 
     Args:
