@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wdsplit.order.epoch import Int64
 
-__all__ = ["MIN_GAP_BYTES", "SPARE", "Range", "expected_ranges", "range_starts", "ranges_to_read"]
+__all__ = ["MIN_GAP_BYTES", "SPARE", "Range", "expected_ranges", "joined", "range_starts", "ranges_to_read"]
 
 Range = tuple[int, int]
 """The bytes begin, begin + 1, ..., end - 1."""
@@ -30,7 +30,7 @@ def ranges_to_read(begins: Int64, ends: Int64) -> list[Range]:
         begins: int64 of shape (n,), rising: where the samples begin.
         ends: int64 of shape (n,): where they end.
     """
-    return _joined(begins, ends, range_starts(begins, ends, np.zeros(len(begins), np.int64)))
+    return _listed(*joined(begins, ends, range_starts(begins, ends, np.zeros(len(begins), np.int64))))
 
 
 def range_starts(begins: Int64, ends: Int64, windows: Int64) -> npt.NDArray[np.bool_]:
@@ -63,16 +63,20 @@ def range_starts(begins: Int64, ends: Int64, windows: Int64) -> npt.NDArray[np.b
 
 
 def expected_ranges(begins: Int64, ends: Int64) -> list[Range]:
-    """Return the ranges that a disk may begin to read for some samples: as of `ranges_to_read`."""
+    """Return the ranges that a disk may begin to read for some samples, as of `ranges_to_read`: if dense, all bytes."""
     num_samples = len(begins)
     if ends[-1] - begins[0] <= num_samples * _EXPECTED_GAP_BYTES:
         return [(int(begins[0]), int(ends[-1]))]
     is_start = np.ones(num_samples, np.bool_)
     is_start[1:] = begins[1:] - ends[:-1] > _EXPECTED_GAP_BYTES
-    return _joined(begins, ends, is_start)
+    return _listed(*joined(begins, ends, is_start))
 
 
-def _joined(begins: Int64, ends: Int64, is_start: npt.NDArray[np.bool_]) -> list[Range]:
-    """Return the ranges of samples."""
+def joined(begins: Int64, ends: Int64, is_start: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """Return where the ranges of samples begin and end, if a range begins at these samples."""
     starts = np.flatnonzero(is_start)
-    return list(zip(begins[starts].tolist(), ends[[*(starts[1:] - 1), -1]].tolist(), strict=True))
+    return begins[starts], ends[np.append(starts[1:], len(begins)) - 1]
+
+
+def _listed(begins: Int64, ends: Int64) -> list[Range]:
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))

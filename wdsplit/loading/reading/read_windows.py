@@ -19,7 +19,7 @@ import pyarrow as pa
 from wdsplit.errors import CorruptDataError, WdsplitError
 from wdsplit.loading.reading.block import Objects, as_objects
 from wdsplit.loading.reading.open_shard import OpenShard, check_zeros
-from wdsplit.loading.reading.ranges import Range, range_starts
+from wdsplit.loading.reading.ranges import Range, joined, range_starts
 from wdsplit.loading.reading.window import AnyWindow, Window, pieces, with_gaps
 from wdsplit.order.epoch import Int64
 from wdsplit.shards.checksums import sample_checksums
@@ -243,16 +243,16 @@ class _Row:
         windows = np.repeat(np.arange(len(places)), sizes)
         firsts = np.cumsum([0, *sizes[:-1]])
         is_start = np.isin(np.arange(len(begins)), firsts) if with_gaps else range_starts(begins, ends, windows)
-        starts = np.flatnonzero(is_start)
-        range_begins, range_ends = begins[starts], ends[np.append(starts[1:], len(begins)) - 1]
+        range_begins, range_ends = joined(begins, ends, is_start)
+        range_of = np.cumsum(is_start) - 1
         self._ranges: list[Range] = list(zip(range_begins.tolist(), range_ends.tolist(), strict=True))
-        self._first_ranges = [*np.searchsorted(starts, firsts).tolist(), len(starts)]
+        self._first_ranges = [*range_of[firsts].tolist(), len(self._ranges)]
         self._begins = np.cumsum(np.append(places[0].begin, range_ends - range_begins))
         self._shifts = range_begins - self._begins[:-1]
         self._bounds: list[int] = self._begins[self._first_ranges].tolist()
         self.ends: Int64 | None = None
         if is_view:
-            shifts = self._shifts[np.cumsum(is_start) - 1]
+            shifts = self._shifts[range_of]
             self.offsets, self.ends = begins - shifts, ends - shifts
         else:
             own = [place.shard.offsets[place.first : place.stop] for place in places]
