@@ -220,11 +220,10 @@ def _measure_mixing(order: EpochOrder, options: AuditOptions) -> Iterator[Findin
     found = mixing(order, following, options.global_batch)
     if found is None:
         return
-    error = f" +- {found.error:.2g} (estimated from some batches)" if found.error else ""
+    error = f" (+- {found.error:.2g}, estimated from some batches)" if found.error else ""
     evidence = (
-        f"1 is ideal: two samples of a batch of {options.global_batch:,} share a batch again in the next epoch "
-        f"{found.figure:.2f}{error} times as often as by chance ({found.met_again:.2g} of the "
-        f"{options.global_batch - 1:,} others, by chance {found.by_chance:.2g})"
+        f"times as often as by chance, two samples of a batch of {options.global_batch:,} share a batch again in the "
+        f"next epoch{error}; ideal: 1"
     )
     yield Finding(order.epoch, "mixing of epochs", True, evidence, round(found.figure, 4), 1, found.error)
 
@@ -237,12 +236,11 @@ def _measure_classes(
     if found is None:
         return
     mixing, error = found.mixing, 0.0 if found.is_exact else found.mixing.error
-    which = f"all {mixing.num_batches:,} batches" if found.is_exact else f"{mixing.num_batches:,} batches, drawn"
+    drawn = "" if found.is_exact else f" (+- {error:.2g}, estimated from {mixing.num_batches:,} batches)"
     verdict = "badly mixed: " if found.is_bad else ""
-    margin = f" +- {error:.2g}" if error else ""
     evidence = (
-        f"{mixing.ideal:,} is ideal: {verdict}chi-squared of a rank's batch of {options.batch_size:,} over the "
-        f"{mixing.ideal + 1:,} classes of {found.field} is {mixing.chi_squared:,.1f}{margin}, the mean of {which}; "
+        f"{verdict}mean chi-squared of the {mixing.ideal + 1:,} classes of {found.field} in a rank's batch of "
+        f"{options.batch_size:,}{drawn}; random batches have {mixing.ideal:,}; "
         f"a batch has {mixing.classes_in_batch:,.1f} classes"
     )
     remedy = f"; {found.remedy}" if found.remedy else ""

@@ -107,7 +107,11 @@ def _problems(field: FieldFacts) -> list[str]:
 def _mixed(facts: Facts) -> Verdict:
     question = "Is it mixed?"
     if not facts.mixing.batches:
-        why = "The dataset is too small: an epoch has no whole batch, or no classes to compare."
+        why = (
+            f"The dataset is too small: it does not fill two batches of {facts.batch_size}."
+            if facts.num_samples <= facts.batch_size
+            else f"Batches of {facts.batch_size} have no two classes to compare."
+        )
         return Verdict(question, "unknown", "cannot say", why, "", "mixing")
     own = next((each for each in facts.mixing.meetings if each.is_own), None)
     if facts.labels is None and not facts.mixing.is_shuffled:
@@ -206,7 +210,7 @@ def _meeting_text(own: Meeting | None, batch: int) -> Sequence[str]:
 def _waiting(facts: Facts) -> Verdict:
     question = "Will my GPUs wait?"
     if not facts.reading.topologies or not facts.num_samples:
-        return Verdict(question, "unknown", "cannot say", "There is nothing to read.", "", "cluster")
+        return Verdict(question, "unknown", "cannot say", "The dataset has no samples.", "", "cluster")
     judged = facts.reading.judged
     found = judged.estimate
     grade = _grade(found.waiting, (_FAIR_WAITING, _BAD_WAITING))

@@ -713,7 +713,7 @@ def test_audit_prints_how_well_batches_are_mixed(done, numbers):
     [line] = [
         line for line in done("audit", numbers, "--batch-size", 10).out.splitlines() if "  mixing of epochs  " in line
     ]
-    ideal = r"mixing of epochs +\d\.\d\d +1 is ideal: two samples of a batch of 10 .*of the 9 others, by chance"
+    ideal = r"mixing of epochs +\d\.\d\d +times as often as by chance, two samples of a batch of 10 .*; ideal: 1$"
     assert re.search(ideal, line)
     found = done("audit", numbers, "--batch-size", 10, "--json").json
     [found] = [each for each in found if each["promise"] == "mixing of epochs"]
