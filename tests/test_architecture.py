@@ -12,7 +12,7 @@ from wdsplit.errors import MissingDependencyError
 ROOT = Path(wdsplit.__file__).parent
 
 LAYERS = [
-    ["compute", "errors", "urls", "texts"],
+    ["compute", "errors", "urls", "texts", "without_pandas"],
     ["sizes", "notebook"],
     ["order", "tar", "engines"],
     ["storage"],
@@ -160,6 +160,7 @@ def test_the_root_holds_packages_and_few_modules():
     assert {path.name for path in ROOT.glob("*.py")} == {
         "__init__.py",
         "compute.py",
+        "without_pandas.py",
         "errors.py",
         "notebook.py",
         "sizes.py",

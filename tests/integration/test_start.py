@@ -1,9 +1,11 @@
 """What a start loads: each of these libraries takes as long as all that the start is for."""
 
+import sys
+
 import pytest
 
 from loaded import all_modules_loaded_by
-from tables import write_table
+from tables import outputs_of, start_process, write_table
 
 FIRST_BATCH = """
 import torch
@@ -18,6 +20,18 @@ try:
     main()
 except SystemExit as ended:
     assert not ended.code
+"""
+WORKERS = """
+import sys
+import pyarrow as pa
+from wdsplit.engines.local import LocalEngine
+
+def loads_pandas(number):
+    pa.array([number])
+    return "pandas" in sys.modules
+
+if __name__ == "__main__":
+    print(*LocalEngine(2).map(loads_pandas, [1, 2]))
 """
 UNUSED = {"pandas", "fsspec", "botocore", "sqlite3", "rich", "wdsplit.storage.s3", "wdsplit.storage.fsspec_storage"}
 UNUSED_IN_A_BATCH = UNUSED | {
@@ -55,3 +69,9 @@ def test_the_program_converts_without_libraries_that_it_does_not_need(tmp_path, 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_the_program_reads_without_libraries_that_it_does_not_need(numbers, command):
     assert not in_program(command, numbers) & (UNUSED | {"torch", "webdataset", "yaml"})
+
+
+def test_worker_processes_load_no_pandas(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WORKERS, "utf-8")
+    assert outputs_of([start_process([sys.executable, script])]) == ["False False\n"]

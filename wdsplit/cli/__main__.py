@@ -11,7 +11,7 @@ def main() -> None:
     """Run the command line. Ctrl-C never prints a traceback, not even during imports."""
     try:
         from wdsplit.cli.main import main as run  # here, because it takes a while
-        from wdsplit.cli.without_pandas import do_without_pandas
+        from wdsplit.without_pandas import do_without_pandas
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(_INTERRUPTED)

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from wdsplit.errors import ConvertError
+from wdsplit.without_pandas import do_without_pandas
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -321,6 +322,7 @@ def _call(task: Any) -> Any:
 def _start_worker(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
+    do_without_pandas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Keeps commands from importing pandas, which takes longer than a short command."""
+"""Keeps pyarrow from importing pandas in commands and their worker processes: it takes longer than a short command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def do_without_pandas() -> None:
 
     pyarrow imports pandas, if installed, when it converts its first Python or numpy value, to recognise pandas objects.
     It tries only once, so this makes that attempt fail. Other code can still import pandas afterwards. Call this only
-    in the process of a command, where pyarrow converts no pandas objects.
+    in processes where pyarrow converts no pandas objects.
     """
     import pyarrow as pa
 
