@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import core, data, peers
-from tools.bench.core import Result
+from tools.bench.core import Aim, Result
 
 TABLES = ("small", "image")
 BASE, COPY = "webdataset ShardWriter", "cp of the same bytes"
@@ -45,6 +45,12 @@ CONTENDERS: dict[str, tuple[str, Callable[[str, str], None]]] = {
     "LitData optimize, 2 workers": ("litdata", peers.write_litdata),
     COPY: ("wdsplit", with_cp),
 }
+AIMS = {
+    ("small", "wdsplit, 2 jobs", BASE): 20,
+    ("image", "wdsplit --no-shuffle, 2 jobs", BASE): 3,
+    ("image", "wdsplit --no-shuffle, 2 jobs", COPY): 0.7,
+}
+"""How many times as fast as another wdsplit shall be, by table, contender and the other."""
 
 
 def convert_once(name: str, folder: str) -> Result:
@@ -59,8 +65,8 @@ def convert_once(name: str, folder: str) -> Result:
         shutil.rmtree(output, ignore_errors=True)
 
 
-def compare(table: str, num_rows: int, folder: Path, rounds: int) -> None:
-    """Measure all contenders on a table, and print the medians."""
+def compare(table: str, num_rows: int, folder: Path, rounds: int) -> list[Aim]:
+    """Measure all contenders on a table, and print the medians; return what was aimed at."""
     data.MAKERS[table](folder / data.SOURCE, num_rows)
     with_wdsplit(str(folder / data.SOURCE), str(folder / data.SHARDS), jobs=1)
     num_bytes = sum(path.stat().st_size for path in (folder / data.SHARDS).iterdir())
@@ -75,6 +81,11 @@ def compare(table: str, num_rows: int, folder: Path, rounds: int) -> None:
         rows.append((name, *speed, *ratios, f"{memory:,.0f}"))
     title = f"{table}: {num_rows:,} rows, {num_bytes / 1e6:,.0f} MB of shards, medians of {rounds}"
     core.print_table(title, ("", "seconds", "rows/s", "MB/s", "x ShardWriter", "x cp", "MiB of memory"), rows)
+    return [
+        Aim(f"{table}: {name}", f"x {base}", f"{aim:g}", f"{medians[base] / medians[name]:.2f}")
+        for (of, name, base), aim in AIMS.items()
+        if of == table and base in medians
+    ]
 
 
 def main() -> None:
@@ -83,10 +94,12 @@ def main() -> None:
     parser.add_argument("--image-rows", type=int, default=12_000, help="Rows of the table image. Default: 12000.")
     arguments = parser.parse_args()
     core.print_machine()
+    aims = []
     for table, num_rows in zip(TABLES, (arguments.small_rows, arguments.image_rows), strict=True):
         with core.work_folder(arguments.output) as folder:
             if num_rows:
-                compare(table, num_rows, folder, arguments.rounds)
+                aims += compare(table, num_rows, folder, arguments.rounds)
+    core.print_aims(aims)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+"""Run the benchmarks one after another, and print at the end in one table what was aimed at and what was measured.
+
+Each is a process of its own: all tables are those that it prints by itself. Everything takes about an hour on two
+processors, which must have nothing else to do.
+
+Examples:
+    python -m tools.bench --output /dev/shm
+    python -m tools.bench --output /dev/shm --only start,load --rounds 9
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tools.bench import core
+
+RUNS = {
+    "start": (),
+    "convert": (),
+    "load": ("--part", "small,image,jpeg,png"),
+    "views": (),
+    "s3": ("--parts", "get,stream,link,cost", "--names", "wdsplit,pyarrow.fs,botocore,webdataset through,MosaicML"),
+    "imagenet": ("--rounds", "3"),
+}
+"""Modules, and their arguments."""
+
+
+def aims_of(name: str, arguments: list[str]) -> list[str]:
+    """Run a benchmark; return the rows of its table of aims."""
+    command = [sys.executable, "-m", f"tools.bench.{name}", *arguments]
+    print(f"\n## {' '.join(command[1:])} (load {os.getloadavg()[0]:.1f})\n", flush=True)
+    rows: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=core.ROOT) as running:
+        assert running.stdout is not None
+        is_aim = False
+        for line in running.stdout:
+            print(line, end="", flush=True)
+            is_aim = line == "Aims\n" or (is_aim and line[0] in "|\n")
+            rows += [line] if is_aim and line.startswith("| ") else []
+    if running.returncode:
+        raise SystemExit(f"{name} failed")
+    return rows[2:]
+
+
+def main() -> None:
+    parser = core.parser_of(__doc__)
+    parser.add_argument("--only", default=",".join(RUNS), help=f"Some of {','.join(RUNS)}. Default: all.")
+    options = parser.parse_args()
+    shared = ["--rounds", str(options.rounds), *(["--output", str(options.output)] if options.output else [])]
+    rows = [row for name in options.only.split(",") for row in aims_of(name, [*shared, *RUNS[name]])]
+    core.print_table("All aims", ("", "", "aim", "measured"), (row.strip("| \n").split(" | ") for row in rows), names=2)
+
+
+if __name__ == "__main__":
+    main()
