@@ -1,7 +1,7 @@
 """The errors of wdsplit, and helpers to write them.
 
 Each error has a cause, a place, what was expected and found, and a remedy. Each is also the builtin error that a caller
-would expect, and can be pickled, so that it leaves a worker process whole.
+would expect. Worker processes can pickle all of them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class WdsplitError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the attributes, because the builtin bases would keep the cause alone."""
+        """Pickle all attributes: the builtin base classes would keep only the cause."""
         values = (self.cause, self.place, self.expected, self.found, self.remedy, self.url, self.key, self.offset)
         return type(self), values
 
@@ -148,7 +148,7 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the known names that were probably meant by unknown ones, without duplicates; a name may have none."""
+    """Return the known names most similar to the unknown ones, without duplicates; an unknown name may have none."""
     from difflib import get_close_matches
 
     lower = {name.lower(): name for name in known}

@@ -24,7 +24,7 @@ STYLE = """<style>
 .wdsplit td { white-space: pre-line; }
 .wdsplit tbody th { font-weight: 500; white-space: nowrap; }
 </style>"""
-"""Notebooks have their own themes, so all colours are the text's, more or less transparent."""
+"""Notebooks have their own themes, so all colours are that of the text, more or less transparent."""
 
 _CELL_CHARACTERS, _ROWS = 300, 50
 

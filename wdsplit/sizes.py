@@ -1,4 +1,4 @@
-"""Numbers of bytes, as people write them. Pure (no I/O)."""
+"""Parses sizes such as "256MB". Pure (no I/O)."""
 
 from __future__ import annotations
 

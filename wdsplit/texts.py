@@ -1,4 +1,4 @@
-"""Texts for people: numbers, bytes, seconds; and texts of a dataset, which may come from strangers.
+"""Formats numbers, bytes, seconds, and untrusted texts of a dataset for display.
 
 Pure (no I/O).
 """
@@ -12,7 +12,7 @@ import shlex
 __all__ = ["counted", "human_bytes", "human_number", "human_seconds", "percent", "quoted", "safe_text"]
 
 _KEPT = "\n\t"
-_ALIVE = re.compile(r'["$`\\\\]|!(?![= ])')
+_SHELL_SPECIAL = re.compile(r'["$`\\\\]|!(?![= ])')
 """Characters that a shell interprets inside double quotes."""
 
 
@@ -74,4 +74,4 @@ def percent(part: int, whole: int) -> str:
 def quoted(text: str) -> str:
     """Return a text quoted for a command line, in double quotes where they are easier to read."""
     word = shlex.quote(text)
-    return word if word == text or _ALIVE.search(text) else f'"{text}"'
+    return word if word == text or _SHELL_SPECIAL.search(text) else f'"{text}"'

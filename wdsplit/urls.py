@@ -1,4 +1,4 @@
-"""URLs joined, and without their secrets for display. Pure (no I/O)."""
+"""Joins URLs, and removes their secrets for display. Pure (no I/O)."""
 
 from __future__ import annotations
 

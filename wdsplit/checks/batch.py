@@ -223,7 +223,7 @@ def batches(
 
 @dataclass(frozen=True)
 class _Run:
-    """A training: what it reads, on how many ranks, and how far it has got, if that is known."""
+    """A training: its data, its ranks and, if known, its progress."""
 
     source: AnySource
     batch_size: int
@@ -238,7 +238,7 @@ class _Run:
         return [_Seen(finder.step(number), len(finder)) for number in numbers]
 
     def last(self, state: State, count: int) -> list[_Seen]:
-        """Return the last steps before the state, also of the epoch before."""
+        """Return the last steps before the state, also from the previous epoch."""
         self._refuse_many(count)
         finder = self._finder(state.epoch)
         found = [_Seen(step, len(finder)) for step in islice(finder.before(), count)]
@@ -264,7 +264,7 @@ class _Run:
 
 
 class _Seen(NamedTuple):
-    """A step, and how many its whole epoch has."""
+    """A step, and the number of steps in its epoch."""
 
     step: SeenStep
     num_steps: int
@@ -288,7 +288,7 @@ def _opened(dataset: Any, state: Mapping[str, Any] | None, options: dict[str, An
     try:
         return open_source(dataset, **options)
     except WdsplitError:
-        if state is not None and options.keys() & set(CHOICES):  # a view of another dataset may be what is missing
+        if state is not None and options.keys() & set(CHOICES):  # the missing view may be of another dataset
             all_samples = {name: value for name, value in options.items() if name not in CHOICES}
             _refuse_other_dataset(state, open_source(dataset, **all_samples))
         raise
@@ -307,7 +307,7 @@ def _refuse_other_dataset(state: Mapping[str, Any], source: AnySource) -> None:
 
 
 def _parsed(state: Mapping[str, Any], source: AnySource) -> State:
-    """Return what a state says, if it belongs to the dataset."""
+    """Parse a state, and check that it belongs to the dataset."""
     _refuse_other_dataset(state, source)
     world = World()
     if isinstance(state, Mapping) and source.options.tail == "uneven":
@@ -322,7 +322,7 @@ def _parsed(state: Mapping[str, Any], source: AnySource) -> State:
 
 
 def _topology(batch_size: int | None, world_size: int | None, state: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the batch size and the number of ranks, of which the state may know the product."""
+    """Return the batch size and the number of ranks; the state may contain their product."""
     size = None if batch_size is None else _at_least(1, "batch_size", batch_size)
     ranks = None if world_size is None else _at_least(1, "world_size", world_size)
     if ranks is None and state.get("tail") == "uneven":
@@ -353,7 +353,7 @@ def _at_least(low: int, name: str, value: Any) -> int:
 
 
 def _read(source: AnySource, seen: list[_Seen], world_size: int) -> list[Batch]:
-    """Read the keys and classes of the samples of some steps, together."""
+    """Read the keys and classes of the samples of all steps together, and return the batches."""
     if not seen:
         return []
     located = [places_of(source, source.order(step.epoch), step.positions) for step, _ in seen]

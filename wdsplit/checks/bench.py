@@ -121,10 +121,10 @@ def bench(
 
 
 class Waiting:
-    """Seconds of waiting in intervals of equal length, which doubles when there are too many of them.
+    """Seconds spent waiting, in intervals of equal length, which doubles when there are too many of them.
 
     Attributes:
-        interval_s: Their length.
+        interval_s: Their length in seconds.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Waiting:
         self._waited_s = [0.0] * _MAX_INTERVALS
 
     def add(self, begin_s: float, end_s: float) -> None:
-        """Note a time of waiting, by its distances from the beginning; none before is added after it."""
+        """Add a time of waiting, in seconds since the start; times are added in order."""
         while end_s > _MAX_INTERVALS * self.interval_s:
             pairs = zip(self._waited_s[::2], self._waited_s[1::2], strict=True)
             self._waited_s = [sum(pair) for pair in pairs] + [0.0] * (_MAX_INTERVALS // 2)
@@ -143,7 +143,7 @@ class Waiting:
             self._waited_s[number] += max(0.0, min(end_s, interval_end_s) - max(begin_s, interval_begin_s))
 
     def shares(self, seconds: float) -> tuple[float, ...]:
-        """Return the part of each interval, of those before a time, that was waiting."""
+        """Return the share of each interval before a time that was spent waiting, from 0 to 1."""
         begins = (number * self.interval_s for number in range(min(_MAX_INTERVALS, ceil(seconds / self.interval_s))))
         lengths = (max(1e-9, min(self.interval_s, seconds - begin)) for begin in begins)
         return tuple(min(1.0, waited / length) for waited, length in zip(self._waited_s, lengths, strict=False))

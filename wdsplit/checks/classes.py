@@ -20,13 +20,13 @@ from wdsplit.storage.interface import ReadableStorage
 __all__ = ["MixedClasses", "measure_classes"]
 
 _MAX_LABELS, _MAX_REMOTE_LABELS = 2**16, 2**11
-"""Labels that are read, about: of a remote dataset each takes up to three small requests."""
+"""Approximate number of labels to read; each label of a remote dataset takes up to three small requests."""
 _MAX_REMOTE_BYTES = 64 * 1024**2
 """A remote dataset up to this size is read whole."""
 _MIN_BATCHES = 16
 _FEWEST_PER_CLASS = 2
 _BAD, _ERRORS = 2, 3
-"""Classes are badly mixed if chi-squared, less so many standard errors, is above so many times the ideal."""
+"""Classes are badly mixed if chi-squared minus `_ERRORS` standard errors is more than `_BAD` times the ideal."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MixedClasses:
     Attributes:
         field: The field.
         mixing: The figures.
-        is_exact: Whether all batches of the epoch were counted, none was drawn.
+        is_exact: Whether all batches of the epoch were counted, not only some.
         is_bad: Whether they are so badly mixed that it harms training.
         remedy: What helps; empty if they are mixed well.
     """
@@ -62,17 +62,16 @@ def measure_classes(
         storage: Where the dataset is.
         manifest: Its manifest.
         order: The order of the epoch.
-        world_size: Ranks.
-        batch_size: Samples of a rank's batch.
-        field: The field of the classes; None for `cls` and those that end in `.cls`: of several, the one whose classes
-            are mixed worst.
+        world_size: Number of ranks.
+        batch_size: Samples per batch on each rank.
+        field: The field with the classes; None for `cls` or a field that ends in `.cls`, the worst mixed of them.
 
     Returns:
-        None if the dataset has no such field, its values are no classes, or the topology has no two batches of two
+        None if the dataset has no such field, its values are not classes, or the topology has no two batches of two
         samples.
 
     Raises:
-        InputError: There is no such field, or its values are no classes; if it was asked for.
+        InputError: The dataset does not have `field`, or its values are not classes.
         WdsplitError: A shard is missing or damaged.
     """
     names = _fields(manifest, field)
@@ -123,7 +122,7 @@ def _mixed(
 
 
 def _remedy(manifest: Manifest) -> str:
-    """Return what mixes the classes of a dataset, by how it was made."""
+    """Return how to mix the classes of a dataset, which depends on how it was made."""
     options = manifest.provenance.get("options") or {}
     if manifest.provenance.get("adopted"):
         return "write the tars anew in a random order: wdsplit convert --shuffle"

@@ -24,17 +24,18 @@ from wdsplit.storage.interface import ReadableStorage
 __all__ = ["Contents", "FieldContents", "ImageSizes", "read_contents"]
 
 _MAX_ALL, _MAX_ALL_BYTES = 2**16, 2**29
-"""A local dataset of so much is counted whole."""
+"""A local dataset of up to this many samples and bytes is counted completely."""
 _MAX_DRAWN, _MAX_REMOTE_DRAWN = 1024, 256
-"""Samples that are read of a larger one; of a remote one each takes up to three small requests."""
+"""Samples to read of a larger dataset, and of a remote one, where each takes up to three small requests."""
 _MAX_IMAGES = 64
 _MAX_REMOTE_BYTES = 2**23
-"""A remote dataset up to this size is read whole, if all its samples are."""
+"""Shards of a remote dataset up to this size are read whole, if all its samples are read."""
 _MAX_LABEL_BYTES = 64
 _HEAD_BYTES = 2**16
-"""What is read of an image: the size is in its header."""
+"""Bytes to read of an image: its header has the size."""
 _MAX_DISTINCT, _MAX_DISTINCT_DRAWN = 0.5, 0.9
-"""Values are no classes if more of them differ: of all samples, and of some, in which a class may occur once."""
+"""Values are not classes if a larger share of them is distinct: of all samples, and of some, where a class may occur
+only once."""
 _DOMAIN = 14
 
 
@@ -131,7 +132,7 @@ def _drawn(count: int, drawn: int) -> Int64:
 
 
 def _size_and_label(payload: Any, url: str) -> tuple[int, bytes | None]:
-    """Return the bytes of a payload, and itself if it may be a label; one that is not read yet is too large."""
+    """Return the size of a payload in bytes, and the payload if it may be a label; unread ones are too large."""
     if not isinstance(payload, bytes):
         return payload[2], None
     return len(payload), payload if len(payload) <= _MAX_LABEL_BYTES else None
@@ -157,7 +158,7 @@ def _contents(
 
 
 def _classes(labels: list[bytes | None], names: tuple[str, ...], max_distinct: float) -> dict[str, int]:
-    """Return how many samples each class has, named ones that none has too; nothing if these are no classes."""
+    """Return the number of samples of each class, 0 for unused class names; empty if the labels are not classes."""
     counts = Counter(labels)
     if None in counts or (not names and len(counts) > max_distinct * len(labels)):
         return {}

@@ -1,6 +1,6 @@
 """Images of a dataset, opened by Pillow: their headers are read, and nothing is decoded.
 
-Few formats are tried: the fewer, the less code meets bytes of others.
+Only a few formats are tried, so that untrusted bytes reach little code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def open_image(payload: bytes) -> Image:
-    """Return an image, of which the beginning is enough; raises OSError, ValueError or SyntaxError if it is none.
+    """Open an image; its first bytes are enough. Raises OSError, ValueError or SyntaxError for other payloads.
 
     Raises:
         MissingDependencyError: Pillow is not installed.

@@ -292,7 +292,7 @@ def assigned(
         num_workers: As for `assign`.
         batch_size: As for `assign`.
         epoch: As for `assign`.
-        selection: The samples of a view, of which `counts` are the counts; None for all.
+        selection: The samples of a view, which `counts` counts; None for all.
 
     Raises:
         InputError: As for `assign`.

@@ -23,8 +23,8 @@ __all__ = ["keys_and_labels", "label_field"]
 _CONNECTIONS = 32
 _MAX_LABEL_BYTES = 256
 _ROWS_PER_SAMPLE = 8192
-"""A sample table of a remote dataset is one request, the headers of a sample are two: with up to so many rows for each
-sample that is asked for, tables are faster."""
+"""With up to this many rows per requested sample, sample tables are faster: a table takes one request, the headers of
+a sample take two."""
 
 
 def keys_and_labels(parts: tuple[Source, ...], places: Places) -> tuple[Objects, Objects | None]:
@@ -53,7 +53,7 @@ def label_field(manifest: Manifest) -> Field | None:
 
 
 def _read(part: Source, field: Field | None, shard: Int64, sample: Int64) -> tuple[list[Any], list[Any]]:
-    """Return the keys of some samples, in the order of the shards, and what their field of classes says."""
+    """Return the keys of some samples, in the order of the shards, and the values of their class field."""
     storage, manifest = part.storage(), part.manifest
     num_rows = int(manifest.shards.num_real[np.unique(shard)].sum())
     if storage.has_latency and _has_columns(manifest, field) and num_rows <= _ROWS_PER_SAMPLE * len(shard):
@@ -90,7 +90,7 @@ def _from_tables(
 
 
 def _value(payload: Any, url: str) -> str | None:
-    """Return a key, or what a small payload says."""
+    """Return a key, or the text of a small payload."""
     if isinstance(payload, str):
         return payload
     if (len(payload) if isinstance(payload, bytes) else payload[2]) > _MAX_LABEL_BYTES:
@@ -100,6 +100,6 @@ def _value(payload: Any, url: str) -> str | None:
 
 
 def _namer(field: Field) -> Callable[[str | None], str | None]:
-    """Return what gives the class names of a field by their numbers."""
+    """Return a function that replaces class numbers of a field by class names."""
     names = dict(zip(map(str, range(len(field.names))), field.names, strict=True))
     return lambda text: None if text is None else names.get(text, text)

@@ -41,9 +41,9 @@ def read_labels(
         storage: Where the dataset is.
         manifest: Its manifest.
         shard: int64 of shape (n,): the shard of each sample.
-        sample: int64 of shape (n,): its place there.
+        sample: int64 of shape (n,): its number in the shard.
         fields: The fields.
-        whole: Read samples of a remote store whole, neighbours by one request: better where all samples are read.
+        whole: Read whole samples from a remote store, adjacent ones by one request: faster if all samples are read.
 
     Returns:
         For each field n values; None where a sample lacks it.
@@ -64,17 +64,16 @@ def read_fields(
     whole: bool,
     value: Callable[[Any, str], _Value],
 ) -> dict[str, list[_Value | None]]:
-    """Return what a function makes of some fields of some samples; for each field n values.
+    """Return the results of a function for some fields of some samples: n values for each field.
 
     Args:
-        storage: As of `read_labels`, and so are those up to `whole`.
+        storage: As for `read_labels`.
         manifest: As for `read_labels`.
         shard: As for `read_labels`.
         sample: As for `read_labels`.
         fields: As for `read_labels`.
         whole: As for `read_labels`.
-        value: Called with each payload, as `Block` has them, and the URL of its shard; of the field `__key__` with the
-            key.
+        value: Called with each payload, in the form of `Block`, or the key for `__key__`; and the URL of the shard.
 
     Raises:
         WdsplitError: A shard is missing or damaged.
@@ -104,7 +103,7 @@ def _read(
     value: Callable[[Any, str], _Value],
     task: tuple[Shard, Int64],
 ) -> list[list[_Value | None]]:
-    """Return the fields of some samples of a shard, whose numbers rise."""
+    """Return the fields of some samples of a shard, in ascending order."""
     shard, samples = task
     url, file = f"{storage.url}/{shard.path}", _Ranges(storage.open(shard.path, shard.num_bytes))
     breaks = np.flatnonzero(np.diff(samples, prepend=-2) != 1)
@@ -125,7 +124,7 @@ def _read(
 
 
 def _label(payload: Any, url: str) -> bytes:
-    """Return a payload, which may not be read yet."""
+    """Return a payload, reading it if necessary."""
     size = len(payload) if isinstance(payload, bytes) else payload[2]
     if size > _MAX_LABEL_BYTES:
         raise InputError(
@@ -139,7 +138,7 @@ def _label(payload: Any, url: str) -> bytes:
 
 
 def _offsets(storage: ReadableStorage, shard: Shard, runs: Sequence[tuple[int, int]]) -> Iterator[Int64]:
-    """Yield where the samples of each run begin, and where the last of them ends; of the index only these are read."""
+    """Yield the offsets of the samples of each run, and of its end; reads only these from the index."""
     path, each = index_path(shard.path), INDEX_ENTRY_BYTES
     index = storage.open(path, each * (shard.num_samples + 1))
     ranges = joined_ranges([(each * first, each * (stop + 1)) for first, stop in runs], _INDEX_HOLE_BYTES)
@@ -161,7 +160,7 @@ def _offsets(storage: ReadableStorage, shard: Shard, runs: Sequence[tuple[int, i
 
 @dataclass(frozen=True)
 class _Ranges:
-    """A file of which only the bytes that are asked for are read, even if each reading is a request."""
+    """A file of which only the requested bytes are read, even if each read is a request."""
 
     file: ReadableFile
     is_remote = False

@@ -30,7 +30,7 @@ class Places:
     Attributes:
         part: The number of the part.
         shard: The number of the shard in its part.
-        sample: The place in the shard.
+        sample: The number of the sample in its shard.
     """
 
     part: Int64
@@ -45,10 +45,10 @@ def parts_of(source: AnySource) -> tuple[Source, ...]:
 
 
 def places_of(source: AnySource, order: Any, positions: Int64) -> tuple[Places, npt.NDArray[np.bool_]]:
-    """Return where the samples at some positions are, and which of them are repetitions.
+    """Return where the samples at some positions are, and which of them are pads: bool of shape (n,).
 
     Args:
-        source: The source that the order is of.
+        source: The source of the samples.
         order: The order of an epoch.
         positions: int64 of shape (n,).
     """
@@ -64,7 +64,7 @@ def places_of(source: AnySource, order: Any, positions: Int64) -> tuple[Places, 
 
 
 def samples_at(parts: tuple[Source, ...], places: Places) -> Iterator[dict[str, Any]]:
-    """Yield samples with all payloads, in their order; those of remote parts are read some at a time."""
+    """Yield samples with all payloads, in their order; remote ones are read by several threads."""
     storages = [part.storage() for part in parts]
     opened: dict[tuple[int, int], OpenShard] = {}
 

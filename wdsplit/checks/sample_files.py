@@ -12,7 +12,7 @@ from wdsplit.tar.names import RESERVED_FIELDS
 __all__ = ["payloads", "save_samples", "write_files"]
 
 _UNSAFE_PARTS = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
-"""Parts of a key that would lead out of the folder, or be lost, and what they become."""
+"""Replacements for the parts of a key that would lead out of the folder, or be lost."""
 
 
 def payloads(sample: Mapping[str, Any]) -> dict[str, bytes]:
@@ -25,7 +25,7 @@ def save_samples(samples: Iterable[Mapping[str, Any]], folder: Path, overwrite: 
 
     Args:
         samples: The fields as bytes, with `__key__`.
-        folder: The folder, made if need be.
+        folder: The folder; created if missing.
         overwrite: Replace files that exist.
 
     Raises:

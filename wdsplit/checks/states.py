@@ -55,7 +55,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _content(path: str) -> Any:
-    """Return what a file holds."""
+    """Return the content of a file."""
     try:
         with open(path, "rb") as file:
             is_json = file.read(1024).lstrip()[:1] in (b"{", b"[")
@@ -102,7 +102,7 @@ def _states(value: Any, where: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _described(content: Any) -> str:
-    """Say what a file holds instead of a state."""
+    """Describe the content of a file without a state."""
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
     names = [str(name)[:40] for name in list(content)[:_SHOWN]]

@@ -84,7 +84,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Finding:
-    """What is wrong with a shard, and the hashes of its keys."""
+    """The problems of a shard, and the hashes of its keys."""
 
     shard: int
     problems: tuple[WdsplitError, ...]
@@ -162,7 +162,7 @@ def _describe(manifest: Manifest, number: int) -> str:
 
 
 def _annotations(storage: ReadableStorage, manifest: Manifest) -> tuple[list[Annotation], list[WdsplitError]]:
-    """Return the annotations of a dataset, and a problem for each that is damaged or of other shards."""
+    """Return the annotations of a dataset, and a problem for each that is damaged or belongs to other shards."""
     found: list[Annotation] = []
     problems: list[WdsplitError] = []
     for name in annotation_names(storage):
@@ -180,7 +180,7 @@ def _check_with_annotations(
     annotations: Sequence[Annotation],
     number: int,
 ) -> _Finding:
-    """Check a shard, and what was joined to its samples."""
+    """Check a shard, and its tables of all annotations."""
     finding = _check_shard(storage, manifest, output, number)
     problems = list(finding.problems)
     for annotation in annotations:
@@ -229,14 +229,14 @@ def _check_shard(storage: ReadableStorage, manifest: Manifest, output: Storage |
 
 
 def _write_checksums(output: Storage, listed: Shard, shard: OpenShard) -> None:
-    """Write the checksums of the samples of a shard that is right."""
+    """Write the checksums of the samples of a valid shard."""
     checksums = sample_checksums(shard.read(begin, end) for begin, end in pairwise(shard.offsets.tolist()))
     with output.publish(checksums_path(listed.path)) as file:
         file.write([dump_checksums(checksums, listed)])
 
 
 def _checksum(shard: OpenShard, listed: Shard) -> str:
-    """Return the checksum of a shard; if it is not the right one, of what comes when it is fetched again."""
+    """Return the checksum of a shard; a remote shard with a wrong one is fetched again first."""
     if not shard.file.is_remote:
         return _checksum_in_pieces(shard)
     checksum = checksum_of(xxhash.xxh3_128(shard.data))
@@ -247,7 +247,7 @@ def _checksum(shard: OpenShard, listed: Shard) -> str:
 
 
 def _checksum_in_pieces(shard: OpenShard) -> str:
-    """Return the checksum of a shard that is not kept; it is read, not mapped, because files may shrink meanwhile."""
+    """Return the checksum of a local shard; it is read, not mapped, because files may shrink meanwhile."""
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(_READ_BYTES, shard.file.size)))
     for offset in range(0, shard.file.size, _READ_BYTES):
@@ -261,7 +261,7 @@ class _SampleTable:
     """The sample table of a shard, compared with its samples, some at a time.
 
     Attributes:
-        problems: What is wrong with it; empty if the dataset has no such tables.
+        problems: The problems of the table; empty if the dataset has no such tables.
     """
 
     def __init__(self, storage: ReadableStorage, manifest: Manifest, listed: Shard) -> None:

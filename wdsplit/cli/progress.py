@@ -37,7 +37,7 @@ class _Log:
         self._last: dict[str, Any] = {}
         self._refused = False
         self._first: tuple[int, float] | None = None
-        """What was already done at the first update, and the time of that."""
+        """The units done at the first update, and its time."""
 
     def update(self, done: int, total: int, what: str, amounts: Mapping[str, float]) -> None:
         elapsed_s = time.monotonic() - self._started
@@ -78,7 +78,7 @@ class Bar:
         self._task = None if progress is None else progress.add_task(what, total=None, count="", rates="")
         self._started = time.monotonic()
         self._first: Mapping[str, float] = {}
-        """What was already done at the start, if a conversion is resumed."""
+        """The amounts done before the start, if a conversion is resumed."""
 
     def update(self, done: int, total: int | None, what: str | None = None, **amounts: float) -> None:
         """Show how many units are done, and the rates of amounts such as samples and bytes.

@@ -177,11 +177,12 @@ def echo_json(value: Any) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return rows as aligned columns under a header."""
+    """Return rows as aligned columns under a header; in a terminal, the last column is wrapped to fit its width."""
     texts = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
-    return "\n".join([click.style(lines[0], bold=True), *lines[1:]])
+    indent = min(sum(width + 2 for width in widths[:-1]), shutil.get_terminal_size().columns // 2)
+    return "\n".join([click.style(lines[0], bold=True), *(wrapped(line, indent) for line in lines[1:])])
 
 
 def byte_size(text: str) -> int:

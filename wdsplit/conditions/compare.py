@@ -1,7 +1,7 @@
 """Comparing and computing with columns: Arrow expressions with exact results.
 
 Pure (no I/O). A number in the text is an exact fraction. Compared with a column, it becomes a value of the column's
-type, so that the column needs no cast and row group statistics can exclude rows. Overflows are errors.
+type. So the column needs no cast, and row group statistics can exclude rows. Overflows are errors.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Engines: map a function over tasks in this process, in threads, in processes or on a Ray cluster.
 
-An engine knows nothing of what its tasks do. Begin with `local` (the interface and the engines of one machine); `ray`
-is the same interface on a cluster. `watching` is the progress of what precedes the tasks.
+An engine does not know what its tasks do. Start with `local` (the interface and the engine of one machine); `ray`
+implements the same interface on a cluster. `watching` reports the progress of steps before the tasks.
 """

@@ -1,6 +1,6 @@
-"""The processors and memory that this process may use: those of the machine, or what a container grants.
+"""The processors and memory that this process may use: those of the machine, or of its container.
 
-Limits of cgroups hold for all groups above too, so all are read (cgroups(7), "cpu.max" and "memory.max" of version 2).
+The limits of all parent cgroups apply too, so all are read (cgroups(7), "cpu.max" and "memory.max" of version 2).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _ROOT = Path("/")
 
 
 def usable_processors(root: Path = _ROOT) -> int:
-    """Return how many processors this process may use, at least 1: by its affinity mask, and by quotas, rounded up.
+    """Return how many processors this process may use, at least 1, by its affinity mask and quotas (rounded up).
 
     Args:
-        root: The folder that /proc and /sys are in.
+        root: The folder that contains /proc and /sys.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = [quota / period for quota, period in _quotas(root) if quota > 0 and period > 0]
@@ -40,7 +40,7 @@ def usable_memory(root: Path = _ROOT) -> int:
 
 
 def _quotas(root: Path) -> Iterator[tuple[int, int]]:
-    """Give the microseconds of processors that are granted, and in how many; of all groups that have a quota."""
+    """Yield the processor quota and its period, both in microseconds, of each group that has one."""
     for folder in _groups(root, "cpu"):
         found = _numbers(folder / "cpu.max")
         found = found or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
@@ -49,9 +49,9 @@ def _quotas(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Give the folders of this process's group of a controller, and of all groups above it, of both versions.
+    """Yield the folders of this process's group for a controller, and of all its parents, in both cgroup versions.
 
-    A container may see its group at the root, though /proc names it as the host sees it; so folders may be missing.
+    In a container, /proc may name the group by its path on the host, so folders may be missing.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -66,7 +66,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _numbers(path: Path) -> list[int]:
-    """Return the numbers of a file; none if it is not there, or says "max"."""
+    """Return the numbers in a file; none if it does not exist, or contains "max"."""
     try:
         return [int(word) for word in path.read_text().split()]
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Engines: ways to map a function over tasks. Here: this process, threads of it, or several local processes.
+"""The interface of engines, which map a function over tasks, and the engine of this machine.
 
-`ray` has another, for a cluster. Worker processes are spawned, end with their parent however that ends, and leave
-Ctrl-C to it. Threads end where their task calls `raise_if_cancelled`.
+That runs tasks in this thread, in several threads or in processes. Processes are spawned, ignore Ctrl-C, and end when
+their parent ends or is killed. Threads end where their task calls `raise_if_cancelled`. `ray` is for clusters.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ Item = TypeVar("Item")
 _QUEUED_PER_JOB = 2
 _AHEAD_PER_THREAD = 2
 _MAX_THREADS = 4
-"""Python runs in one thread at a time, so more threads would mostly wait. More jobs are processes."""
+"""Only one thread runs Python at a time, so more would mostly wait. More jobs run as processes."""
 _PROCESS_BYTES = 256 * 1024**2
-"""Work that is worth the start of a process: about a second of a processor's time, in which one process converts,
-indexes or verifies 150 to 800 MB."""
+"""Bytes of work that are worth starting a process: about one second, in which a process converts, indexes or verifies
+150 to 800 MB."""
 
 _TASK_BYTES = 256 * 1024
-"""Work that each task is besides its bytes: a millisecond, for files that are opened, published and noted."""
+"""The fixed cost of a task in bytes of work: a millisecond, to open, publish and record files."""
 
 _thread = threading.local()
 
 
 class _CancelledError(BaseException):
-    """A task is cancelled, because the results of its `map` are no longer needed."""
+    """Raised in a task whose result is no longer needed."""
 
 
 class Engine(Protocol):
-    """Where the tasks of a run are carried out."""
+    """Runs tasks, on this machine or on others."""
 
     @property
     def jobs(self) -> int:
-        """Tasks at a time."""
+        """Number of tasks that run at a time."""
 
     @property
     def jobs_of_a_node(self) -> int:
-        """Tasks at a time that share the memory of one machine."""
+        """Number of tasks that run at a time on one machine, and share its memory."""
 
     @property
     def is_local(self) -> bool:
@@ -72,36 +72,36 @@ class Engine(Protocol):
         num_bytes: int | None = None,
         describe: Callable[[Task], str] = str,
     ) -> Generator[Result, None, None]:
-        """Map a picklable function over tasks and yield the results as they are ready.
+        """Map a picklable function over tasks, and yield the results in the order of completion.
 
-        Close a generator that is left before its end (`contextlib.closing`): that ends the tasks. The garbage collector
-        must not do it, because it may run in any thread.
+        If you do not take all results, close the generator (`contextlib.closing`), which ends the tasks. Do not leave
+        that to the garbage collector: it may run in any thread.
 
         Args:
-            function: Called once a task, or again where what runs it is lost: the task must then do the same. Each
-                process gets it once, so what all tasks need is best bound to it (`functools.partial`).
-            tasks: Picklable, and small; asked for as they are handed out.
-            threads: Whether up to four local jobs may be threads of this process: the function calls
-                `raise_if_cancelled` often, and runs little Python.
-            memory_bytes: What a task needs, about; 0 if nobody knows.
-            num_bytes: What all tasks read or write, about: few bytes are done sooner than processes start. None if
-                nobody knows, or if tasks wait for answers of a store.
-            describe: Says what a task is, for the error if nothing but its end is known.
+            function: Called once per task, and again if its worker was lost, so it must be repeatable. Each process
+                receives it once: bind what all tasks need to it (`functools.partial`).
+            tasks: Small picklable values; each is taken from the sequence when it is submitted.
+            threads: Whether up to four local jobs may run as threads of this process. The function must then call
+                `raise_if_cancelled` often, and run little Python.
+            memory_bytes: Approximate memory that a task needs; 0 if unknown.
+            num_bytes: Approximate bytes that all tasks read or write; for few bytes, no processes are started. None
+                if unknown, or if tasks wait for a store.
+            describe: Returns the name of a task, for errors and warnings.
 
         Raises:
-            ConvertError: What runs the tasks was lost, or several of them failed.
-            Exception: What the function raised, if it was one task that failed.
+            ConvertError: A worker was lost, or several tasks failed.
+            Exception: The error of the function, if one task failed.
         """
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """This machine: with one job this thread, else threads or processes.
+    """Runs tasks on this machine: one job in this thread, several in threads or processes.
 
-    The first error ends the run; tasks under way are ended too.
+    The first error ends the run and all running tasks.
 
     Attributes:
-        jobs: Tasks at a time, at least 1.
+        jobs: Number of tasks that run at a time, at least 1.
     """
 
     jobs: int = 1
@@ -109,11 +109,11 @@ class LocalEngine:
 
     @property
     def jobs_of_a_node(self) -> int:
-        """All of them."""
+        """All jobs."""
         return self.jobs
 
     def stays_in_process(self, threads: bool) -> bool:
-        """Tell whether this process carries out all tasks, however many; `threads` as of `map`."""
+        """Return whether this process runs all tasks, whatever their number; `threads` as for `map`."""
         return self.jobs <= (_MAX_THREADS if threads else 1)
 
     def map(
@@ -156,7 +156,7 @@ def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], job
     except BrokenProcessPool as error:
         raise ConvertError(
             "a worker process died",
-            expected="worker processes that start and live until their work is done",
+            expected="worker processes that start and finish their tasks",
             found=str(error),
             remedy="it may have run out of memory: use fewer --jobs. In a script, put the call under "
             "`if __name__ == '__main__':`. Finished shards are kept: continue with --resume",
@@ -166,7 +166,7 @@ def _in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], job
 
 
 def raise_if_cancelled() -> None:
-    """End the task that calls this, by an exception, if it works in a thread that was cancelled."""
+    """Raise an exception that ends the calling task, if it runs in a thread and was cancelled."""
     cancelled: threading.Event | None = getattr(_thread, "cancelled", None)
     if cancelled is not None and cancelled.is_set():
         raise _CancelledError
@@ -183,23 +183,23 @@ def _in_threads(function: Callable[[Task], Result], tasks: Sequence[Task], jobs:
 def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], threads: int) -> Iterator[Result]:
     """Map a function over tasks in threads of this process, a few ahead, and yield the results in the tasks' order.
 
-    A generator that is left before its end does not wait for the threads: the garbage collector may end it while its
-    thread holds a lock of `threading`.
+    A generator that is closed early does not wait for the threads: the garbage collector may close it in a thread that
+    has a lock of `threading`.
 
     Args:
-        function: Calls `raise_if_cancelled` often, if it may take long.
-        tasks: What it is called with.
-        threads: How many, at most.
+        function: The function; if it may take long, it calls `raise_if_cancelled` often.
+        tasks: Its arguments.
+        threads: Maximum number of threads.
     """
     pool = _Threads(threads)
-    coming: deque[Future[Result]] = deque()
+    pending: deque[Future[Result]] = deque()
     try:
         for task in tasks:
-            coming.append(pool.submit(function, task))
-            if len(coming) > _AHEAD_PER_THREAD * threads:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
+            pending.append(pool.submit(function, task))
+            if len(pending) > _AHEAD_PER_THREAD * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     except GeneratorExit:
         pool.cancel()
         raise
@@ -210,7 +210,7 @@ def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], threads:
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads whose tasks can be cancelled, and are waited for whatever happens."""
+    """A thread pool that can also cancel tasks that are running."""
 
     def __init__(self, threads: int) -> None:
         self._cancelled = threading.Event()
@@ -224,15 +224,15 @@ class _Threads(ThreadPoolExecutor):
         return future
 
     def cancel(self) -> None:
-        """Cancel all tasks: those under way end at `raise_if_cancelled`, the others do not start."""
+        """Cancel all tasks: running ones end at `raise_if_cancelled`, the others do not start."""
         self._cancelled.set()
         self.shutdown(wait=False, cancel_futures=True)
 
     def end(self) -> None:
-        """End all tasks, however often Ctrl-C is pressed: nobody expects them to write any more.
+        """Cancel all tasks and wait until none runs and writes, even if Ctrl-C is pressed meanwhile.
 
-        The tasks are waited for, not the threads: a thread whose join is interrupted counts as ended in some versions
-        of Python though it is at work.
+        Waits for the tasks, not the threads: in some versions of Python, a thread whose join is interrupted counts as
+        ended while it is still running.
         """
         interrupted = False
         while True:
@@ -248,22 +248,22 @@ class _Threads(ThreadPoolExecutor):
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Give what an iterator gives; a thread makes the next item meanwhile. None must not be among the items.
+    """Yield the items of an iterator, none of which may be None; a thread makes the next one meanwhile.
 
-    The thread is not waited for: the collector may end this generator while its thread holds a lock of `threading`.
+    Does not wait for the thread when it is closed early, for the reason in `in_order`.
     """
     thread = ThreadPoolExecutor(1)
     try:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
+        following = thread.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = thread.submit(next, items, None)
             yield item
     finally:
         thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _bounded(pool: Executor, function: Callable[[Any], Any], tasks: Sequence[Any], limit: int) -> Iterator[Any]:
-    """Keep at most `limit` tasks handed out, so that the driver's memory does not grow with their number."""
+    """Submit at most `limit` tasks at a time, so that memory does not grow with their number; yield the results."""
     running: set[Future[Any]] = set()
     todo = iter(tasks)
     while True:
@@ -281,7 +281,7 @@ def _bounded(pool: Executor, function: Callable[[Any], Any], tasks: Sequence[Any
 
 @contextmanager
 def _interrupts_delayed() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM while processes are started, so that none is left half-made; these inherit the mask."""
+    """Delay Ctrl-C and SIGTERM while processes start, so that none stays half started; they inherit the signal mask."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -304,7 +304,7 @@ def _interrupts_delayed() -> Iterator[None]:
 
 
 def _stop(pool: ProcessPoolExecutor, finished: bool) -> None:
-    """End the pool: politely if all is done, else at once."""
+    """Shut down the pool; terminate its processes first if tasks are unfinished."""
     if not finished:
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.terminate()
@@ -312,7 +312,7 @@ def _stop(pool: ProcessPoolExecutor, finished: bool) -> None:
 
 
 _function: Callable[[Any], Any]
-"""What this worker process calls for each task."""
+"""The function that this worker process calls with each task."""
 
 
 def _call(task: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Memory that grows, of this process alone: what `SharedMemory` is to jobs that are threads."""
+"""Memory that can grow, like `SharedMemory`, but for the threads of one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PrivateMemory", "map_memory"]
 
 
 def map_memory(num_bytes: int) -> mmap.mmap:
-    """Return memory that the system gives as it is filled, by huge pages (2 MiB) where it can."""
+    """Return memory that the system provides as it is filled, in huge pages (2 MiB) where possible."""
     mapping = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -20,7 +20,7 @@ def map_memory(num_bytes: int) -> mmap.mmap:
 
 
 class PrivateMemory:
-    """Memory that threads fill and read. The system gives it by huge pages, in a tenth of the time of a file."""
+    """Memory that threads fill and read. With huge pages, the system provides it ten times as fast as a file."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
@@ -28,7 +28,7 @@ class PrivateMemory:
         self._size = 0
 
     def allocate(self, num_bytes: int) -> int:
-        """Return where some more bytes begin; the system gives them as they are filled."""
+        """Allocate more bytes and return their offset; the system provides them as they are filled."""
         piece = map_memory(num_bytes)
         begin = self._size
         self._begins.append(begin)
@@ -37,12 +37,12 @@ class PrivateMemory:
         return begin
 
     def write(self, begin: int, data: memoryview | bytes) -> None:
-        """Fill allocated bytes."""
+        """Write to allocated bytes."""
         source = np.frombuffer(data, np.uint8)
-        np.copyto(self._piece(begin, len(source)), source)  # without Python's lock
+        np.copyto(self._piece(begin, len(source)), source)  # releases the GIL
 
     def view(self, begin: int, num_bytes: int) -> memoryview:
-        """Return allocated bytes."""
+        """Return a view of allocated bytes."""
         return self._piece(begin, num_bytes).data
 
     def _piece(self, begin: int, num_bytes: int) -> npt.NDArray[np.uint8]:

@@ -1,7 +1,7 @@
 """An engine that is a Ray cluster.
 
 The driver sends tasks and receives small results; payloads go from input to output where a task runs. What all tasks
-need is put into Ray's object store once. Failures travel as values, so the user sees the error of the local engine.
+need is put into Ray's object store once. Tasks return failures as values, so the user sees the same errors as locally.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Result = TypeVar("Result")
 
 _QUEUED_PER_CPU = 2
 _MIN_QUEUED = 64
-"""Tasks that are handed out at a time, at least: more than a small cluster runs, so that one that can grow does."""
+"""Minimum number of tasks to submit at a time: more than a small cluster runs, so that an autoscaling one grows."""
 _MAX_FAILED = 10
 """The run ends when this many tasks have failed, or this many in a row got no answer from storage."""
 _CPUS_OF_A_NODE = 64
-"""Processors that a node is assumed to have while the cluster has no node."""
+"""Assumed number of processors per node while the cluster has no nodes."""
 _STALLED_AFTER_S = 60.0
 """After this time without a result, a warning says what the cluster has and what a task needs."""
 _REFRESH_S = 10.0
-"""How often the cluster is asked for its size."""
+"""Seconds between requests for the cluster's size."""
 _MAX_LEAVE_S = 30.0
 """How long to wait for running tasks when a run ends early."""
 
@@ -88,7 +88,7 @@ class RayEngine:
         self._join()
 
     def close(self) -> None:
-        """Leave the cluster, if this engine has joined it; one that was started for it ends."""
+        """Leave the cluster if this engine has joined it; end it if the engine has started it."""
         if self._joined:
             disconnect(self._ray)
             self._joined, self._nodes = False, []
@@ -100,13 +100,13 @@ class RayEngine:
 
     @property
     def jobs(self) -> int:
-        """Tasks that the cluster runs at a time: one a processor, as far as nodes are there now."""
+        """Number of tasks that the current nodes of the cluster run at a time: one per processor."""
         self._refresh_nodes()
         return max(1, int(sum(node.get("CPU", 0) for node in self._nodes)))
 
     @property
     def jobs_of_a_node(self) -> int:
-        """Tasks that the largest node runs at a time."""
+        """Number of tasks that the largest node runs at a time."""
         self._refresh_nodes()
         return max((int(node["CPU"]) for node in self._nodes if node.get("CPU", 0) >= 1), default=_CPUS_OF_A_NODE)
 
@@ -120,7 +120,7 @@ class RayEngine:
         num_bytes: int | None = None,
         describe: Callable[[Task], str] = str,
     ) -> Generator[Result, None, None]:
-        """Map a function over tasks, as `wdsplit.engines.local.Engine` says; it does not use threads and num_bytes."""
+        """Map a function over tasks, as `wdsplit.engines.local.Engine` says; `threads` and `num_bytes` are ignored."""
         if tasks:
             self._join()
             run = _Run(self, function, self._memory(memory_bytes), describe)
@@ -128,11 +128,11 @@ class RayEngine:
 
     @property
     def queued(self) -> int:
-        """Tasks that are handed out at a time."""
+        """Number of tasks to submit at a time."""
         return self._max_queued or max(_MIN_QUEUED, _QUEUED_PER_CPU * self.jobs)
 
     def _refresh_nodes(self) -> None:
-        """Ask for the cluster's nodes, if that was long ago."""
+        """Request the cluster's nodes, unless that was done recently."""
         now = time.monotonic()
         if not self._nodes or now - self._refreshed > _REFRESH_S:
             self._join()
@@ -140,13 +140,13 @@ class RayEngine:
             self._refreshed = now
 
     def _memory(self, memory_bytes: int) -> int:
-        """Return the memory to ask for a task: no more than a node has, else Ray would wait for one that has it."""
+        """Return the memory to request for a task: at most what a node has, else Ray would wait for a larger node."""
         self._refresh_nodes()
-        there = (node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1)
-        return int(min(memory_bytes, max(there, default=memory_bytes)))
+        sizes = (node.get("memory", 0.0) for node in self._nodes if node.get("CPU", 0) >= 1)
+        return int(min(memory_bytes, max(sizes, default=memory_bytes)))
 
     def warn_if_stalled(self, memory_bytes: int) -> None:
-        """Warn that nothing has ended for a while: the cluster may have nothing that can run a task."""
+        """Warn that no task has ended for a while: perhaps no node can run one."""
         self._refresh_nodes()
         cpus = sum(node.get("CPU", 0) for node in self._nodes)
         logger.warning(
@@ -171,22 +171,22 @@ class _Run:
         self._remote = remote_work(self._ray).options(
             num_cpus=1,
             memory=memory_bytes or None,
-            max_retries=0,  # counted here, as Ray runs what ran out of memory again without end
+            max_retries=0,  # retries are counted here: Ray would retry tasks that ran out of memory forever
             scheduling_strategy="SPREAD",
         )
         self._memory_bytes = memory_bytes
         self._running: dict[Any, tuple[Any, int]] = {}
-        """Each task under way, and how often it was tried before."""
+        """The running tasks by their references, and how often each was tried before."""
         self._to_retry: deque[tuple[Any, int]] = deque()
         self._failed: list[tuple[str, Exception]] = []
         self._warned: set[str] = set()
         self._unanswered = 0
-        """Tasks whose store did not answer, in a row."""
+        """Number of consecutive tasks whose store did not answer."""
 
     def results(self, tasks: Sequence[Any]) -> Iterator[Any]:
         todo = iter(tasks)
         try:
-            while self._hand_out(todo):
+            while self._submit(todo):
                 for ref in self._ready():
                     task, tries = self._running.pop(ref)
                     outcome = self._outcome(ref, task)
@@ -195,7 +195,7 @@ class _Run:
                         yield outcome.result
                     else:
                         self._retry_or_fail(outcome.error, task, tries)
-        except (KeyboardInterrupt, GeneratorExit):  # nobody waits for results any more
+        except (KeyboardInterrupt, GeneratorExit):  # the caller takes no more results
             self._engine.close()
             raise
         finally:
@@ -204,7 +204,7 @@ class _Run:
             raise failure(self._failed)
 
     def _ready(self) -> list[Any]:
-        """Wait for tasks that have ended."""
+        """Wait until tasks have ended, and return their references."""
         refs = list(self._running)
         ready: list[Any] = []
         waited_s = 0.0
@@ -216,10 +216,10 @@ class _Run:
         return list(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0])
 
     def _retry_or_fail(self, error: Exception, task: Any, tries: int) -> None:
-        """Retry a failed task if the failure may pass, unless no store answers any more; else keep the failure."""
+        """Retry a task after a temporary failure, unless storage is down for all tasks; else record the failure."""
         self._unanswered += isinstance(error, UnansweredError)
-        passes = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MAX_FAILED
-        if passes and tries < self._engine._retries:
+        is_temporary = isinstance(error, (UnansweredError, LostError)) and self._unanswered < _MAX_FAILED
+        if is_temporary and tries < self._engine._retries:
             logger.warning("%s: retrying: %s", self._describe(task), getattr(error, "cause", error))
             self._to_retry.append((task, tries + 1))
         else:
@@ -229,8 +229,8 @@ class _Run:
     def _is_over(self) -> bool:
         return len(self._failed) >= _MAX_FAILED or (self._unanswered >= _MAX_FAILED and bool(self._failed))
 
-    def _hand_out(self, todo: Iterator[Any]) -> bool:
-        """Hand out tasks, as many as there may be under way; return whether any is."""
+    def _submit(self, todo: Iterator[Any]) -> bool:
+        """Submit tasks up to the limit; return whether any are running."""
         while len(self._running) < self._engine.queued and not self._is_over:
             task, tries = self._to_retry.popleft() if self._to_retry else (next(todo, None), 0)
             if task is None:
@@ -240,7 +240,7 @@ class _Run:
         return bool(self._running) and not self._is_over
 
     def _outcome(self, ref: Any, task: Any) -> Outcome:
-        """Return what became of a task; what Ray itself says of it becomes an error of ours."""
+        """Return the outcome of a task; Ray's own errors become ours."""
         try:
             answer: Any = self._ray.get(ref)
             outcome: Outcome = pickle.loads(answer) if isinstance(answer, bytes) else Outcome(error=unfit(answer))
@@ -261,10 +261,10 @@ class _Run:
         return outcome
 
     def _leave(self) -> None:
-        """Wait a while for what is under way, if the cluster was not left.
+        """Wait a while for running tasks, unless the engine has left the cluster.
 
-        It is not cancelled: Ray (2.60) often aborts the driver where a task ends while it is cancelled. What goes on
-        does no harm: a task whose run has ended publishes nothing.
+        They are not cancelled: Ray (2.60) often aborts the driver if a task ends while it is being cancelled. Tasks
+        that continue do no harm: they publish nothing after the end of their run.
         """
         if self._running and self._ray.is_initialized():
             self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_MAX_LEAVE_S)

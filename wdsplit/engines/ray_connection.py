@@ -1,4 +1,4 @@
-"""How a process joins a Ray cluster, and leaves it."""
+"""Joins a Ray cluster, and leaves it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["connect", "disconnect"]
 logger = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
-"""How long a cluster may take to answer at all."""
+"""Seconds that a cluster may take to answer."""
 _SETTINGS = b"\x04"
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0\0\0\0\0"
-"""How a client of HTTP/2 begins: with a frame of no settings."""
+"""The start of an HTTP/2 connection: the preface, and an empty SETTINGS frame."""
 
 
 def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
@@ -33,7 +33,7 @@ def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool
         runtime_env: As for `RayEngine`.
 
     Returns:
-        The module ray, connected; and whether it was this call that connected it.
+        The connected module `ray`, and whether this call connected it.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -51,20 +51,20 @@ def connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool
         options["include_dashboard"] = False
     try:
         _check_answers(address)
-        with _handler_kept():
+        with _sigterm_handler_kept():
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
             )
     except Exception as error:
         raise unreachable(address, error) from error
-    _keep_from_output(ray)
+    _log_output(ray)
     return ray, True
 
 
 def disconnect(ray: Any) -> None:
-    """Leave the cluster: Ray ends the tasks that this process has handed out, and a cluster that it has started.
+    """Leave the cluster: Ray ends the tasks of this process, and a cluster that it has started.
 
-    Ctrl-C and SIGTERM are ignored meanwhile: Ray would abort the process, and leave what it was about to end.
+    Ignores Ctrl-C and SIGTERM meanwhile: Ray would abort the process before it has ended them.
     """
     if threading.current_thread() is not threading.main_thread():
         ray.shutdown()
@@ -78,12 +78,12 @@ def disconnect(ray: Any) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Greet the cluster, if the address says where it is: Ray would try for minutes, and forever if all is silent.
+    """Check that a cluster answers, if the address has a port: Ray would try for minutes, or forever without an answer.
 
-    Ray speaks gRPC, that is HTTP/2: whoever does, answers the greeting by a frame of settings (RFC 9113, 3.4).
+    Ray speaks gRPC, which is HTTP/2: such a server answers the greeting with a SETTINGS frame (RFC 9113, 3.4).
 
     Raises:
-        OSError: Nobody answers, or not as Ray does.
+        OSError: Nothing answers, or the server is not Ray.
     """
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     host, separator, port = named.removeprefix("ray://").partition("/")[0].rpartition(":")
@@ -96,14 +96,14 @@ def _check_answers(address: str) -> None:
         try:
             answer = connection.recv(9)
         except TimeoutError:
-            raise TimeoutError(f"something listens there, but has not answered for {_ANSWER_S:.0f} s") from None
+            raise TimeoutError(f"a server accepts connections, but has not answered for {_ANSWER_S:.0f} s") from None
     if answer[3:4] != _SETTINGS:
-        raise ConnectionError(f"what listens there is not Ray: it answered {answer!r}")
+        raise ConnectionError(f"the server is not Ray: it answered {answer!r}")
 
 
 @contextmanager
-def _handler_kept() -> Iterator[None]:
-    """Keep the program's handler of SIGTERM: `ray.init` replaces it by an exit with code 15."""
+def _sigterm_handler_kept() -> Iterator[None]:
+    """Restore the program's handler of SIGTERM, which `ray.init` replaces by an exit with code 15."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -112,10 +112,10 @@ def _handler_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _keep_from_output(ray: Any) -> None:
-    """Send to our log what Ray prints about lost workers and nodes: Ray has no option to keep it off standard output.
+def _log_output(ray: Any) -> None:
+    """Log what Ray prints about lost workers and nodes: Ray has no option to keep it off standard output.
 
-    The driver warns, with what became of the task, if Ray cannot mend it.
+    If Ray cannot recover, the driver warns about the task.
     """
     worker = ray._private.worker
     if hasattr(worker, "print_to_stdstream"):

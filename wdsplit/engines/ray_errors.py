@@ -1,4 +1,4 @@
-"""What goes wrong on a Ray cluster, as errors of ours."""
+"""Our errors for failures on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["LostError", "failure", "lost", "on_node", "unfit", "unreachable", "u
 
 _MAX_SHOWN = 10
 """Failed tasks whose errors are shown one by one."""
-_OF_A_NODE = (ConvertError, DatasetNotFoundError, StorageError)
-"""Errors that may be those of one node's file system."""
+_NODE_ERRORS = (ConvertError, DatasetNotFoundError, StorageError)
+"""Errors that the file system of one node may have caused."""
 
 
 class LostError(ConvertError):
-    """A task was lost, with what ran it; run again it may end."""
+    """A task was lost with its worker or node; a retry may succeed."""
 
 
 def unreachable(address: str, error: Exception) -> ConvertError:
@@ -32,13 +32,13 @@ def unreachable(address: str, error: Exception) -> ConvertError:
 
 
 def lost(error: Exception, what: str) -> ConvertError:
-    """Return the error for a task of which only Ray knows how it ended."""
+    """Return the error for a task that Ray could not finish."""
     kind = type(error).__name__
     memory = kind == "OutOfMemoryError"
     return LostError(
         "a task was lost: it ran out of memory" if memory else "a task was lost, with the worker or node that ran it",
         place=what,
-        expected="workers that live until their work is done",
+        expected="workers that finish their tasks",
         found=f"{kind}: {_first_line(error)}",
         remedy=("lower --memory, or give the nodes more memory" if memory else "see the logs of Ray on its nodes")
         + ". Finished shards are kept: continue with --resume",
@@ -57,10 +57,10 @@ def unreadable(error: Exception, what: str) -> ConvertError:
 
 
 def unfit(answer: dict[str, str]) -> ConvertError:
-    """Return the error for a node that has not this version of wdsplit.
+    """Return the error for a node without this version of wdsplit.
 
     Args:
-        answer: What the node says: the versions `found` and `expected`, and its address, `node`.
+        answer: The node's answer: the versions `found` and `expected`, and its address `node`.
     """
     there = answer["found"] != "none"
     return ConvertError(
@@ -74,8 +74,8 @@ def unfit(answer: dict[str, str]) -> ConvertError:
 
 
 def on_node(error: WdsplitError, node: str) -> WdsplitError:
-    """Return the error of a task; where the files of its node may be at fault, the node is named."""
-    if not isinstance(error, _OF_A_NODE):
+    """Return the error of a task, with the name of its node if the node's files may be the cause."""
+    if not isinstance(error, _NODE_ERRORS):
         return error
     place = f"{error.place} (on node {node})" if error.place else f"node {node}"
     remedy = error.remedy
@@ -85,10 +85,10 @@ def on_node(error: WdsplitError, node: str) -> WdsplitError:
 
 
 def failure(failed: Sequence[tuple[str, Exception]]) -> Exception:
-    """Return the error of a run of which tasks have failed: as it is if there is one, or if all are the same.
+    """Return the error of a run with failed tasks: their own if all are the same, else a list of them.
 
     Args:
-        failed: What each of these tasks is, and what it raised.
+        failed: The name and the error of each failed task.
     """
     if len({str(error) for _, error in failed}) == 1:
         return failed[0][1]

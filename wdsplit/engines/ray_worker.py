@@ -1,6 +1,6 @@
-"""A worker of a Ray cluster: it carries out tasks, and returns results or errors.
+"""Runs tasks in a worker of a Ray cluster, and returns results or errors.
 
-Errors and log records return as values, so that the driver raises and logs them as the local engine would.
+Errors and log records are returned as values, so that the driver raises and logs them as the local engine would.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Outcome:
     """The outcome of a task.
 
     Attributes:
-        result: What the function returned.
-        error: What it raised.
-        trace: Where, if nobody raised it on purpose.
+        result: The result of the function.
+        error: The exception that it raised.
+        trace: The traceback of the exception.
         warnings: What was logged meanwhile: the logger's name, the level and the text.
         node: The address of the node.
     """
@@ -39,7 +39,7 @@ class Outcome:
 def remote_work(ray: Any) -> Any:
     """Return what Ray calls on a node: with a list of the function's reference, the task, and our version.
 
-    It is pickled by value, as functions within functions are: a node can run it, and say so, that lacks wdsplit.
+    Like all nested functions, it is pickled by value: a node without wdsplit can run it, and report the problem.
     """
     found: list[str] = []
 
@@ -64,18 +64,18 @@ def remote_work(ray: Any) -> Any:
 
 
 _functions: dict[str, Callable[[Any], Any]] = {}
-"""What this worker process has taken out of the object store: the last function."""
+"""The last function that this worker process took from the object store, by its reference."""
 
 
 def call(function: Any, task: Any) -> bytes:
-    """Carry out a task.
+    """Run a task.
 
     Args:
-        function: The reference to what is called, and to the driver's folder.
-        task: What it is called with.
+        function: The reference to the function and the driver's folder.
+        task: The function's argument.
 
     Returns:
-        The outcome, pickled: arrays that Ray unpickles stay in its object store for as long as somebody holds them.
+        The pickled outcome. If Ray unpickled arrays, they would stay in its object store as long as they are used.
     """
     import ray
     from ray.util import get_node_ip_address
@@ -85,7 +85,7 @@ def call(function: Any, task: Any) -> bytes:
     if name not in _functions:
         _functions.clear()
         _functions[name], folder = ray.get(function)
-        with suppress(OSError):  # paths that are relative are so to the driver's folder
+        with suppress(OSError):  # relative paths are relative to the driver's folder
             os.chdir(folder)
     collector = _LogCollector()
     package = logging.getLogger("wdsplit")
@@ -102,7 +102,7 @@ def call(function: Any, task: Any) -> bytes:
 
 
 class _LogCollector(logging.Handler):
-    """Keeps what is logged, for the driver to log."""
+    """Collects log records for the driver to log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -113,7 +113,7 @@ class _LogCollector(logging.Handler):
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that survives its way to the driver."""
+    """Return the error if it can be pickled, else a RuntimeError with its text."""
     try:
         return error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))
     except Exception:

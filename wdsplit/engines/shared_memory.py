@@ -1,7 +1,7 @@
-"""Memory that grows, and that this process shares with the worker processes it starts, by whatever method.
+"""Memory that can grow, shared with the worker processes that this process starts by any method.
 
-It is a file without a name, of `memfd_create`: so it is not bound by the size of /dev/shm, which is 64 MB in a
-container, and is gone with the last process that has it, however that ends.
+It is an unnamed file from `memfd_create`. The size of /dev/shm (64 MB in a container) does not limit it. The system
+frees it when the last process that uses it ends or is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["SharedMemory"]
 class SharedMemory:
     """Memory that one process allocates and fills, and another reads; each takes one or two file descriptors.
 
-    Goes to a process that is being started as the memory itself, and nowhere else.
+    It can be pickled only as an argument of a process that is being started.
     """
 
     def __init__(self) -> None:
@@ -33,37 +33,37 @@ class SharedMemory:
         self._close.atexit = False
 
     def allocate(self, num_bytes: int) -> int:
-        """Return where some more bytes begin: at a page."""
+        """Allocate more bytes, and return their offset: the start of a page."""
         begin = self._size
         self._size += -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(self._descriptor, self._size)
         return begin
 
     def free(self, begin: int, num_bytes: int) -> None:
-        """Give allocated bytes back to the system, where it can take them; they are not allocated again."""
+        """Return allocated bytes to the system, where it supports that; they are not allocated again."""
         advice = getattr(mmap, "MADV_REMOVE", None)
         if advice is not None:
             self._mapped(begin + num_bytes).madvise(advice, begin, num_bytes)
 
     def write(self, begin: int, data: memoryview | bytes) -> None:
-        """Fill allocated bytes, in any process; a view would take twice as long, for its page faults."""
+        """Write to allocated bytes, in any process; a view would take twice as long, because of page faults."""
         left = memoryview(data)
         while left:
             written = os.pwrite(self._descriptor, left, begin)
             left, begin = left[written:], begin + written
 
     def view(self, begin: int, num_bytes: int) -> memoryview:
-        """Return allocated bytes, whichever process has allocated them."""
+        """Return a view of bytes that any process has allocated."""
         return memoryview(self._mapped(begin + num_bytes))[begin : begin + num_bytes]
 
     def _mapped(self, end: int) -> mmap.mmap:
-        """Return all the memory: one map, because each takes a file descriptor."""
+        """Return a map of all the memory: only one, because each takes a file descriptor."""
         if self._map is None or len(self._map) < end:
             self._map = mmap.mmap(self._descriptor, 0)
         return self._map
 
     def close(self) -> None:
-        """Let go of the memory; views of it stay valid."""
+        """Release the memory; views of it stay valid."""
         self._map = None
         self._close()
 
@@ -78,7 +78,7 @@ def _received(duplicate: Any) -> SharedMemory:
 
 
 def _unnamed_file() -> int:
-    """Return the descriptor of an empty file in memory; where the system has none, of one on the disk."""
+    """Return the descriptor of an empty file in memory, or on disk if the system does not support that."""
     try:
         return os.memfd_create("wdsplit")
     except (AttributeError, OSError):

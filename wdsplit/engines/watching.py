@@ -1,6 +1,6 @@
-"""How far a preparation has got, such as reading footers or counting rows: a command shows it, the library need not.
+"""The progress of preparation steps, such as reading footers or counting rows; commands show it.
 
-Passes over tasks report their progress by their arguments; this is for what comes before them, deep inside.
+Passes over tasks report their progress through arguments. This is for steps before them, deep inside the library.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Have a function called, while the block runs, with what is being done, how much of it is done, and of how much.
+    """Report preparation steps to a function while the block runs.
 
     Args:
-        watcher: Called in the thread that runs the block.
+        watcher: Called with the step, the units done, and their total or None; in the thread that runs the block.
     """
     token = _watcher.set(watcher)
     try:
@@ -35,13 +35,13 @@ def watching(watcher: Watcher) -> Iterator[None]:
 def watched(
     what: str, items: Iterable[Item], total: int | None = None, count: Callable[[Item], int] = lambda item: 1
 ) -> Iterator[Item]:
-    """Give what an iterable gives, and say how much of it has come.
+    """Yield the items of an iterable, and report the progress to the watcher, if there is one.
 
     Args:
-        what: What is being done, for people: "counting rows".
-        items: The steps of it.
-        total: How many items there are; None if nobody knows.
-        count: Says how many an item counts as.
+        what: The step, for display: "counting rows".
+        items: The items.
+        total: Total number of units; None if unknown.
+        count: Returns the number of units of an item.
     """
     watcher = _watcher.get()
     done = 0

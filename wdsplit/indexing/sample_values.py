@@ -150,16 +150,12 @@ def _label(payload: bytes | None, name: str, is_text: bool, lost: Counter[str]) 
 
 
 def _array(key: str, values: list[Any], is_kept: bool, lost: Counter[str]) -> pa.Array | None:
-    """Return the values of a column as an array of numbers, or of strings if these are kept; None if none is left."""
+    """Return the values of a column as an array of numbers, or of strings if it is kept; None if none are left."""
     kinds: set[type] = {type(value) for value in values} - {type(None)}
     numbers = [_NUMBERS[kind] for kind in (bool, int, float) if kind in kinds]
     others = kinds - _NUMBERS.keys()
     if str in kinds and is_kept:
-        texts = [
-            value if isinstance(value, str) else orjson.dumps(value).decode() for value in values if value is not None
-        ]
-        places = iter(texts)
-        return pa.array([None if value is None else next(places) for value in values], pa.string())
+        return pa.array(list(map(_text, values)), pa.string())
     if others:
         what = " and ".join(sorted({_KIND_NAMES.get(kind, "others") for kind in others}))
         lost[f"column {key!r}: {what}"] += sum(type(value) in others for value in values)

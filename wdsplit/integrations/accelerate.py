@@ -1,7 +1,7 @@
 """Hugging Face Accelerate: a loader that knows the accelerator's device and its accumulation of gradients.
 
-`Accelerator.prepare` leaves a `wdsplit.Loader` as it is, so nothing is split a second time; but then batches stay where
-they are, and gradients that are accumulated at the end of an epoch are not synchronised.
+`Accelerator.prepare` does not change a `wdsplit.Loader`, so nothing is split a second time. But then batches are not
+moved to the device, and gradients that are accumulated at the end of an epoch are not synchronised.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class PreparedLoader(OpaqueLoader, DataLoaderStateMixin):  # type: ignore[misc]
     with the rest. `gather_for_metrics` removes no samples: leave out pads by their flag `__pad__`.
 
     Args:
-        loader: The loader; its `batch_size` is that of a rank.
+        loader: The loader; its `batch_size` is per rank.
         accelerator: The accelerator.
 
     Raises:
         InputError: The accelerator is configured to split or dispatch batches by itself.
-        TopologyError: The dataset is split by all processes, and the accelerator needs some of them to read the same.
+        TopologyError: The dataset is split among all processes, but some of them must read the same samples.
     """
 
     def __init__(self, loader: Loader, accelerator: Any) -> None:
@@ -77,7 +77,7 @@ def _check_ranks(loader: Loader, accelerator: Any) -> None:
     """Refuse ranks that differ from the mesh's: along its dimensions `tp` and `cp`, processes read the same samples.
 
     Raises:
-        TopologyError: They are not.
+        TopologyError: The ranks differ.
     """
     mesh, world = getattr(accelerator, "torch_device_mesh", None), loader.dataset.world()
     if mesh is None or world != detect_rank():  # rank and world size were given by the program

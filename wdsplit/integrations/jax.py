@@ -1,8 +1,8 @@
 """JAX: batches as global arrays over the devices of a mesh, copied there before they are used.
 
-Adapter over `wdsplit.Loader`; torch need not be installed. Each process reads the rows that its own devices hold, and
-processes whose devices hold the same rows (along a model axis, say) read the same samples. Which rows those are follows
-from the sharding, and which of them are pads from the order: both are arithmetic, and nothing is communicated.
+Adapter over `wdsplit.Loader`; torch need not be installed. Each process reads the rows of its own devices. Processes
+whose devices have the same rows (along a model axis, for example) read the same samples. Each process computes its rows
+from the sharding, and the pads from the order, without communication.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class JaxLoader(PrefetchingLoader):
         return f"JaxLoader({self.loader.dataset!r}, global_batch={self.global_batch}, mesh={dict(self.mesh.shape)})"
 
     def _put(self, batch: Any, is_real: npt.NDArray[np.bool_]) -> Batch:
-        """Fill this process's rows of a batch up, and begin to copy it to the devices."""
+        """Fill up this process's rows of a batch, and start to copy it to the devices."""
         missing = self.loader.batch_size - len(is_real)
         valid = np.concatenate([is_real, np.zeros(missing, np.bool_)])
         data, host = _split_columns(batch)
@@ -188,13 +188,13 @@ class JaxLoader(PrefetchingLoader):
 
 
 class _Prefetched(Iterator[Batch]):
-    """Batches, of which some are put on the devices before they are requested.
+    """Batches, some of which are copied to the devices before they are requested.
 
     Args:
-        progress: What the loader gives.
-        put: Puts one on the devices.
-        used: Called with the state after each batch that was requested.
-        prefetch: How many are put ahead.
+        progress: The batches of the loader.
+        put: Copies a batch to the devices.
+        used: Called with the state after each requested batch.
+        prefetch: Number of batches to copy ahead.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class _Prefetched(Iterator[Batch]):
         """Return the next batch, as soon as its copy has started.
 
         Raises:
-            WdsplitError: What the loader raises, after all batches before.
+            WdsplitError: The loader's error, after all batches before it.
         """
         while self._ended is None and len(self._ahead) <= self._prefetch:
             try:
@@ -225,14 +225,14 @@ class _Prefetched(Iterator[Batch]):
 
 
 def world_of(sharding: NamedSharding, num_shards: int) -> World:
-    """Return this process's place among those whose devices hold different rows of a batch.
+    """Return this process's rank among those whose devices have different rows of a batch.
 
     Args:
         sharding: How batches are split.
-        num_shards: Into how many shards.
+        num_shards: Number of shards of a batch.
 
     Raises:
-        TopologyError: This process has no device in the mesh, or processes hold some of their rows in common.
+        TopologyError: This process has no device in the mesh, or processes share only some of their rows.
     """
     rows_of: dict[int, set[int]] = {}
     for device, index in sharding.devices_indices_map((num_shards,)).items():
@@ -259,7 +259,7 @@ def _shardings(specs: Mapping[Any, PartitionSpec], sharding: NamedSharding) -> d
     """Return the shardings of fields.
 
     Raises:
-        InputError: One does not split the batch as `sharding` does.
+        InputError: A spec does not split the batch as `sharding` does.
     """
     rows = sharding.spec[0]
     for name, spec in specs.items():
@@ -295,7 +295,7 @@ def _split_columns(batch: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
 
 
 def _like_batch(batch: Any, columns: dict[Any, Any]) -> Any:
-    """Return columns as the batch has them: a dict, a tuple or one; None for none."""
+    """Return columns in the form of the batch: a dict, a tuple or one column; None if there are none."""
     if not columns:
         return None
     if isinstance(batch, dict):
@@ -304,5 +304,5 @@ def _like_batch(batch: Any, columns: dict[Any, Any]) -> Any:
 
 
 def _padded(values: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
-    """Return an array with some more rows, which repeat the last one."""
+    """Return an array with `missing` more rows, which repeat the last one."""
     return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)]) if missing else values

@@ -1,7 +1,7 @@
 """Lightning: a DataModule of wdsplit's loaders, a callback for your own loaders, and one that logs statistics.
 
-Lightning saves and loads the state of its training loader by itself. It checks that the loader can be iterated before
-it needs a batch, counts the batches of an epoch itself, and starts the first iteration before its epoch starts.
+Lightning saves and loads the state of its training loader by itself. It calls `iter` on the loader before it needs a
+batch. It counts the batches of an epoch itself, and starts the first iteration before its epoch starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["EpochCallback", "MonitorCallback", "WdsplitDataModule"]
 
 
 def _lightning() -> Any:
-    """Import the Lightning that the program uses: `lightning`, or `pytorch_lightning`, whose classes are others."""
+    """Import the Lightning that the program uses: `lightning`, or `pytorch_lightning`, which has other classes."""
     names = ["lightning.pytorch", "pytorch_lightning"]
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
@@ -75,7 +75,7 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
         self.loaders = {
             name: Loader(dataset, sizes[name], **options) for name, dataset in datasets.items() if dataset is not None
         }
-        for name in self.loaders:  # Lightning warns of hooks that are there and cannot be used
+        for name in self.loaders:  # Lightning warns of hooks that exist but cannot be used
             hook = f"{name}_dataloader"
             if getattr(type(self), hook) is getattr(_library.LightningDataModule, hook):
                 setattr(self, hook, getattr(self, f"{name}_loader"))
@@ -100,7 +100,7 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
         """Refuse ranks that differ from the strategy's: with tensor parallelism several processes are one rank.
 
         Raises:
-            TopologyError: They are not.
+            TopologyError: The ranks differ.
         """
         if self.trainer is None:
             return
@@ -120,7 +120,7 @@ class WdsplitDataModule(_library.LightningDataModule):  # type: ignore[misc, nam
 
 
 class _TrainingLoader(OpaqueLoader):
-    """A loader whose epoch is the trainer's, and which corrects the trainer's count when it resumes."""
+    """A loader that follows the trainer's epoch, and corrects the trainer's count of batches when it resumes."""
 
     def __init__(self, loader: Loader, trainer: Any) -> None:
         super().__init__(loader)
@@ -132,7 +132,7 @@ class _TrainingLoader(OpaqueLoader):
         yield from self.loader
 
     def __len__(self) -> int:
-        """Return the steps of the epoch that the trainer is in, also before a checkpoint is loaded."""
+        """Return the number of steps in the trainer's epoch, also before a checkpoint is loaded."""
         return self.loader._length_of(_epoch(self._trainer))
 
     def _is_accumulating(self) -> bool:
@@ -141,9 +141,9 @@ class _TrainingLoader(OpaqueLoader):
         return bool(done % trainer.accumulate_grad_batches) and done < trainer.num_training_batches
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where a state dict was taken, and correct the trainer's count of batches.
+        """Continue where a state dict was taken, and correct the trainer's count of batches.
 
-        That count is one of batches of the size, and on the number of ranks, with which the checkpoint was saved.
+        The checkpoint counts batches for the batch size and number of ranks that it was saved with.
         """
         super().load_state_dict(state_dict)
         epoch, progress = _epoch(self._trainer), self._trainer.fit_loop.epoch_loop.batch_progress
@@ -173,7 +173,7 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
         """Set the epoch.
 
         Raises:
-            InputError: It has more or fewer batches than Lightning has counted.
+            InputError: The epoch has more or fewer batches than Lightning has counted.
         """
         self._set_epoch(trainer)
         for leaf in _leaves(trainer.train_dataloader):
@@ -181,7 +181,7 @@ class EpochCallback(_library.Callback):  # type: ignore[misc, name-defined]
                 _refuse_other_length(trainer, loader_of(leaf))
 
     def _set_epoch(self, trainer: Any) -> bool:
-        """Tell whether some loader or dataset was in another epoch."""
+        """Set the epoch of all loaders and datasets; return whether any was in another epoch."""
         epoch = _epoch(trainer)
         leaves = [
             leaf if isinstance(leaf, (OpaqueLoader, Loader)) else getattr(leaf, "dataset", None)
@@ -206,7 +206,7 @@ class MonitorCallback(_library.Callback):  # type: ignore[misc, name-defined]
         self._monitors: list[Monitor] = []
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find the loaders: they may be others than those of the last epoch.
+        """Find the loaders, which may differ from those of the last epoch.
 
         Raises:
             InputError: There is no `wdsplit.Loader`.
@@ -226,7 +226,7 @@ class MonitorCallback(_library.Callback):  # type: ignore[misc, name-defined]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log, if the Trainer logs metrics after this batch."""
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # what Lightning's own metrics are logged at
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the step of Lightning's own metrics
         every = trainer.log_every_n_steps
         if not every or (step + 1) % every or trainer.fit_loop._should_accumulate():
             return
@@ -236,10 +236,10 @@ class MonitorCallback(_library.Callback):  # type: ignore[misc, name-defined]
 
 
 def _refuse_other_length(trainer: Any, loader: Loader) -> None:
-    """Refuse an epoch whose view has another number of batches than Lightning has counted on.
+    """Refuse an epoch whose view has another number of batches than Lightning has counted.
 
     Raises:
-        InputError: It has.
+        InputError: The numbers differ.
     """
     counted, epoch = trainer.num_training_batches, _epoch(trainer)
     has_views = loader.dataset.source.view_text or loader.dataset.is_view_set
@@ -257,12 +257,12 @@ def _refuse_other_length(trainer: Any, loader: Loader) -> None:
 
 
 def _epoch(trainer: Any) -> int:
-    """Return the epoch that the trainer is in, or about to begin; its `current_epoch` follows later after a resume."""
+    """Return the trainer's current or next epoch; after a resume, its `current_epoch` is updated only later."""
     return 0 if trainer.overfit_batches else int(trainer.fit_loop.epoch_progress.current.processed)
 
 
 def _leaves(loaders: Any) -> Iterator[Any]:
-    """Give the loaders of any collection of them."""
+    """Yield the loaders in nested collections."""
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
     if isinstance(loaders, (list, tuple)):

@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class OpaqueLoader:
-    """A loader that shows no dataset and no sampler.
+    """A loader without the attributes `dataset` and `sampler`.
 
     Libraries split the dataset of a torch DataLoader, or warn of an IterableDataset that has a length. An iteration
-    begins with the first batch that is requested, not before.
+    starts when its first batch is requested, not before.
 
     Args:
         loader: The loader.
@@ -36,7 +36,7 @@ class OpaqueLoader:
         yield from self.loader
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch."""
+        """Return the number of steps in a whole epoch."""
         return len(self.loader)
 
     @property
@@ -60,7 +60,7 @@ class OpaqueLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader, after the delivered batches.
 
-        In the middle of an accumulation of gradients it logs that those of some batches are in no checkpoint.
+        Warns during gradient accumulation: the checkpoint does not contain the gradients of some batches.
         """
         if self._is_accumulating() and self.loader.dataset.world().rank == 0:
             logger.warning(
@@ -79,7 +79,7 @@ class OpaqueLoader:
         self.loader.load_state_dict(state_dict)
 
     def _is_accumulating(self) -> bool:
-        """Tell whether there are gradients that the optimizer has not applied."""
+        """Tell whether there are gradients that the optimizer has not used yet."""
         return False
 
     def __repr__(self) -> str:
@@ -87,13 +87,13 @@ class OpaqueLoader:
 
 
 def other_length(loader: Loader, epoch: int, expected: int, remedy: str) -> InputError:
-    """Return the error for an epoch whose length is another one than a library has counted on.
+    """Return the error for an epoch whose length differs from what a library has counted.
 
     Args:
         loader: The loader.
         epoch: The epoch.
-        expected: The batches that the library has counted.
-        remedy: What to do with this library.
+        expected: Number of batches that the library has counted.
+        remedy: The remedy for this library.
     """
     return InputError(
         "epochs with views of different sizes: the training would end too early, or leave samples out",

@@ -1,7 +1,7 @@
 """The state of a loader whose batches are prefetched: by a library, or to copy them to devices.
 
-`wdsplit.Loader` counts the batches it has delivered. Here each batch comes with the state after it, which follows from
-the steps by arithmetic; the state of the last batch used is the one that counts.
+`wdsplit.Loader` counts the batches it has delivered. Here each batch comes with the state after it, and the state of
+the last used batch is the loader's.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PrefetchingLoader:
         return self.loader.step if reached is None else self.loader._step_at(reached)
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch."""
+        """Return the number of steps in a whole epoch."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
@@ -82,7 +82,7 @@ class PrefetchingLoader:
         """Skip steps, as `wdsplit.Loader.skip` does, before an epoch begins or right after `load_state_dict`.
 
         Raises:
-            InputError: An iteration is under way, or as by `wdsplit.Loader.skip`.
+            InputError: An iteration has started, or as for `wdsplit.Loader.skip`.
         """
         if self._state() is not None:
             raise InputError(
@@ -112,13 +112,13 @@ class PrefetchingLoader:
         self._forget()
 
     def begin(self, goes_on: bool = False) -> tuple[StatefulBatches, int]:
-        """Start an iteration; return it, and its number. Used batches of an earlier one no longer count.
+        """Start an iteration; return it, and its number. Later reports on earlier iterations are ignored.
 
-        An epoch that was broken off begins again, as in `wdsplit.Loader`; an iteration of which nothing was used, where
-        it began: libraries look at a first batch and drop it.
+        An interrupted epoch starts again, as in `wdsplit.Loader`. If none of its batches were used, it starts where it
+        started before: libraries may take a first batch and drop it.
 
         Args:
-            goes_on: Go on after the batches that were used, instead of beginning their epoch again.
+            goes_on: Continue after the used batches, instead of starting their epoch again.
         """
         reached = self._state()
         if reached is not None and self._is_used and not goes_on:
@@ -136,12 +136,12 @@ class PrefetchingLoader:
             self._reached, self._is_used = state, True
 
     def ended(self, iteration: int) -> None:
-        """Take note that all batches of an epoch were taken: all count as used, unless `used` was called for some."""
+        """Record that all batches of an epoch were taken: all count as used, unless `used` was called for some."""
         if self._iteration == iteration and not self._is_used:
             self._reached = None
 
     def _state(self) -> State | None:
-        """Return the state after the used batches; None where the loader itself knows it."""
+        """Return the state after the used batches; None if that of the loader itself is right."""
         epochs_set = self.loader.dataset.epochs_set
         if self._epochs_set != epochs_set:
             self._epochs_set = epochs_set

@@ -1,7 +1,7 @@
 """TensorFlow: a loader's batches as a `tf.data.Dataset` that TensorFlow does not split a second time.
 
-Adapter over `wdsplit.Loader`; torch need not be installed. TensorFlow takes batches before they are used: the state
-after each is kept here, and counts once the batch is reported as used. TensorFlow is imported when a loader is made.
+Adapter over `wdsplit.Loader`; torch need not be installed. TensorFlow prefetches batches: the state after each is kept
+here, and applies once the batch is reported as used. TensorFlow is imported when a loader is made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TensorFlowLoader(PrefetchingLoader):
     Iterating yields the batches of an epoch as tensors. `dataset` returns them as a `tf.data.Dataset`.
 
     Args:
-        loader: The loader, with workers that are threads, or none: TensorFlow's process should not be forked.
+        loader: The loader, with threads as workers, or without workers: TensorFlow's process should not be forked.
         prefetch: Batches that TensorFlow prefetches.
         element_spec: A tf.TensorSpec for each leaf of a batch; None to derive it from a first batch, which is read for
             that. Needed if the shapes of batches differ.
@@ -77,8 +77,8 @@ class TensorFlowLoader(PrefetchingLoader):
         `prefetch`.
 
         Only Keras with `callback` reports which batches were used. With it, an endless dataset that is iterated again
-        (by another `fit`) continues after the used batches; one of some epochs starts the epoch again. Without it, the
-        batches of an epoch count as used only when its last one was made: so `state_dict` is not exact, and an
+        (by another `fit`) continues after the used batches; a finite one starts the epoch again. Without it, the
+        batches of an epoch count as used only when its last one was made. Then `state_dict` is not exact, and an
         interrupted epoch starts again, which is logged.
 
         Raises:
@@ -96,7 +96,7 @@ class TensorFlowLoader(PrefetchingLoader):
         dataset = tf.data.Dataset.from_generator(batches, output_signature=self.element_spec)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        # TensorFlow adds a prefetch of a size of its own choice otherwise, and may reach the end of the epoch in it.
+        # Otherwise TensorFlow adds a prefetch of its own, which may reach the end of the epoch.
         options.experimental_optimization.inject_prefetch = False
         dataset = dataset.with_options(options)
         return dataset.prefetch(self._prefetch) if self._prefetch else dataset
@@ -119,8 +119,8 @@ class TensorFlowLoader(PrefetchingLoader):
         return Used()
 
     def _batches(self, epochs: int | None) -> Iterator[Any]:
-        """Give batches as numpy has them, and note the state after each. TensorFlow does so in a thread of its own."""
-        # Where no more than these were made, a library may just have looked at a first batch: nothing is lost.
+        """Yield batches as numpy arrays, and record the state after each. Runs in a thread of TensorFlow."""
+        # If no more than these were made, a library may only have looked at a first batch: nothing is lost.
         is_lost = epochs is None and not self._reports_use and len(self._made) > self._prefetch + 2
         made = self._made = deque()
         self._error, given = None, 0
@@ -150,12 +150,12 @@ class TensorFlowLoader(PrefetchingLoader):
             raise
 
     def _note_used(self, count: int) -> None:
-        """Take note that the next batches were used."""
+        """Record that the next batches were used."""
         for _ in range(min(count, len(self._made))):
             self.used(*self._made.popleft())
 
     def _first_spec(self) -> Any:
-        """Return the spec of a first batch, which a loader of its own reads."""
+        """Return the spec of a first batch, which a separate loader reads."""
         mine, tf = self.loader, self._tf
         probe = Loader(mine.dataset, mine.batch_size, collate_fn=mine.collate_fn, output=mine.output)
         batch = next(iter(probe), None)

@@ -1,7 +1,7 @@
 """Hugging Face Transformers: a Trainer that accepts wdsplit's datasets.
 
-The Trainer's own arguments say how loading goes. It counts steps itself and, when it resumes, asks for batches that it
-skips: our loader begins after them and gives as many placeholders, so nothing is read, or skipped, twice.
+The Trainer's own arguments configure loading. It counts steps itself and, when it resumes, requests batches only to
+skip them: our loader yields placeholders for these and starts after them, so nothing is read or skipped twice.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class TrainerMixin:
     pads; the loss of `evaluate` is the Trainer's mean over batches, pads included.
 
     Args:
-        args: As of the Trainer.
+        args: As for the Trainer.
         log_loading: Add the loader's statistics, those of `wdsplit.Monitor`, to the training logs.
-        options: As of the Trainer.
+        options: As for the Trainer.
     """
 
     _pads: list[Any] | None = None
-    """Which samples of each batch of all ranks are pads, while an evaluation is under way."""
+    """During an evaluation, which samples of each batch are pads, on all ranks."""
 
     _is_made = False
     _train_dataset: Any = None
@@ -66,7 +66,7 @@ class TrainerMixin:
 
     @property
     def train_dataset(self) -> Any:
-        """What is trained on; not while the Trainer is made, which asks for a length to count its steps by."""
+        """The dataset to train on; None while the Trainer is made, because it would request the length."""
         return self._train_dataset if self._is_made or not isinstance(self._train_dataset, Dataset) else None
 
     @train_dataset.setter
@@ -74,7 +74,7 @@ class TrainerMixin:
         self._train_dataset = dataset
 
     def get_train_dataloader(self) -> Any:
-        """Return what is trained on."""
+        """Return the loader to train on."""
         trainer: Any = self
         if not isinstance(trainer.train_dataset, Dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
@@ -84,13 +84,13 @@ class TrainerMixin:
         return _TrainingLoader(loader, trainer)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log metrics; the loss of training steps with statistics of the loader, if asked."""
+        """Log metrics; add statistics of the loader to the loss of training steps, with `log_loading`."""
         if self._monitor is not None and "loss" in logs:
             logs = {**logs, **self._monitor.scalars()}
         super().log(logs, *args, **options)  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return what is evaluated on."""
+        """Return the loader to evaluate on."""
         dataset: Any = getattr(self, "eval_dataset", None) if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
             dataset = getattr(self, "eval_dataset", {})[eval_dataset]
@@ -99,7 +99,7 @@ class TrainerMixin:
         return self._evaluation_loader(dataset, "Evaluation")
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return what is predicted."""
+        """Return the loader to predict."""
         if not isinstance(test_dataset, Dataset):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
         return self._evaluation_loader(test_dataset, "test")
@@ -119,10 +119,10 @@ class TrainerMixin:
         return PreparedLoader(loader, trainer.accelerator)
 
     def _loader(self, dataset: Dataset, batch_size: int, description: str) -> Loader:
-        """Return a loader as the Trainer's arguments have it.
+        """Return a loader that the Trainer's arguments configure.
 
         Raises:
-            InputError: The dataset's tail is not what they ask for, or would let ranks come apart.
+            InputError: The dataset's tail contradicts them, or ranks would have unequal steps.
         """
         trainer: Any = self
         args, tail = trainer.args, dataset.options.tail
@@ -144,13 +144,13 @@ class TrainerMixin:
             persistent_workers=args.dataloader_persistent_workers,
             multiprocessing_context=args.dataloader_multiprocessing_context,
         )
-        if loader.pin_memory:  # what a collate_fn makes, the loader leaves as it is
+        if loader.pin_memory:  # the loader does not pin what a collate_fn returns
             assert loader.collate_fn is not None
             loader.collate_fn = _Pinned(loader.collate_fn)
         return loader
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """Predict a batch, and note which samples of all ranks are pads."""
+        """Predict a batch, and record which samples of all ranks are pads."""
         trainer: Any = self
         pads = inputs.pop(PAD, None) if isinstance(inputs, MutableMapping) else None
         if pads is not None and self._pads is not None:
@@ -161,7 +161,7 @@ class TrainerMixin:
         """Evaluate without pads.
 
         Raises:
-            InputError: The results of batches shall not be concatenated.
+            InputError: The Trainer's arguments forbid to concatenate the results of batches.
         """
         trainer: Any = self
         if not isinstance(dataloader, PreparedLoader):
@@ -169,7 +169,7 @@ class TrainerMixin:
         if not trainer.args.eval_do_concat_batches:
             raise InputError(
                 "eval_do_concat_batches=False does not work with a wdsplit.Dataset",
-                found="batches, of which pads could not be left out",
+                found="separate batches, from which pads cannot be removed",
                 remedy="leave it out",
             )
         compute = trainer.compute_metrics
@@ -196,7 +196,7 @@ class WdsplitTrainer(TrainerMixin, Trainer):
 
 
 class _TrainingLoader(PreparedLoader):
-    """A loader of which the Trainer can skip the first batches: it makes another one of `dataset` then."""
+    """A loader whose first batches the Trainer can skip: for that, it makes another loader of `dataset`."""
 
     batch_size = None
     drop_last = False
@@ -236,12 +236,12 @@ class _Resumed(IterableDataset[Any]):
 
 
 def _check_strategy(dataset: Dataset, args: Any) -> None:
-    """Refuse an order of training that the Trainer's arguments ask for, and that is not the dataset's.
+    """Refuse an order of training in the Trainer's arguments that differs from the dataset's.
 
     Raises:
-        InputError: It is not.
+        InputError: The orders differ.
     """
-    by_length = getattr(args, "group_by_length", False)  # what the same was called before
+    by_length = getattr(args, "group_by_length", False)  # its former name
     strategy = getattr(args, "train_sampling_strategy", "group_by_length" if by_length else "random")
     if strategy == "random" or (strategy == "sequential" and not dataset.options.shuffle):
         return
@@ -255,7 +255,7 @@ def _check_strategy(dataset: Dataset, args: Any) -> None:
 
 
 class _Pinned:
-    """A collator whose tensors lie in pinned memory."""
+    """A collator whose tensors are in pinned memory."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
@@ -266,7 +266,7 @@ class _Pinned:
 
 
 class _WithPads:
-    """A collator that keeps the flags of pads, whatever columns the Trainer removes."""
+    """A collator that keeps the flags of pads, even if the Trainer removes other columns."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], url: str) -> None:
         self._collate = collate
@@ -291,7 +291,7 @@ class _WithPads:
 
 
 def _without(values: Any, pads: Sequence[Any]) -> Any:
-    """Return results, arrays in any tuples, lists and dicts, without the rows of pads."""
+    """Return results without the rows of pads; arrays may be nested in tuples, lists and dicts."""
     if isinstance(values, Mapping):
         return {name: _without(value, pads) for name, value in values.items()}
     if isinstance(values, (list, tuple)):

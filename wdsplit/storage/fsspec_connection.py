@@ -1,6 +1,6 @@
-"""Requests to a file system that fsspec knows, and what its errors mean.
+"""Sends requests to a file system of fsspec, and classifies its errors.
 
-Each process has its own connections. Error texts of libraries may contain URLs with credentials, so none of them is
+Each process has its own connections. Error texts of libraries may contain URLs with credentials, so they are not
 passed on.
 """
 
@@ -33,11 +33,11 @@ Answer = TypeVar("Answer")
 
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "hf"}
 _EXTRAS |= {"http": "http", "https": "http", "memory": "http"}
-"""Which extra of wdsplit brings what a scheme needs."""
+"""The extra of wdsplit that installs what a scheme needs."""
 _TIMEOUTS_OF_ATTEMPT = 4
-"""How often the time in which something must come an attempt may take, where what comes cannot be seen."""
+"""Maximum duration of an attempt in multiples of `timeout_s`, where the arrival of data cannot be observed."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429})
-"""HTTP statuses that are gone a moment later; all of 500 to 599 are such, too."""
+"""HTTP statuses that are retried, besides all of 500 to 599."""
 GONE_STATUS, REFUSED_STATUS, _BEYOND_END_STATUS = (404, 410), (401, 403), 416
 _TRANSIENT_KINDS = frozenset(
     {
@@ -50,30 +50,30 @@ _TRANSIENT_KINDS = frozenset(
         ("urllib3", "HTTPError"),
     }
 )
-"""Errors of the libraries below fsspec that are no OSError, and that are gone a moment later."""
-_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError, TypeError)
+"""Errors of the libraries below fsspec that are retried, though they are not OSErrors."""
+_PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError, TypeError)
 
 
 class ShortAnswerError(Exception):
-    """An answer has another number of bytes than were asked for."""
+    """An answer has another number of bytes than requested."""
 
 
 class BeyondEndError(StorageError):
-    """The store has no bytes in the range that it was asked for."""
+    """The store has no bytes in the requested range."""
 
 
 class Connection:
     """Sends requests to a file system.
 
     Args:
-        url: A URL of it.
-        options: Its own options.
-        retries: How long to try.
+        url: A URL on it.
+        options: Options of the file system.
+        retries: How long to retry.
         given: The file system, if the caller has made it.
 
     Attributes:
         protocol: The URL's scheme.
-        is_web: Whether paths are whole URLs, quoted, which may have a query.
+        is_web: Whether paths are whole, quoted URLs, which may have a query.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Connection:
         _forget_loop_in_forks()
 
     def with_deadline(self, deadline_s: float) -> Connection:
-        """Return one that gives up after so many seconds, or sooner."""
+        """Return a connection with this deadline in seconds, or its own if that is earlier."""
         retries = replace(self._retries, deadline_s=min(deadline_s, self._retries.deadline_s))
         return Connection(self._url, self._options, retries, self._given)
 
     def file_system(self) -> Any:
-        """Return what sends requests: each process has its own, because connections cannot be shared."""
+        """Return the file system; each process has its own, because connections cannot be shared."""
         if self._given is not None:
             return self._given.get()
         kind = file_system_class(self.protocol, shown_url(self._url))
@@ -107,19 +107,19 @@ class Connection:
         return found
 
     def path_of(self, place: str) -> str:
-        """Return what the file system calls a URL."""
+        """Return the file system's path for a URL."""
         if self._given is not None:
             return place if self.is_web else place.partition("://")[2]
         path: str = file_system_class(self.protocol, "")._strip_protocol(place)
         return path
 
     def limits(self, fs: Any) -> dict[str, Any]:
-        """Return the arguments that end an attempt to which too little comes, where the file system takes such."""
+        """Return the arguments that limit the duration of an attempt, if the file system has them."""
         max_s = min(self._retries.deadline_s, _TIMEOUTS_OF_ATTEMPT * self._retries.timeout_s)
         return {"timeout": max_s} if fs.async_impl else {}
 
     def cat(self, fs: Any, place: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a range, or fewer, or more."""
+        """Return the bytes that the store sends for a range, which may be fewer or more."""
         more: dict[str, Any] = {"cache_type": "none"} if self.protocol == "hf" else {}
         if type(fs).__module__ == "fsspec.implementations.arrow":
             more["seekable"] = True
@@ -128,21 +128,21 @@ class Connection:
         return data
 
     def attempt(self, action: Callable[[Any], Answer], url: str, details: str = "") -> Answer:
-        """Do something that may fail for a while with the file system."""
+        """Call an action with the file system, and retry temporary failures."""
         return attempt(lambda _: action(self.file_system()), _classify, Retries(self._retries, url, details))
 
 
 @functools.cache
 def _forget_loop_in_forks() -> None:
-    """Let forked processes start an event loop of their own: fsspec before 2025 waits for the parent's, forever."""
+    """Let forked processes start their own event loop: fsspec before 2025 would wait for the parent's forever."""
     import fsspec.asyn
 
     os.register_at_fork(after_in_child=fsspec.asyn.reset_lock)
 
 
 _kept: set[Any] = set()
-"""File systems that are in use. Those of the parent of a forked process stay here, too: to end them would take away
-the parent's connections."""
+"""File systems in use. A forked process keeps those of its parent: closing them would close the parent's
+connections."""
 
 
 @functools.cache
@@ -150,8 +150,8 @@ def file_system_class(protocol: str, place: str) -> Any:
     """Return the class of a file system.
 
     Raises:
-        InputError: There is none.
-        MissingDependencyError: It is not installed.
+        InputError: fsspec has no such file system.
+        MissingDependencyError: Its library is not installed.
     """
     extra = _EXTRAS.get(protocol)
     remedy = f"pip install 'wdsplit[{extra}]'"
@@ -188,7 +188,7 @@ def file_system_class(protocol: str, place: str) -> Any:
 
 
 def _web_options(options: Mapping[str, Any], retries: RetryOptions) -> dict[str, Any]:
-    """Return the options of fsspec's HTTP with timeouts, and without compression: ranges count a file's own bytes."""
+    """Return the options of fsspec's HTTP with timeouts and no compression: ranges count uncompressed bytes."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=retries.timeout_s, sock_read=retries.timeout_s)
@@ -200,7 +200,7 @@ def _web_options(options: Mapping[str, Any], retries: RetryOptions) -> dict[str,
 
 
 def _cause(error: Exception) -> Exception:
-    """Return what lies behind an error: fsspec says of all that ends its request for a size that no file is there."""
+    """Return the cause of an error: fsspec raises FileNotFoundError for any failed request for a size."""
     behind = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(behind, Exception):
         return behind if status_of(behind) or _is_transient(behind) else error
@@ -208,7 +208,7 @@ def _cause(error: Exception) -> Exception:
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status of an answer that is an error; 0 if there was no answer."""
+    """Return the HTTP status of a failed request; 0 if there was no answer."""
     for each in (error, getattr(error, "response", None)):
         for name in ("status", "status_code", "code"):
             if isinstance(value := getattr(each, name, None), int):
@@ -217,7 +217,7 @@ def status_of(error: Exception) -> int:
 
 
 def _classify(error: Exception, place: str, url: str) -> Failure | None:
-    """Tell whether another attempt may succeed; our own errors pass as they are."""
+    """Tell whether another attempt may succeed; our own errors are not retried."""
     if isinstance(error, WdsplitError):
         return None
     error = _cause(error)
@@ -236,7 +236,7 @@ def _is_transient(error: Exception) -> bool:
     status = status_of(error)
     if status:
         return status in _TRANSIENT_STATUS or status >= 500
-    if isinstance(error, _LASTING) or str(error).startswith("Forbidden"):  # gcsfs raises an OSError of this text
+    if isinstance(error, _PERMANENT) or str(error).startswith("Forbidden"):  # gcsfs raises an OSError of this text
         return False
     if isinstance(error, (OSError, TimeoutError, ShortAnswerError)):
         return True
@@ -245,7 +245,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _refused(error: Exception, place: str, url: str) -> WdsplitError:
-    """Return our error for one that will not pass."""
+    """Return our error for a permanent failure."""
     status = status_of(error)
     found = f"status {status}" if status else type(error).__name__
     if isinstance(error, NotImplementedError):

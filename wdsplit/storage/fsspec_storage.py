@@ -1,6 +1,6 @@
 """File systems that fsspec knows, as storages: gs://, az://, hf://, https:// and others, or any object passed as `fs=`.
 
-fsspec sends the requests, and `fsspec_connection` repeats them. A short answer is never taken for a whole one.
+fsspec sends the requests, and `fsspec_connection` retries them. A short answer is never accepted as complete.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ logger = logging.getLogger(__name__)
 _MAX_NAMES_SHOWN = 5
 _THREADS = 16
 _MAX_REQUEST_BYTES = 16 * 1024**2
-"""A larger range is several requests: a failed one is sent again."""
+"""A larger range is read by several requests: only a failed one is sent again."""
 _MAX_BYTES_WITHOUT_SIZE = 1024**3
 """If a file may have more bytes, its size is requested before it is read."""
 _UNLISTED_STATUS = (*GONE_STATUS, *REFUSED_STATUS, 405)
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "md5Hash", "Last-Modified", "last_modified", "updated", "created")
-"""The names that file systems have for an object's version; the surest first."""
+"""The names that file systems have for an object's version; the most reliable first."""
 
 
 class FsspecStorage:
-    """A folder of a file system that fsspec knows.
+    """A folder on a file system of fsspec.
 
     Args:
-        url: Its URL. The query of an http(s) URL, such as a signature, goes with all requests.
-        options: Those of the file system, and those of `RetryOptions`; or the file system itself, as `located` puts it.
+        url: Its URL. The query of an http(s) URL, such as a signature, is sent with all requests.
+        options: Options of the file system and of `RetryOptions`; or the file system itself, as from `located`.
 
     Raises:
-        InputError: There is no such file system.
+        InputError: fsspec has no such file system.
         MissingDependencyError: Its library is not installed.
     """
 
@@ -79,11 +79,11 @@ class FsspecStorage:
         return shown_url(self._folder).rstrip("/")
 
     def read(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Return the bytes of a file, unless it has more than it may have."""
+        """Return the bytes of a file; refuse one of more than `max_bytes`."""
         return self.open(path).read_whole(max_bytes)
 
     def open(self, path: str, size: int | None = None) -> FsspecFile:
-        """Open a file for reading; nothing is asked for before it is read."""
+        """Open a file for reading; sends no request yet."""
         return FsspecFile(
             self._connection, joined_url(self._folder, path), f"{self.url}/{path}" if path else self.url, size
         )
@@ -96,11 +96,11 @@ class FsspecStorage:
             return None
 
     def list(self, path: str = "") -> list[str]:
-        """Return the names in a folder, sorted; of an http(s) server those that its page for the folder links to."""
+        """Return the names in a folder, sorted; on an http(s) server, the links of the folder's page."""
         return sorted(self._entries(path))
 
     def _entries(self, path: str) -> dict[str, int | None]:
-        """Return the names in a folder and the sizes of the files, as far as the list of names says so."""
+        """Return the names in a folder, with the sizes of files if the listing has them, else None."""
         place = joined_url(self._folder, path)
         try:
             found = self._connection.attempt(functools.partial(_listed, self._connection, place), f"{self.url}/{path}")
@@ -116,7 +116,7 @@ class FsspecStorage:
     def sizes(self, path: str = "") -> dict[str, int]:
         """Return the names of the files in a folder, and their sizes in bytes."""
         entries = self._entries(path)
-        if self._connection.is_web:  # a page of links does not say sizes
+        if self._connection.is_web:  # a page of links has no sizes
             below, names = f"{path}/" if path else "", list(entries)
             found = in_order(lambda name: self.size(f"{below}{name}"), names, _THREADS)
             entries = dict(zip(names, found, strict=True))
@@ -128,13 +128,13 @@ class FsspecStorage:
 
     @contextmanager
     def publish(self, path: str, durable: bool = False) -> Iterator[GatheredFile]:
-        """Gather a file on the local disk, and send it when the block ends; what a store has taken is durable."""
+        """Write a file to the local disk, and upload it when the block ends; uploaded files are durable."""
         with gathered() as file:
             yield file
             file.send(self._connection, joined_url(self._folder, path), f"{self.url}/{path}")
 
     def remove(self, *paths: str) -> None:
-        """Remove files, and folders with all that is in them."""
+        """Remove files, and folders with their contents."""
         for _ in in_order(self._remove, paths, _THREADS):
             pass
 
@@ -143,12 +143,12 @@ class FsspecStorage:
         self._connection.attempt(functools.partial(_removed, self._connection.path_of(place)), f"{self.url}/{path}")
 
     def remove_temporary(self, path: str = "") -> None:
-        """Remove what attempts that were killed have left under temporary names."""
+        """Remove the temporary files that killed attempts have left."""
         below = f"{path}/" if path else ""
         self.remove(*(f"{below}{name}" for name in self.list(path) if is_temporary(name)))
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock against other processes of this user and machine."""
+        """Lock out other processes of this user on this machine."""
         return remote_lock(self.url, path)
 
     def with_short_deadline(self) -> FsspecStorage:
@@ -164,8 +164,8 @@ class FsspecFile(RemoteFile):
     Args:
         connection: Sends requests.
         place: Its URL.
-        url: What to call it.
-        size: Its bytes, if they are known.
+        url: Its URL in messages.
+        size: Its size in bytes, if known.
     """
 
     def __init__(self, connection: Connection, place: str, url: str, size: int | None = None) -> None:
@@ -197,7 +197,7 @@ class FsspecFile(RemoteFile):
         return found
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes from an offset on."""
+        """Return the bytes at an offset."""
         if num_bytes <= _MAX_REQUEST_BYTES:
             return self._piece(offset, offset + num_bytes)
         data = bytearray(num_bytes)
@@ -205,13 +205,13 @@ class FsspecFile(RemoteFile):
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from an offset on."""
+        """Fill a buffer with the bytes at an offset."""
         for begin in range(0, len(buffer), _MAX_REQUEST_BYTES):
             part = buffer[begin : begin + _MAX_REQUEST_BYTES]
             part[:] = self._piece(offset + begin, offset + begin + len(part))
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
-        """Return all its bytes, by one request if it may not have many."""
+        """Return the whole file; by one request if `max_bytes` is small."""
         if self._size is None and max_bytes is not None and max_bytes < _MAX_BYTES_WITHOUT_SIZE:
             data = self._up_to(max_bytes + 1)
             if len(data) <= max_bytes:
@@ -220,10 +220,11 @@ class FsspecFile(RemoteFile):
         return self.read(0, self.size)
 
     def _piece(self, start: int, stop: int) -> bytes:
-        """Return the bytes of a range by one request, if it does not fail."""
+        """Return the bytes of a range; sends one request, unless it fails."""
         if start >= stop:
             return b""
-        if (start or self._size is not None) and stop > self.size:  # an answer with all bytes is known by their number
+        # After the first byte, the size is needed: it identifies the answer of a server that ignores ranges.
+        if (start or self._size is not None) and stop > self.size:
             raise self._shorter(stop, self.size)
         try:
             return self._connection.attempt(
@@ -244,10 +245,10 @@ class FsspecFile(RemoteFile):
         raise ShortAnswerError
 
     def _up_to(self, num_bytes: int) -> bytes:
-        """Return all bytes, or the first ones if there are more than so many."""
+        """Return the first bytes of the file, or all if it has fewer."""
         try:
             return self._connection.attempt(lambda fs: self._connection.cat(fs, self._place, 0, num_bytes), self.url)
-        except BeyondEndError:  # some servers have no first bytes of a file that is empty
+        except BeyondEndError:  # some servers refuse any range of an empty file
             return self.read(0, self.size)
 
     def _shorter(self, expected: int, found: int | None = None) -> CorruptDataError:
@@ -261,7 +262,7 @@ def _removed(path: str, fs: Any) -> None:
 
 
 def _listed(connection: Connection, place: str, fs: Any) -> list[dict[str, Any]]:
-    """Return what a folder holds, as the file system calls it; nothing if an http(s) server does not list it."""
+    """Return the entries of a folder, as from fsspec's `ls`; none if an http(s) server does not list it."""
     fs.invalidate_cache()
     base, mark, query = connection.path_of(place).partition("?") if connection.is_web else (place, "", "")
     folder = f"{base.rstrip('/')}/{mark}{query}" if connection.is_web else connection.path_of(place)
@@ -275,7 +276,7 @@ def _listed(connection: Connection, place: str, fs: Any) -> list[dict[str, Any]]
 
 
 def _name_below(entry: str, folder: str, is_web: bool) -> str:
-    """Return the name of an entry of a folder; nothing if it is no name, such as a link to sort the list."""
+    """Return the name of an entry in a folder; empty for other links, such as those that sort the list."""
     if not is_web:
         name = entry.strip("/").removeprefix(folder.strip("/")).strip("/")
         return "" if "/" in name else name

@@ -1,6 +1,6 @@
-"""Writing a file by fsspec: it is gathered on the local disk and then sent, so that it appears whole or not at all.
+"""Writes files through fsspec: first to the local disk, then to the store, where they appear complete or not at all.
 
-File objects of fsspec are not used: most of them commit what they have got when the block raises.
+File objects of fsspec are not used: most of them commit an incomplete file when the block raises.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from wdsplit.storage.local_file import translate_errors
 __all__ = ["GatheredFile", "gathered"]
 
 _ONE_COMMIT = frozenset({"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"})
-"""Stores of objects, where a file that is put appears when all of it is there; a rename would copy it."""
+"""Object stores, where an uploaded file appears only when it is complete; a rename would copy it."""
 
 
 class GatheredFile:
-    """A file on the local disk that is to be sent.
+    """A file on the local disk that will be uploaded.
 
     Args:
-        file: The file, open for writing, with a name.
+        file: A named file, open for writing.
     """
 
     def __init__(self, file: Any) -> None:
@@ -41,12 +41,12 @@ class GatheredFile:
                 self._num_bytes += self._file.write(piece)
 
     def send(self, connection: Connection, place: str, url: str) -> None:
-        """Let the file appear.
+        """Upload the file.
 
         Args:
             connection: Sends requests.
             place: The URL of the file.
-            url: What to call it.
+            url: Its URL in messages.
 
         Raises:
             StorageError: The store refuses, or does not answer in time.
@@ -58,7 +58,7 @@ class GatheredFile:
         connection.attempt(functools.partial(self._send_once, path, url, is_store), url)
 
     def _send_once(self, path: str, url: str, is_store: bool, fs: Any) -> None:
-        if is_store and fs.async_impl:  # others copy by file objects, which commit what they have got
+        if is_store and fs.async_impl:  # others copy through file objects, which commit incomplete files
             fs.put_file(self._file.name, path)
         else:
             _put_and_rename(fs, self._file.name, path)
@@ -76,7 +76,7 @@ class GatheredFile:
 
 
 def _put_and_rename(fs: Any, local: str, path: str) -> None:
-    """Write to a temporary name beside the path; rename it if all went well, else remove it."""
+    """Write to a temporary name beside the path; rename it on success, else remove it."""
     folder, separator, name = path.rpartition("/")
     temporary = f"{folder}{separator}{temporary_name(name)}"
     if folder:
@@ -92,7 +92,7 @@ def _put_and_rename(fs: Any, local: str, path: str) -> None:
 
 @contextmanager
 def gathered() -> Iterator[GatheredFile]:
-    """Give an empty file in the folder for temporary files (TMPDIR); it is removed when the block ends."""
+    """Yield an empty file in the folder for temporary files (TMPDIR); it is removed when the block ends."""
     with translate_errors(Path(tempfile.gettempdir()), writing=True):
         file = tempfile.NamedTemporaryFile(prefix="wdsplit-")  # noqa: SIM115 (closed below)
     with file:

@@ -1,4 +1,4 @@
-"""Files that lie in any folders, as one folder that can be read; what goes with them is in a local folder."""
+"""Files from any folders as one readable folder; their companions, such as indexes, are in a local folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["GatheredFiles", "GatheredStorage"]
 
 @dataclass(frozen=True)
 class GatheredFiles:
-    """Files, wherever they are, by the paths that they have below the folder which they have in common.
+    """Files from any folders, named by their paths below their common folder.
 
     Attributes:
-        urls: Their URLs or absolute paths, in order, none of them twice.
-        companions: A local folder with files that go with them, such as their indexes.
+        urls: Their URLs or absolute paths, in order, without duplicates.
+        companions: A local folder with their companions, such as indexes.
 
     Raises:
         InputError: They are not all local, or not all in stores of one kind.
@@ -44,19 +44,19 @@ class GatheredFiles:
 
     @cached_property
     def root(self) -> str:
-        """The folder that they have in common; of those in several buckets the beginning of their URLs."""
+        """Their common folder; for several buckets, the common start of their URLs."""
         return "/".join(self._common)
 
     @cached_property
     def _common(self) -> list[str]:
-        """The parts that the URLs begin with, all of them: the first and the last in their order, so all between."""
+        """The parts that all URLs start with: those that the first and the last of the sorted URLs share."""
         shown = [shown_url(url).split("/")[:-1] for url in self.urls]
         pairs = zip(min(shown), max(shown), strict=False)
         return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """The URL of each, by its path below the root."""
+        """The URL of each file, by its path below the root."""
         return {shown_url(url)[len(self.root) + 1 :]: url for url in self.urls}
 
 
@@ -76,12 +76,12 @@ class GatheredStorage:
 
     @property
     def url(self) -> str:
-        """The folder that the files have in common."""
+        """The common folder of the files."""
         return self._files.root
 
     @property
     def is_remote(self) -> bool:
-        """Whether the files are in a store of objects."""
+        """Whether the files are in an object store."""
         return is_remote(self._files.urls[0])
 
     @property
@@ -90,7 +90,7 @@ class GatheredStorage:
         return self._place(self._files.urls[0])[0].has_latency
 
     def _place(self, url: str) -> tuple[ReadableStorage, str]:
-        """Return the folder of a file, and its name there; the query of an http(s) URL, if any, is the folder's."""
+        """Return the folder of a file, which keeps the query of an http(s) URL, and the file's name in it."""
         base, mark, query = url.partition("?") if is_web(url) else (url, "", "")
         folder, _, name = base.rpartition("/")
         name = unquote(name) if is_web(url) else name
@@ -104,7 +104,7 @@ class GatheredStorage:
         return self._companions.read(path, max_bytes)
 
     def open(self, path: str, size: int | None = None) -> ReadableFile:
-        """Open a file for reading, or a companion."""
+        """Open a file or a companion for reading."""
         url = self._files.places.get(path)
         if url is None:
             return self._companions.open(path, size)

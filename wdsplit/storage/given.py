@@ -1,6 +1,6 @@
-"""File system objects of fsspec that a caller passes as `fs=`, and what they call a path.
+"""File system objects of fsspec that a caller passes as `fs=`, and the URLs of their paths.
 
-A path on such a file system becomes a URL of its scheme, so that all else need not know where it came from.
+A path on such a file system becomes a URL with its scheme, so other modules only see URLs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["FS_OPTION", "GivenFileSystem", "divided_options", "located", "located_one"]
 
 FS_OPTION = "fs"
-"""The key in storage options under which a file system object travels to where files are opened."""
+"""The key of the file system object in storage options."""
 
 _OF_ONE_PROCESS = "memory"
 
 
 class GivenFileSystem:
-    """A file system object, of which each process makes its own copy: connections and event loops cannot be shared.
+    """A file system object that each process copies: connections and event loops cannot be shared.
 
     Args:
         fs: The object that the caller made.
@@ -45,7 +45,7 @@ class GivenFileSystem:
 
     @property
     def is_archive(self) -> bool:
-        """Whether it is a zip file or the like, which can only be read."""
+        """Whether it is an archive, such as a zip file, which can only be read."""
         from fsspec.archive import AbstractArchiveFileSystem
 
         return isinstance(self._fs, AbstractArchiveFileSystem)
@@ -54,7 +54,7 @@ class GivenFileSystem:
         """Return this process's copy."""
         pid = os.getpid()
         if self._pid != pid:
-            self._inherited.append(self._fs)  # to end its connections would take them away from the parent
+            self._inherited.append(self._fs)  # kept, because closing its connections would close the parent's
             if self.schemes[0] != _OF_ONE_PROCESS:
                 self._fs = pickle.loads(self._dumped())
             self._pid = pid
@@ -64,10 +64,10 @@ class GivenFileSystem:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process.
+        """Pickle the file system, for another process.
 
         Raises:
-            InputError: The file system cannot.
+            InputError: The file system cannot be pickled.
         """
         return _restored, (self._dumped(),)
 
@@ -101,7 +101,7 @@ def _schemes(fs: AbstractFileSystem) -> tuple[str, ...]:
 def located_one(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Return URL and storage options of one path; as `located`."""
+    """Return the URL and storage options of one path, as `located` does."""
     (url,), options = located([path], storage_options, fs)
     return url, options
 
@@ -111,15 +111,15 @@ def located(
     storage_options: Mapping[str, Any] | None,
     fs: AbstractFileSystem | None,
 ) -> tuple[list[str], Mapping[str, Any] | None]:
-    """Return the URLs of paths on a file system, and the storage options by which they are opened.
+    """Return the URLs of paths on a file system, and the storage options to open them with.
 
     Args:
-        paths: Paths as the file system has them, or URLs of its scheme.
-        storage_options: The caller's; with `fs` only those of `RetryOptions`.
-        fs: The file system; None for what each path says itself.
+        paths: Paths on the file system, or URLs with its scheme.
+        storage_options: The caller's options; with `fs`, only those of `RetryOptions`.
+        fs: The file system; None to choose it by each path.
 
     Raises:
-        InputError: A path is of another store, or `fs` is no file system that can be used.
+        InputError: A path is on another store, or `fs` is not a usable file system.
     """
     texts = [os.fspath(path) for path in paths]
     if fs is None and any(text.startswith(f"{_OF_ONE_PROCESS}://") for text in texts):
@@ -141,14 +141,14 @@ def located(
 def divided_options(
     storage_options: Mapping[str, Any] | None, input_fs: AbstractFileSystem | None, fs: AbstractFileSystem | None
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Return the storage options of inputs and output: where one has a file system, the store's go to the other."""
+    """Return the storage options of inputs and output: if one has a file system, the store's go only to the other."""
     if (fs is None) == (input_fs is None) or not isinstance(storage_options, Mapping):
         return storage_options, storage_options
-    times = {name: value for name, value in storage_options.items() if name in _times()}
-    return (storage_options, times) if input_fs is None else (times, storage_options)
+    retries = {name: value for name, value in storage_options.items() if name in _retry_names()}
+    return (storage_options, retries) if input_fs is None else (retries, storage_options)
 
 
-def _times() -> set[str]:
+def _retry_names() -> set[str]:
     return {each.name for each in fields(RetryOptions)}
 
 
@@ -170,7 +170,7 @@ def _stripped(text: str, fs: AbstractFileSystem) -> str:
 
 
 def _check(fs: Any, storage_options: Mapping[str, Any] | None) -> None:
-    """Refuse what is no file system of fsspec, and options that it should have been made with."""
+    """Refuse objects that are not file systems of fsspec, and options that belong to its constructor."""
     try:
         import fsspec
     except ImportError as error:
@@ -187,11 +187,11 @@ def _check(fs: Any, storage_options: Mapping[str, Any] | None) -> None:
         raise InputError("invalid fs", expected="a file system made with asynchronous=False", found="asynchronous=True")
     if not isinstance(storage_options, Mapping | None):
         raise InputError("invalid storage_options", expected="a dict", found=type(storage_options).__name__)
-    others = sorted(map(str, set(storage_options or {}) - _times()))
+    others = sorted(map(str, set(storage_options or {}) - _retry_names()))
     if others:
         raise InputError(
             "storage options that fs= already decides",
-            expected=f"with fs=, only {', '.join(sorted(_times()))}",
+            expected=f"with fs=, only {', '.join(sorted(_retry_names()))}",
             found=", ".join(others),
             remedy=f"pass them to {type(fs).__name__}(...), or leave fs= out",
         )

@@ -26,39 +26,39 @@ class PendingFile(Protocol):
 
 
 class ReadableFile(Protocol):
-    """An object that is open for reading; it is closed when nobody refers to it any more."""
+    """An object that is open for reading; it is closed when nothing refers to it any more."""
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
 
     @property
     def version(self) -> str:
-        """A mark that changes when the file is replaced: its ETag, or its size and time of writing."""
+        """A text that changes when the file is replaced: its ETag, or its size and modification time."""
 
     @property
     def is_remote(self) -> bool:
         """Whether each read is a request, so that few large ones are better than many small ones."""
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes from an offset on.
+        """Return the bytes at an offset.
 
         Raises:
-            CorruptDataError: The object ends before.
-            StorageError: The system refused.
+            CorruptDataError: The object is too short.
+            StorageError: The system refuses to read.
         """
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from an offset on; raises as `read` does."""
+        """Fill a buffer with the bytes at an offset; raises as `read` does."""
 
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Let the system begin to read what will be needed soon; nothing waits for it."""
+        """Start to read ahead bytes that will be needed soon, without waiting for them."""
 
 
 class ReadableStorage(Protocol):
     """A folder of objects that can be read. Paths are relative to it and have forward slashes.
 
-    Every method raises StorageError where the system refuses, and DatasetNotFoundError for an object that is not there.
+    Every method raises StorageError if the system refuses, and DatasetNotFoundError if an object does not exist.
     """
 
     @property
@@ -67,17 +67,17 @@ class ReadableStorage(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is a store of objects, not a file system."""
+        """Whether it is an object store, not a file system."""
 
     @property
     def has_latency(self) -> bool:
-        """Whether each read is a request, so that it is worth while to read ahead."""
+        """Whether each read is a request, so that reading ahead is faster."""
 
     def read(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return the bytes of a small object.
 
         Raises:
-            CorruptDataError: It has more bytes than it may have.
+            CorruptDataError: It has more than `max_bytes` bytes.
         """
 
     def open(self, path: str, size: int | None = None) -> ReadableFile:
@@ -85,49 +85,49 @@ class ReadableStorage(Protocol):
 
         Args:
             path: Its path.
-            size: Its bytes, if they are known: a remote object need not be asked, and is refused if it has others.
+            size: Its size in bytes, if known: it saves a request to a remote store, and another size is refused.
         """
 
     def size(self, path: str) -> int | None:
-        """Return the size of an object in bytes, or None if there is no such object (but a folder, say)."""
+        """Return the size of an object in bytes; None if there is no such object, or if it is a folder."""
 
     def sizes(self, path: str = "") -> dict[str, int]:
         """Return the names of the objects in a folder, without folders, and their sizes in bytes."""
 
     def list(self, path: str = "") -> list[str]:
-        """Return the names in a folder, sorted; none if it is not there."""
+        """Return the names in a folder, sorted; none if it does not exist."""
 
     def describe_contents(self) -> str:
-        """Say in a few words what is found at this place, for a message that something else was expected."""
+        """Describe the contents in a few words, for a message that expected something else."""
 
 
 class Storage(ReadableStorage, Protocol):
     """A folder of objects that can be read and written."""
 
     def publish(self, path: str, durable: bool = False) -> AbstractContextManager[PendingFile]:
-        """Give a PendingFile that appears under `path` whole when the block ends, or not at all if it raises.
+        """Open a PendingFile that appears at `path` when the block ends, or not at all if the block raises.
 
-        A durable file has reached the disk by then; another one only survives the end of the process.
+        A durable file has reached the disk by then; another one survives only the end of the process.
         """
 
     def remove(self, *paths: str) -> None:
-        """Remove objects, and folders with all that is in them; nothing happens to what is not there."""
+        """Remove objects, and folders with their contents; missing ones are ignored."""
 
     def remove_temporary(self, path: str = "") -> None:
-        """Remove what attempts that were killed have left in a folder."""
+        """Remove the temporary files that killed attempts have left in a folder."""
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock that goes with the process, however that ends; StorageError if another process holds it.
+        """Lock a path until the block or the process ends; raises StorageError if another process has locked it.
 
-        That of a remote store keeps out other processes of this machine alone.
+        The lock of a remote store excludes only other processes of this machine.
         """
 
     def with_short_deadline(self) -> Storage:
-        """Return the same storage, which gives up soon if it is remote: for clearing up after an error."""
+        """Return the same storage, with a short deadline if it is remote: for cleaning up after an error."""
 
 
 def refuse_too_large(size: int, max_bytes: int | None, url: str) -> None:
-    """Refuse a file that has more bytes than it may have."""
+    """Refuse a file of more than `max_bytes`."""
     if max_bytes is not None and size > max_bytes:
         raise CorruptDataError(
             "a file is too large",

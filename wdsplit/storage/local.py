@@ -1,7 +1,7 @@
 """The local disk, and network file systems mounted on it.
 
-What is published appears whole or not at all: it is written under a temporary name, which no glob for shards finds, and
-then renamed.
+A published file appears complete or not at all: it is written under a temporary name, which globs for shards do not
+match, and then renamed.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MAX_NAMES_SHOWN = 5
 _TEMPORARY = re.compile(r"^\..+\.\d+-\d+(-[0-9a-f]{16})?\.tmp$")
 _attempts = itertools.count()
 _process = os.urandom(8).hex()
-"""Tells this process from those of other machines, which may have its number too."""
+"""Distinguishes this process from processes of other machines with the same number."""
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a name is that of a file which was never published."""
+    """Tell whether a name is temporary, so that the file was never published."""
     return _TEMPORARY.match(name) is not None
 
 
 def temporary_name(name: str) -> str:
-    """Return a name for a file that is to be called otherwise when it is complete; no other attempt has it."""
+    """Return the name of a file until it is complete; each attempt has another one."""
     return f".{name}.{os.getpid()}-{next(_attempts)}-{_process}.tmp"
 
 
@@ -91,13 +91,13 @@ class LocalStorage:
         return file.read(0, file.size)
 
     def map(self, path: str) -> mmap.mmap | bytes:
-        """Map a file into memory, read-only; an empty file cannot be mapped and comes as b''."""
+        """Map a file into memory, read-only; return b'' for an empty file, which cannot be mapped."""
         return self._opened(path).map()
 
     def open(self, path: str, size: int | None = None) -> LocalFile | ReopenedFile:
         """Open a file for reading."""
         file = self._opened(path)
-        return ReopenedFile(file) if file.is_one_of_the_last else file
+        return ReopenedFile(file) if file.is_near_limit else file
 
     def _opened(self, path: str) -> LocalFile:
         return (NetworkFile if self.has_latency else LocalFile)(self.root / path)
@@ -112,7 +112,7 @@ class LocalStorage:
             return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def list(self, path: str = "") -> list[str]:
-        """Return the names in a folder, sorted; none if it is not there."""
+        """Return the names in a folder, sorted; none if it does not exist."""
         with translate_errors(self.root / path):
             try:
                 return sorted(os.listdir(self.root / path))
@@ -120,7 +120,7 @@ class LocalStorage:
                 return []
 
     def sizes(self, path: str = "") -> dict[str, int]:
-        """Return the names of the files in a folder and their sizes in bytes; none if it is not there."""
+        """Return the names of the files in a folder and their sizes in bytes; none if it does not exist."""
         sizes = {name: self.size(os.path.join(path, name)) for name in self.list(path)}
         return {name: size for name, size in sizes.items() if size is not None}
 
@@ -133,28 +133,28 @@ class LocalStorage:
 
     @contextmanager
     def publish(self, path: str, durable: bool = False) -> Iterator[PendingFile]:
-        """Write to a temporary name beside `path`; rename it if all went well, else remove it."""
+        """Write to a temporary name beside `path`; rename it on success, else remove it."""
         final = self.root / path
         temporary = final.with_name(temporary_name(final.name))
         with translate_errors(final, writing=True), _NewFile(temporary) as file:
             yield file
             if durable:
                 os.fsync(file.fd)
-            os.close(os.dup(file.fd))  # a network file system says here, if not before, that the file is not whole
+            os.close(os.dup(file.fd))  # network file systems may report write errors only here
             file.rename(final)
 
     def remove(self, *paths: str) -> None:
-        """Remove files, and folders with all that is in them."""
+        """Remove files, and folders with their contents."""
         for path in paths:
             _remove(self.root / path)
 
     def remove_temporary(self, path: str = "") -> None:
-        """Remove what attempts that were killed have left under temporary names."""
+        """Remove the temporary files that killed attempts have left."""
         self.remove(*(os.path.join(path, name) for name in self.list(path) if is_temporary(name)))
 
     @contextmanager
     def lock(self, path: str) -> Iterator[None]:
-        """Hold a lock on a file of this folder; it goes with the process, however that ends."""
+        """Lock a file of this folder until the block or the process ends."""
         target = self.root / path
         with translate_errors(target, writing=True):
             try:
@@ -172,12 +172,12 @@ class LocalStorage:
             os.close(fd)
 
     def with_short_deadline(self) -> LocalStorage:
-        """Return the same: the system answers soon."""
+        """Return this storage: the local disk needs no deadline."""
         return self
 
 
 def _remove(target: Path) -> None:
-    """Remove a file or a folder; what others write into a folder meanwhile goes too, unless they do not stop."""
+    """Remove a file or a folder, with what others write into it meanwhile; fail if they do not stop."""
     with translate_errors(target):
         if target.is_symlink() or not target.is_dir():
             target.unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def _remove(target: Path) -> None:
 
 
 class _NewFile:
-    """A file under its temporary name; removed when left, unless it was renamed."""
+    """A file with a temporary name; removed when the block ends, unless it was renamed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -216,7 +216,7 @@ class _NewFile:
     def rename(self, final: Path) -> None:
         """Give the file its final name.
 
-        NFS may say that a rename failed which succeeded: when it was sent twice, as its answer was lost (rename(2)).
+        NFS may report that a successful rename failed: if its answer was lost, the request is sent twice (rename(2)).
         """
         try:
             os.replace(self.path, final)
@@ -226,7 +226,7 @@ class _NewFile:
         self._is_renamed = True
 
     def write(self, pieces: Sequence[memoryview | bytes]) -> None:
-        """Append the pieces, however few bytes the system takes at a time."""
+        """Append the pieces, even if the system accepts only a few bytes at a time."""
         for first in range(0, len(pieces), _IOV_MAX):
             left = [memoryview(piece) for piece in pieces[first : first + _IOV_MAX]]
             while left:

@@ -1,4 +1,4 @@
-"""Files of the local disk, open for reading; errors of the operating system become ours here."""
+"""Local files that are open for reading, and our errors for those of the operating system."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRANSIENT_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
     | {errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED}
 )
-"""Errors of a network file system that may be gone a moment later."""
+"""Errors of a network file system that are retried."""
 
 _REMEDIES = {
     errno.EMFILE: "raise `ulimit -n`, or use fewer lanes: each lane that is read keeps a shard open",
@@ -31,14 +31,14 @@ _REMEDIES = {
     errno.EEXIST: "check the path: one of its folders is a file",
 }
 _OTHER_FILES = 64
-"""Files that a process must be able to open besides those that it reads for long."""
+"""File descriptors to leave free for files that are open only briefly."""
 
 
 class LocalFile:
     """A file of the local disk or of a network file system, open for reading.
 
     Attributes:
-        size: Its bytes.
+        size: Its size in bytes.
     """
 
     is_remote = False
@@ -76,7 +76,7 @@ class LocalFile:
         return str(self._version)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes from an offset on, however few the system gives at a time."""
+        """Return the bytes at an offset, even if the system returns only a few at a time."""
         try:
             data = os.pread(self._fd, num_bytes, offset)
         except OSError:
@@ -84,7 +84,7 @@ class LocalFile:
         return data if len(data) == num_bytes else self._all(offset, num_bytes, data)
 
     def _all(self, offset: int, num_bytes: int, data: bytes) -> bytes:
-        """Return all bytes of which some were read."""
+        """Return all bytes at an offset, of which `data` has been read."""
         with translate_errors(self._path):
             while len(data) < num_bytes:
                 more = os.pread(self._fd, num_bytes - len(data), offset + len(data))
@@ -94,7 +94,7 @@ class LocalFile:
         return data
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from an offset on, however few the system gives at a time."""
+        """Fill a buffer with the bytes at an offset, even if the system returns only a few at a time."""
         try:
             filled = os.preadv(self._fd, [buffer], offset)
         except OSError:
@@ -103,7 +103,7 @@ class LocalFile:
             self._fill(buffer, offset, filled)
 
     def _fill(self, buffer: memoryview, offset: int, filled: int) -> None:
-        """Fill a buffer of which some bytes were read."""
+        """Fill the rest of a buffer after the first `filled` bytes."""
         with translate_errors(self._path):
             while filled < len(buffer):
                 count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
@@ -122,30 +122,30 @@ class LocalFile:
         )
 
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Let the system read ahead, where it takes such advice."""
+        """Let the system read ahead, where it supports that."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
     def map(self) -> mmap.mmap | bytes:
-        """Map the file into memory, read-only; an empty file cannot be mapped and comes as b''."""
+        """Map the file into memory, read-only; return b'' for an empty file, which cannot be mapped."""
         with translate_errors(self._path):
             return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
 
     @property
-    def is_one_of_the_last(self) -> bool:
-        """Whether this process can have few more files open; the system gives the lowest number that is free."""
+    def is_near_limit(self) -> bool:
+        """Whether the process can open only a few more files: descriptors are the lowest free numbers."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return limit != resource.RLIM_INFINITY and self._fd >= limit - _OTHER_FILES
 
 
 class ReopenedFile:
-    """A file that is opened for each reading, for a process that can have few more files open.
+    """A file that is opened for each read, for a process near its limit of open files.
 
     Args:
-        file: The file, open.
+        file: The open file.
 
     Attributes:
-        size: Its bytes.
+        size: Its size in bytes.
         is_remote: Whether it is on a network file system.
     """
 
@@ -159,15 +159,15 @@ class ReopenedFile:
         return str(self._version)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes from an offset on."""
+        """Return the bytes at an offset."""
         return self._reopened().read(offset, num_bytes)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from an offset on."""
+        """Fill a buffer with the bytes at an offset."""
         self._reopened().read_into(buffer, offset)
 
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Let the system read ahead, where it takes such advice."""
+        """Let the system read ahead, where it supports that."""
         self._reopened().expect(offset, num_bytes)
 
     def _reopened(self) -> LocalFile:
@@ -193,7 +193,7 @@ class FileVersion(NamedTuple):
 
 
 def replaced(path: Path, expected: FileVersion, found: FileVersion) -> CorruptDataError:
-    """Return the error of a file that is not the one that was opened first."""
+    """Return the error for a file that was replaced after it was opened."""
     return CorruptDataError(
         "a file was replaced while it was read",
         place=str(path),

@@ -1,4 +1,4 @@
-"""Locks between threads, and between processes by way of a file."""
+"""Locks between threads, and file locks between processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ProcessLock", "leads_to", "open_locked", "unlock"]
 
 
 class ProcessLock:
-    """A lock between the threads of a process. In a forked process it is free, whatever it was before."""
+    """A lock between the threads of a process. A forked process starts with it unlocked."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -27,10 +27,10 @@ class ProcessLock:
 
 
 def open_locked(path: Path, wait: bool) -> int:
-    """Make and open a file, and lock it; again if its former owner has removed it meanwhile. Return its descriptor.
+    """Create, open and lock a file, and return its descriptor. Repeat if the last owner has removed it meanwhile.
 
     Raises:
-        BlockingIOError: Another process holds it, and `wait` is False.
+        BlockingIOError: Another process has locked it, and `wait` is False.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,13 +46,13 @@ def open_locked(path: Path, wait: bool) -> int:
 
 
 def unlock(fd: int) -> None:
-    """Close a file and let go of its lock, which a process that was forked meanwhile would keep: it has a copy."""
+    """Unlock and close a file; closing alone would not unlock it for a process that was forked meanwhile."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def leads_to(path: Path, fd: int) -> bool:
-    """Tell whether a path leads to an open file."""
+    """Tell whether a path names the file with this descriptor."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Which file systems are across a network, by the system's list of mounts."""
+"""Recognizes network file systems in the system's list of mounts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_network_mount(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is on NFS or another file system whose reads are requests; False where that is not known.
+    """Tell whether a path is on NFS or another file system whose reads are requests; False if that is unknown.
 
-    The format is that of proc_pid_mountinfo(5): the third field is the device, the one after the dash the kind.
+    In the format of proc_pid_mountinfo(5), the third field is the device, and the one after the dash the kind.
     """
     try:
         device = os.stat(path).st_dev

@@ -30,18 +30,18 @@ class NetworkFile(LocalFile):
         self._retried(lambda: LocalFile.__init__(self, path))
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes from an offset on."""
+        """Return the bytes at an offset."""
         data = self._retried(lambda: LocalFile.read(self, offset, num_bytes))
         count(num_bytes=num_bytes)
         return data
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from an offset on."""
+        """Fill a buffer with the bytes at an offset."""
         self._retried(lambda: LocalFile.read_into(self, buffer, offset))
         count(num_bytes=len(buffer))
 
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Do nothing: the system may wait for the server."""
+        """Do nothing: the call may wait for the server."""
 
     def _retried(self, action: Callable[[], Result]) -> Result:
         def reopen_and_act(retries: Retries) -> Result:
@@ -52,7 +52,7 @@ class NetworkFile(LocalFile):
         return attempt(reopen_and_act, _classify, Retries(_RETRY_OPTIONS, str(self._path)))
 
     def _reopen(self) -> None:
-        """Open the file again, under the same descriptor: others may be reading from it."""
+        """Reopen the file under the same descriptor: other threads may be reading from it."""
         with suppress(OSError):
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:

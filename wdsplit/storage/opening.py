@@ -1,4 +1,4 @@
-"""Which storage a URL names."""
+"""Opens the storage that a URL names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["is_remote", "open_object", "open_readable_storage", "open_storage"]
 
 
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
-    """Return the storage that a URL or a path names, for reading and writing. Nothing is touched yet.
+    """Return the storage that a URL or a path names, for reading and writing. Accesses nothing yet.
 
     Args:
         url: A path, `s3://bucket/folder`, or a URL of another file system of fsspec.
-        options: As `located` returns them: the attributes of `RetryOptions` and, of `s3://`, of `S3Options`, or the
-            options of another file system.
+        options: As from `located`: the attributes of `RetryOptions` and, for `s3://`, of `S3Options`, or the options of
+            another file system.
 
     Raises:
         InputError: The store can only be read, or has no such option.
@@ -43,7 +43,7 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
 
 
 def open_readable_storage(url: str, options: Mapping[str, Any] | None = None) -> ReadableStorage:
-    """Return the storage that a URL or a path names, for reading; arguments and errors as of `open_storage`."""
+    """Return the storage that a URL or a path names, for reading; arguments and errors as for `open_storage`."""
     return _storage(url, options)
 
 
@@ -58,7 +58,7 @@ def _storage(url: str, options: Mapping[str, Any] | None) -> LocalStorage | S3St
         if scheme.lower() == "file":
             return LocalStorage(rest)
         if scheme.lower() == "s3":
-            from wdsplit.storage.s3 import S3Storage  # each store where it is needed: a start loads no other
+            from wdsplit.storage.s3 import S3Storage  # imported here, to load only stores in use
             from wdsplit.storage.s3_options import S3Options
 
             return S3Storage(f"s3://{rest}", S3Options.of(options or {}))

@@ -1,6 +1,6 @@
-"""Files by patterns: what globs and brace expressions name, on disks and in remote stores.
+"""Finds files by globs and brace expressions, on disks and in remote stores.
 
-Composition of the storages; nothing is opened here.
+Combines the storages; reads no file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Disk", "Store", "finds", "has_magic", "names_tar", "patterns", "plac
 logger = logging.getLogger(__name__)
 
 _MAX_PATHS = 1_000_000
-"""Paths that a brace expression may name."""
+"""Maximum number of paths of a brace expression."""
 _TAR = re.compile(r"\.(tar|tgz|tar\.\w+)$", re.IGNORECASE)
 _INTEGERS = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 
@@ -39,12 +39,12 @@ def has_magic(path: str) -> bool:
 
 
 def names_tar(url: str) -> bool:
-    """Tell whether a path or a URL ends as a tar does, compressed or not: what else it may name is a folder."""
+    """Tell whether a path or a URL has the extension of a tar, compressed or not; otherwise it may be a folder."""
     return _TAR.search(shown_url(url)) is not None
 
 
 def finds(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Tell whether a glob matches a file, or a folder that it is in; both as the parts of their paths."""
+    """Tell whether a glob matches a file or one of its folders; glob and path are given as their parts."""
     if not pattern or not path:
         return not pattern
     if pattern[0] == "**":
@@ -68,7 +68,7 @@ class Disk:
         return os.path.isdir(path)
 
     def matched(self, pattern: str) -> list[tuple[str, bool]]:
-        """Return what a glob matches, and whether each is a folder."""
+        """Return the paths that a glob matches, and whether each is a folder."""
         return [(path, os.path.isdir(path)) for path in dict.fromkeys(self._globbed(pattern))]
 
     def _globbed(self, pattern: str) -> Iterator[str]:
@@ -84,10 +84,10 @@ class Disk:
                 yield from self._globbed(os.path.join(escaped, *rest))
 
     def refuse_unreadable(self, pattern: str) -> None:
-        """Refuse a path, or a glob, that leads through a folder which this process may not read.
+        """Refuse a path or a glob that leads through a folder which this process may not read.
 
         Raises:
-            InputError: It does.
+            InputError: A folder cannot be read.
         """
         path = ""
         for part in Path(pattern).parts:
@@ -104,15 +104,14 @@ class Disk:
             path = os.path.join(path, part)
 
     def below(self, folder: str) -> Iterator[str]:
-        """Give the files in a folder and below it; hidden ones are left out."""
+        """Yield the files in a folder and below it, without hidden ones."""
         found = (os.path.join(place, name) for place, names in _walked(folder) for name in names if _is_visible(name))
         return (path for path in found if os.path.isfile(path))
 
     def listed(self, folder: str) -> Iterator[tuple[str, Mapping[str, int | None]]]:
-        """Give a folder and those below it, by their paths from there, and the names in each with their sizes.
+        """Yield the relative paths of a folder and of those below it, with the names in each and their sizes.
 
-        Names are sorted. Hidden folders are names too, and nothing below them is given. A size is None: to learn it
-        takes a call for each file.
+        Names are sorted. Hidden folders are listed, but not entered. Sizes are None: each would take a system call.
         """
         for place, names in _walked(folder):
             path = os.path.relpath(place, folder)
@@ -124,9 +123,9 @@ def _is_visible(name: str) -> bool:
 
 
 def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Give a folder and those below it, and the names of their files and hidden folders, which are not entered.
+    """Yield a folder and those below it, with the names of their files and hidden folders, which are not entered.
 
-    Links are followed, but each folder is given once: links that lead back into themselves would never end.
+    Follows links, but yields each folder only once: cyclic links would never end.
 
     Raises:
         InputError: A folder cannot be read.
@@ -177,29 +176,29 @@ class Store:
         return not self.is_file(path) and bool(open_readable_storage(path, self._options).list())
 
     def matched(self, pattern: str) -> list[tuple[str, bool]]:
-        """Return what a glob matches, as `glob.glob` does, and whether each is a folder."""
+        """Return the paths that a glob matches, as `glob.glob` does, and whether each is a folder."""
         fixed, parts = _fixed_folder(pattern)
         storage = open_readable_storage(fixed, self._options)
         return [(joined_url(fixed, path), is_folder) for path, is_folder in _globbed(storage, "", parts)]
 
     def below(self, folder: str) -> Iterator[str]:
-        """Give the files in a folder and below it; hidden ones are left out."""
+        """Yield the files in a folder and below it, without hidden ones."""
         for place, names in self.listed(folder):
             paths = (os.path.join(place, name) for name, size in names.items() if size is not None)
             yield from (joined_url(folder, path) for path in paths if _is_visible(os.path.basename(path)))
 
     def listed(self, folder: str) -> Iterator[tuple[str, Mapping[str, int | None]]]:
-        """Give a folder and those below it, as `Disk.listed` does; only a hidden folder has no size."""
+        """Yield a folder and those below it, as `Disk.listed` does, but with the sizes of files."""
         return _listed(open_readable_storage(folder, self._options), "")
 
 
 def place_of(argument: str, storage_options: Mapping[str, Any] | None) -> Disk | Store:
-    """Return where the files are that a path, a URL or a pattern names."""
+    """Return the disk or store of the files that a path, a URL or a pattern names."""
     return Store(argument, storage_options) if is_remote(argument) else Disk(argument)
 
 
 def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
-    """Return the URL of the folder below which a pattern varies, and the parts of its path from there on."""
+    """Return the URL of the last folder before a pattern's wildcards, and the parts of the path after it."""
     scheme, _, rest = pattern.partition("://")
     rest, mark, query = rest.partition("?") if is_web(pattern) else (rest, "", "")
     parts = rest.split("/")
@@ -209,7 +208,7 @@ def _fixed_folder(pattern: str) -> tuple[str, list[str]]:
 
 
 def _globbed(storage: ReadableStorage, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Give the paths that match the parts of a pattern below a folder, and whether each is a folder."""
+    """Yield the paths that match the parts of a pattern below a folder, and whether each is a folder."""
     part, rest = parts[0], parts[1:]
     if part == "**" and rest:
         yield from _globbed(storage, folder, rest)
@@ -246,13 +245,13 @@ def _names(storage: ReadableStorage, folder: str) -> tuple[list[str], list[str]]
 
 
 def patterns(place: Disk | Store) -> list[str]:
-    """Return the paths of a brace expression; a file whose own name has braces is itself."""
+    """Return the paths of a brace expression; an existing path with braces is not expanded."""
     path = place.pattern
     if "{" not in path or place.is_file(path) or place.is_folder(path):
         return [path]
     try:
         ranges = ((int(first), int(last), abs(int(step or 1)) or 1) for first, last, step in _INTEGERS.findall(path))
-        if sum(abs(last - first) // step for first, last, step in ranges) < _MAX_PATHS:  # it makes lists of them
+        if sum(abs(last - first) // step for first, last, step in ranges) < _MAX_PATHS:  # braceexpand makes lists
             paths = list(islice(braceexpand.braceexpand(path), _MAX_PATHS + 1))
             if len(paths) <= _MAX_PATHS:
                 return paths

@@ -1,4 +1,4 @@
-"""Files read from their beginning to their end: in pieces, a few of them ahead, by several connections."""
+"""Reads whole files in pieces, a few of them ahead, through several connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONNECTIONS = 4
 
 
 def in_pieces(file: ReadableFile) -> Generator[bytes, None, None]:
-    """Give the bytes of a file, piece by piece; raises as `read` of the file does."""
+    """Yield the bytes of a file, piece by piece; raises as the file's `read` does."""
     size = file.size
 
     def read(first: int) -> bytes:
@@ -28,14 +28,14 @@ def in_pieces(file: ReadableFile) -> Generator[bytes, None, None]:
 
 
 def mapped(file: ReadableFile, folder: str | None = None) -> mmap.mmap | bytes:
-    """Map a file into memory, read-only. An empty one comes as b''.
+    """Map a file into memory, read-only; return b'' for an empty one.
 
     Args:
         file: The file.
-        folder: Where a remote file is copied to, under no name; None for the system's temporary folder.
+        folder: The folder for an unnamed copy of a remote file; None for the system's temporary folder.
 
     Raises:
-        StorageError: The system refused, such as for a full disk.
+        StorageError: The copy cannot be written, for example because the disk is full.
     """
     if isinstance(file, LocalFile):
         return file.map()

@@ -8,11 +8,11 @@ __all__ = ["RemoteFile"]
 
 
 class RemoteFile:
-    """A file of a remote store that is open for reading. Nothing is requested before something is needed.
+    """A file of a remote store that is open for reading. It sends no request before one is needed.
 
     Args:
-        url: What to call it.
-        size: Its bytes, if they are known.
+        url: Its URL in messages.
+        size: Its size in bytes, if known.
     """
 
     is_remote = True
@@ -24,14 +24,14 @@ class RemoteFile:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
         if self._size is None:
             self._ask()
         return self._size or 0
 
     @property
     def version(self) -> str:
-        """Its version: its ETag, or when it was written."""
+        """Its ETag, or its modification time."""
         if self._version is None:
             self._ask()
         return self._version or ""
@@ -41,10 +41,10 @@ class RemoteFile:
         raise NotImplementedError
 
     def expect(self, offset: int, num_bytes: int) -> None:
-        """Do nothing: what is expected is fetched by `loading.reading.read_ahead`."""
+        """Do nothing: `loading.reading.read_ahead` reads ahead."""
 
     def _unlike(self, cause: str, expected: str, size: int | None = None) -> CorruptDataError:
-        """Return the error for a file of another size than it should have."""
+        """Return the error for a file of an unexpected size."""
         return CorruptDataError(
             cause,
             place=self.url,

@@ -1,6 +1,6 @@
-"""A lock for an output in a remote store, which has none that goes with a process.
+"""A lock for an output in a remote store, which has no locks that end with a process.
 
-It keeps out other processes of this user and machine alone.
+It excludes only other processes of this user on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["remote_lock"]
 
 @contextmanager
 def remote_lock(url: str, path: str, store: str = "") -> Iterator[None]:
-    """Hold a lock that keeps out other processes of this user and machine.
+    """Exclude other processes of this user on this machine while the block runs.
 
     Args:
         url: The output.
@@ -28,7 +28,7 @@ def remote_lock(url: str, path: str, store: str = "") -> Iterator[None]:
         store: Identifies the store among others with the same URLs.
 
     Raises:
-        StorageError: Another process holds it.
+        StorageError: Another process has the lock.
     """
     folder = LocalStorage(_lock_folder())
     name = hashlib.sha256(f"{store} {url}/{path}".encode()).hexdigest()

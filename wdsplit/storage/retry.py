@@ -1,6 +1,6 @@
-"""One loop for all stores: try again after failures that pass, wait longer each time, give up at a deadline.
+"""One loop for all stores: retry after temporary failures, wait longer each time, fail at a deadline.
 
-A store only classifies its errors (`Failure`). Begin with `attempt`.
+A store only classifies its errors (`Failure`). Start with `attempt`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class FailureKind(enum.Enum):
 
     TRANSIENT = enum.auto()
     UNKNOWN_HOST = enum.auto()
-    """As transient, but with less patience."""
+    """Like TRANSIENT, but with a short deadline."""
     EXPIRED = enum.auto()
-    """It may succeed with renewed credentials; a few times."""
+    """Another attempt may succeed with renewed credentials; they are renewed a few times."""
     FINAL = enum.auto()
 
 
@@ -93,7 +93,7 @@ class Failure:
         kind: Whether another attempt may succeed.
         name: The store's name for it, such as "SlowDown" or "status 503".
         error: What to raise if there is no further attempt; None for the UnansweredError that `attempt` makes.
-        cause: The error below, to be chained; None if its text may hold credentials.
+        cause: The error to chain; None if its text may contain credentials.
         retry_after_s: Seconds that the store asks to wait.
     """
 
@@ -113,14 +113,14 @@ def attempt(
     """Call an action until it succeeds, fails for good, or the deadline has passed.
 
     Args:
-        action: What to do; it says by `Retries.progressed` that an attempt brings something.
-        classify: Takes an error, the place for messages and the URL; None lets the error pass as it is.
+        action: Called for each attempt; calls `Retries.progressed` when data arrives.
+        classify: Called with an error, the place for messages and the URL; returns None to raise the error unchanged.
         retries: The attempts of this request.
         renew: Renews credentials older than a moment of `time.monotonic`.
 
     Raises:
         UnansweredError: No attempt succeeded before the deadline.
-        Exception: What `classify` gives for a final failure.
+        Exception: The error that `classify` returns for a final failure.
     """
     num_renewals = 0
     while True:
@@ -163,14 +163,14 @@ def _unanswered(failure: Failure, retries: Retries, max_s: float) -> UnansweredE
 class Retries:
     """The attempts of one request.
 
-    Delays grow exponentially, and each is drawn between half of that and all of it, so that the readers of a cluster do
-    not come back at the same moment. There is a warning of a request that fails for a while.
+    Delays grow exponentially. Each is drawn from the upper half of its range, so that the readers of a cluster do not
+    retry at the same moment. A request that fails for a while logs a warning.
 
     Args:
-        options: How long to try.
+        options: How long to retry.
         url: The object concerned.
-        details: What of it, for messages: "bytes 0 to 99".
-        sleep: Waits so many seconds.
+        details: The part of the object, for messages: "bytes 0 to 99".
+        sleep: Called with the seconds to wait.
     """
 
     def __init__(
@@ -187,17 +187,17 @@ class Retries:
         self.num_attempts = 1
 
     def progressed(self) -> None:
-        """Take note that an attempt has brought something: the next delay is short again."""
+        """Record that data has arrived: the next delay is short again."""
         self._failures = 0
         self._failing_since = time.monotonic()
 
     def wait(self, at_least_s: float = 0.0, last: str = "an error", max_s: float = math.inf) -> bool:
-        """Wait before the next attempt; return False, at once, if it would come too late.
+        """Wait before the next attempt; return False at once if that would be after the deadline.
 
         Args:
-            at_least_s: Seconds to wait.
-            last: What the last attempt ended with, for a warning.
-            max_s: Seconds for which attempts may fail, if the deadline is not before.
+            at_least_s: Minimum seconds to wait.
+            last: The error of the last attempt, for a warning.
+            max_s: Maximum seconds without progress, in addition to the deadline.
         """
         longest = min(self.options.max_delay_s, self.options.first_delay_s * 2.0 ** min(self._failures, 30))
         delay = max(at_least_s, longest * random.uniform(0.5, 1.0))
@@ -216,7 +216,7 @@ class Retries:
         return True
 
     def _warn(self, last: str, deadline: float) -> None:
-        """Warn that nothing has come for a while, if nobody in this process has done so lately."""
+        """Warn that no data has arrived for a while, unless this process has warned recently."""
         now = time.monotonic()
         if _warnings.take_turn(now):
             self._has_warned = True
@@ -231,14 +231,14 @@ class Retries:
 
 
 class _WarningTurns:
-    """Whose turn it is to warn: one of many threads that all wait for the same store."""
+    """Lets only one of many threads warn that all wait for the same store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = -math.inf
 
     def take_turn(self, now: float) -> bool:
-        """Tell whether the last warning was long ago, and this one may be given; nobody waits for the answer."""
+        """Return whether to warn: only if the last warning was long ago. Does not wait for the lock."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -253,7 +253,7 @@ _warnings = _WarningTurns()
 
 
 def transient_kind(error: BaseException | None) -> FailureKind:
-    """Return UNKNOWN_HOST for an error because of a host name that does not exist, else TRANSIENT."""
+    """Return UNKNOWN_HOST if the error is that a host name does not exist, else TRANSIENT."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, socket.gaierror):

@@ -1,6 +1,6 @@
-"""Objects of a store that speaks S3, as a storage: reads survive faults, and objects appear whole or not at all.
+"""The storage of S3-compatible stores: failed reads are retried, and objects appear complete or not at all.
 
-Such a store has no lock that goes with a process, so a lock only keeps out other processes of this machine.
+S3 has no locks that end with a process, so a lock excludes only other processes of this machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class S3Storage:
             raise InputError("a URL lacks the bucket", place=url, expected="s3://bucket/folder")
         if "@" in bucket:
             raise InputError(
-                "a URL holds credentials",
+                "a URL contains credentials",
                 place=f"s3://...@{bucket.rpartition('@')[2]}/{prefix}",
                 expected="s3://bucket/folder",
                 remedy="pass them by the environment, a profile or storage_options: URLs appear in logs",
@@ -61,11 +61,11 @@ class S3Storage:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def read(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Return the bytes of an object, unless it has more than it may have."""
+        """Return the bytes of an object; refuse one of more than `max_bytes`."""
         return self.open(path).read_whole(max_bytes)
 
     def open(self, path: str, size: int | None = None) -> S3File:
-        """Open an object for reading; nothing is asked for before it is read."""
+        """Open an object for reading; sends no request yet."""
         return S3File(self._client, self._key(path), f"{self.url}/{path}", size)
 
     def size(self, path: str) -> int | None:
@@ -93,7 +93,7 @@ class S3Storage:
         return sorted(names - {""})
 
     def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
-        """Give the answers that together list the objects whose keys have a prefix."""
+        """Yield the answers that together list the objects with a key prefix."""
         while True:
             page = self._client.ask("list_objects_v2", self.url, Prefix=prefix, **more)
             yield page
@@ -110,7 +110,7 @@ class S3Storage:
 
     @contextmanager
     def publish(self, path: str, durable: bool = False) -> Iterator[S3Upload]:
-        """Send an object that appears when the block ends; what a store has taken is durable."""
+        """Upload an object that appears when the block ends; uploaded objects are durable."""
         upload = S3Upload(self._client, self._key(path), f"{self.url}/{path}")
         try:
             yield upload
@@ -120,7 +120,7 @@ class S3Storage:
             raise
 
     def remove(self, *paths: str) -> None:
-        """Remove objects, and folders with all that is in them; uploads to them that are under way are ended."""
+        """Remove objects, and folders with their contents; abort unfinished uploads to them."""
         roots = {self._key(path) for path in paths}
         if not roots:
             return
@@ -132,7 +132,7 @@ class S3Storage:
         self._end_uploads(prefix, lambda key: not roots.isdisjoint(_lineage(key)))
 
     def _remove_keys(self, keys: Sequence[str]) -> None:
-        """Remove objects by one request; those that the store does not remove so, by one each."""
+        """Remove objects by one request; if some are left, send a request for each."""
         try:
             asked = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             answer = self._client.ask("delete_objects", self.url, Delete=asked)
@@ -146,12 +146,12 @@ class S3Storage:
         self._client.ask("delete_object", f"s3://{self._bucket}/{key}", Key=key)
 
     def remove_temporary(self, path: str = "") -> None:
-        """End the uploads that attempts that were killed have left in a folder."""
+        """Abort the uploads that killed attempts have left in a folder."""
         folder = _folder(self._key(path))
         self._end_uploads(folder, lambda key: "/" not in key.removeprefix(folder), Delimiter="/")
 
     def _end_uploads(self, prefix: str, is_chosen: Callable[[str], bool], **more: str) -> None:
-        """End chosen uploads under way; a store that does not list them is left alone."""
+        """Abort the chosen unfinished uploads; do nothing if the store does not list them."""
         while True:
             try:
                 page = self._client.ask("list_multipart_uploads", self.url, Prefix=prefix, **more)
@@ -168,7 +168,7 @@ class S3Storage:
             more |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock against other processes of this user and machine."""
+        """Lock out other processes of this user on this machine."""
         return remote_lock(self.url, path, self._client.endpoint)
 
     def with_short_deadline(self) -> S3Storage:
@@ -179,12 +179,12 @@ class S3Storage:
 
 
 def _folder(key: str) -> str:
-    """Return what the keys of a folder's objects begin with."""
+    """Return the prefix of the keys in a folder."""
     return f"{key}/" if key else ""
 
 
 def _lineage(key: str) -> Iterator[str]:
-    """Give a key and those of all folders that it is in."""
+    """Yield a key and the keys of all its folders."""
     yield key
     while key:
         key = key.rpartition("/")[0]

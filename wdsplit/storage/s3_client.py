@@ -1,7 +1,7 @@
-"""Requests to a store that speaks S3.
+"""Sends requests to an S3-compatible store.
 
-Requests go through botocore, which knows credentials, profiles, endpoints and signatures as every AWS tool does. Its
-own retries are off: a read that stopped in the middle goes on from there, and all attempts share one deadline.
+botocore handles credentials, profiles, endpoints and signatures, as in every AWS tool. Its own retries are off: ours
+continue a read where it stopped, and share one deadline.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["S3Client"]
 Answer = TypeVar("Answer")
 
 _POOL_SIZE = 4096
-"""Connections that are kept at most: more than any threads ask by at once. Each is made when it is needed."""
+"""Maximum number of connections: more than threads use at a time. Each is opened when it is needed."""
 _MAX_CLIENTS = 16
 _UNNAMED = frozenset({"400", "403", "409"})
 
 
 def _new_client(options: S3Options) -> Any:
-    """Return what speaks with the store; it looks for credentials now."""
+    """Make a client of botocore, which looks up the credentials now."""
     try:
         import botocore.session
     except ImportError as error:
@@ -75,7 +75,7 @@ def _new_client(options: S3Options) -> Any:
 
 
 def _parameters(client: Any, operation: str) -> Any:
-    """Return the parameters that a request takes; the operation as S3 calls it."""
+    """Return the parameters of a request; `operation` is its name in S3."""
     return client.meta.service_model.operation_model(operation).input_shape.members
 
 
@@ -112,7 +112,7 @@ def _config(options: S3Options) -> Any:
 
 @functools.cache
 def _model_loader(data_path: str | None) -> Any:
-    """Return what loads botocore's description of S3, a quarter of a second's work: once, also for forked processes."""
+    """Return the loader of botocore's description of S3, which takes 0.25 s; cached, also for forked processes."""
     import botocore.loaders
 
     return botocore.loaders.create_loader(data_path)
@@ -126,7 +126,7 @@ class _Clients:
         self._lock = ProcessLock()
 
     def of(self, options: S3Options, made_after: float = 0.0) -> Any:
-        """Return a client that was made after a moment, as `time.monotonic` has it."""
+        """Return a client that was made after a moment of `time.monotonic`."""
         key = options, os.getpid(), _environment()
         with self._lock:
             moment, client = self._made.get(key, (-1.0, None))
@@ -139,7 +139,7 @@ class _Clients:
 
 
 def _environment() -> frozenset[tuple[str, str | None]]:
-    """Return what the environment says of stores; other threads may change it meanwhile."""
+    """Return the AWS variables of the environment, which other threads may change meanwhile."""
     return frozenset((name, os.environ.get(name)) for name in list(os.environ) if name.startswith("AWS_"))
 
 
@@ -159,11 +159,11 @@ class S3Client:
         self._options = options
 
     def ask(self, operation: str, url: str, **parameters: Any) -> Any:
-        """Send a request, again and again until it is answered, refused, or the deadline has passed.
+        """Send a request; retry until it is answered or refused, or the deadline has passed.
 
         Args:
             operation: A method of botocore's client.
-            url: What it is about.
+            url: The object or folder concerned.
             parameters: Its parameters; the bucket is added.
 
         Raises:
@@ -187,7 +187,7 @@ class S3Client:
             raise
 
     def get(self, key: str, asked: Mapping[str, str]) -> Any:
-        """Send a GET of an object once; of the headers Range and If-Match those that are asked for."""
+        """Send a GET of an object once; `asked` has the headers Range and If-Match, if any."""
         return get_object(_clients.of(self._options), self._bucket, key, asked, partial(self.send, "get_object"))
 
     def send(self, operation: str, **parameters: Any) -> Any:
@@ -201,7 +201,7 @@ class S3Client:
 
     @property
     def checks_etag(self) -> bool:
-        """Whether ETags are compared with what was uploaded."""
+        """Whether to compare ETags with the uploaded data."""
         return self._options.check_etag
 
     @property
@@ -210,7 +210,7 @@ class S3Client:
         return str(_clients.of(self._options).meta.endpoint_url)
 
     def with_short_deadline(self) -> S3Client:
-        """Return one that gives up soon: for clearing up after an error."""
+        """Return a client with a short deadline, for cleaning up after an error."""
         deadline_s = min(SHORT_DEADLINE_S, self._options.retries.deadline_s)
         retries = replace(self._options.retries, deadline_s=deadline_s)
         return S3Client(self._bucket, replace(self._options, retries=retries))
@@ -222,10 +222,10 @@ class S3Client:
         details: str = "",
         sleep: Callable[[float], object] = time.sleep,
     ) -> Answer:
-        """Do something that may fail for a while; arguments as for `Retries`, raises as `ask` does."""
+        """Call an action, and retry temporary failures; arguments as for `Retries`, raises as `ask` does."""
 
         def renew(moment: float) -> None:
-            """Look for renewed credentials, unless another thread has since a moment."""
+            """Look up renewed credentials, unless another thread has done so since that moment."""
             _clients.of(self._options, made_after=moment)
 
         return attempt(action, classify_s3, Retries(self._options.retries, url, details, sleep), renew)

@@ -7,19 +7,19 @@ from typing import TypeGuard
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
 from wdsplit.storage.retry import Failure, FailureKind, transient_kind
 
-__all__ = ["OPERATIONS", "ChangedOnTheWayError", "NothingCameError", "classify_s3", "error_code", "is_of_botocore"]
+__all__ = ["OPERATIONS", "NoDataError", "UploadMismatchError", "classify_s3", "error_code", "is_of_botocore"]
 
 _GONE = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 _MAYBE_EXPIRED = _EXPIRED | {"400", "403"}
-"""An answer without a body says no more than its status."""
+"""If an answer has no body, its status is the code."""
 _TRANSIENT = frozenset(
     {"409", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"}
     | {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged on its way
 )
-"""Errors that pass though their HTTP status says otherwise; all of 429 and 500 to 599 pass, but for those below."""
-_LASTING = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
-_LASTING_STATUS = 501
+"""Errors that are retried whatever their HTTP status, as are all of 429 and 500 to 599, except for those below."""
+_PERMANENT = frozenset({"NotImplemented", "QuotaExceeded", "RequestTimeTooSkewed"})
+_PERMANENT_STATUS = 501
 _REDIRECT_STATUS = 301
 _REMEDIES = {
     "QuotaExceeded": "free space in the bucket, or raise its quota",
@@ -42,7 +42,7 @@ _PERMISSIONS = {
 }
 """The permission that each of our requests needs."""
 OPERATIONS = tuple(_PERMISSIONS)
-"""All requests that are sent, as S3 calls them."""
+"""All requests that are sent, by their names in S3."""
 _READING = ("s3:GetObject", "s3:ListBucket")
 _CREDENTIALS = {
     "NoCredentialsError": "no credentials were found in the environment, a profile or storage_options",
@@ -54,40 +54,40 @@ _WAYS = (
 )
 
 
-class NothingCameError(Exception):
-    """A connection was closed before a single byte."""
+class NoDataError(Exception):
+    """An answer ended before its first requested byte."""
 
 
-class ChangedOnTheWayError(Exception):
-    """A store has got other bytes than were sent."""
+class UploadMismatchError(Exception):
+    """The store has received other bytes than were sent."""
 
 
 def is_of_botocore(error: BaseException | None) -> TypeGuard[Exception]:
-    """Tell whether an error was made by botocore or aiobotocore."""
+    """Tell whether an error is from botocore or aiobotocore."""
     return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in ("aiobotocore", "botocore")
 
 
 def error_code(error: Exception) -> str:
-    """Return what the store calls an error; nothing if it is not of the store."""
+    """Return the store's code of an error; empty if the error is not from the store."""
     answer = getattr(error, "response", None) or {}
     return str(answer.get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> tuple[int, dict[str, str]]:
-    """Return HTTP status and headers of an answer that is an error; 0 if there was no answer."""
+    """Return the HTTP status and headers of a failed request; 0 if there was no answer."""
     answer = (getattr(error, "response", None) or {}).get("ResponseMetadata", {})
     return int(answer.get("HTTPStatusCode", 0)), answer.get("HTTPHeaders", {})
 
 
 def classify_s3(error: Exception, place: str, url: str) -> Failure | None:
-    """Tell whether another attempt may succeed; our own errors pass as they are."""
+    """Tell whether another attempt may succeed; our own errors are not retried."""
     if isinstance(error, WdsplitError):
         return None
     code = error_code(error)
     name = code or type(error).__name__
     if code in _MAYBE_EXPIRED:
         return Failure(FailureKind.EXPIRED, name, _refused(error, place, url), error)
-    if _is_bad_header(error):  # its text holds the credentials
+    if _is_bad_header(error):  # its text contains the credentials
         return Failure(FailureKind.FINAL, name, _refused(error, place, url))
     if not _is_transient(error):
         return Failure(FailureKind.FINAL, name, _refused(error, place, url), error)
@@ -100,20 +100,20 @@ def _is_transient(error: Exception) -> bool:
 
     if isinstance(error, kinds.ClientError):
         code, status = error_code(error), _status(error)[0]
-        if code in _LASTING or status == _LASTING_STATUS:
+        if code in _PERMANENT or status == _PERMANENT_STATUS:
             return False
         return code in _TRANSIENT or status == 429 or status >= 500
     transient = (kinds.ConnectionError, kinds.HTTPClientError, kinds.IncompleteReadError, OSError)
-    return isinstance(error, (*transient, NothingCameError, ChangedOnTheWayError))
+    return isinstance(error, (*transient, NoDataError, UploadMismatchError))
 
 
 def _is_bad_header(error: Exception) -> bool:
-    """Tell whether a header could not be sent: such an error says what is in it, a session token for example."""
+    """Tell whether a header could not be sent; the error then contains it, for example a session token."""
     return "Invalid header" in str(error)
 
 
 def _refused(error: Exception, place: str, url: str) -> WdsplitError:
-    """Return our error for one that will not pass. What it says of credentials is left out."""
+    """Return our error for a permanent failure, without the credentials that its text may contain."""
     code = error_code(error)
     found = code or type(error).__name__
     if code == "NoSuchBucket":

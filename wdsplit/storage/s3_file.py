@@ -1,4 +1,4 @@
-"""An object of a store that speaks S3, open for reading."""
+"""An object of an S3-compatible store, open for reading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wdsplit.storage.interface import refuse_too_large
 from wdsplit.storage.remote_file import RemoteFile
 from wdsplit.storage.retry import Retries
 from wdsplit.storage.s3_client import S3Client
-from wdsplit.storage.s3_errors import NothingCameError, error_code
+from wdsplit.storage.s3_errors import NoDataError, error_code
 from wdsplit.storage.traffic import count as count_traffic
 
 __all__ = ["S3File"]
@@ -23,15 +23,15 @@ _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
 class S3File(RemoteFile):
-    """An object that is open for reading. All that is read of it is of one version: that of the first answer.
+    """An object that is open for reading. All reads are of one version: that of the first answer.
 
-    Nothing is requested before something is read. Threads may read it at the same time.
+    It sends no request before the first read. Threads may read it at the same time.
 
     Args:
         client: Sends requests about its bucket.
         key: Its key.
-        url: What to call it.
-        size: Its bytes, if they are known; an object of another size is refused.
+        url: Its URL in messages.
+        size: Its size in bytes, if known; an object of another size is refused.
     """
 
     def __init__(self, client: S3Client, key: str, url: str, size: int | None = None) -> None:
@@ -46,13 +46,13 @@ class S3File(RemoteFile):
         self._version = self._etag or str(answer.get("LastModified", ""))
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes from an offset on."""
+        """Return the bytes at an offset."""
         data = bytearray(num_bytes)
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with bytes; a read that fails goes on where it stopped."""
+        """Fill a buffer with the bytes at an offset; a failed read continues where it stopped."""
         stop = offset + len(buffer)
         if self._size is not None and stop > self._size:
             raise self._unlike("an object is shorter than expected", f"at least {stop} bytes", self._size)
@@ -61,7 +61,7 @@ class S3File(RemoteFile):
             self._client.attempt(filling.go_on, self.url, f"bytes {offset} to {stop - 1}")
 
     def read_whole(self, max_bytes: int | None = None) -> bytes:
-        """Return all its bytes by one request, if it does not fail."""
+        """Return the whole object; sends one request, unless it fails."""
         filling: _Filling | None = None
 
         def fill(retries: Retries) -> None:
@@ -77,7 +77,7 @@ class S3File(RemoteFile):
         return bytes(filling.buffer) if filling is not None else b""
 
     def _body(self, offset: int = 0, stop: int | None = None) -> Any:
-        """Ask for the bytes from an offset up to another, or for all; return what they are read from."""
+        """Request the bytes from `offset` to `stop`, or all; return the body of the answer."""
         asked = {} if stop is None else {"Range": f"bytes={offset}-{stop - 1}"}
         if self._etag is not None:
             asked["If-Match"] = self._etag
@@ -94,15 +94,15 @@ class S3File(RemoteFile):
             found = _RANGE.fullmatch(answer.get("ContentRange", ""))
             self._notice(answer, int(found[2] if found else answer["ContentLength"]))
             if found is not None and int(found[1]) != offset:
-                raise NothingCameError  # of the requested bytes
-            _skip(body, 0 if found else offset)  # some stores answer with all of the object
+                raise NoDataError  # only other bytes than requested
+            _skip(body, 0 if found else offset)  # some stores answer with the whole object
         except BaseException:
             body.close()
             raise
         return body
 
     def _notice(self, answer: dict[str, Any], size: int) -> None:
-        """Compare an answer with what is known of the object, or learn it."""
+        """Check that an answer has the known ETag and size; record them if they are unknown."""
         etag = answer.get("ETag")
         if self._etag is not None and etag not in (None, self._etag):
             raise self._replaced(f"version {etag}")
@@ -123,7 +123,7 @@ class S3File(RemoteFile):
 
 
 class _Filling:
-    """A buffer that is being filled with bytes of an object, by as many requests as it takes."""
+    """A buffer that is being filled with bytes of an object, by as many requests as necessary."""
 
     def __init__(self, file: S3File, buffer: memoryview, offset: int) -> None:
         self.buffer = buffer
@@ -132,16 +132,16 @@ class _Filling:
         self._filled = 0
 
     def go_on(self, retries: Retries) -> None:
-        """Ask for what is missing, until nothing is."""
+        """Request the missing bytes until there are none."""
         while self._filled < len(self.buffer):
             before = self._filled
             with closing(self._file._body(self._offset + before, self._offset + len(self.buffer))) as body:
                 self.take(body, retries)
             if self._filled == before:
-                raise NothingCameError
+                raise NoDataError
 
     def take(self, body: Any, retries: Retries) -> None:
-        """Read what an answer brings."""
+        """Read the body of an answer."""
         while self._filled < len(self.buffer):
             count = body.readinto(self.buffer[self._filled : self._filled + _BYTES_PER_READ])
             if not count:
@@ -155,6 +155,6 @@ def _skip(body: Any, num_bytes: int) -> None:
     while num_bytes:
         data = body.read(min(num_bytes, _BYTES_PER_READ))
         if not data:
-            raise NothingCameError
+            raise NoDataError
         num_bytes -= len(data)
         count_traffic(num_bytes=len(data))

@@ -1,8 +1,7 @@
-"""GETs of a bucket's objects, at half of what botocore's client asks for each.
+"""GETs of a bucket's objects, at half the cost of botocore's client.
 
-Half a millisecond of a request goes from arguments to headers and back, through botocore's description of S3. Only the
-first request to a bucket takes that way, and the next one after an error; the others have its headers, and botocore's
-signature and connections.
+The client takes half a millisecond per request to translate arguments and answers. Only the first request to a bucket,
+and the first after an error, go through it. The others reuse its headers, and botocore's signatures and connections.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _REDIRECTED = range(300, 400)
 
 @dataclass(frozen=True)
 class _Sent:
-    """A GET that was answered: the URL of its bucket, its headers but those of one object, and how it was signed."""
+    """An answered GET: its bucket's URL, its headers except the object's own, and the context of its signature."""
 
     bucket_url: str
     headers: Mapping[str, str]
@@ -30,13 +29,13 @@ class _Sent:
 
 
 _sent: WeakKeyDictionary[Any, dict[str, _Sent]] = WeakKeyDictionary()
-"""The requests that were sent, by botocore's client and bucket."""
+"""The answered GETs, by botocore's client and bucket."""
 _last = threading.local()
-"""The request that a thread sent last, and its headers before it was signed."""
+"""The last request of a thread, and its headers before it was signed."""
 
 
 def keep_requests(client: Any) -> None:
-    """Let a client of botocore's keep the requests that `get_object` repeats."""
+    """Let a client of botocore keep the requests that `get_object` repeats."""
 
     def keep(request: Any, **_: Any) -> None:
         _last.request, _last.headers = request, dict(request.headers)
@@ -46,14 +45,14 @@ def keep_requests(client: Any) -> None:
 
 
 def get_object(client: Any, bucket: str, key: str, asked: Mapping[str, str], first: Callable[..., Any]) -> Any:
-    """Return an answer's Body, ETag, ContentLength and ContentRange; raise what botocore's client does.
+    """Return an answer's Body, ETag, ContentLength and ContentRange; raises as botocore's client does.
 
     Args:
-        client: Botocore's client.
-        bucket: Where the object is.
-        key: Its key.
-        asked: Of the headers Range and If-Match those that are asked for.
-        first: Sends a GET by the client, with whatever other parameters each has.
+        client: The client of botocore.
+        bucket: The bucket of the object.
+        key: The key of the object.
+        asked: The headers Range and If-Match, if any.
+        first: Sends a GET through the client, and adds parameters that all GETs have.
     """
     sent = _sent[client].get(bucket)
     if sent is not None:
@@ -79,7 +78,7 @@ def _quoted(key: str) -> str:
 
 
 def _repeated(client: Any, sent: _Sent, key: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the answer to a GET like one before; None if it is a redirection, which the client follows."""
+    """Return the answer to a GET like an earlier one; None for a redirect, which the client follows."""
     from botocore.awsrequest import AWSRequest
     from botocore.exceptions import ClientError
 
@@ -103,7 +102,7 @@ def _repeated(client: Any, sent: _Sent, key: str, asked: Mapping[str, str]) -> d
 
 
 def _body(raw: Any, length: str | None) -> Any:
-    """Return what an answer's body is read from, in place if urllib3 has the answer where it is expected."""
+    """Return the body of an answer, one that is read in place if urllib3's internals are as expected."""
     from botocore.response import StreamingBody
 
     response = getattr(raw, "_original_response", None)
@@ -112,11 +111,11 @@ def _body(raw: Any, length: str | None) -> Any:
 
 
 class _BodyInPlace:
-    """A body that is read from its connection into the caller's memory: urllib3's own `readinto` reads and copies.
+    """A body that is read from its connection directly into the caller's memory; urllib3's `readinto` copies.
 
     Args:
-        raw: Urllib3's answer.
-        response: The answer of `http.client` in it, which knows how much is left.
+        raw: The response of urllib3.
+        response: The response of `http.client` in it, which knows how many bytes are left.
     """
 
     def __init__(self, raw: Any, response: Any) -> None:
@@ -124,7 +123,7 @@ class _BodyInPlace:
         self._response = response
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill a buffer from its beginning on; return how many bytes came, 0 at the end."""
+        """Read into a buffer; return the number of bytes read, 0 at the end."""
         count: int = self._response.readinto(buffer)
         if not self._response.length:
             self._raw.release_conn()
@@ -133,10 +132,10 @@ class _BodyInPlace:
         return count
 
     def read(self, num_bytes: int) -> bytes:
-        """Return some bytes, none at the end."""
+        """Return at most `num_bytes` bytes; none at the end."""
         data = bytearray(num_bytes)
         return bytes(data[: self.readinto(memoryview(data))])
 
     def close(self) -> None:
-        """Close the connection unless all was read: then it serves the next request."""
+        """Close the connection, unless all was read: then the next request uses it."""
         self._raw.close()

@@ -1,4 +1,4 @@
-"""How to reach a store that speaks S3: s3fs's options by their names, and ours; none is ignored."""
+"""Options for S3-compatible stores: those of s3fs under the same names, and ours. Unknown options are errors."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ _ALIASES = {
     "aws_session_token": "token",
     "region_name": "region",
 }
-"""Other names that s3fs and its client_kwargs have for options."""
+"""Other names of options in s3fs and its client_kwargs."""
 _OF_S3FS = frozenset(
     {"asynchronous", "batch_size", "cache_regions", "default_block_size", "default_cache_type", "default_fill_cache"}
     | {"fixed_upload_size", "listings_expiry_time", "loop", "max_concurrency", "max_paths", "session"}
     | {"skip_instance_cache", "use_listings_cache", "version_aware"}
 )
 """Options of s3fs about its own caches, threads and blocks."""
-_TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _MAYBE = type(None)
 
 
 @dataclass(frozen=True)
 class S3Options:
-    """How to reach a store; options that are None are found like in the AWS tools: environment, profile, instance.
+    """How to reach a store. Options that are None come from the environment, profile or instance, as in AWS tools.
 
     Attributes:
         key: The access key's id.
         secret: The secret access key.
         token: The session token.
-        anon: Do not sign: public buckets.
+        anon: Do not sign requests: for public buckets.
         profile: A profile of the configuration files.
-        endpoint_url: The store, if it is not AWS.
+        endpoint_url: The URL of the store, if it is not AWS.
         region: Its region.
         path_style: Whether the bucket is in the path; None lets botocore choose.
         requester_pays: Whether to accept that requests are charged.
         use_ssl: Whether to use https where `endpoint_url` does not say so.
-        verify: Whether to check the server's certificate; or the file of the certificates to check it by.
+        verify: Whether to check the server's certificate; or a file with the certificates to check it with.
         check_etag: Whether to compare an ETag that looks like an MD5 with what was uploaded.
         config_kwargs: Arguments of `botocore.config.Config`.
         s3_additional_kwargs: Parameters of all requests that take them: `{"ServerSideEncryption": "aws:kms"}`.
-        retries: How long to try.
+        retries: How long to retry.
 
     Raises:
-        InputError: One of them is of another type.
+        InputError: An option has a wrong type.
     """
 
     key: str | None = None
@@ -94,10 +94,10 @@ class S3Options:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> S3Options:
-        """Return the options that s3fs has by these names, and ours; fsspec's own configuration comes first.
+        """Return options by their names in s3fs, and ours; they override fsspec's own configuration.
 
         Raises:
-            InputError: There is no such option, or its value is invalid.
+            InputError: An option is unknown, or its value is invalid.
         """
         configured = _configured()
         for name, each in (("storage_options", options), ("FSSPEC_S3", configured)):
@@ -115,7 +115,7 @@ class S3Options:
         return cls(**given, retries=RetryOptions(**times))
 
     def __repr__(self) -> str:
-        """Tell nothing that is secret."""
+        """Leave out secrets."""
         shown = {name: getattr(self, name) for name in ("anon", "profile", "region")}
         shown["endpoint_url"] = shown_url(self.endpoint_url or "")
         return f"S3Options({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
@@ -149,7 +149,7 @@ def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _configured() -> Mapping[str, Any]:
-    """Return what fsspec's configuration says of s3: its files, and variables FSSPEC_S3 and FSSPEC_S3_NAME.
+    """Return fsspec's configuration of s3: from its files, and the variables FSSPEC_S3 and FSSPEC_S3_NAME.
 
     Raises:
         MissingDependencyError: There are such variables, but fsspec is not installed.
@@ -174,15 +174,15 @@ def _configured() -> Mapping[str, Any]:
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """Return the value of an option from the environment, which has only texts, and what looks like JSON in them."""
+    """Return the value of an option from fsspec's configuration, as the option's type where that is clear."""
     kinds = _KINDS.get(name, ())
     if bool in kinds:
-        return _TRUTHS.get(str(value).lower(), value)
+        return _BOOLEANS.get(str(value).lower(), value)
     return str(value) if str in kinds and isinstance(value, (int, float)) else value
 
 
 def _unknown(names: list[str], configured: list[str]) -> InputError:
-    """Return the error for options that do not exist, or that concern s3fs alone."""
+    """Return the error for options that do not exist, or that only s3fs has."""
     known = sorted(_known() | set(_ALIASES) | {"client_kwargs"})
     of_s3fs = [name for name in names if name in _OF_S3FS]
     remedy = "leave it out; s3fs's own options work with fs=s3fs.S3FileSystem(...)"

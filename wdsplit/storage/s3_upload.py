@@ -1,7 +1,7 @@
-"""Writing an object of a store that speaks S3: it appears whole when it is finished, or not at all.
+"""Writes an object to an S3-compatible store: it appears complete or not at all.
 
-What fits into one upload part is sent by a single request at the end. More becomes a multipart upload: threads send its
-parts while the next one is gathered, and the object appears with the request that completes the upload.
+An object that fits into one upload part is sent by a single request at the end. A larger one is a multipart upload:
+threads send its parts while the next one is gathered, and the last request makes the object appear.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 from wdsplit.errors import DatasetNotFoundError, StorageError, WdsplitError
 from wdsplit.storage.retry import Retries
 from wdsplit.storage.s3_client import S3Client
-from wdsplit.storage.s3_errors import ChangedOnTheWayError, error_code
+from wdsplit.storage.s3_errors import UploadMismatchError, error_code
 
 __all__ = ["S3Upload", "abort_upload"]
 
 logger = logging.getLogger(__name__)
 
 _PART_BYTES = 16 * 1024**2
-"""Stores require 5 MiB at least, except of the last upload part."""
+"""Stores require at least 5 MiB, except for the last upload part."""
 _PARTS_PER_SIZE = 1000
-"""After so many upload parts they are twice as large: no object, of 5 TiB at most, needs more than 10,000."""
+"""Upload parts double in size after this many, so that the largest object (5 TiB) needs at most 10,000."""
 _CONCURRENT_PARTS = 3
 _NO_SUCH_UPLOAD = "NoSuchUpload"
 _MD5 = re.compile("[0-9a-f]{32}")
@@ -42,7 +42,7 @@ class S3Upload:
     Args:
         client: Sends requests about its bucket.
         key: Its key.
-        url: What to call it.
+        url: Its URL in messages.
     """
 
     def __init__(self, client: S3Client, key: str, url: str) -> None:
@@ -58,7 +58,7 @@ class S3Upload:
         self._is_aborted = threading.Event()
 
     def write(self, pieces: Sequence[memoryview | bytes]) -> None:
-        """Append the pieces, one after another; they may change afterwards."""
+        """Append copies of the pieces, one after another."""
         for piece in pieces:
             left = memoryview(piece).cast("B")
             self._num_bytes += len(left)
@@ -71,7 +71,7 @@ class S3Upload:
                 left = left[room:]
 
     def finish(self) -> None:
-        """Let the object appear.
+        """Complete the upload: the object appears.
 
         Raises:
             StorageError: The store refuses, or does not answer in time.
@@ -91,9 +91,9 @@ class S3Upload:
             self._compare(answer, _md5(self._part), retries)
 
     def _compare(self, answer: Any, digest: str, retries: Retries) -> None:
-        """Compare the ETag of what was sent with its MD5, where the ETag is one; another attempt may succeed.
+        """Compare an ETag with the MD5 of the data that was sent, if the ETag is an MD5; another attempt may succeed.
 
-        An object that is encrypted with a key of KMS, or of the caller, has another ETag; so has one in parts.
+        ETags are no MD5s if the object has parts, or is encrypted with a key of KMS or of the caller.
         """
         etag = str(answer.get("ETag", "")).strip('"')
         is_encrypted = str(answer.get("ServerSideEncryption", "")).startswith("aws:kms") or (
@@ -102,7 +102,7 @@ class S3Upload:
         if etag == digest or is_encrypted or not _MD5.fullmatch(etag):
             return
         if retries.num_attempts < _MAX_ATTEMPTS_TO_MATCH:
-            raise ChangedOnTheWayError
+            raise UploadMismatchError
         raise StorageError(
             "the stored data differs from what was sent",
             place=retries.place,
@@ -114,7 +114,7 @@ class S3Upload:
         )
 
     def abort(self) -> None:
-        """Leave nothing behind; what cannot be cleared up is logged, because there is an error already."""
+        """Remove the upload; a failure is only logged, because there is an error already."""
         self._is_aborted.set()
         self._stop_threads()
         if self._id is not None:
@@ -124,7 +124,7 @@ class S3Upload:
         return _PART_BYTES << (len(self._etags) + len(self._in_flight)) // _PARTS_PER_SIZE
 
     def _send(self) -> None:
-        """Let a thread send the upload part that was gathered; wait for the oldest if there are too many."""
+        """Let a thread send the gathered upload part; first wait for the oldest one if there are too many."""
         if self._id is None:
             self._id = str(self._client.ask("create_multipart_upload", self._url, Key=self._key)["UploadId"])
             self._threads = ThreadPoolExecutor(_CONCURRENT_PARTS)
@@ -150,7 +150,7 @@ class S3Upload:
         return self._client.attempt(send, self._url, f"upload part {number}", self._is_aborted.wait)
 
     def _complete(self) -> None:
-        """Tell the store that all upload parts are sent. If that answer was lost, the object's size tells."""
+        """Complete the multipart upload. If the answer is lost, the object's size shows whether it succeeded."""
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(self._etags, 1)]
         try:
             self._send_once("complete_multipart_upload", MultipartUpload={"Parts": parts})
@@ -159,7 +159,7 @@ class S3Upload:
                 raise
 
     def _object_bytes(self) -> int | None:
-        """Return the size of the object that is there."""
+        """Return the size of the object in the store; None if it does not exist."""
         try:
             return int(self._client.head(self._key, self._url)["ContentLength"])
         except DatasetNotFoundError:
@@ -192,7 +192,7 @@ def _md5(data: bytearray) -> str:
 
 
 def abort_upload(client: S3Client, key: str, upload_id: str, url: str) -> None:
-    """Let a store forget an upload; log where it does not."""
+    """Abort an upload, and log a failure to do so."""
     try:
         client.ask("abort_multipart_upload", url, Key=key, UploadId=upload_id)
     except WdsplitError as error:

@@ -21,7 +21,7 @@ class Traffic:
     """Bytes and retries of one reader, and of the threads that it starts with a copy of its context.
 
     Args:
-        cells: int64 of shape (2,): bytes and retries, counted as they come.
+        cells: int64 of shape (2,): the counts of bytes and retries.
     """
 
     def __init__(self, cells: Int64) -> None:
@@ -29,13 +29,13 @@ class Traffic:
         self._lock = ProcessLock()
 
     def add(self, num_bytes: int, retries: int) -> None:
-        """Count."""
+        """Add to the counts."""
         with self._lock:
             self._cells[0] += num_bytes
             self._cells[1] += retries
 
     def counting(self, items: Iterator[Item]) -> Iterator[Item]:
-        """Give items, and count what is read to make them, but not what their consumer reads meanwhile."""
+        """Yield items, and count what is read to make them, but not what their consumer reads meanwhile."""
         while True:
             token = _current.set(self)
             try:
@@ -51,7 +51,7 @@ _current: ContextVar[Traffic | None] = ContextVar("wdsplit_traffic", default=Non
 
 
 def count(num_bytes: int = 0, retries: int = 0) -> None:
-    """Count bytes that came from a remote storage, or requests that are sent again, if anybody wants to know."""
+    """Count bytes from a remote storage, or retries, for the current reader, if there is one."""
     traffic = _current.get()
     if traffic is not None:
         traffic.add(num_bytes, retries)

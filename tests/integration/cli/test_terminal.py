@@ -214,3 +214,16 @@ def test_the_samples_of_a_batch_fit_80_columns(tmp_path, options):
     rows = shown.splitlines()[-4:]
     assert all(re.match(r"([01] +)?\d+ +0000\d\d\.tar +class of things", row) for row in rows)
     assert max(map(len, rows)) <= 80
+
+
+def test_lists_of_shards_and_views_fit_80_columns(tmp_path):
+    path = converted(tmp_path, numbers_table(200), shards=40)
+    wdsplit.make_view(path, "long", where=" and ".join(f"num_bytes != {number}" for number in range(20)))
+    for command, last in ((("assign", path), "(40 in total)"), (("view", path, "--list"), "num_bytes != 3 and")):
+        piped = in_pipes(*command).stdout
+        assert max(map(len, piped.splitlines())) > 80
+        shown = COLOUR.sub("", in_terminal(*command))
+        rows = shown.replace("\r\n", "\n").splitlines()
+        assert max(map(len, rows)) <= 80 and last in " ".join(shown.split())
+        assert " ".join(shown.split()) == " ".join(piped.split())
+        assert rows[2].startswith(" " * rows[0].index({"assign": "shards", "view": "selection"}[command[0]]))

@@ -548,7 +548,7 @@ def test_outputs_that_cannot_be_are_refused_before_anything_is_written(bucket, s
         convert(source, f"{bucket.url}/file", chosen())
     with pytest.raises(DatasetNotFoundError, match="no such bucket"):
         convert(source, "s3://no-such-bucket/out", chosen())
-    with pytest.raises(InputError, match="holds credentials") as caught:
+    with pytest.raises(InputError, match="contains credentials") as caught:
         convert(source, "s3://KEYTHATNOBODYSEES:secret@bucket/out", chosen())
     assert "NOBODY" not in str(caught.value)
     assert files_of(bucket.folder) == {"file": b"x"}
