@@ -229,7 +229,7 @@ class _Threads(ThreadPoolExecutor):
         self.shutdown(wait=False, cancel_futures=True)
 
     def end(self) -> None:
-        """Cancel all tasks and wait until none runs and writes, even if Ctrl-C is pressed meanwhile.
+        """Cancel all tasks and wait until none is running, even if Ctrl-C is pressed meanwhile.
 
         Waits for the tasks, not the threads: in some versions of Python, a thread whose join is interrupted counts as
         ended while it is still running.

@@ -84,7 +84,7 @@ class LocalFile:
         return data if len(data) == num_bytes else self._all(offset, num_bytes, data)
 
     def _all(self, offset: int, num_bytes: int, data: bytes) -> bytes:
-        """Return all bytes at an offset, of which `data` has been read."""
+        """Return the bytes at an offset, the first of which are in `data`."""
         with translate_errors(self._path):
             while len(data) < num_bytes:
                 more = os.pread(self._fd, num_bytes - len(data), offset + len(data))

@@ -46,7 +46,7 @@ def open_locked(path: Path, wait: bool) -> int:
 
 
 def unlock(fd: int) -> None:
-    """Unlock and close a file; closing alone would not unlock it for a process that was forked meanwhile."""
+    """Unlock and close a file. Closing alone would leave it locked by processes forked meanwhile, which have a copy."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
