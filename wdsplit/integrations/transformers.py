@@ -99,7 +99,7 @@ class TrainerMixin:
         return self._evaluation_loader(dataset, "Evaluation")
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the loader to predict."""
+        """Return the loader to predict on."""
         if not isinstance(test_dataset, Dataset):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
         return self._evaluation_loader(test_dataset, "test")
@@ -161,7 +161,7 @@ class TrainerMixin:
         """Evaluate without pads.
 
         Raises:
-            InputError: The Trainer's arguments forbid to concatenate the results of batches.
+            InputError: The Trainer is set not to concatenate the results of batches.
         """
         trainer: Any = self
         if not isinstance(dataloader, PreparedLoader):
