@@ -1,7 +1,8 @@
 """The part of an epoch that each reader reads: shards, samples, pads, and how often each window is read.
 
 Pure (no I/O). An epoch's samples, lane after lane, are cut into pieces that lie in one shard and one lane. The readers
-of a lane take its samples in turn, so a piece is a range on a ring of readers, and counting ranges answers everything.
+of a lane take its samples in turn, so a piece is a range on a ring of readers. All results come from counting these
+ranges.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class ShardDistribution:
 def shard_distribution(order: EpochOrder, world: World, batch_size: int = 1) -> ShardDistribution:
     """Return what one reader reads in one epoch, and what all of them do.
 
-    Takes O((shards + lanes) log) whatever the number of samples: well below a second for 100,000 shards and 8,000
-    readers. Of a view all bitmaps are read: seconds for a billion samples.
+    Takes O((shards + lanes) log), whatever the number of samples: well below a second for 100,000 shards and 8,000
+    readers. For a view it reads all bitmaps: seconds for a billion samples.
 
     Args:
         order: The epoch's order.
@@ -112,7 +113,7 @@ def reading_advice(lanes: int, world_size: int, num_workers: int) -> str | None:
 
 
 def _nearest_divisors(lanes: int, times: int, number_asked: int) -> list[int]:
-    """Return the numbers next to `number_asked`, below and above, that divide the lanes together with `times`."""
+    """Return the nearest numbers below and above `number_asked` that, times `times`, divide the lanes."""
     whole, rest = divmod(lanes, times)
     if rest:
         return []
@@ -133,7 +134,7 @@ class Readers:
         batch_size: Samples a rank and step, at least 1.
 
     Attributes:
-        num_pads: Pads that all of them together are given.
+        num_pads: Pads of all readers together.
     """
 
     def __init__(self, order: EpochOrder, world_size: int, num_workers: int, batch_size: int = 1) -> None:
@@ -177,23 +178,23 @@ class Readers:
 
     @cached_property
     def read_amplification(self) -> float:
-        """How many windows all readers together read for each window of the dataset, of a view with a selected sample.
+        """Windows that all readers together read, divided by `num_windows`.
 
-        A window is read once by each reader that is given a sample of it: by min(P, its samples) of the P readers of
-        its lane. Where two lanes part inside a window, the readers of each read it; a reader of both reads it twice,
-        because much lies between. Of an uneven view both visits are mostly at the same time: then it reads once what
-        counts twice here. So this is 1 where ranks x workers divides lanes of whole shards, a little more
-        where lanes were cut, and less where `drop` leaves out whole windows. What is repeated as pads does not count.
+        Each reader that gets a sample of a window reads it once: min(P, its samples) of the P readers of its lane.
+        Where a window is cut between two lanes, the readers of each lane read it. A reader of both lanes reads it
+        twice, because the visits are far apart. In an uneven view both visits are usually at the same time, so one read
+        counts as two here. The value is 1 where ranks x workers divides lanes of whole shards, a little more where
+        lanes were cut, and less where `drop` leaves out whole windows. Pads do not count.
         """
         return self._windows_read() / self.num_windows if self.num_windows else 0.0
 
     @cached_property
     def num_windows(self) -> int:
-        """Windows of the dataset, of a view those with a selected sample."""
+        """Windows of the dataset; in a view, those with a selected sample."""
         return self._reads_of(np.arange(len(self._order.counts)), 1)
 
     def _reads_of(self, shards: Int64, readers: int) -> int:
-        """Return how many windows are read of some shards in which so many readers take samples in turn."""
+        """Return how many windows some readers read in all, if they take the samples of some shards in turn."""
         window, selection = self._order.options.window, self._order.selection
         if selection is not None:
             return selection.sum_of_windows(shards, window, readers)
@@ -226,14 +227,14 @@ class Readers:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """Samples that stand one after another in one shard and one lane: int64 arrays of shape (pieces,).
+    """Runs of consecutive samples in one shard and one lane: int64 arrays of shape (pieces,).
 
     Attributes:
-        first: The place of the first in the lane-major sequence of all samples; rising.
-        length: How many they are.
-        shard: Their shard.
-        lane: Their lane.
-        offset: The place of the first in its lane.
+        first: The place of each run's first sample in the lane-major sequence of all samples; rising.
+        length: Its samples.
+        shard: Its shard.
+        lane: Its lane.
+        offset: The place of its first sample in the lane.
     """
 
     first: Int64
@@ -244,7 +245,7 @@ class _Pieces:
 
 
 def _pieces(order: EpochOrder, given: Int64) -> _Pieces:
-    """Cut the samples of lanes where shards end, of which the first `given` of each lane count."""
+    """Cut the first `given` samples of each lane where shards end."""
     stops, stretches = order.lane_begin + given, order.stretches
     ends = order.ends if stretches is None else stretches.places_of(order.ends[order.ends < order.num_samples])
     parts = np.zeros(1, np.int64) if stretches is None else stretches.begins
@@ -268,15 +269,15 @@ class _Ring:
     The sample at offset o of lane c has the position c + C o, so reader k takes it if c + C o = k (mod R). With
     D = gcd(C, R) and P = R / D:
 
-    - modulo D, C o is 0: the readers of lane c are those of its class, k mod D = c mod D. They are P.
-    - c and k have the same remainder then; without it, and divided by D: c div D + (C / D) o = k div D (mod P).
+    - modulo D, C o is 0: the readers of lane c are those of its class, k mod D = c mod D. There are P of them.
+    - so c and k have the same remainder modulo D. Subtract it and divide by D: c div D + (C / D) o = k div D (mod P).
     - C / D and P have no common divisor, so C / D has an inverse v modulo P: v (c div D) + o = v (k div D) (mod P).
 
-    The left side is the sample's turn, the right side the reader's. Samples that follow each other have turns that do,
-    so a piece is a range of turns, on a ring of P.
+    The left side is the sample's turn, the right side the reader's. Consecutive samples have consecutive turns, so a
+    piece is a range of turns on a ring of P.
 
     Args:
-        pieces: What there is to read.
+        pieces: The samples to read.
         lanes: Lanes (C).
         readers: Readers (R).
 
@@ -327,7 +328,7 @@ class _Ring:
 
 
 def _without_overlaps(first: Int64, stop: Int64) -> tuple[Int64, Int64]:
-    """Return ranges that hold the same numbers, each once; empty ones are left out."""
+    """Return ranges that cover the same numbers, each once, without empty ranges."""
     by_first = np.argsort(first, kind="stable")
     first, stop = first[by_first], stop[by_first]
     covered = np.maximum.accumulate(stop)

@@ -77,12 +77,12 @@ def _mixed(state: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def hash_numbers(state: int, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return a 64-bit hash of each whole number of at most 64 bits; all differ if the numbers do."""
+    """Return a 64-bit hash of each integer of at most 64 bits; different numbers have different hashes."""
     return _mixed(state, numbers.astype(np.uint64) + np.uint64(1))
 
 
 def permutation(n: int, *words: int) -> Int64:
-    """Return the permutation of range(n) that the words name: int64 of shape (n,).
+    """Return a permutation of range(n) that depends only on n and the words: int64 of shape (n,).
 
     The items are ranked by a hash that has no ties, so no sorting algorithm can change the result.
     """
@@ -114,7 +114,7 @@ class OrderOptions:
 
 
 def order_problems(seed: Any, lanes: Any, window: Any, tail: Any) -> list[str]:
-    """Return what is wrong with the options of an order, a text for each."""
+    """Return what is wrong with the options of an order, one text per problem."""
     problems = []
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         problems.append(f"seed = {seed!r}: expected an integer from 0 to 2**63 - 1")
@@ -128,7 +128,7 @@ def order_problems(seed: Any, lanes: Any, window: Any, tail: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Located:
-    """Where positions lead.
+    """The shards and samples of some positions.
 
     Attributes:
         shard: int64, the shard of each position.
@@ -150,7 +150,7 @@ def window_order(options: OrderOptions, epoch: int, shard: int, num_samples: int
 
 
 def places_in_windows(options: OrderOptions, epoch: int, shards: Int64, windows: Int64, size: int) -> Int64:
-    """Return the samples of n windows of one size, each in the order of its visits, counted from the window's first.
+    """Return the samples of n windows of equal size in the order of their visits, counted from each window's first.
 
     Args:
         options: What the order depends on.
@@ -233,13 +233,13 @@ class EpochOrder:
 
     An epoch is woven from C lanes. Lane c holds the shards pi[c::C], one after another, where pi is the epoch's
     permutation of the shards; position g is the sample at offset g div C of lane g mod C. A shard's samples are
-    visited window by window; windows, and the samples in a window, are permuted. A lane that has ended repeats
-    itself from its last sample on backwards, flagged as pads: that sample's window is at hand.
+    visited window by window; windows, and the samples in a window, are permuted. A lane that has ended repeats its
+    samples backwards from the last one, flagged as pads: the last window is still in memory.
 
     Built in O(shards log shards); a position costs a binary search. Immutable once built.
 
     Args:
-        counts: int64 of shape (shards,): samples of each shard, tar pads left out; of a view those that are selected.
+        counts: int64 of shape (shards,): samples of each shard, tar pads left out; in a view, the selected ones.
         options: Seed, lanes, window, tail.
         epoch: The epoch, at least 0.
         equal_lanes: Cut the lanes at equal counts even if whole shards come out even: then position p holds a sample
@@ -255,10 +255,10 @@ class EpochOrder:
         lane_begin: int64 of shape (lanes,): where each lane begins in the lane-major sequence of samples, or in that of
             `stretches`.
         lane_length: int64 of shape (lanes,): samples of each lane, pads left out.
-        is_recut: Whether the lanes were cut at equal counts, inside shards if need be, because lanes of whole shards
-            could differ by more than 1 %, or because it was asked for.
-        stretches: Of what the lanes are made if shards of which different numbers are selected made them uneven;
-            None if each lane is a part of the lane-major sequence.
+        is_recut: Whether the lanes were cut at equal counts, inside shards if necessary: because lanes of whole shards
+            could differ by more than 1 %, or because of `equal_lanes`.
+        stretches: The stretches that make up the lanes, if a view made lanes of whole shards uneven; None if each lane
+            is a part of the lane-major sequence.
         num_samples: Samples of the epoch.
         num_positions: Positions of the epoch before the last step is filled. The same in every epoch: the number of
             samples if the lanes were cut, else C times the longest (`drop`: the shortest) that a lane can be.
@@ -275,7 +275,7 @@ class EpochOrder:
         if epoch < 0:
             raise InputError("invalid epoch", expected="at least 0", found=str(epoch))
         if selection is not None and not np.array_equal(counts, selection.counts):
-            raise InputError("invalid order of a selection", expected="its counts", found="others")
+            raise InputError("counts do not match the selection", expected="its counts", found="other counts")
         num_shards, lanes = len(counts), options.lanes
         self.options = options
         self.epoch = epoch
@@ -301,7 +301,7 @@ class EpochOrder:
             self.num_positions = lanes * (shortest if options.tail == "drop" else longest)
 
     def _lane_bounds(self) -> tuple[int, int]:
-        """Return how short and how long a lane of whole shards can be: the same in every epoch, so steps are too."""
+        """Return the fewest and the most samples of a lane of whole shards: the same in every epoch, as steps are."""
         if not self.options.shuffle or self.options.tail == "uneven":
             return int(self.lane_length.min()), int(self.lane_length.max())
         ordered = np.sort(self.counts)
@@ -317,7 +317,7 @@ class EpochOrder:
         return bounds[:-1], np.diff(bounds)
 
     def _equal_lanes(self) -> tuple[Int64, Int64]:
-        """Return begin and length of lanes of equal counts; the first take what is left over, so pads come last."""
+        """Return begin and length of lanes of equal counts; the first lanes take the remainder, so pads come last."""
         lane = np.arange(self.options.lanes)
         each, rest = divmod(self.num_samples, self.options.lanes)
         return lane * each + np.minimum(lane, rest), each + (lane < rest).astype(np.int64)

@@ -1,7 +1,7 @@
-"""Lanes of equal length that are made of lanes of whole shards: what is too much for one fills up others.
+"""Lanes of equal length, made from lanes of whole shards: long lanes fill up short ones.
 
-Pure (no I/O). Each lane keeps its own samples up to the length that all have. Those behind go to lanes that are too
-short, and are visited there at the end: at the time when their own lane visits the window in which it ends.
+Pure (no I/O). Each lane keeps its own samples up to the common length. The samples after that go to lanes that are too
+short. There they are visited last, while their own lane visits its last window.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Stretches:
-    """A sequence that is put together of stretches of another one. Immutable.
+    """A sequence made of stretches of another sequence. Immutable.
 
     Attributes:
         begins: int64 of shape (stretches,), rising: where each stretch begins in this sequence.
@@ -49,15 +49,16 @@ class Stretches:
 
 
 def evened(begins: Int64, lengths: Int64, targets: Int64) -> Stretches:
-    """Return lanes of other lengths than those of whole shards.
+    """Return lanes of the target lengths, made from lanes of whole shards.
 
-    Lanes of the same reader fill up each other first, for as many numbers of readers as possible: lanes that have the
-    same number modulo a large divisor of their count. So the reader visits a window in which lanes part once.
+    Lanes of the same reader fill up each other first, for as many numbers of readers as possible: lanes whose numbers
+    are equal modulo a large divisor of the number of lanes. So a reader visits a window that two of its lanes share
+    only once.
 
     Args:
         begins: int64 of shape (lanes,): where each lane begins in the lane-major sequence of whole shards.
         lengths: int64 of shape (lanes,): their samples.
-        targets: int64 of shape (lanes,): how many they get; as many in all.
+        targets: int64 of shape (lanes,): the samples that they get, with the same sum.
     """
     lanes = np.arange(len(lengths))
     surplus, missing = np.maximum(lengths - targets, 0), np.maximum(targets - lengths, 0)
@@ -84,7 +85,7 @@ def evened(begins: Int64, lengths: Int64, targets: Int64) -> Stretches:
 
 
 def _firsts(amounts: Int64, others: Int64, is_last: npt.NDArray[np.bool_]) -> Int64:
-    """Return of amounts in classes, one after another, the first up to the sum of the other amounts in the class."""
+    """Return how much of each amount to take, first ones first: in each class at most the sum of its `others`."""
     last = np.flatnonzero(is_last)
     sizes = np.diff(last, prepend=-1)
     ends, total = np.cumsum(amounts), np.diff(np.cumsum(others)[last], prepend=0)

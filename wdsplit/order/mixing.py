@@ -1,8 +1,8 @@
-"""How well an epoch mixes: do samples of one batch meet again in the next epoch, and do batches hold all classes.
+"""How well an epoch mixes: do samples of one batch meet again in the next epoch, and do batches have all classes.
 
-Pure (no I/O). Of small datasets all pairs, or all batches, are counted. Of larger ones batches are drawn by a hash:
-pairs of one shard are followed into the next epoch, and pairs of different shards, whose places are independent, are
-counted.
+Pure (no I/O). For small datasets, all pairs or batches are counted. For larger ones, batches are drawn by a hash. Pairs
+of one shard are looked up in the next epoch; pairs of different shards are only counted, because their places are
+independent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["MAX_COUNTED", "Batches", "ClassMixing", "Mixing", "class_mixing", "d
 Float64 = npt.NDArray[np.float64]
 
 MAX_COUNTED = 2**22
-"""Up to so many samples all pairs are counted."""
+"""Up to this many samples, all pairs are counted."""
 _SAMPLED = 2**16
 _MIN_BATCHES = 16
 _DOMAIN = 9
@@ -39,8 +39,8 @@ class Mixing:
     Attributes:
         figure: How much likelier than by chance that is: 1 is ideal.
         error: The standard error of the figure, from the batches that were drawn; 0 if all pairs were counted.
-        met_again: Of the other samples of its batch, how many a sample meets again in the next epoch, on average.
-        by_chance: How many that would be if the next epoch's batches were drawn at random.
+        met_again: How many of the other samples of its batch a sample meets again in the next epoch, on average.
+        by_chance: The same, if the next epoch's batches were drawn at random.
     """
 
     figure: float
@@ -68,7 +68,7 @@ def mixing(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mixin
 
 
 def _mixing_of(again: float, by_chance: float, global_batch: int, error: float) -> Mixing | None:
-    """Return the result for two samples of one batch, which meet again, and would by chance, with a probability."""
+    """Return the result from the probabilities that two samples of a batch meet again, and would by chance."""
     if not by_chance:
         return None
     figure, others = again / by_chance, global_batch - 1
@@ -138,7 +138,7 @@ def _sampled(order: EpochOrder, following: EpochOrder, global_batch: int) -> Mix
 
 
 def _drawn(total: int, count: int, order: EpochOrder) -> Int64:
-    """Return some of so many numbers, all different, rising: not at equal distances, as lanes end windows together."""
+    """Draw `count` numbers below `total`, all different, rising: not evenly spaced, as lanes end windows together."""
     if total <= count:
         return np.arange(total)
     hashes = hash_numbers(hash_stream(order.options.seed, order.epoch, _DOMAIN), np.arange(2 * count))
@@ -185,7 +185,7 @@ def _next_positions(order: EpochOrder, following: EpochOrder, shard: Int64, visi
 
 
 class _Visits:
-    """The visits of one shard, of which only the windows that are asked for are put into their order."""
+    """The visits of one shard; the order of a window is computed only when it is needed."""
 
     def __init__(self, order: EpochOrder, shard: int) -> None:
         self._order, self._shard = order, shard
@@ -213,7 +213,7 @@ class _Visits:
 
 
 def positions_of(order: EpochOrder, shards: Int64, samples: Int64) -> Int64:
-    """Return the position of each sample in an epoch: what `EpochOrder.locate` leads from, pads left out.
+    """Return the position of each sample in an epoch: the inverse of `EpochOrder.locate`, pads left out.
 
     Args:
         order: The epoch's order.
@@ -239,7 +239,7 @@ class Batches:
         batch: int64 of shape (n,): the number of the batch that each sample is in.
         shard: int64 of shape (n,): its shard.
         sample: int64 of shape (n,): its place there.
-        is_all: Whether these are all batches of all ranks, none was drawn.
+        is_all: Whether these are all batches of all ranks, not a random choice.
     """
 
     batch: Int64
@@ -282,7 +282,7 @@ class ClassMixing:
     """How the classes of samples are spread over batches.
 
     Attributes:
-        chi_squared: Chi-squared of a batch over the classes, whose shares are those in all of the batches; the mean.
+        chi_squared: The mean chi-squared of a batch's classes; the expected shares are those in all batches.
         error: The standard error of that mean.
         ideal: What it is if batches are drawn at random: classes - 1.
         classes_in_batch: Different classes in a batch, on average.
@@ -313,7 +313,7 @@ def class_mixing(batch: Int64, classes: Int64) -> ClassMixing | None:
         return None
     cells, counts = np.unique(batch * len(shares) + classes, return_counts=True)
     its_batch, its_class = cells // len(shares), cells % len(shares)
-    # The sum of (count - expected)**2 / expected over all classes, of which absent ones add what they are expected.
+    # The sum of (count - expected)**2 / expected over all classes; an absent class adds its expected count.
     terms = counts**2 / (sizes[its_batch] * shares[its_class])
     each = np.bincount(its_batch, terms, num_batches) - sizes
     # The shares are taken from the same batches, which costs one of their degrees of freedom.

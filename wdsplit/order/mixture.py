@@ -1,7 +1,7 @@
 """The order of a mixture: a pure function from position to source, source epoch and position there.
 
-Pure (no I/O). No shard is known here: a source is a number of samples, and its own `EpochOrder` knows the rest.
-`MixedOrder` says how the sources are woven.
+Pure (no I/O). A source is only a number of samples here; its own `EpochOrder` knows the shards. `MixedOrder` explains
+how the sources are interleaved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wdsplit.order.shares import impossible, numbered, refuse
 __all__ = ["BLOCK_OFFSETS", "EpochShares", "MixedOrder", "Quota", "source_seed"]
 
 BLOCK_OFFSETS = 32
-"""Offsets of a lane whose sources are permuted among each other: shares are exact again after so many."""
+"""Sources are permuted within blocks of this many offsets of a lane; shares are exact again after each block."""
 
 _SEEDS, _PHASES, _LABELS = 8, 9, 10
 """Domains of the hash, beside those of `order`."""
@@ -29,10 +29,10 @@ _LAST = np.uint64(2**64 - 1)
 
 
 def source_seed(seed: int, source: int) -> int:
-    """Return the seed of a source's own order, so that two sources of the same data do not walk in step.
+    """Return the seed of a source's own order, so that two sources of the same data have different orders.
 
     Args:
-        seed: The mixture's, 0 <= seed < 2**63.
+        seed: The mixture's seed, 0 <= seed < 2**63.
         source: The source's number.
 
     Returns:
@@ -43,13 +43,13 @@ def source_seed(seed: int, source: int) -> int:
 
 @dataclass(frozen=True)
 class Quota:
-    """A source's share of some positions: those that lead to one epoch of the source.
+    """The positions, among some, that take samples from one epoch of one source.
 
     Attributes:
         source: The source's number.
         source_epoch: The epoch of the source's own order.
-        rows: int64, rising: which of the positions asked for these are.
-        positions: int64 of the same shape: where they lead, as positions of the source's own order.
+        rows: int64 of shape (n,), rising: indices into the requested positions.
+        positions: int64 of shape (n,): their positions in the source's own order.
     """
 
     source: int
@@ -63,8 +63,8 @@ class EpochShares:
     """The samples of each source in one epoch of a mixture, if epochs differ.
 
     Attributes:
-        segments: Stretches of the epoch, one after another, in each of which the sources are evenly spread: for each
-            the samples of each source, not all of them 0.
+        segments: For each stretch of the epoch, the samples of each source, not all of them 0. Within a stretch the
+            sources are evenly spread.
         taken: Samples of each source in all earlier epochs together.
     """
 
@@ -81,38 +81,38 @@ class MixedOrder:
     """The order of one epoch of a mixture.
 
     An epoch of the mixture takes k_i samples of source i, which has n_i. A source is a stream without end, its own
-    epochs one after another: number J is position J mod n_i of its epoch J div n_i, and epoch E of the mixture
-    takes the numbers from E k_i up to (E + 1) k_i. So each sample of a source appears once an epoch of that source,
-    whatever the shares. Where the shares change over time, an epoch goes on from the numbers that were taken before
-    it, and each of its segments from those of the segment before.
+    epochs one after another: number J is position J mod n_i of its epoch J div n_i. Epoch E of the mixture takes the
+    numbers from E k_i up to (E + 1) k_i. So each sample of a source appears once in each epoch of that source, whatever
+    the shares. Where the shares change over time, each epoch and segment continues from the numbers that were taken
+    before it.
 
     The mixture has C lanes, and position g is offset g div C of lane g mod C, as in an `EpochOrder`. The numbers
-    are dealt to the lanes in turn, source after source: lanes differ by one at most, the longer ones first. Since
-    the sources have C lanes too, cut at equal counts, a lane of the mixture takes whole lanes of each source, each
-    from front to back.
+    are dealt to the lanes in turn, source after source: lanes differ by at most one sample, the longer ones first. The
+    sources have C lanes too, cut at equal counts. So a lane of the mixture takes whole lanes of each source, each from
+    front to back.
 
-    Which source is at which offset of a lane is decided by halves: a group of sources is split into two, and of
-    the first x offsets of the group floor((l x + phase) / t) are the left half's, where l of the lane's t samples
-    are in it. So the shares hold in each stretch of a lane, up to about one sample, and exactly in the whole. The
-    phases are random, so that not all lanes come to a rare source at the same time. A shuffled epoch also permutes
-    the sources within blocks of offsets, so that the pattern does not align with the ranks. A segment is woven as an
-    epoch of its own positions, counted from its first.
+    The source at an offset of a lane is found by halving. A group of sources, with t samples in the lane, is split into
+    two; l of the samples are in the left half. Of the first x offsets of the group, floor((l x + phase) / t) belong to
+    the left half. So each stretch of a lane has the right shares up to about one sample, and the whole lane has them
+    exactly. The phases are random, so that not all lanes reach a rare source at the same time. A shuffled epoch also
+    permutes the sources within blocks of offsets, so that the pattern does not align with the ranks. A segment is
+    interleaved like an epoch, with positions counted from its first.
 
     Built in O(segments x sources + lanes); a position costs a division for each doubling of the number of sources.
     Immutable once built. `Steps`, `reader_positions` and `assigned_lanes` take it as they take an `EpochOrder`.
 
-    The sources' own orders must have as many lanes, cut at equal counts (`EpochOrder(..., equal_lanes=True)`), and had
-    better have seeds of their own (`source_seed`).
+    The sources' own orders must have the same number of lanes, cut at equal counts (`EpochOrder(...,
+    equal_lanes=True)`), and should have seeds of their own (`source_seed`).
 
     Args:
         sizes: Samples of each source, tar pads left out.
-        counts: Samples that each epoch has of each source (`epoch_counts`); or the shares of this epoch.
-        options: Seed, shuffle, lanes and tail; the windows are the sources' own matter.
+        counts: Samples of each source in every epoch (`epoch_counts`); or the shares of this epoch.
+        options: Seed, shuffle, lanes and tail; each source has its own window.
         epoch: The epoch, at least 0.
 
     Attributes:
         num_samples: Samples of an epoch: the sum of the counts.
-        num_positions: The same, because the lanes have no pads; those that fill the last step lie past the end.
+        num_positions: The same number: lanes have no pads, and those that fill the last step lie past the end.
         lane_length: int64 of shape (lanes,): samples of each lane.
 
     Raises:
@@ -143,7 +143,7 @@ class MixedOrder:
         begins = [divmod(number, max(size, 1)) for size, number in zip(sizes, taken, strict=True)]
         self._first_epochs = [first_epoch for first_epoch, _ in begins]
         self._first_positions = np.array([position for _, position in begins], np.int64)
-        self._weaves = [_Weave(segment, options, epoch, number) for number, segment in enumerate(segments)]
+        self._segments = [_Segment(segment, options, epoch, number) for number, segment in enumerate(segments)]
         self._begins = np.array([0, *accumulate(sum(segment) for segment in segments[:-1])], np.int64)
         self._before = np.cumsum([[0] * len(sizes), *segments[:-1]], axis=0, dtype=np.int64)
 
@@ -152,7 +152,7 @@ class MixedOrder:
         return positions < self.num_samples
 
     def pads(self, positions: Int64) -> npt.NDArray[np.bool_]:
-        """Tell which positions lie past the end: they repeat samples of their lane, from its last on."""
+        """Tell which positions lie past the end: they repeat samples of their lane, backwards from its last."""
         return ~self.is_real(positions)
 
     def quotas(self, positions: Int64) -> Iterator[Quota]:
@@ -178,44 +178,44 @@ class MixedOrder:
                 yield Quota(each, self._first_epochs[each] + later, chosen, place[chosen])
 
     def _numbers(self, positions: Int64) -> tuple[Int64, Int64]:
-        """Return source and number, counted from the epoch's first of that source, of positions that hold a sample."""
-        if len(self._weaves) == 1:
-            return self._weaves[0].numbers(positions)
+        """Return the source of each position before the end, and which of the epoch's samples of it is there."""
+        if len(self._segments) == 1:
+            return self._segments[0].numbers(positions)
         source, number = np.empty_like(positions), np.empty_like(positions)
         for segment, rows in groups(np.searchsorted(self._begins, positions, side="right") - 1):
-            source[rows], number[rows] = self._weaves[segment].numbers(positions[rows] - self._begins[segment])
+            source[rows], number[rows] = self._segments[segment].numbers(positions[rows] - self._begins[segment])
             number[rows] += self._before[segment, source[rows]]
         return source, number
 
 
-class _Weave:
-    """A segment: positions of which the sources have constant shares, counted from its first.
+class _Segment:
+    """A segment of an epoch, in which the sources have constant shares. Positions count from its first.
 
     Args:
         counts: Samples of each source.
         options: Seed, shuffle and lanes.
         epoch: The epoch.
-        number: The segment's number in it.
+        number: The segment's number in the epoch.
     """
 
     def __init__(self, counts: Sequence[int], options: OrderOptions, epoch: int, number: int) -> None:
         self._lanes, self._is_shuffled = options.lanes, options.shuffle
         self._starts = np.array([0, *accumulate(counts)], np.int64)
         self._lane_length = _in_lane(sum(counts), np.arange(options.lanes), options.lanes)
-        named = (options.seed, epoch) if options.shuffle else (0, 0)
-        which = (number,) if number else ()
-        self._phases, self._labels = (hash_stream(*named, domain, *which) for domain in (_PHASES, _LABELS))
+        words = (options.seed, epoch) if options.shuffle else (0, 0)
+        segment = (number,) if number else ()
+        self._phases, self._labels = (hash_stream(*words, domain, *segment) for domain in (_PHASES, _LABELS))
 
     def numbers(self, positions: Int64) -> tuple[Int64, Int64]:
-        """Return source and number, counted from the segment's first of that source, of each position."""
+        """Return the source of each position, and which of the segment's samples of that source it takes."""
         lane, offset = positions % self._lanes, positions // self._lanes
-        return (self._shuffled if self._is_shuffled else self._woven)(lane, offset)
+        return (self._shuffled if self._is_shuffled else self._interleaved)(lane, offset)
 
-    def _woven(self, lane: Int64, offset: Int64) -> tuple[Int64, Int64]:
+    def _interleaved(self, lane: Int64, offset: Int64) -> tuple[Int64, Int64]:
         """Return the source and its number at each offset of a lane.
 
-        The group of sources from `low` up to `high` holds the offset; it is halved until it is one source. All the
-        while, `place` is the number of the group's earlier offsets, and `total` that of all its offsets in the lane.
+        The group of sources from `low` up to `high` has the offset; it is halved until it is one source. `place` counts
+        the group's earlier offsets in the lane, and `total` all of them.
         """
         num_sources, lanes = len(self._starts) - 1, self._lanes
         low, high = np.zeros_like(lane), np.full_like(lane, num_sources)
@@ -239,7 +239,7 @@ class _Weave:
         offsets = begin + np.arange(BLOCK_OFFSETS)
         lane_of = np.broadcast_to(lane_of, offsets.shape)
         is_past = offsets >= self._lane_length[lane_of]
-        source, number = self._woven(lane_of, np.minimum(offsets, self._lane_length[lane_of] - 1))
+        source, number = self._interleaved(lane_of, np.minimum(offsets, self._lane_length[lane_of] - 1))
         rank = hash_numbers(self._labels, offsets * lanes + lane_of)
         rank[is_past] = _LAST
         dealt = np.take_along_axis(source, np.argsort(rank, axis=1, kind="stable"), 1)
@@ -251,7 +251,7 @@ class _Weave:
 
 
 def _in_lane(count: Any, lane: Int64, lanes: int) -> Int64:
-    """Return how many of the first `count` things that are dealt out in turn a lane gets."""
+    """Return how many of the first `count` numbers a lane gets, if lanes get them in turn."""
     dealt: Int64 = (count - lane + lanes - 1) // lanes
     return dealt
 
@@ -259,8 +259,8 @@ def _in_lane(count: Any, lane: Int64, lanes: int) -> Int64:
 def _divided(factor: Int64, times: Int64, plus: Int64, divisor: Int64) -> tuple[Int64, Int64]:
     """Return quotient and remainder of factor * times + plus, exactly, though the product has up to 100 bits.
 
-    The float quotient is off by less than two. The remainder that goes with it is therefore small, and right in 64-bit
-    arithmetic, where both of its terms wrap around; it tells how far off the quotient was.
+    The float quotient is off by less than two. So its remainder is small, and right in 64-bit arithmetic although both
+    terms wrap around. The remainder then corrects the quotient.
     """
     quotient = (factor.astype(np.float64) * times / divisor).astype(np.int64)
     remainder = factor * times + plus - quotient * divisor

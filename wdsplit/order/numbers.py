@@ -1,4 +1,4 @@
-"""The samples of a dataset, or of a view of it, numbered through its shards in their order, pads left out.
+"""Numbers for the samples of a dataset or a view: from 0 on, shard after shard, pads left out.
 
 Pure (no I/O).
 """
@@ -43,7 +43,7 @@ class SampleNumbers:
         return shard, sample
 
     def of(self, shard: Int64, sample: Int64) -> Int64:
-        """Return the numbers of samples by their places; they must be numbered ones."""
+        """Return the numbers of samples by their places; each sample must have a number."""
         numbers: Int64 = sample.copy()
         if self._selection is not None:
             for each, rows in groups(shard):

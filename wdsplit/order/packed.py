@@ -41,7 +41,7 @@ def num_set(totals: Int64, bits: Bits) -> Int64:
 
 
 def is_whole(selection: Selection) -> bool:
-    """Tell whether the bitmaps of a selection are as its counts say, with no bit set after the last sample."""
+    """Tell whether the bitmaps of a selection match its counts, with no bit set after the last sample."""
     is_partial = bitmap_bytes(selection.totals, selection.counts) > 0
     totals = selection.totals[is_partial]
     last = selection.bitmaps[np.cumsum(-(-totals // 8)) - 1] if len(totals) else selection.bitmaps
@@ -61,7 +61,7 @@ def packed(selection: Selection) -> Bits:
 
 
 def selection_of(totals: Int64, bits: Bits) -> Selection:
-    """Return the selection of the samples whose bits are set; arguments as of `num_set`."""
+    """Return the selection of the samples with set bits; arguments as in `num_set`."""
     counts = num_set(totals, bits)
     is_partial = bitmap_bytes(totals, counts) > 0
     return Selection(totals, counts, bits[np.repeat(is_partial, -(-totals // 8))])
@@ -73,11 +73,11 @@ def both(one: Selection, other: Selection) -> Selection:
 
 
 def first_of(selection: Selection, totals: Int64) -> Selection:
-    """Return a selection as it is in the first samples of its dataset.
+    """Return the part of a selection in the first samples of its dataset.
 
     Args:
         selection: The selection.
-        totals: int64 of shape (shards,): of the first shards, the samples that are left; only the last may have lost
+        totals: int64 of shape (shards,): the remaining samples of the first shards; only the last shard may have lost
             some.
     """
     num_shards = len(totals)

@@ -17,11 +17,11 @@ __all__ = ["RowPermutation"]
 _DOMAIN = 5
 _ROUNDS = 8
 _TABLE_ROWS = 1 << 16
-"""Below this the network has too few bits to mix; a table is as good and small."""
+"""Up to this many rows, the network has too few bits to mix, and a table is small."""
 
 
 class RowPermutation:
-    """The permutation of range(num_rows) that a seed names.
+    """A permutation of range(num_rows) that depends on a seed.
 
     Args:
         num_rows: Rows.

@@ -1,7 +1,7 @@
 """Weights of a mixture that change over time, as whole numbers of samples.
 
 Pure (no I/O). A schedule is a sequence of blocks, in each of which the sources keep their shares. What an epoch takes
-of a source is the difference of two counts from the beginning, so no epoch before it is looked at.
+of a source is the difference of two counts from the beginning, so earlier epochs need not be computed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Counts = tuple[int, ...]
 class Schedule:
     """Weights at positions; positions count the mixture's samples over all epochs.
 
-    From one point to the next is a stretch. With `step`, its weights are those of the point that it begins with: of
-    each source it takes its exact share, rounded. With `linear` they change evenly into those of the next point; it
-    takes the integral, rounded, and so, but for a few times as many samples as there are lanes, does each of its
-    blocks: hundredths of the stretch, unless these would be very short. The last point's weights hold for ever: each
-    epoch that begins after it takes their exact shares, rounded.
+    A stretch goes from one point to the next. With `step`, it has the weights of its first point, and takes the exact
+    share of each source, rounded. With `linear`, the weights change evenly to those of the next point, and the stretch
+    takes their integral, rounded. Each of its blocks (hundredths of the stretch, unless these would be very short)
+    takes its own integral, up to a few times as many samples as there are lanes. After the last point its weights stay:
+    each epoch that begins there takes their exact shares, rounded.
 
     A block that lies in two epochs is divided so that both get its shares, up to about one sample.
 
@@ -45,8 +45,8 @@ class Schedule:
         sizes: Samples of each source.
         num_samples: Samples of an epoch.
         interpolate: `step` or `linear`.
-        lanes: Lanes of the mixture: blocks are multiples of them, so that readers go on in the shards they have open.
-        names: What errors call the sources.
+        lanes: Lanes of the mixture: blocks are multiples of them, so that readers continue in their open shards.
+        names: Names of the sources in messages.
 
     Attributes:
         points: The points: a position, and weights as the least whole numbers in the same proportion.
@@ -54,7 +54,7 @@ class Schedule:
         interpolate: As given.
 
     Raises:
-        InputError: The arguments are invalid, a source is to give samples and has none, or a share comes to nothing.
+        InputError: The arguments are invalid, a source with a weight has no samples, or a share rounds to 0.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Schedule:
             self._taken.append(_sum(self._taken[-1], block))
 
     def taken(self, position: int) -> Counts:
-        """Return how many samples of each source the positions before one take."""
+        """Return how many samples of each source all positions before this one take."""
         block = bisect_right(self._begins, position) - 1
         inside, counts, before = position - self._begins[block], self._counts[block], self._taken[block]
         if block == len(self._counts) - 1:
@@ -106,7 +106,7 @@ class Schedule:
         return _sum(before, _part(counts, inside))
 
     def epoch(self, epoch: int) -> EpochShares:
-        """Return what an epoch takes."""
+        """Return the shares of an epoch."""
         begin, end = epoch * self.num_samples, (epoch + 1) * self.num_samples
         inside = self._begins[bisect_right(self._begins, begin) : bisect_left(self._begins, end)]
         ends = [self.taken(position) for position in (begin, *inside, end)]
@@ -182,7 +182,7 @@ def _least(weights: list[Fraction]) -> Counts:
 
 
 def _checked_shares(numbers: list[Fraction], where: str, names: Sequence[str], problems: list[str]) -> Counts:
-    """Return whole numbers of the same sum; note of which a share comes to nothing."""
+    """Return whole numbers with the same sum; add a problem for each share that rounds to 0."""
     counts = tuple(rounded(numbers))
     problems += [
         f"{name}: its share of {where}, {float(number):.3g} of a sample, rounds to 0"
@@ -215,12 +215,12 @@ class _Integral:
         """Return what the whole stretch takes of each source."""
         return [Fraction(value, self._common) for value in self._values(self.length)]
 
-    def units(self, position: int, size: int) -> list[int]:
-        """Return how many whole units, of so many samples, the positions before one take of each source."""
+    def whole_units(self, position: int, size: int) -> list[int]:
+        """Return how many whole units of `size` samples the positions before this one take of each source."""
         return [value // (self._common * size) for value in self._values(position)]
 
-    def begun(self, position: int, size: int) -> list[int]:
-        """Return the same with the units of which only a part was taken."""
+    def started_units(self, position: int, size: int) -> list[int]:
+        """Return the same, counting also units of which only a part is taken."""
         return [-(-value // (self._common * size)) for value in self._values(position)]
 
     def _values(self, position: int) -> list[int]:
@@ -231,23 +231,23 @@ class _Integral:
 def _blocks(integral: _Integral, counts: Counts, lanes: int) -> list[Counts]:
     """Cut a stretch, which takes `counts`, into blocks.
 
-    All but the last take a multiple of `lanes` of each source: so a lane goes on with the same lanes of the sources
-    from block to block. What is due of a source at the end of a block is its integral in whole units of `lanes`. Each
-    unit has a deadline, the end of a block: taking the earliest first meets them all. Units that the integral does not
+    All but the last take a multiple of `lanes` samples of each source, so that a lane continues in the same lanes of
+    the sources. At the end of a block, a source is due its integral in whole units of `lanes` samples. So each unit has
+    a deadline, the end of a block; taking the earliest deadline first meets them all. Units that the integral does not
     reach come last.
     """
     size = lanes * max(-(-integral.length // (_BLOCKS * lanes)), len(counts))
     ends = [] if integral.is_constant else [*range(size, integral.length - size + 1, size)]
     units = [count // lanes for count in counts]
-    due = [[min(pair) for pair in zip(integral.units(end, lanes), units, strict=True)] for end in ends]
+    due = [[min(pair) for pair in zip(integral.whole_units(end, lanes), units, strict=True)] for end in ends]
     due_of = [[row[source] for row in due] for source in range(len(counts))]
     taken, ahead = [0] * len(counts), [[0] * len(counts)]
     for end, owed in zip(ends, due, strict=True):
         taken = [*map(max, taken, owed)]
-        begun = integral.begun(end, lanes)
+        started = integral.started_units(end, lanes)
         for _ in range(end // lanes - sum(taken)):
             left = [
-                (taken[source] >= begun[source], bisect_left(due_of[source], taken[source] + 1), source)
+                (taken[source] >= started[source], bisect_left(due_of[source], taken[source] + 1), source)
                 for source in range(len(counts))
                 if taken[source] < units[source]
             ]
@@ -258,9 +258,9 @@ def _blocks(integral: _Integral, counts: Counts, lanes: int) -> list[Counts]:
 
 
 def _part(counts: Counts, position: int) -> Counts:
-    """Return how many of each source the first positions of a block take; none falls as the position rises.
+    """Return how many samples of each source the first positions of a block take; no count falls as the position rises.
 
-    The sources are halved, and each half gets its share of the positions, rounded, as they are woven.
+    The sources are halved, and each half gets its rounded share of the positions, as in `MixedOrder`.
     """
     if len(counts) == 1:
         return (position,)

@@ -101,10 +101,10 @@ class SeenSteps:
 
 
 class _EvenLine:
-    """The deliveries of all ranks, one after another, where ranks advance evenly; what is skipped is none.
+    """The deliveries of all ranks, one after another, where ranks advance evenly; skipped positions do not count.
 
     Args:
-        steps: Those of the only rank that would have the same global batches.
+        steps: The steps of a single rank with the same global batches.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -143,7 +143,7 @@ class _UnevenLine:
     """The samples of one rank, one after another, with tail `uneven`.
 
     Args:
-        steps: Those of the rank.
+        steps: The rank's steps.
     """
 
     def __init__(self, steps: Steps) -> None:

@@ -1,6 +1,6 @@
 """The samples of a dataset that a view selects, as counts and bitmaps.
 
-Pure (no I/O). An order is a function of how many samples each shard gives; which ones these are matters only where a
+Pure (no I/O). An order depends only on how many samples each shard gives; which ones these are matters only when a
 window is read.
 """
 
@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _SAMPLES_AT_ONCE = 1 << 22
-"""Samples whose bits are unpacked together."""
+"""About how many samples' bits are unpacked at a time."""
 
 
 class Selection:
@@ -33,7 +33,7 @@ class Selection:
         totals: int64 of shape (shards,): the samples of each shard, pads left out.
         counts: int64 of shape (shards,): how many of them are selected.
         bitmaps: uint8 of shape (bytes,): the bitmaps of the shards that have one, one after another. May be a memory
-            map: nothing but the bitmaps of shards that are asked for is read.
+            map: only the bitmaps of requested shards are read.
 
     Attributes:
         num_samples: How many samples are selected in all.
@@ -94,7 +94,7 @@ class Selection:
         return counts.astype(np.int64)
 
     def sum_of_windows(self, shards: Int64, window: int, max_each: int) -> int:
-        """Return how many samples are selected in the windows of some shards, of each window at most so many.
+        """Return how many samples are selected in the windows of some shards, counting at most `max_each` of each.
 
         Args:
             shards: int64 of shape (n,), all different.
@@ -126,7 +126,7 @@ class Selection:
 
 
 def bitmap_bytes(totals: Int64, counts: Int64) -> Int64:
-    """Return how many bytes the bitmap of each shard has: int64 of shape (shards,), of totals and counts alike."""
+    """Return the bytes of each shard's bitmap: int64 of shape (shards,), like totals and counts."""
     is_partial = (counts > 0) & (counts < totals)
     num_bytes: Int64 = np.where(is_partial, -(-totals // 8), 0)
     return num_bytes

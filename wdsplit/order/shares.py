@@ -30,9 +30,9 @@ def epoch_counts(
 ) -> list[int]:
     """Return how many samples of each source an epoch of the mixture has.
 
-    Either `weights` are given, and the counts are in proportion to them: exactly, but for the rounding to whole
-    samples, where the largest remainders are rounded up. Or `repeats` and `chosen` say it of each source alone. A float
-    counts as the decimal number that it prints as: 0.1 is one tenth.
+    With `weights`, the counts are in proportion to them, rounded to whole samples; the largest remainders are rounded
+    up. Otherwise `repeats` and `chosen` give the count of each source. A float counts as the decimal number that it
+    prints as: 0.1 is one tenth.
 
     Args:
         sizes: Samples of each source.
@@ -41,10 +41,10 @@ def epoch_counts(
             None for once.
         chosen: For each source, how many of its samples an epoch has, or None where `repeats` decides.
         num_samples: Samples of an epoch; with weights only. By default as many as the sources have.
-        names: What errors call the sources.
+        names: Names of the sources in messages.
 
     Raises:
-        InputError: The arguments are invalid, a source is to give samples and has none, or a share comes to nothing.
+        InputError: The arguments are invalid, a source should give samples but has none, or a share rounds to 0.
     """
     sizes = [int(size) for size in sizes]
     names = names or numbered(sizes)
@@ -75,7 +75,7 @@ def refuse(problems: list[str]) -> None:
 
 
 def numbered(sizes: Sequence[int]) -> list[str]:
-    """Return what sources without names are called."""
+    """Return names for sources that have none."""
     return [f"source {number}" for number in range(len(sizes))]
 
 
@@ -102,7 +102,7 @@ def _contradictions(
 
 
 def exact(value: Any, place: str, problems: list[str]) -> Fraction:
-    """Return a number as its decimal text has it, or note why it is none."""
+    """Return the exact value of a number's decimal text, or add a problem if it is invalid."""
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             number = Fraction(str(value))
@@ -115,7 +115,7 @@ def exact(value: Any, place: str, problems: list[str]) -> Fraction:
 
 
 def _own_count(name: str, size: int, repeat: Any, chosen: Any, problems: list[str]) -> Fraction:
-    """Return how many samples a source gives by its own rule, not yet rounded, or note why there is no such number."""
+    """Return how many samples a source gives by its own rule, not yet rounded, or add a problem."""
     if chosen is None:
         return size * exact(1 if repeat is None else repeat, f"{name}: repeat", problems)
     if repeat is not None:
@@ -128,7 +128,7 @@ def _own_count(name: str, size: int, repeat: Any, chosen: Any, problems: list[st
 
 
 def in_proportion(shares: list[Fraction], num_samples: int, problems: list[str]) -> list[Fraction]:
-    """Return numbers in proportion to the shares, with the given sum, or note why there are none."""
+    """Return numbers in proportion to the shares, with the given sum, or add a problem if all shares are 0."""
     total = sum(shares)
     if not total:
         problems.append("weights: expected at least one above 0")
@@ -137,7 +137,7 @@ def in_proportion(shares: list[Fraction], num_samples: int, problems: list[str])
 
 
 def rounded(numbers: list[Fraction]) -> list[int]:
-    """Return whole numbers of the same sum: the largest remainders are rounded up, of equal ones the first."""
+    """Return whole numbers with the same sum: the largest remainders are rounded up, the first of equal ones."""
     counts = [floor(number) for number in numbers]
     by_remainder = sorted(range(len(numbers)), key=lambda source: counts[source] - numbers[source])
     for source in by_remainder[: int(sum(numbers)) - sum(counts)]:

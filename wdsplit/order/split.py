@@ -1,8 +1,8 @@
 """The positions of each rank and worker, and the steps.
 
 Pure (no I/O). Rank r of W takes the positions g with g mod W = r; its worker w of N those of them with
-(g div W) mod N = w. Step t covers batch_size x W consecutive positions, so the global batch does not depend on how W
-and N came about.
+(g div W) mod N = w. Step t covers batch_size x W consecutive positions, so the global batch depends on this product
+alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SCAN_POSITIONS = 65_536
 
 
 def whole(value: Any) -> Any:
-    """Return an integer of any kind (numpy's, say) as a plain one, and all else as it is, for the checks to refuse."""
+    """Return any kind of integer (numpy's, say) as an int, and other values unchanged, for the checks to refuse."""
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
@@ -146,8 +146,8 @@ class Steps:
     def first_number(self) -> int:
         """The number that the step at `start` has in the whole epoch, where skipped steps count too.
 
-        After a resume with another global batch, steps are counted so that the last one has the number that the last
-        step of the whole epoch has.
+        After a resume with another global batch, steps are counted so that the last one has the number of the whole
+        epoch's last step.
         """
         whole_epoch = Steps(self.order, self.world, self.batch_size)
         return len(whole_epoch) - len(Steps(self.order, self.world, self.batch_size, self.start))
@@ -162,7 +162,7 @@ class Steps:
 
     @property
     def _first(self) -> int:
-        """The number of the first position, if those that are left out do not count."""
+        """How many positions before `start` are not left out."""
         return int(self.skips.numbers(self.start))
 
     def _end(self, num_steps: int) -> int:

@@ -1,4 +1,4 @@
-"""The state dict of a loader: one integer of progress, and what it is only valid for.
+"""The state dict of a loader: one integer of progress, and the dataset and options that it is valid for.
 
 Pure (no I/O). Plain JSON values, so that it can travel in any checkpoint. It does not depend on ranks, workers or
 batches: a run may resume on other numbers of each.
@@ -42,7 +42,7 @@ _STORED_NAME = re.compile(r"[\w.-]+")
 
 @dataclass(frozen=True)
 class ViewMark:
-    """Which view an epoch has: what people call it, and the fingerprint of its selection, which alone is compared."""
+    """The view of an epoch: its name for people, and its selection's fingerprint. Only fingerprints are compared."""
 
     name: str = field(compare=False)
     fingerprint: str
@@ -77,7 +77,7 @@ def dump_state(
         state: Epoch, position, view and skips.
         fingerprint: The manifest's fingerprint.
         options: The order's options; a state is only valid for the same ones.
-        world: Rank and world size. They only matter, and are only written, where ranks advance unevenly.
+        world: Rank and world size. They are written only where ranks advance unevenly.
         global_batch: Samples of a step over all ranks, for people and `wdsplit batch`: a run may resume with another.
     """
     values = {
@@ -128,7 +128,7 @@ def _of(view: ViewMark | None) -> str:
 
 
 def is_stored_name(name: Any) -> bool:
-    """Tell whether a view may be called so in a dataset; others are conditions, or several things at once."""
+    """Tell whether a stored view may have this name; other names describe conditions, or several choices at once."""
     return isinstance(name, str) and _STORED_NAME.fullmatch(name) is not None
 
 
@@ -136,7 +136,7 @@ def view_in(values: Mapping[str, Any]) -> ViewMark | None:
     """Return the view that a state dict names.
 
     Raises:
-        StateError: It names one in part.
+        StateError: Name and fingerprint are not both texts.
     """
     name, fingerprint = values.get(_NAME), values.get(_FINGERPRINT)
     if name is None and fingerprint is None:
@@ -157,10 +157,10 @@ def differences(values: Mapping[str, Any], here: Mapping[str, Any], counts: Coll
     Args:
         values: The state dict.
         here: The one that would be made here.
-        counts: The names that say how far it has got: any integer is good that an epoch may be.
+        counts: Names of the progress values; they may be any integer from 0 to 2**62 - 1.
 
     Raises:
-        StateError: It is no dict.
+        StateError: `values` is not a dict.
     """
     if not isinstance(values, Mapping):
         raise StateError("not a state dict", expected="a dict", found=type(values).__name__)
@@ -176,12 +176,12 @@ def differences(values: Mapping[str, Any], here: Mapping[str, Any], counts: Coll
 
 
 def parse_state(values: Mapping[str, Any], fingerprint: str, options: OrderOptions, world: World) -> State:
-    """Return the state that a dict holds, if it belongs to this dataset, these options and, if need be, this rank.
+    """Return the state of a dict, if it belongs to this dataset, these options and, with tail `uneven`, this rank.
 
-    Whether its view is that of the dataset is for the caller to check, by `refuse_other_view`.
+    The caller checks the view, by `refuse_other_view`.
 
     Raises:
-        StateError: It does not; all differences are named.
+        StateError: It does not; the error names all differences.
     """
     found = differences(values, dump_state(State(0, 0), fingerprint, options, world), counts=("epoch", "position"))
     if found:

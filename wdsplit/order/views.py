@@ -1,6 +1,6 @@
-"""Which view an epoch has: a selection of samples and its name, the same in all epochs or by epoch.
+"""The view of each epoch: a selection of samples with a name.
 
-Pure (no I/O). A view counts from its epoch on, until another one begins.
+Pure (no I/O). A view applies from its epoch on, until another one begins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class EpochViews:
     """The view of each epoch. Immutable.
 
     Args:
-        by_epoch: The views by the epochs that they begin with; None for all samples. Epochs before the first have all.
+        by_epoch: The views by the epochs that they begin with; None for all samples. Epochs before the first have all
+            samples.
     """
 
     def __init__(self, by_epoch: Mapping[int, AnyView | None] | None = None) -> None:
@@ -50,7 +51,7 @@ class EpochViews:
 
     @classmethod
     def of(cls, selection: Selection | None) -> EpochViews:
-        """Return what all epochs have that take a selection; None for all samples."""
+        """Return views with one selection for all epochs; None for all samples."""
         return cls({0: None if selection is None else _Unnamed(selection)})
 
     def __bool__(self) -> bool:
@@ -82,5 +83,5 @@ class EpochViews:
 
 
 def mark_of(view: AnyView | None) -> ViewMark | None:
-    """Return what a state says of a view; None of all samples."""
+    """Return the mark of a view for a state; None for all samples."""
     return None if view is None else ViewMark(view.name, view.selection.fingerprint)

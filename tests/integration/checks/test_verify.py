@@ -26,7 +26,7 @@ SHARD = "000002.tar"
 CHANGED = "a shard was changed"
 BAD_HEADER = "a tar header is damaged"
 NO_END = "the end of a shard is damaged"
-GOES_ON = "a shard goes on behind the last sample of its index"
+CONTINUES = "a shard continues after the last sample of its index"
 OTHER_SIZE = "a shard has another size than the manifest says"
 NO_FILE = "there is no such file"
 BAD_LENGTH = "invalid length of an index"
@@ -169,7 +169,7 @@ DAMAGES = {
     flip_padding: [CHANGED],
     flip_name: [CHANGED, BAD_HEADER],
     flip_last_header: [CHANGED, BAD_HEADER],
-    flip_end: [GOES_ON],
+    flip_end: [CONTINUES],
     flip_last_byte: [CHANGED, NO_END],
     remove_index: [NO_FILE],
     shorten_index: [BAD_LENGTH],

@@ -122,10 +122,10 @@ def test_an_index_that_ends_early_is_noticed_with_the_last_window_of_its_shard(b
     offsets[-1] -= 1024
     offsets.tofile(index)
     loader = wdsplit.Loader(wdsplit.Dataset(f"{bucket.url}/numbers"), 8, num_workers=num_workers)
-    with pytest.raises(CorruptDataError, match="goes on behind the last sample") as caught:
+    with pytest.raises(CorruptDataError, match="continues after the last sample") as caught:
         list(loader)
     assert caught.value.url == f"{bucket.url}/numbers/000002.tar"
-    with pytest.raises(CorruptDataError, match="goes on behind the last sample"):
+    with pytest.raises(CorruptDataError, match="continues after the last sample"):
         loader.dataset.sample(29)
 
 

@@ -59,6 +59,6 @@ def test_an_index_that_ends_early_is_noticed_when_its_shard_is_opened(tmp_path):
     offsets = np.fromfile(tmp_path / "a.tar.idx", "<u8")
     offsets[-1] -= 1024  # the last field of the last sample
     offsets.tofile(tmp_path / "a.tar.idx")
-    with pytest.raises(CorruptDataError, match="goes on behind the last sample") as caught:
+    with pytest.raises(CorruptDataError, match="continues after the last sample") as caught:
         open_shard(LocalStorage(str(tmp_path)), shard)
     assert caught.value.url.endswith("a.tar.idx") and "a.tar.idx" in caught.value.place

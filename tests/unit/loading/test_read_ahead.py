@@ -271,7 +271,7 @@ def test_a_forked_process_reads_by_itself_what_threads_of_its_parent_were_fetchi
         nonlocal is_child
         is_child = True
         file.may_read.set()
-        fetches[0].hurry()
+        fetches[0].mark_urgent()
         again = ahead.fetch(wanted(shard, (4, 8)))[0]
         return fetches[0].data(0) is None and bytes(again.data(4)) == expected(4, 8)
 

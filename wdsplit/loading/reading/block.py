@@ -1,7 +1,7 @@
-"""Samples as columns: what is done with many samples is done with arrays, not sample by sample.
+"""Samples as columns: operations on many samples work on arrays, not sample by sample.
 
-Pure (no I/O). Payloads are bytes, or, where a copy ahead of time would only fill memory, calls that read
-them when they are asked for. Small payloads of a reader `as_arrow` lie in Arrow arrays: no object for each.
+Pure (no I/O). Payloads are bytes or, to save memory, calls that read them when they are needed. Small payloads of a
+reader `as_arrow` are in Arrow arrays, without an object for each.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = [
 Objects = npt.NDArray[np.object_]
 
 Pending = tuple[Callable[[int, int], bytes], int, int]
-"""A payload that is yet to be read: what reads it, the offset and the number of bytes."""
+"""A payload that is not read yet: a function that reads it, the offset and the number of bytes."""
 
 Payloads: TypeAlias = "Objects | pa.LargeBinaryArray"
-"""The payloads of a field: an array of objects, or, of a uniform window with small ones, an array of Arrow."""
+"""The payloads of a field: an array of objects, or an Arrow array for small payloads of a uniform window."""
 
 Columns = dict[str, Any] | tuple[Any, ...]
-"""Samples as columns, lists or arrays, of numpy or Arrow: of dicts by their keys, or of tuples by their places."""
+"""Samples as columns (lists, numpy arrays or Arrow arrays): a dict if the samples are dicts, else a tuple."""
 
 _BYTES_AT_ONCE = 1024 * 1024
-"""Payloads that become samples together: few enough that their memory is used again and again."""
+"""Payload bytes to turn into samples at a time: few enough that their memory is reused."""
 _SAMPLES_AT_ONCE = 256
-"""Few enough that making their dicts seldom sets off a collection of garbage (each 700 that are new, by default)."""
+"""Few enough that their dicts seldom trigger a garbage collection (by default, every 700 new objects)."""
 
 
 def as_objects(values: Sequence[Any]) -> Objects:
@@ -56,12 +56,12 @@ def as_objects(values: Sequence[Any]) -> Objects:
 
 
 def as_list(values: Any) -> Any:
-    """Return a column of Arrow as a list of bytes or text; any other as it is."""
+    """Return an Arrow column as a list of bytes or text; any other column unchanged."""
     return values.to_numpy(zero_copy_only=False).tolist() if isinstance(values, pa.Array) else values
 
 
 def flat(values: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
-    """Return where the n values of an array of Arrow begin and end, int64 of shape (n + 1,), and all their bytes."""
+    """Return the offsets of an Arrow array's n values, int64 of shape (n + 1,), and all their bytes."""
     _, offsets, data = values.buffers()
     cuts = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     return cuts - cuts[0], np.frombuffer(data or b"", np.uint8)[cuts[0] : cuts[-1]]
@@ -71,8 +71,8 @@ class Picked(NamedTuple):
     """Some values of an array.
 
     Attributes:
-        values: All of them.
-        places: int64 of shape (n,): which.
+        values: The whole array.
+        places: int64 of shape (n,): the indices of the picked values.
     """
 
     values: pa.LargeBinaryArray
@@ -80,7 +80,7 @@ class Picked(NamedTuple):
 
 
 def picked(payloads: Payloads, places: Int64) -> Objects | Picked:
-    """Return some payloads; those of Arrow are copied only if they are few, as `Gathered` copies them once more."""
+    """Return some payloads. Arrow payloads are copied only if few are picked, because `Gathered` copies them again."""
     if not isinstance(payloads, pa.Array):
         return payloads[places]
     if 2 * len(places) >= len(payloads):
@@ -98,9 +98,9 @@ class Block:
         positions: int64 of shape (n,): places in the epoch's order.
         pads: bool of shape (n,): True where the sample is a repetition.
         sizes: int64 of shape (n,): bytes of all payloads of each sample.
-        fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field. Or an array
-            of Arrow, without nulls.
-        whole: Fields of which it is known that all samples have them, and that no payload is pending.
+        fields: For each field object of shape (n,): bytes or Pending; None where a sample lacks the field. Or an Arrow
+            array without nulls.
+        whole: Fields that all samples are known to have, with no payload pending.
     """
 
     keys: Objects
@@ -131,7 +131,7 @@ class Block:
         return chain.from_iterable(self.lists())
 
     def lists(self) -> Iterator[list[dict[str, Any]]]:
-        """Give the samples some at a time."""
+        """Give the samples in lists of at most 256."""
         mean = self.num_bytes // max(1, len(self))
         size = max(1, min(_SAMPLES_AT_ONCE, _BYTES_AT_ONCE // max(1, mean)))
         for first in range(0, len(self), size):
@@ -142,7 +142,7 @@ class Block:
         given = [self.keys.tolist(), self.urls.tolist(), self.positions.tolist(), self.pads.tolist()]
         two = list(payloads)[:2]
         samples: list[dict[str, Any]]
-        if len(two) == 2 and not any(payloads[name][1] for name in two):  # a dict that is made with six need not grow
+        if len(two) == 2 and not any(payloads[name][1] for name in two):  # a dict made with six entries need not grow
             one, other = two
             rows = zip(*given, *(payloads.pop(name)[0] for name in two), strict=True)
             samples = [
@@ -163,7 +163,7 @@ class Block:
     def columns(self, requested: Collection[str] | None = None) -> dict[str, Any] | None:
         """Return the samples as columns, named as in a sample; None if a sample lacks a field.
 
-        Positions and pads are arrays, payloads lists or arrays of Arrow, all else lists.
+        Positions and pads are arrays, payloads are lists or Arrow arrays, and the rest are lists.
 
         Args:
             requested: The fields that are read; None for all.
@@ -186,7 +186,7 @@ class Block:
         return columns
 
     def payloads(self, field: str) -> tuple[list[Any], bool]:
-        """Return the payloads of a field as bytes, None where a sample lacks it; and whether one does."""
+        """Return the payloads of a field as bytes, None where a sample lacks it; and whether any sample lacks it."""
         payloads = self.fields[field]
         if isinstance(payloads, pa.Array):
             return as_list(payloads), False
@@ -200,10 +200,10 @@ class Block:
 
 
 class Gathered:
-    """A block in the making: samples from several places, put where they belong.
+    """Builds a block from samples of several windows.
 
     Args:
-        size: How many samples it will have.
+        size: Samples of the block.
     """
 
     def __init__(self, size: int) -> None:
@@ -227,10 +227,10 @@ class Gathered:
         Args:
             rows: int64 of shape (m,).
             keys: object of shape (m,).
-            urls: object of shape (m,), or what is the same for all; so are the fields.
+            urls: object of shape (m,), or one value for all; so are the fields.
             sizes: int64 of shape (m,).
-            fields: As those of a block.
-            whole: As that of a block.
+            fields: As in `Block`.
+            whole: As in `Block`.
         """
         self._keys[rows], self._urls[rows], self._sizes[rows] = keys, urls, sizes
         for name, payloads in fields.items():
@@ -248,7 +248,7 @@ class Gathered:
         self._fields[name][rows] = payloads
 
     def _joined(self, name: str) -> Payloads:
-        """Return the payloads of a field: of Arrow if all are."""
+        """Return the payloads of a field: an Arrow array if all parts are."""
         parts = self._picked.get(name, [])
         if parts and name not in self._fields and sum(len(rows) for rows, _ in parts) == len(self._keys):
             places, begin = np.empty(len(self._keys), np.int64), 0

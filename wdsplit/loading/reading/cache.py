@@ -1,7 +1,7 @@
 """Whole shards on a node's own disk, downloaded once for all its processes, verified, evicted by least recent use.
 
-An entry is named by the checksum of its bytes, so datasets cannot take each other's shards, and share those that are
-the same. `cache_folder` has the files and their locks.
+An entry is named by the checksum of its bytes. So datasets share equal shards, and never read a wrong one.
+`cache_folder` manages the files and their locks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import xxhash
 
 from wdsplit.errors import CorruptDataError, DatasetNotFoundError, InputError, WdsplitError
 from wdsplit.loading.reading.cache_folder import CacheFolder, NoRoomError, PartialShard, is_downloading
-from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile, alone_with
+from wdsplit.loading.reading.cached_file import NOTE_BYTES, CachedFile, try_lock
 from wdsplit.loading.reading.open_shard import OpenShard, check_end, open_shard
 from wdsplit.loading.reading.read_windows import read_window
 from wdsplit.shards.manifest import Shard, checksum_of
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 
 _CHECKSUM = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _READ_BYTES, _CHECKED_BYTES = 8 * 1024**2, 1024**2
-"""What a request asks for; what is read and hashed at once, so that it is still in the processor's cache."""
+"""Bytes of a request; bytes to read and hash at a time, few enough for the processor's cache."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 0.2
 _SAMPLES_AT_ONCE = 4096
 
 _warned: dict[tuple[str, str], object] = {}
-"""What this process has warned of: the cache's folder, and the kind of trouble."""
+"""What this process has warned about: the cache's folder, and the kind of problem."""
 _shrunk: set[tuple[str, int | None]] = set()
-"""The caches that this process has opened, and what they may take."""
+"""The caches that this process has opened, and their size limits."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A cached shard that was damaged, and is removed.
+    """A cached shard that was damaged and has been removed.
 
     Attributes:
         path: Its tar.
@@ -59,18 +59,18 @@ class Damage:
 class ShardCache:
     """A cache of shards in a folder, shared by all processes of the node.
 
-    Nothing is touched before a shard is opened; values of this class travel to other processes.
+    No file is touched before a shard is opened, so that a cache can be sent to other processes.
 
     Args:
-        folder: Its folder; it is made if it is not there.
-        max_bytes: Size limit for all its shards; None to keep a tenth of the disk free. If jobs that
-            share a folder differ in this, each keeps to its own when it opens its first shard, and when it downloads.
+        folder: Its folder; created if missing.
+        max_bytes: Size limit for all its shards; None to keep a tenth of the disk free. Jobs that share a folder may
+            have different limits: each applies its own when it opens its first shard, and when it downloads.
 
     Attributes:
-        folder: The folder, with what is in it.
+        folder: The folder and its entries.
 
     Raises:
-        InputError: The folder is a remote one.
+        InputError: The folder is remote.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int | None = None) -> None:
@@ -79,24 +79,24 @@ class ShardCache:
     def open(
         self, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool] = lambda: True
     ) -> OpenShard | None:
-        """Open a shard of a dataset; it is downloaded if it is not here, or is not what it was when it came.
+        """Open a shard of a dataset; download it if it is not cached, or if the cached file was changed.
 
-        Its checksum is compared once a boot of the node, and when its file was written to. Threads and processes may
+        Its checksum is compared once per boot of the node, and after its file was written to. Threads and processes may
         open it at the same time: one downloads or checks, the others wait for it.
 
         Args:
             storage: Where the dataset is.
             shard: The shard, as its manifest has it.
-            is_needed: Asked now and then; when it says no, downloading and waiting end.
+            is_needed: Called repeatedly; when it returns False, downloading and waiting end.
 
         Returns:
-            The shard; None if it is not needed, or if there is no room for it: a warning says so once.
+            The shard; None if it is not needed, or if there is no room for it, which is logged once.
 
         Raises:
             DatasetNotFoundError: The shard, or its index, is not in the dataset.
-            CorruptDataError: It is not what the manifest says, and was not when it was downloaded again.
-            StorageError: The system or the store refused.
-            InputError: The folder holds other files, or is inside the dataset.
+            CorruptDataError: It does not match the manifest, even after a second download.
+            StorageError: The file system or the store failed.
+            InputError: The folder contains other files, or is inside the dataset.
         """
         self._shrink()
         checksum = _CHECKSUM.fullmatch(shard.checksum)
@@ -105,7 +105,7 @@ class ShardCache:
             return None
         num_bytes, max_bytes = shard.num_bytes + _index_bytes(shard), self.folder.max_bytes
         if max_bytes is not None and num_bytes > max_bytes:
-            sizes = f"{max_bytes:,} bytes are less than a shard takes ({num_bytes:,} bytes)"
+            sizes = f"a shard takes {num_bytes:,} bytes, and the limit is {max_bytes:,} bytes"
             self._warn("size", f"{sizes}: such shards are streamed; give a larger cache_size")
             return None
         try:
@@ -117,25 +117,25 @@ class ShardCache:
             return None
 
     def _shrink(self) -> None:
-        """Evict what is more than the cache may take, once in this process."""
+        """Evict entries beyond the size limit, once per process."""
         mine = str(self.folder.path), self.folder.max_bytes
         if mine not in _shrunk:
             _shrunk.add(mine)
             self.folder.shrink()
 
     def verify(self, progress: Callable[[int, int, int], object] = lambda *_: None) -> list[Damage]:
-        """Check all bytes of all shards that are here, and remove those that are damaged: they are downloaded again.
+        """Check all bytes of all cached shards, and remove damaged ones, which are then downloaded again.
 
         Args:
-            progress: Called at the beginning and after each shard, with the number of shards that were checked, the
-                number of all, and the bytes checked.
+            progress: Called at the beginning and after each shard with the number of checked shards, of all shards, and
+                of checked bytes.
 
         Returns:
-            What was removed, in the order of their paths.
+            The removed shards, sorted by path.
 
         Raises:
-            InputError: The folder is no cache.
-            StorageError: The system refused.
+            InputError: The folder is not a wdsplit cache.
+            StorageError: The file system failed.
         """
         damages, num_bytes, tars = [], 0, self.folder.tars()
         progress(0, len(tars), 0)
@@ -159,7 +159,7 @@ class ShardCache:
     def _open(
         self, path: Path, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
     ) -> OpenShard | None:
-        """Open a shard that is here, or wait while another downloads it, or download it."""
+        """Open a cached shard, wait while another process or thread downloads it, or download it."""
         delay_s = _FIRST_DELAY_S
         while is_needed():
             opened = self._cached(path, f"{storage.url}/{shard.path}", shard, is_needed)
@@ -176,7 +176,7 @@ class ShardCache:
         return None
 
     def _cached(self, path: Path, url: str, shard: Shard, is_needed: Callable[[], bool]) -> OpenShard | None:
-        """Open a shard that is here; None if it is not, or not needed any more, or was damaged and removed."""
+        """Open a cached shard; None if it is not cached, is no longer needed, or was damaged and removed."""
         try:
             file = CachedFile(path)
         except DatasetNotFoundError:
@@ -201,11 +201,11 @@ class ShardCache:
     def _downloaded(
         self, part: PartialShard, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
     ) -> OpenShard | None:
-        """Download a shard for which there is room, verify and open it; None if it is not needed any more."""
+        """Download a shard for which there is room, verify and open it; None if it is no longer needed."""
         origin = open_shard(storage, shard)
         checksum = _checksum(origin.file, is_needed, part.write)
         if checksum not in (shard.checksum, None):
-            logger.warning("%s: damaged on its way, and is downloaded again", origin.url)
+            logger.warning("%s: damaged during the download, and is downloaded again", origin.url)
             origin = open_shard(storage, shard)
             checksum = _checksum(origin.file, is_needed, part.write)
         if checksum is None:
@@ -235,16 +235,16 @@ class ShardCache:
                 )
 
     def _warn(self, kind: str, text: str) -> None:
-        """Warn once in this process of one kind of trouble with this cache."""
+        """Warn once per process about one kind of problem with this cache."""
         mine = object()
         if _warned.setdefault((str(self.folder.path), kind), mine) is mine:
             logger.warning("cache %s: %s", self.folder.path, text)
 
 
 def _is_checked(file: CachedFile, checksum: str, is_needed: Callable[[], bool]) -> bool:
-    """Tell whether a cached shard has its checksum, once a process of this node has computed it.
+    """Tell whether a cached shard has its checksum, which one process of this node computes.
 
-    False if it is not needed any more, or was removed meanwhile.
+    False if it is no longer needed, or was removed meanwhile.
 
     Raises:
         CorruptDataError: It has another checksum.
@@ -253,8 +253,8 @@ def _is_checked(file: CachedFile, checksum: str, is_needed: Callable[[], bool]) 
         while not file.is_checked:
             if not (is_needed() and file.is_current):
                 return False
-            with alone_with(file.index) as is_alone:
-                if is_alone and not file.is_checked:
+            with try_lock(file.index) as has_lock:
+                if has_lock and not file.is_checked:
                     return _check(file, checksum, is_needed)
             time.sleep(_FIRST_DELAY_S)
         return True
@@ -262,7 +262,7 @@ def _is_checked(file: CachedFile, checksum: str, is_needed: Callable[[], bool]) 
 
 
 def _check(file: CachedFile, checksum: str, is_needed: Callable[[], bool] = lambda: True) -> bool:
-    """Compare the checksum of a cached shard, and take note of it; False if it is not needed any more."""
+    """Compare the checksum of a cached shard, and record that it is right; False if the shard is no longer needed."""
     proof, found = file.proof(), _checksum(file, is_needed, num_bytes=_CHECKED_BYTES)
     if found is None:
         return False
@@ -293,13 +293,13 @@ def _checksum(
     write: Callable[[memoryview, int], object] = lambda data, offset: None,
     num_bytes: int | None = None,
 ) -> str | None:
-    """Read all bytes of a shard and return their checksum, or None if they are not needed any more.
+    """Read all bytes of a shard and return their checksum, or None if they are no longer needed.
 
     Args:
         file: The shard.
-        is_needed: Asked now and then.
-        write: Called with some bytes, and their offset.
-        num_bytes: So many at once; None for as many as a request asks for.
+        is_needed: Called before each read.
+        write: Called with the bytes of each read, and their offset.
+        num_bytes: Bytes to read at a time; None for the size of a request.
     """
     num_bytes = num_bytes or _READ_BYTES
     buffer = memoryview(bytearray(min(num_bytes, file.size)))

@@ -1,4 +1,4 @@
-"""The folder of a cache of shards: its files, the locks that keep them together, and room for more.
+"""The folder of a cache of shards: its files, their locks, and eviction.
 
 An entry is named by the checksum and the size of a shard's bytes, in a subfolder by its first two digits.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from wdsplit.errors import InputError, StorageError, WdsplitError
-from wdsplit.loading.reading.cached_file import CachedFile, alone_with
+from wdsplit.loading.reading.cached_file import CachedFile, try_lock
 from wdsplit.shards.manifest import index_path
 from wdsplit.storage.local import LocalStorage
 from wdsplit.storage.locks import open_locked, unlock
@@ -36,7 +36,7 @@ _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 _NAME = re.compile(r"([0-9a-f]{32}-[0-9]+\.tar)((?:\.idx)?(?:\.part)?)")
 _TAR, _INDEX, _PART, _INDEX_PART = "", ".idx", ".part", ".idx.part"
 _FREE_PART = 10
-"""A tenth of the disk is left free where no size is given."""
+"""A tenth of the disk is left free if there is no size limit."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _STAT_BLOCK_BYTES = 512
 
@@ -86,7 +86,7 @@ class NoRoomError(StorageError):
 
 
 class PartialShard:
-    """A shard that is being downloaded: files of their full size, and a lock; removed when left, unless published.
+    """A shard that is being downloaded: files of full size, and a lock. On exit they are removed, unless published.
 
     Args:
         path: The path that its tar will have.
@@ -121,13 +121,13 @@ class PartialShard:
             unlock(self._fd)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write bytes of the tar, however few the system takes at a time."""
+        """Write bytes of the tar, repeating partial writes."""
         while len(data):
             written = os.pwrite(self._fd, data, offset)
             data, offset = data[written:], offset + written
 
     def finish(self, index: bytes) -> None:
-        """Write the index, and wait until all has reached the disk."""
+        """Write the index, and flush both files to disk."""
         with open(_with(self.path, _INDEX_PART), "r+b") as file:
             file.write(index)
             file.flush()
@@ -135,7 +135,7 @@ class PartialShard:
         os.fsync(self._fd)
 
     def publish(self) -> None:
-        """Give the files their names, the tar's last, and let go of the lock; the cache is locked meanwhile."""
+        """Give the files their final names, the tar's last, and release the lock. The caller locks the cache."""
         os.replace(_with(self.path, _INDEX_PART), _with(self.path, _INDEX))
         os.replace(_with(self.path, _PART), self.path)
         self._is_published = True
@@ -143,18 +143,21 @@ class PartialShard:
 
 
 class CacheFolder:
-    """The entries of a cache. Nothing is touched before the first call.
+    """The entries of a cache. No file is touched before the first call.
 
-    `NAME.tar` is whole and verified, `NAME.tar.idx` is its index and a note that the tar was checked; while they are
-    downloaded both have their full size already and are called `.part`.
+    `NAME.tar` is complete and verified; `NAME.tar.idx` is its index, with a note that the tar was checked. During the
+    download both end in `.part`, and have their full size from the start.
 
-    Locks of the system go with their process, however it ends: an exclusive one on the file `lock` while entries are
-    counted, made, named or removed; an exclusive one on a tar's `.part` while it is downloaded; a shared one on a tar
-    while it is open; an exclusive one on an index while its tar is checked.
+    The locks are those of the operating system, which releases them however a process ends:
+
+    - `lock`, exclusive: while entries are counted, made, named or removed;
+    - the `.part` of a tar, exclusive: while it is downloaded;
+    - a tar, shared: while it is open;
+    - an index, exclusive: while its tar is checked.
 
     Args:
-        path: The folder; it is made if it is not there.
-        max_bytes: What all entries may take together; None for as much as leaves a tenth of the disk free.
+        path: The folder; created if missing.
+        max_bytes: Size limit for all entries together; None to keep a tenth of the disk free.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
@@ -162,11 +165,11 @@ class CacheFolder:
         self.max_bytes = max_bytes
 
     def reserve(self, path: Path, num_bytes: int, index_bytes: int) -> PartialShard | None:
-        """Make room for a shard, so that it can be downloaded; None if it is there, or some process downloads it.
+        """Make room for a shard to download; None if it is cached, or some process downloads it.
 
         Raises:
             NoRoomError: Too much is in use, or the disk is full.
-            InputError: The folder holds other files.
+            InputError: The folder contains other files.
         """
         with self._locked():
             entries = self._without_leftovers(self._entries())
@@ -181,12 +184,12 @@ class CacheFolder:
         with self._locked():
             part.publish()
             file = CachedFile(part.path)
-            file.note_checked(file.proof())  # it was verified as it came
+            file.note_checked(file.proof())  # it was verified during the download
             file.touch()  # the time of its last write is the system's, which is some milliseconds behind
             return file
 
     def shrink(self) -> None:
-        """Evict entries that are not in use until all together take no more than they may."""
+        """Evict entries that are not in use until the rest are within the size limit."""
         if self.max_bytes is None or not (self.path / _MARKER).exists():
             return
         with self.translated(), self._locked():
@@ -230,7 +233,7 @@ class CacheFolder:
         )
 
     def clear(self) -> Cleared:
-        """Remove all that is not in use."""
+        """Remove all entries that are not in use."""
         self._check_is_cache()
         with self.translated(), self._locked():
             before = self._entries()
@@ -243,7 +246,7 @@ class CacheFolder:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn errors of the operating system into ours; a full disk is a NoRoomError."""
+        """Turn errors of the operating system into wdsplit's; a full disk is a NoRoomError."""
         try:
             yield
         except WdsplitError:
@@ -253,14 +256,14 @@ class CacheFolder:
             if error.errno in _FULL:
                 raise NoRoomError("the disk is full", place=place, url=str(self.path)) from error
             raise StorageError(
-                f"the system refused the cache: {error.strerror or error}",
+                f"cannot use the cache: {error.strerror or error}",
                 place=place,
                 remedy="check permissions and the disk, or give another cache_dir",
                 url=str(self.path),
             ) from error
 
     def _make_room(self, entries: list[_Entry], num_bytes: int) -> None:
-        """Evict entries, those first that were not used for longest, until there is room for so many bytes."""
+        """Evict the least recently used entries until there is room for `num_bytes` bytes."""
         disk = os.statvfs(self.path)
         kept_free = disk.f_blocks * disk.f_frsize // _FREE_PART if self.max_bytes is None else 0
         unwritten = sum(entry.unwritten_bytes for entry in entries)
@@ -276,15 +279,15 @@ class CacheFolder:
                 room += entry.num_bytes
                 left -= entry.num_bytes
         if room < num_bytes:
-            raise NoRoomError("all that is in the cache is in use" if left else "the disk is full", url=str(self.path))
+            raise NoRoomError("all cached shards are in use" if left else "the disk is full", url=str(self.path))
 
     def _without_leftovers(self, entries: list[_Entry]) -> list[_Entry]:
-        """Remove what killed downloads have left; return the rest."""
+        """Remove the files of killed downloads; return the other entries."""
         kept = []
         for entry in entries:
             if not entry.is_whole:
-                with alone_with(_with(entry.path, _PART)) as is_alone:
-                    if is_alone or _PART not in entry.files:
+                with try_lock(_with(entry.path, _PART)) as has_lock:
+                    if has_lock or _PART not in entry.files:
                         _remove(entry.path, _INDEX_PART, _INDEX, _PART)
                         continue
             kept.append(entry)
@@ -309,7 +312,7 @@ class CacheFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the whole cache, for a moment."""
+        """Lock the whole cache for the block."""
         self._make()
         fd = open_locked(self.path / _LOCK, wait=True)
         try:
@@ -327,9 +330,9 @@ class CacheFolder:
         others = [name for name in sorted(os.listdir(self.path)) if not (name in known or _SUBFOLDER.fullmatch(name))]
         if others:
             raise InputError(
-                "the cache folder holds other files",
+                "the cache folder contains other files",
                 place=str(self.path),
-                expected="an empty folder, none yet, or a cache of wdsplit",
+                expected="a new or empty folder, or a wdsplit cache",
                 found=", ".join(others[:5]),
                 remedy="give a folder of its own as cache_dir",
             )
@@ -340,7 +343,7 @@ class CacheFolder:
             raise InputError(
                 "not a wdsplit cache folder",
                 place=str(self.path),
-                expected=f"a folder that is the cache_dir of some dataset: it holds a file {_MARKER}",
+                expected=f"the cache_dir of a dataset: a folder with a file {_MARKER}",
                 found=LocalStorage(str(self.path)).describe_contents(),
                 remedy="check the path",
             )
@@ -352,7 +355,7 @@ class _Entry:
 
     Attributes:
         name: The path of its tar, as text: there may be many entries.
-        files: What the system knows of its files, by what their names add to that of the tar.
+        files: The status of each file, by the suffix that follows the tar's name.
     """
 
     name: str
@@ -372,8 +375,8 @@ class _Entry:
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes that are still to come, and take no room on the disk yet."""
-        parts = [file for added, file in self.files.items() if added.endswith(_PART)]
+        """Bytes that are not written yet, and take no room on the disk."""
+        parts = [file for suffix, file in self.files.items() if suffix.endswith(_PART)]
         return sum(max(0, file.st_size - _STAT_BLOCK_BYTES * file.st_blocks) for file in parts)
 
     @property
@@ -388,28 +391,28 @@ def is_downloading(path: Path) -> bool:
 
 
 def _by_use(entries: list[_Entry]) -> list[_Entry]:
-    """Return the whole entries, those first that were not used for longest."""
+    """Return the whole entries, the least recently used first."""
     return sorted((entry for entry in entries if entry.is_whole), key=lambda entry: (entry.used_ns, entry.name))
 
 
 def _evict(entry: _Entry) -> bool:
-    """Remove an entry unless it is in use; the cache is locked meanwhile."""
-    with alone_with(entry.path) as is_alone:
-        if is_alone:
+    """Remove an entry unless it is in use; tell whether it was removed. The caller locks the cache."""
+    with try_lock(entry.path) as has_lock:
+        if has_lock:
             _remove(entry.path, _TAR, _INDEX)
-        return is_alone
+        return has_lock
 
 
-def _remove(path: Path, *added: str) -> None:
-    for each in added:
-        _with(path, each).unlink(missing_ok=True)
+def _remove(path: Path, *suffixes: str) -> None:
+    for suffix in suffixes:
+        _with(path, suffix).unlink(missing_ok=True)
 
 
-def _with(path: Path, added: str) -> Path:
-    return Path(index_path(str(path))) if added == _INDEX else path.with_name(path.name + added)
+def _with(path: Path, suffix: str) -> Path:
+    return Path(index_path(str(path))) if suffix == _INDEX else path.with_name(path.name + suffix)
 
 
 def _is_locked(path: Path) -> bool:
     """Tell whether some process has locked a file."""
-    with alone_with(path) as is_alone:
-        return not is_alone and path.exists()
+    with try_lock(path) as has_lock:
+        return not has_lock and path.exists()

@@ -1,4 +1,4 @@
-"""A shard in a cache as an open file: the locks that keep it there, and the note that it was checked."""
+"""A cached shard as an open file: the lock that prevents eviction, and the note that it was checked."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from wdsplit.shards.manifest import index_path
 from wdsplit.storage.local_file import LocalFile
 from wdsplit.storage.locks import leads_to, unlock
 
-__all__ = ["NOTE_BYTES", "CachedFile", "alone_with"]
+__all__ = ["NOTE_BYTES", "CachedFile", "try_lock"]
 
 NOTE_BYTES = 16
-"""What ends the index of an entry: the proof that its tar was checked."""
+"""Size of the note at the end of an entry's index: the proof that its tar was checked."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _proven: set[bytes] = set()
-"""What this process has checked, of entries that it may not write to."""
+"""Proofs of the entries that this process checked, but may not write to."""
 
 
 class CachedFile(LocalFile):
@@ -41,31 +41,31 @@ class CachedFile(LocalFile):
 
     @property
     def is_current(self) -> bool:
-        """Whether its name leads to it: it may have been removed before it was locked."""
+        """Whether its path still leads to it: it may have been removed before it was locked."""
         return leads_to(self.path, self._fd)
 
     def touch(self) -> None:
-        """Take note that it is used now: by the time of its index, as that of the tar proves that it is unchanged."""
+        """Record the time of use as the index's mtime: the tar's mtime proves that the tar is unchanged."""
         now = time.time_ns()
         with suppress(PermissionError, FileNotFoundError):  # another user's file; one that was discarded
             os.utime(self.index, ns=(now, now))
 
     def proof(self) -> bytes:
-        """Return what the file has until it is written to, or the node boots again: then a disk may have lost data."""
+        """Return a hash that changes if the file is written to, or the node reboots, as a disk may have lost data."""
         status = os.fstat(self._fd)
         parts = _boot_id(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         return xxhash.xxh3_128_digest(repr(parts).encode())
 
     @property
     def is_checked(self) -> bool:
-        """Whether it is what some process of this node has checked; raises FileNotFoundError if it has no index."""
+        """Whether it is unchanged since some process of this node checked it; FileNotFoundError if it has no index."""
         proof = self.proof()
         if proof in _proven:
             return True
         return self.index.read_bytes()[-NOTE_BYTES:] == proof
 
     def note_checked(self, proof: bytes) -> None:
-        """Take note, for all processes of the node, that it was right when it had this proof."""
+        """Record for all processes of the node that it was right when it had this proof."""
         try:
             with open(self.index, "r+b") as index:
                 index.seek(-NOTE_BYTES, os.SEEK_END)
@@ -75,8 +75,8 @@ class CachedFile(LocalFile):
 
 
 @contextmanager
-def alone_with(path: Path) -> Iterator[bool]:
-    """Lock a file for the block, if it is there and no process has locked it; give whether that is so."""
+def try_lock(path: Path) -> Iterator[bool]:
+    """Try to lock a file for the block; give whether it is locked: not if it is missing, or locked elsewhere."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
@@ -85,17 +85,17 @@ def alone_with(path: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_alone = leads_to(path, fd)
+            has_lock = leads_to(path, fd)
         except BlockingIOError:
-            is_alone = False
-        yield is_alone
+            has_lock = False
+        yield has_lock
     finally:
         unlock(fd)
 
 
 @functools.cache
 def _boot_id() -> str:
-    """Return what names this boot of the node; where the system does not say, only this process: it checks again."""
+    """Return an id of this boot of the node; without one, an id of this process, which then checks entries again."""
     try:
         return _BOOT_ID.read_text("ascii")
     except OSError:

@@ -1,7 +1,7 @@
 """One sample of a dataset, found by its number or its key.
 
 There is no index of keys. Keys of a converted dataset rise, unless its rows were shuffled or have keys of their own: so
-a key is searched by bisection first, and shard by shard only if that does not find it.
+a key is searched for by bisection first, then shard by shard.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ def find_sample(
     """Return one sample.
 
     By number this opens one shard. By key it opens about log2(shards) of them and parses the headers of about
-    log2(samples) samples, if the keys of the dataset rise. If the key is not found so, the keys of all samples are
-    read, shard by shard, until it is: from the sample tables, or from the headers. Payloads are never read, but those
-    of the sample itself.
+    log2(samples) samples, if the keys of the dataset rise. If that does not find it, the keys of all samples are read
+    shard by shard: from the sample tables, or from the headers. No payloads are read but those of the sample itself.
 
     Args:
         storage: Where the dataset is.
         manifest: Its manifest.
-        key_or_index: A text is a key, escaped as in the tar or as it was before; if these are two samples, either is
-            found. An integer is the number of a sample, counted through the shards in their order, pads left out; a
-            negative one counts from the end.
+        key_or_index: A text is a key, escaped as in the tar or unescaped; if two samples match, either is found. An
+            integer is the number of a sample, counted through the shards in their order, pads left out; a negative one
+            counts from the end.
         opener: Opens a shard; None for `open_shard`.
 
     Returns:
@@ -50,7 +49,7 @@ def find_sample(
         `__position__` is its number, which is its position where an epoch is neither shuffled nor has several lanes.
 
     Raises:
-        SampleNotFoundError: There is no such sample; a KeyError and an IndexError too.
+        SampleNotFoundError: There is no such sample; also a KeyError and an IndexError.
         InputError: The argument is neither text nor integer, or an empty text.
         WdsplitError: A shard is missing or damaged.
     """
@@ -63,17 +62,17 @@ def find_sample(
 
 
 def checked_number(value: Any, count: int, url: str) -> int:
-    """Return which of `count` samples a number means: a negative one counts from the end.
+    """Return the index of a sample, from 0 to `count` - 1; a negative number counts from the end.
 
     Raises:
-        SampleNotFoundError: None of them.
-        InputError: It is no integer.
+        SampleNotFoundError: There is no such sample.
+        InputError: The number is not an integer.
     """
     is_scalar = not isinstance(value, np.bool_) and getattr(value, "ndim", None) in (None, 0)
     index = whole(value) if is_scalar else None
     if type(index) is not int:
         raise InputError(
-            "a sample is found by its key or its number",
+            "invalid key or number of a sample",
             expected="a text, or an integer",
             found=f"{value!r} of type {type(value).__name__}",
         )

@@ -27,13 +27,13 @@ from wdsplit.storage.interface import ReadableStorage
 __all__ = ["NumberedSamples"]
 
 _OPEN_SHARDS = 1024
-"""Shards that stay open, those that were used last: opening one costs more than reading a sample of 100 kB."""
+"""The most recently used shards stay open: opening one costs more than reading a sample of 100 kB."""
 _SHARDS_TOGETHER, _SAMPLES_TOGETHER = 64, 1024
-"""What is read at a time: while it is, its shards are open besides."""
+"""Shards and samples to read at a time; these shards are open in addition."""
 _GAP_BYTES = 256 * 1024
-"""A remote shard is read by separate requests, at the same time, where so many bytes or more are not needed."""
+"""A gap of this size or more in a remote shard is left out: separate requests read what is around it."""
 _KEYS_BYTES = 256 * 1024**2
-"""Bytes of keys that are kept once they were read."""
+"""About how many bytes of keys are kept in memory."""
 
 
 class NumberedSamples:
@@ -48,7 +48,7 @@ class NumberedSamples:
 
     Attributes:
         numbers: Their numbers, and their places in the shards.
-        keys_rise: Whether keys may rise with the numbers: a search that finds one out of its place says no.
+        keys_rise: Whether keys may rise with the numbers; False once a search has found one out of order.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class NumberedSamples:
     def read(self, numbers: Int64) -> list[dict[str, Any]]:
         """Return samples as dicts of `__key__`, `__url__`, `__position__` (the number), `__pad__` and fields (bytes).
 
-        What lies side by side is read together, whatever the order of the numbers.
+        Neighbouring samples are read together, whatever the order of the numbers.
 
         Args:
             numbers: int64 of any length, each that of a sample.
@@ -93,10 +93,10 @@ class NumberedSamples:
             raise
         if len(distinct) == len(numbers):
             return [samples[place] for place in row.tolist()]
-        return [dict(samples[place]) for place in row.tolist()]  # stages may change the one and not the other
+        return [dict(samples[place]) for place in row.tolist()]  # stages may change one of them
 
     def _together(self, numbers: Int64) -> Iterator[Int64]:
-        """Cut rising numbers where they have enough shards or samples."""
+        """Cut rising numbers into parts, each of a limited number of shards and samples."""
         shards, _ = self.numbers.places(numbers)
         nth = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0)
         part = nth // _SHARDS_TOGETHER * len(numbers) + np.arange(len(numbers)) // _SAMPLES_TOGETHER
@@ -128,7 +128,7 @@ class NumberedSamples:
         return np.split(rows, np.flatnonzero(np.diff(places) > gap) + 1)
 
     def _range(self, shard: int, places: Int64) -> FetchRange:
-        """Return where samples of a shard are."""
+        """Return the range of a shard that has some samples."""
         first, stop = int(places[0]), int(places[-1]) + 1
         listed, lazy = self._shard(shard)
         num_bytes = len(places) * listed.num_bytes // max(1, listed.num_samples)
@@ -139,7 +139,7 @@ class NumberedSamples:
         """Return ranges as windows, with their bytes if they were fetched."""
         fetches = [] if self._ahead is None else self._ahead.fetch(ranges)
         for fetch in fetches:
-            fetch.hurry()
+            fetch.mark_urgent()
         windows = []
         for place, (lazy, first, stop, _, chosen) in enumerate(ranges):
             data = fetches[place].data(first) if fetches else None
@@ -150,7 +150,7 @@ class NumberedSamples:
         return windows
 
     def _shard(self, shard: int) -> tuple[Shard, LazyShard]:
-        """Return a shard, opened when it is first needed; the one used longest ago is forgotten for it."""
+        """Return a shard, which opens when it is first needed; the least recently used one may be dropped."""
         if shard not in self._shards:
             listed = self._manifest.shards[shard]
             self._shards[shard] = listed, LazyShard(partial(self._opener, listed))
@@ -165,9 +165,9 @@ class NumberedSamples:
         return str(read_window(self._shard(shard)[1].get(), place, place + 1, fields=()).keys[0])
 
     def keys_of_shards(self) -> Iterator[tuple[int, pa.StringArray]]:
-        """Give the keys of each shard that has samples, with the number of its first: from sample tables if there are.
+        """Give the number of the first sample and the keys of each shard that has samples, from sample tables if any.
 
-        They are kept, so that asking again costs little.
+        The keys are kept, so that another call costs little.
         """
         for shard, count in enumerate(self.numbers.counts.tolist()):
             if not count:

@@ -26,12 +26,12 @@ class OpenShard:
     """A shard that is open for reading.
 
     Attributes:
-        url: What to call it.
+        url: Its name in messages.
         file: Its file.
         offsets: Its index: int64 of shape (num_samples + 1,), pads included.
         again: Opens another copy when this one is damaged; None if there is no other.
-        checksums: Of its samples: uint64 of shape (num_samples,), which all that is read is compared with; None if it
-            is not compared.
+        checksums: uint64 of shape (num_samples,): the samples' checksums, which all that is read is compared with; None
+            to compare nothing.
     """
 
     url: str
@@ -58,7 +58,7 @@ class OpenShard:
     def end(self, stop: int) -> int:
         """Return the byte up to which samples that end before `stop` are read.
 
-        With the last samples of a remote shard comes the block behind them, which tells whether its index is right.
+        The last samples of a remote shard are read with the block after them, which tells whether the index is right.
         """
         end = int(self.offsets[stop])
         is_last = stop == len(self.offsets) - 1
@@ -81,7 +81,7 @@ class OpenShard:
         return ranges
 
     def expect(self, first: int, stop: int, chosen: Int64 | None = None) -> None:
-        """Let the system begin to read the samples first, ..., stop - 1, or those chosen of them: needed soon."""
+        """Let the system begin to read samples that are needed soon; arguments as in `ranges`."""
         if self.file.is_remote:
             return
         ranges = self.ranges(first, stop)
@@ -95,8 +95,8 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
     """Open a shard and its index.
 
     Raises:
-        DatasetNotFoundError: Either is not there.
-        CorruptDataError: The shard's size or its index is not what the manifest says, or samples go on behind the last.
+        DatasetNotFoundError: One of them is missing.
+        CorruptDataError: Its size or index does not match the manifest, or the shard continues after its last sample.
     """
     file = storage.open(shard.path, shard.num_bytes)
     url = f"{storage.url}/{shard.path}"
@@ -122,7 +122,7 @@ def open_shard(storage: ReadableStorage, shard: Shard) -> OpenShard:
 
 
 def with_checksums(opened: OpenShard, storage: ReadableStorage, shard: Shard) -> OpenShard:
-    """Return a shard of which all that is read is compared with the checksums of its samples.
+    """Return the shard with its samples' checksums, which all that is read is compared with.
 
     Raises:
         InputError: The dataset has no checksums of samples.
@@ -145,20 +145,20 @@ def with_checksums(opened: OpenShard, storage: ReadableStorage, shard: Shard) ->
 
 
 def check_end(shard: OpenShard) -> None:
-    """Refuse a shard whose samples go on behind the last of its index: that would cut off a field without a word.
+    """Refuse a shard that continues after the last sample of its index: fields would be lost silently.
 
     Raises:
-        CorruptDataError: They do.
+        CorruptDataError: It does.
     """
     begin = int(shard.offsets[-1])
     check_zeros(shard.file.read(begin, min(BLOCK_BYTES, shard.file.size - begin)), begin)
 
 
 def check_zeros(block: memoryview | bytes, offset: int) -> None:
-    """Refuse the block behind the last sample of an index if it holds anything."""
+    """Refuse the block after the last sample of an index unless it is all zeros."""
     if any(block):
         raise CorruptDataError(
-            "a shard goes on behind the last sample of its index",
+            "a shard continues after the last sample of its index",
             expected=f"zero bytes from byte {offset} on",
             found="other bytes",
             remedy="the index does not belong to this shard, or was changed: copy or convert both again",
@@ -169,7 +169,8 @@ def check_zeros(block: memoryview | bytes, offset: int) -> None:
 def check_tail(shard: OpenShard) -> CorruptDataError | None:
     """Return what is wrong with the end of a shard, if anything: only zeros may follow the last sample.
 
-    How many is left to the writer: wdsplit and GNU tar fill up to 10,240 bytes, others end with two blocks, or none.
+    Their number depends on the writer: wdsplit and GNU tar fill up to 10,240 bytes, others end with two blocks, or
+    none.
     """
     begin = int(shard.offsets[-1])
     tail = shard.file.size - begin

@@ -24,14 +24,14 @@ _MAX_SLOTS = 1 << _SLOT_BITS
 
 
 Span: TypeAlias = "tuple[int, int, Int64 | None]"
-"""The first sample that is read of a window, the one after the last, and which of them are read; None for all."""
+"""The first sample to read of a window, the one after the last, and which of them to read; None for all."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShardVisit:
     """A shard in one epoch.
 
-    All its windows have the same size but the one at the shard's end, which may be visited any time. Of a view they
+    All its windows have the same size but the one at the shard's end, which may be visited at any time. In a view they
     have any sizes.
 
     Attributes:
@@ -39,9 +39,9 @@ class ShardVisit:
         count: The shard's samples, pads left out; also those that are not selected.
         windows: int64 of shape (windows,): its windows in the order of their visits.
         ends: int64 of shape (windows,): how many of its samples are visited up to the end of each window.
-        short_slot: Where the smaller window is among them; beyond all of them if there is none.
+        short_slot: The index of the smaller window among them; the number of windows if there is none.
         short_size: Its samples, or 0.
-        spans: What is read of windows that will be planned next, by their slots.
+        spans: What to read of windows that will be planned next, by their slots.
     """
 
     shard: int
@@ -54,14 +54,14 @@ class ShardVisit:
 
 
 class PlannedWindow:
-    """A window that is read once, and kept as long as plans in a row need it.
+    """A window that is read once, and kept as long as consecutive plans need it.
 
     Attributes:
         visit: Its shard.
         first: The first of its samples that is read.
         stop: The sample after the last that is read.
         chosen: int64 of shape (n,), rising: the samples from first to stop that are read; None for all of them.
-        places: int64 of shape (n,): the samples in the order of their visits, numbers among those that are read.
+        places: int64 of shape (n,): the samples in the order of their visits, as indices into those that are read.
         num_visited: Samples of the shard that are visited before it.
         following: First sample, the one after the last, and `chosen`, of the window that is visited next; None if it is
             the last.
@@ -79,12 +79,12 @@ class PlannedWindow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be read for some positions.
+    """What to read for some positions.
 
     Attributes:
         positions: int64 of shape (n,).
         pads: bool of shape (n,): True where the sample is a repetition.
-        known: The windows that the plan before has kept, each once, with their numbers in this plan.
+        known: The windows that the previous plan has kept, each once, with their numbers in this plan.
         new: Those that must be read, in the order of their first positions; a reader removes those that it has read.
         window_of: int64 of shape (n,): the number of the window of each position.
         places: int64 of shape (n,): the place of its sample in the window.
@@ -103,7 +103,7 @@ class Plan:
 class Planner:
     """Plans what a reader reads for one list of positions after another.
 
-    Of each lane the window of its last position is kept, if the lane goes on there.
+    The window of each lane's last position is kept, if the lane continues in it.
 
     Args:
         order: The epoch's order.
@@ -117,13 +117,13 @@ class Planner:
         self._visit_of_lane: dict[int, ShardVisit] = {}
 
     def plan(self, positions: Int64) -> Plan:
-        """Return what is to be read for some positions, in any order: int64 of any length."""
+        """Return the plan for some positions in any order: int64 of any length."""
         shards, visits, pads = self._order.visits(positions)
         distinct, shard_of = np.unique(shards, return_inverse=True)
         used = [self._visit(shard) for shard in distinct.tolist()]
         slots = self._slots(used, shard_of, visits)
-        wanted, window_of, first_of = _distinct(shard_of * _MAX_SLOTS + slots)
-        keys = [(used[number >> _SLOT_BITS], number & (_MAX_SLOTS - 1)) for number in wanted.tolist()]
+        needed, window_of, first_of = _distinct(shard_of * _MAX_SLOTS + slots)
+        keys = [(used[number >> _SLOT_BITS], number & (_MAX_SLOTS - 1)) for number in needed.tolist()]
         known = {(shard, slot): window for shard, slot, window in self._last_of_lane.values()}
         found = [known.get((visit.shard, slot)) for visit, slot in keys]
         created = iter(self._windows([key for key, window in zip(keys, found, strict=True) if window is None]))
@@ -148,7 +148,7 @@ class Planner:
         window_of: Int64,
         inside: Int64,
     ) -> None:
-        """Keep the window of each lane's last position, unless it is at the window's end and the lane goes on."""
+        """Keep the window of each lane's last position, unless the lane continues in another window."""
         num_lanes = self._order.options.lanes
         lanes = positions % num_lanes
         rows = np.flatnonzero(_last_of_lanes(positions, lanes, num_lanes))
@@ -168,7 +168,7 @@ class Planner:
                 self._last_of_lane[lane] = window.visit.shard, keys[number][1], window
 
     def _visit(self, shard: int) -> ShardVisit:
-        """Return a shard's visit; it is forgotten when no plan and no window is of it."""
+        """Return a shard's visit; it is dropped when no plan and no window needs it."""
         visit = self._visits.get(shard)
         if visit is None:
             count = int(self._order.totals[shard])
@@ -179,7 +179,7 @@ class Planner:
         return visit
 
     def _slots(self, used: list[ShardVisit], shard_of: Int64, visits: Int64) -> Int64:
-        """Return for each visit of a shard which of the shard's windows it falls into, in the order of their visits."""
+        """Return for each visit of a shard the index of its window in `ShardVisit.windows`."""
         if self._order.selection is not None:
             return _slots_of_any(used, shard_of, visits)
         slot = np.array([visit.short_slot for visit in used], np.int64)[shard_of]
@@ -190,7 +190,7 @@ class Planner:
         return slots
 
     def _windows(self, keys: list[tuple[ShardVisit, int]]) -> list[PlannedWindow]:
-        """Return windows of shards by their place in the order of the visits, with the order of their samples."""
+        """Return the planned windows for some shards and slots."""
         shards = np.array([visit.shard for visit, _ in keys], np.int64)
         numbers = np.array([visit.windows[slot] for visit, slot in keys], np.int64)
         spans = [visit.spans.pop(slot) if slot in visit.spans else self._span(visit, slot) for visit, slot in keys]
@@ -229,7 +229,7 @@ class Planner:
 
 
 def _slots_of_any(used: list[ShardVisit], shard_of: Int64, visits: Int64) -> Int64:
-    """Return for each visit of a shard which of the shard's windows it falls into: windows of any sizes."""
+    """Return the same as `_slots`, for windows of any sizes."""
     if not used:
         return visits
     begins = np.cumsum([0, *(visit.ends[-1] for visit in used)])
@@ -240,7 +240,7 @@ def _slots_of_any(used: list[ShardVisit], shard_of: Int64, visits: Int64) -> Int
 
 
 def _distinct(values: Int64) -> tuple[Int64, Int64, Int64]:
-    """Return the distinct values, rising, and for each value its number among them; and where each occurs first."""
+    """Return the distinct values, rising; for each value its index among them; and where each occurs first."""
     distinct, first, number = np.unique(values, return_index=True, return_inverse=True)
     return distinct, number.reshape(-1), first
 

@@ -1,4 +1,4 @@
-"""Limits of this process that reading needs raised: open files, and memory that the C library keeps."""
+"""Raises limits of this process for reading: open files, and freed memory that the C library keeps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["allow_open_files", "keep_freed_memory"]
 
 _LARGEST_BLOCK_BYTES = 32 * 1024**2 - 8192
 _OTHER_FILES = 256
-"""Files that a program may hold open besides."""
+"""Files that a program may have open in addition."""
 
 
 def allow_open_files(count: int) -> None:
-    """Let this process hold as many files open, as far as the system's hard limit lets it."""
+    """Let this process open `count` more files, as far as the system's hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -25,10 +25,10 @@ def allow_open_files(count: int) -> None:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let the C library keep some memory that was freed for what is allocated next, as readers do all the time.
+    """Let the C library keep freed memory for the next allocation: readers allocate and free all the time.
 
-    glibc gives freed memory back to the system, and gets it again page by page, beyond thresholds that it raises when
-    it sees a large block freed (M_MMAP_THRESHOLD in mallopt(3)): so one of the largest size that counts is freed here,
-    untouched. Elsewhere this does nothing.
+    glibc returns large blocks to the system when they are freed, and gets them again page by page. Freeing a large
+    block raises the size from which on it does so (M_MMAP_THRESHOLD in mallopt(3)). So this frees an untouched block of
+    the largest size that counts. With other C libraries it does nothing.
     """
     np.empty(_LARGEST_BLOCK_BYTES, np.uint8)

@@ -20,7 +20,7 @@ SPARE = 5
 MIN_GAP_BYTES = 16 * 1024
 """Smaller gaps are always read: that takes less time than a read of its own, from a disk as from a bucket."""
 _EXPECTED_GAP_BYTES = 32 * 1024
-"""Gaps that a disk reads along with what is around them."""
+"""A disk reads gaps up to this size along with the bytes around them."""
 
 
 def ranges_to_read(begins: Int64, ends: Int64) -> list[Range]:
@@ -34,9 +34,9 @@ def ranges_to_read(begins: Int64, ends: Int64) -> list[Range]:
 
 
 def range_starts(begins: Int64, ends: Int64, windows: Int64) -> npt.NDArray[np.bool_]:
-    """Tell at which samples of some windows a range begins, where small gaps are read along, for fewer reads.
+    """Tell at which samples of some windows a range begins, if small gaps are read along, for fewer reads.
 
-    These are all small gaps, and of a window's others the smallest, up to a fifth of the bytes of its samples.
+    Small gaps are those below MIN_GAP_BYTES, and then a window's smallest, up to a fifth of the bytes of its samples.
 
     Args:
         begins: int64 of shape (n,), rising in each window: where the samples begin.
@@ -63,7 +63,7 @@ def range_starts(begins: Int64, ends: Int64, windows: Int64) -> npt.NDArray[np.b
 
 
 def expected_ranges(begins: Int64, ends: Int64) -> list[Range]:
-    """Return the ranges that a disk may begin to read for some samples, as of `ranges_to_read`: if dense, all bytes."""
+    """Return the ranges that a disk may begin to read for some samples (see `ranges_to_read`); if dense, all bytes."""
     num_samples = len(begins)
     if ends[-1] - begins[0] <= num_samples * _EXPECTED_GAP_BYTES:
         return [(int(begins[0]), int(ends[-1]))]
@@ -73,7 +73,7 @@ def expected_ranges(begins: Int64, ends: Int64) -> list[Range]:
 
 
 def joined(begins: Int64, ends: Int64, is_start: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """Return where the ranges of samples begin and end, if a range begins at these samples."""
+    """Return where the ranges of samples begin and end, given the samples that begin one."""
     starts = np.flatnonzero(is_start)
     return begins[starts], ends[np.append(starts[1:], len(begins)) - 1]
 

@@ -1,6 +1,6 @@
-"""Reading ahead: threads fetch ranges of remote shards before they are needed, in the order of their need.
+"""Reading ahead: threads fetch ranges of remote shards in the order in which they will be needed.
 
-The order is known, so nothing is guessed. A reader fetches a range itself that no thread has begun to fetch: it never
+The order is known, so nothing is guessed. If no thread has started on a range, the reader fetches it itself: it never
 waits for room.
 """
 
@@ -30,17 +30,17 @@ from wdsplit.storage.locks import ProcessLock
 __all__ = ["Ahead", "Fetch", "FetchRange", "LazyShard", "num_requests"]
 
 _REQUEST_BYTES = 12 * 1024**2
-"""Ranges that lie side by side are fetched by one request, up to so many bytes."""
+"""One request fetches neighbouring ranges of up to this size together."""
 _REPLANNED = 1 / 4
-"""The part of the bytes planned ahead that is planned anew together."""
+"""More is planned once this part of the bytes planned ahead was used."""
 
 
 def num_requests(num_windows: float, num_shards: float, window_bytes: int, lane_bytes: float) -> float:
-    """Return about how many requests fetch windows in random order: fewer than windows where they lie side by side.
+    """Return about how many requests fetch windows in random order: one request may fetch neighbouring windows.
 
     Args:
         num_windows: Windows that readers fetch.
-        num_shards: Shards that they are of; one counts for each of its readers.
+        num_shards: Shards of these windows; a shard counts once for each of its readers.
         window_bytes: Bytes of a window.
         lane_bytes: Bytes of each lane that are planned ahead.
     """
@@ -49,7 +49,7 @@ def num_requests(num_windows: float, num_shards: float, window_bytes: int, lane_
     each = num_windows / num_shards
     together = max(1.0, _REPLANNED * lane_bytes / max(1, window_bytes))
     per_request = max(1, _REQUEST_BYTES // max(1, window_bytes))
-    # of n windows, k chosen at random lie in k (n - k + 1) / n rows; there are n / k such choices
+    # of n windows, k chosen at random lie in k (n - k + 1) / n runs; there are n / k such choices
     return min(num_windows, num_shards * max(1.0, each - together + 1, each / per_request))
 
 
@@ -57,7 +57,7 @@ class _Memory:
     """Memory that ranges are fetched into, one after another.
 
     It is a single mapping, which the system fills by huge pages (2 MiB) as it is used, thirty times as fast as separate
-    mappings of a window each. What does not fit into a gap of it gets memory of its own.
+    mappings of a window each. A range that fits into no gap gets memory of its own.
 
     Args:
         num_bytes: How much may be in use, unless more is urgent.
@@ -73,7 +73,7 @@ class _Memory:
         self.is_closed = False
 
     def filled(self, num_bytes: int, is_urgent: Callable[[], bool], fill: Callable[[memoryview], None]) -> memoryview:
-        """Fill so many bytes, once there is room or they are urgent; they are free with the last reference to them."""
+        """Fill `num_bytes` bytes, once there is room or they are urgent; the last reference to them frees them."""
         start = self._take(num_bytes, is_urgent)
         try:
             if start is None:
@@ -104,7 +104,7 @@ class _Memory:
         return None
 
     def _reclaim(self) -> None:
-        """Join what was returned with the gaps beside it."""
+        """Join returned memory with the gaps beside it."""
         while self._returned:
             start, num_bytes = self._returned.popleft()
             self._in_use -= num_bytes
@@ -120,7 +120,7 @@ class _Memory:
             self._gaps.insert(place, (start, stop))
 
     def _give_back(self, start: int | None, num_bytes: int) -> None:
-        """Return memory: any thread may come here, wherever it is, as the collector calls this."""
+        """Return memory. The garbage collector may call this in any thread, at any point."""
         self._returned.append((start, num_bytes))
         self.wake()
 
@@ -178,7 +178,7 @@ class LazyShard:
 
 
 class FetchRange(NamedTuple):
-    """The samples first, ..., stop - 1 of a shard, or those chosen of them, which take about so many bytes."""
+    """The samples first, ..., stop - 1 of a shard, or the chosen ones of them, and about how many bytes they take."""
 
     shard: LazyShard
     first: int
@@ -188,11 +188,11 @@ class FetchRange(NamedTuple):
 
 
 class Fetch:
-    """Samples that are fetched by one request, unless there are gaps; of a shard on a disk there is nothing to fetch.
+    """Samples that are fetched together, by one request if there are no gaps. For a shard on a disk this does nothing.
 
     Args:
-        ranges: Where they are: side by side in one shard, rising.
-        memory: Where they are put.
+        ranges: Where they are: neighbouring ranges of one shard, rising.
+        memory: The memory to put them in.
     """
 
     def __init__(self, ranges: Sequence[FetchRange], memory: _Memory) -> None:
@@ -208,7 +208,7 @@ class Fetch:
         self._error: Exception | None = None
 
     def run(self, is_waiting: bool = False) -> None:
-        """Fetch them, unless they have come; if another thread is at it, leave it to that one or wait for it."""
+        """Fetch the samples, unless that is done. If another thread fetches them, return, or wait for it."""
         if not self._lock.acquire(blocking=is_waiting):
             return
         try:
@@ -239,23 +239,23 @@ class Fetch:
         """Tell whether another thread is opening the shard; if so, this goes back into the queue after that."""
         return self._shard.is_being_opened(lambda: fetches.put(self))
 
-    def hurry(self) -> None:
-        """Say that they are needed now: they need not wait for room."""
+    def mark_urgent(self) -> None:
+        """Mark the samples as needed now, so that they do not wait for room."""
         if self._pid == os.getpid() and not self._is_done and not self._is_urgent:
             self._is_urgent = True
             self._memory.wake()
 
     def data(self, first: int) -> memoryview | None:
-        """Return the bytes of the range whose first sample this is, once they have come; None if they are on a disk.
+        """Return the bytes of the range that begins with a sample, once they are fetched; None if they are on a disk.
 
-        None, too, in a process that was forked meanwhile: no thread went with it.
+        Also None in a process that was forked meanwhile, which has no such threads.
 
         Raises:
             WdsplitError: They could not be fetched.
         """
         if self._pid != os.getpid():
             return None
-        self.hurry()
+        self.mark_urgent()
         self.run(is_waiting=True)
         if self._error is not None:
             raise self._error
@@ -274,11 +274,11 @@ class Ahead:
     """Fetches in the background.
 
     Args:
-        num_bytes: How many bytes may be under way or at hand, those that are needed now included.
+        num_bytes: Limit for the bytes that are requested or in memory, those that are needed now included.
         planned_bytes: How far to plan ahead.
         num_connections: Requests at the same time.
-        is_downloading: Whether a shard is downloaded when it is opened: a thread does not wait for another that does
-            so, but goes on to the next shard.
+        is_downloading: Whether opening a shard downloads it: then a thread does not wait for another one's download,
+            but takes the next shard.
 
     Attributes:
         num_planned: About how many bytes are planned; counted by the reader.
@@ -293,7 +293,7 @@ class Ahead:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin without anything under way, as a process does that was forked."""
+        """Start without threads and requests, as after a fork."""
         self._pid = os.getpid()
         self._memory = _Memory(self._num_bytes)
         self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()  # its put may interrupt its get
@@ -302,12 +302,12 @@ class Ahead:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more shall be planned."""
+        """Whether enough is planned."""
         return self.num_planned >= self._planned_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether more shall be planned again: not for each range, so that more of them lie side by side."""
+        """Whether to plan more: not after each range, so that more ranges are neighbours."""
         return self.num_planned <= self._planned_bytes * (1 - _REPLANNED)
 
     def fetch(self, ranges: Sequence[FetchRange]) -> list[Fetch]:
@@ -332,7 +332,7 @@ class Ahead:
 
 
 def _side_by_side(ranges: Sequence[FetchRange]) -> list[list[int]]:
-    """Return the places of ranges that one request fetches, each run rising in its shard."""
+    """Return, for each request, the indices of the ranges that it fetches, rising in their shard."""
     order = sorted(range(len(ranges)), key=lambda place: (id(ranges[place].shard), ranges[place].first))
     runs: list[list[int]] = []
     num_bytes = 0
@@ -357,7 +357,7 @@ def _work(fetches: queue.SimpleQueue[Fetch | None], memory: _Memory, is_download
 
 
 def _end(pid: int, fetches: queue.SimpleQueue[Fetch | None], threads: list[threading.Thread], memory: _Memory) -> None:
-    """Let the threads end: those that are at it, after that. The collector may call this in any of them."""
+    """End the threads, after their current fetch. The garbage collector may call this in any of them."""
     if pid != os.getpid():
         return
     memory.close()

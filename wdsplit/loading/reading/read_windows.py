@@ -1,7 +1,7 @@
 """Windows of shards, read and parsed.
 
-Small samples are read at once with all that is between them. Of large ones the headers are read, and payloads when they
-are asked for. Numpy's calls cost the same for few samples as for many, so several windows may be parsed together.
+Small samples are read in one piece with all that is between them. Of large ones only headers are read, and payloads
+when they are needed. A numpy call costs as much for few samples as for many, so several windows may be parsed together.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from wdsplit.tar.headers import BLOCK_BYTES, NAME_BYTES
 from wdsplit.tar.members import Members, parse_members, parse_plain_members
 from wdsplit.tar.names import split_member
 
-__all__ = ["Mend", "Part", "Scratch", "WindowPlace", "parse_window", "read_again", "read_window", "read_windows"]
+__all__ = ["Part", "Recover", "Scratch", "WindowPlace", "parse_window", "read_again", "read_window", "read_windows"]
 
-Mend = Callable[["WindowPlace", WdsplitError, Collection[str] | None], AnyWindow]
-"""Returns a window that could not be read, or raises what is wrong with it."""
+Recover = Callable[["WindowPlace", WdsplitError, Collection[str] | None], AnyWindow]
+"""Takes a window that could not be read, and its error; returns the window in another way, or raises."""
 
 _SMALL_SAMPLE_BYTES = 16_384
 """Up to this mean size, reading windows at once costs less than finding and reading their payloads."""
 _HEAD_BYTES = 2 * BLOCK_BYTES
-"""What is read of each member to find its payload: if it has one block, it needs no reading of its own."""
+"""Bytes to read of each member to find its payload; this includes a payload of one block."""
 
 
 class Scratch:
-    """Memory that one window after another is read in: new memory costs more than what is copied from it."""
+    """Memory that one window after another is read into: allocating new memory costs more than copying."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
@@ -53,10 +53,10 @@ class Scratch:
 
 
 class WindowPlace(NamedTuple):
-    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are at hand.
+    """Where a window is: the samples first, first + 1, ..., stop - 1 of a shard; and its bytes, if they are in memory.
 
-    The bytes are those of `shard.ranges`, one after another. Of a view these are the samples `chosen`, rising: the
-    first and the last of the window, and some of those between.
+    The bytes are those of `shard.ranges`, one after another. In a view these are the samples `chosen`, rising: the
+    first and the last of the window, and some between.
     """
 
     shard: OpenShard
@@ -86,7 +86,7 @@ class WindowPlace(NamedTuple):
         return np.arange(self.first, self.stop) if self.chosen is None else self.chosen
 
     def check_end(self, num_bytes: int) -> None:
-        """Refuse the last window of a remote shard if samples go on behind it: a local one was checked when opened.
+        """Refuse the last window of a remote shard if the shard continues after it; local ones are checked on opening.
 
         Args:
             num_bytes: Bytes of its ranges.
@@ -137,12 +137,12 @@ def parse_window(place: WindowPlace, fields: Collection[str] | None = None, with
     Args:
         place: Where it is.
         fields: The fields to read; None for all.
-        with_gaps: Whether its bytes are also those between the samples that are read.
+        with_gaps: Whether its bytes include those between the samples that are read.
 
     Raises:
-        CorruptDataError: It is not what its index says.
+        CorruptDataError: It does not match its index.
     """
-    window = _Row([place], with_gaps).read(fields, Scratch())
+    window = _JoinedWindows([place], with_gaps).read(fields, Scratch())
     assert window is not None, "only several windows may have to be read one by one"
     return window
 
@@ -151,7 +151,7 @@ def read_window(shard: OpenShard, first: int, stop: int, fields: Collection[str]
     """Read the samples first, first + 1, ..., stop - 1 of a shard and parse them.
 
     Args:
-        shard: The shard; of one whose bytes were all read nothing is read again.
+        shard: The shard; if all its bytes were read, nothing is read again.
         first: The first sample.
         stop: The sample after the last.
         fields: The fields to read; None for all.
@@ -169,7 +169,7 @@ def read_windows(
     places: Sequence[WindowPlace],
     fields: Collection[str] | None = None,
     scratch: Scratch | None = None,
-    mend: Mend | None = None,
+    recover: Recover | None = None,
     as_arrow: bool = False,
 ) -> list[Part]:
     """Read windows of any shards and parse them together.
@@ -177,24 +177,25 @@ def read_windows(
     Args:
         places: Where they are; none of them is empty.
         fields: The fields to read; None for all.
-        scratch: Memory to read in, if there is any at hand.
-        mend: Returns a window that cannot be read, or raises what is wrong with it; None for `read_again`.
-        as_arrow: Whether small payloads may come as arrays of Arrow, where all samples are alike.
+        scratch: Memory to read into; None for new memory.
+        recover: Called for a window that cannot be read; None for `read_again`.
+        as_arrow: Whether small payloads may come as Arrow arrays, if all samples have the same fields.
 
     Returns:
-        A part for each place, of its samples in the tar's order: of one window for all, if their samples are alike.
+        A part for each place, with its samples in the tar's order. All parts share one window if their samples have the
+        same fields.
 
     Raises:
-        CorruptDataError: One is not what its index says.
+        CorruptDataError: A window does not match its index.
     """
     try:
-        window = _Row(places).read(fields, scratch or Scratch(), as_arrow)
+        window = _JoinedWindows(places).read(fields, scratch or Scratch(), as_arrow)
     except WdsplitError as error:
         if len(places) == 1:
-            return [Part((mend or read_again)(places[0], error, fields), 0)]
-        window = None  # the error is that of one of them: each by itself will tell
+            return [Part((recover or read_again)(places[0], error, fields), 0)]
+        window = None  # one of them failed: read them one by one
     if window is None or not (window.is_uniform or len(places) == 1):
-        return [read_windows([place], fields, scratch, mend, as_arrow)[0] for place in places]
+        return [read_windows([place], fields, scratch, recover, as_arrow)[0] for place in places]
     sizes = [place.num_samples for place in places]
     if len(places) > 1:
         window.url = np.repeat(as_objects([place.shard.url for place in places]), sizes)
@@ -202,7 +203,7 @@ def read_windows(
 
 
 def read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str] | None) -> Window:
-    """Return a window that was damaged on its way; raise the error if there is no other copy of it, or none better."""
+    """Read a damaged window from another copy; raise the error if there is none, or it is damaged too."""
     is_copy = place.shard.file.is_remote or place.shard.again is not None
     if isinstance(error, CorruptDataError) and (is_copy or place.chosen is not None):
         try:
@@ -216,12 +217,12 @@ def read_again(place: WindowPlace, error: WdsplitError, fields: Collection[str] 
     raise (error if place.shard.url in error.place else error.at(place.shard.url)) from error
 
 
-class _Row:
-    """Windows put one after another, as if they were one; the first has the offsets that it has in its shard.
+class _JoinedWindows:
+    """Windows put one after another, as if they were one; offsets in the first one are those in its shard.
 
     Args:
         places: The windows.
-        with_gaps: Also the bytes between the samples that are read; else only those of `OpenShard.ranges`.
+        with_gaps: Include the bytes between the samples that are read; else only those of `OpenShard.ranges`.
 
     Attributes:
         offsets: int64 of shape (samples + 1,): where samples begin, then the end of the last. With gaps between
@@ -318,7 +319,7 @@ class _Row:
     def _parsed(
         self, data: memoryview, fields: Collection[str] | None, is_kept: bool = False, as_arrow: bool = False
     ) -> Window:
-        """Return the window whose bytes these are."""
+        """Return the samples as one window, from their bytes."""
         base = int(self._begins[0])
         members = parse_members(data, self.offsets, base, self.ends)
         starts = members.starts - base
@@ -339,22 +340,22 @@ class _Row:
         values = with_gaps(data, starts, members.sizes)
         return Window(self._url, members, payloads, fields, lambda numbers: values.take(pa.array(2 * numbers)))
 
-    def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile | _Held, int]]:
+    def located(self, offsets: Int64) -> Iterator[tuple[ReadableFile | _InMemory, int]]:
         """Give the file of each of n offsets, and the offset in it."""
-        files: list[ReadableFile | _Held] = []
+        files: list[ReadableFile | _InMemory] = []
         shifts = self._shifts.copy()
         for place, bound, ranges in zip(self._places, self._bounds, pairwise(self._first_ranges), strict=False):
             if place.data is not None:
                 shifts[slice(*ranges)] = -bound
-            files += [place.shard.file if place.data is None else _Held(place.data)] * (ranges[1] - ranges[0])
+            files += [place.shard.file if place.data is None else _InMemory(place.data)] * (ranges[1] - ranges[0])
         numbers = np.searchsorted(self._begins, offsets, side="right") - 1
         inside = (offsets + shifts[numbers]).tolist()
         for number, offset in zip(numbers.tolist(), inside, strict=True):
             yield files[number], offset
 
 
-class _Held:
-    """Bytes that are in memory, read as a file would be."""
+class _InMemory:
+    """Bytes in memory that are read like a file."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -371,21 +372,23 @@ def _copied(data: memoryview, offset: int, size: int) -> bytes:
 class _Heads:
     """The headers of large samples, each read with the first bytes of its payload."""
 
-    def __init__(self, row: _Row) -> None:
-        self._row = row
+    def __init__(self, windows: _JoinedWindows) -> None:
+        self._windows = windows
         self._offsets: list[Int64] = []
         self._data: list[bytes] = []
 
     def blocks_at(self, offsets: Int64) -> npt.NDArray[np.uint8]:
         """Return the blocks at n offsets: uint8 of shape (n, 512)."""
-        read = [file.read(offset, min(_HEAD_BYTES, file.size - offset)) for file, offset in self._row.located(offsets)]
+        read = [
+            file.read(offset, min(_HEAD_BYTES, file.size - offset)) for file, offset in self._windows.located(offsets)
+        ]
         data = b"".join(head.ljust(_HEAD_BYTES, b"\0") for head in read)
         self._offsets.append(offsets)
         self._data.append(data)
         return np.frombuffer(data, np.uint8).reshape(-1, _HEAD_BYTES)[:, :BLOCK_BYTES]
 
     def payloads(self, members: Members, requested: npt.NDArray[np.bool_]) -> tuple[Objects, bool]:
-        """Return the payloads of members, and whether all are at hand: those that were read with their headers."""
+        """Return the payloads of members, and whether all of them were read with their headers."""
         offsets = np.concatenate(self._offsets)
         order = np.argsort(offsets)
         data = np.frombuffer(b"".join(self._data), np.uint8).reshape(-1, _HEAD_BYTES)[order]
@@ -394,6 +397,6 @@ class _Heads:
         sizes = np.where(is_read, members.sizes, 0)
         values = pieces(data.reshape(-1), heads * _HEAD_BYTES + BLOCK_BYTES, sizes, requested & is_read)
         rows = np.flatnonzero(requested & ~is_read)
-        found = zip(self._row.located(members.starts[rows]), members.sizes[rows].tolist(), strict=True)
+        found = zip(self._windows.located(members.starts[rows]), members.sizes[rows].tolist(), strict=True)
         values[rows] = as_objects([(file.read, offset, size) for (file, offset), size in found])
         return values, not len(rows)

@@ -1,7 +1,7 @@
-"""From positions to samples: plans are carried out, window by window.
+"""From positions to samples: a reader carries out plans, window by window.
 
-A reader keeps the windows that its lanes are in, and no more; it can start at any position, because nothing depends on
-what was read before. What to read, and what to keep, is decided in `plan`.
+It keeps only the windows that its lanes are in. It can start at any position, because nothing depends on earlier reads.
+`plan` decides what to read and what to keep.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from wdsplit.shards.manifest import Manifest, Shard
 __all__ = ["BlockReader", "SampleReader", "read_blocks"]
 
 _SAMPLES_TOGETHER, _WINDOWS_TOGETHER = 1024, 64
-"""Windows are parsed together until they have about so many samples, because numpy's calls cost as much for a few; but
-no more of them, because their shards are all open meanwhile."""
+"""Limits for windows that are parsed together: of samples, because a numpy call costs as much for few as for many; and
+of windows, because all their shards are open meanwhile."""
 
 _LARGE_WINDOW_BYTES = 1024**2
-"""Windows that are fetched are parsed one by one from this size on, each as soon as it has come."""
+"""Fetched windows above this size are parsed one by one, each as soon as it arrives."""
 
 _MAX_PLANS = 256
-"""So many lists of positions are planned ahead at most: what lies on a disk is not fetched, which could bound it."""
+"""Lists of positions to plan ahead at most: shards on a disk are not fetched, so the limit of bytes does not apply."""
 _MIN_PLANNED_BYTES = 32 * 1024
-"""What a window counts for at least when it is planned: planning takes memory too."""
+"""A planned window counts for at least this many bytes: planning takes memory too."""
 
 
 class BlockReader(Protocol):
-    """What reads samples in two steps, so that the first can be far ahead of the second.
+    """Reads samples in two steps, a plan and the reading, so that plans can be made far ahead.
 
     Attributes:
-        ahead: What fetches; None if there is nothing to fetch.
+        ahead: Fetches in the background; None if there is nothing to fetch.
         num_read: Windows that were read and parsed so far.
-        num_reused: Times that a window was in memory already.
-        as_arrow: Whether small payloads may come as arrays of Arrow, for those who take columns; False at first.
+        num_reused: Times that a window was already in memory.
+        as_arrow: Whether small payloads may come as Arrow arrays, for stages that take columns; False at first.
     """
 
     ahead: Ahead | None
@@ -56,7 +56,7 @@ class BlockReader(Protocol):
     num_reused: int
 
     def plan(self, positions: Int64) -> Any:
-        """Return what is to be read for some positions: int64 of any length. Nothing is read."""
+        """Return a plan for some positions: int64 of any length. Nothing is read."""
 
     def fetch(self) -> None:
         """Begin to fetch what was planned."""
@@ -66,9 +66,9 @@ class BlockReader(Protocol):
 
 
 def read_blocks(reader: BlockReader, lists: Iterable[Int64]) -> Iterator[Block]:
-    """Give the samples of one list of positions after another, each in its order; what is remote is fetched ahead.
+    """Give the samples of each list of positions, in its order; data of remote shards is fetched ahead.
 
-    What is read in rising order is read once: of each lane the window is kept that its last position is in.
+    For rising positions, each window is read once, because the window of each lane's last position is kept.
     """
     plans: deque[Any] = deque()
     ahead, lists = reader.ahead, iter(lists)
@@ -101,7 +101,7 @@ class SampleReader:
         opener: Opens a shard of the manifest.
         manifest: The dataset's manifest.
         order: The epoch's order.
-        num_lanes: Lanes that this reader visits: as many windows are kept.
+        num_lanes: Lanes that this reader visits; it keeps one window of each.
         fields: The fields to read; None for all.
         ahead: Fetches what was planned, if the dataset is remote.
     """
@@ -134,7 +134,7 @@ class SampleReader:
         self._kept: dict[PlannedWindow, Part] = {}
 
     def plan(self, positions: Int64) -> Plan:
-        """Return what is to be read for some positions."""
+        """Return a plan for some positions."""
         plan = self._planner.plan(positions)
         if self.ahead is not None:
             new = [window for _, window in plan.new]
@@ -159,7 +159,7 @@ class SampleReader:
         """Return the samples of a plan."""
         for _, window in plan.new if self._fetches else ():
             if window in self._fetches:
-                self._fetches[window].hurry()
+                self._fetches[window].mark_urgent()
         self.num_read += len(plan.new)
         self.num_reused += len(plan.known)
         parts = {number: self._kept[window] for number, window in plan.known}
@@ -203,7 +203,7 @@ class SampleReader:
         return WindowPlace(opened, window.first, window.stop, data, window.chosen)
 
     def _fetched(self, window: PlannedWindow) -> memoryview | None:
-        """Return the bytes of a window that were fetched; None if they are still to be read."""
+        """Return the bytes of a window if they were fetched; None if it must be read."""
         fetch = self._fetches.pop(window, None)
         if fetch is None:
             return None
@@ -212,7 +212,7 @@ class SampleReader:
         return fetch.data(window.first)
 
     def _shard(self, visit: ShardVisit) -> _ReadShard:
-        """Return a shard, opened when it is first needed, forgotten when no plan and no window is of it."""
+        """Return a shard; it opens when it is first needed, and is dropped when no plan and no window needs it."""
         shard = self._shards.get(visit)
         if shard is None:
             opener, listed = self._opener, self._manifest_shards[visit.shard]
@@ -225,14 +225,14 @@ class SampleReader:
         return len(window.places) * listed.num_bytes // max(1, listed.num_samples)
 
     def _planned_bytes(self, window: PlannedWindow) -> int:
-        """Return what a window counts for while it is planned."""
+        """Return how many bytes a window counts for while it is planned."""
         return max(_MIN_PLANNED_BYTES, self._num_bytes(window))
 
 
 def _by_parsed(plan: Plan, parts: list[Part]) -> Iterator[tuple[AnyWindow, Int64, Int64]]:
-    """Give what was parsed together, with the rows of a plan that it fills and the places of their samples there.
+    """Give each parsed window, with the rows of a plan that it fills and the places of their samples in the window.
 
-    A window of few samples takes part in one call of numpy for many: so it costs no more than a large one.
+    Windows that were parsed together count as one, so that small windows share numpy calls.
     """
     if not parts:
         return

@@ -1,7 +1,7 @@
 """Damaged samples returned as errors instead of raised, so that the samples around them can still be read.
 
-A window that cannot be parsed is halved until the samples remain that cannot be parsed by themselves: so it depends on
-the bytes of a sample alone whether it is damaged, not on what it is read with.
+A window that cannot be parsed is halved until only samples remain that cannot be parsed alone. So whether a sample is
+damaged depends only on its own bytes, not on the samples read with it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from wdsplit.order.epoch import Int64
 __all__ = ["DAMAGE", "SalvagingReader"]
 
 DAMAGE = "/damage"
-"""The field of a damaged sample, which has no other, with the error. A member's name cannot split into such a field."""
+"""The only field of a damaged sample: its error. No member's name gives this field."""
 
 
 class SalvagingReader(SampleReader):
     """A `SampleReader` that gives damaged samples as errors; those of a shard that cannot be opened are all damaged.
 
     Args:
-        folder: What to call the folder of the shards.
+        folder: Name of the shards' folder in messages.
         arguments: As of `SampleReader`.
     """
 
@@ -78,7 +78,7 @@ def _damaged(url: str, size: int, error: CorruptDataError) -> _Salvaged:
 
 
 def _salvaged(place: WindowPlace, error: WdsplitError, fields: Collection[str] | None) -> AnyWindow:
-    """Return what can be read of a window: of a copy that is fetched anew, if there is another."""
+    """Return the readable samples of a window, from another copy if there is one, and errors for the others."""
     if not isinstance(error, CorruptDataError):
         return read_again(place, error, fields)
     try:
@@ -103,7 +103,7 @@ def _salvaged(place: WindowPlace, error: WdsplitError, fields: Collection[str] |
 
 
 def _pieces(place: WindowPlace, samples: Int64, fields: Collection[str] | None) -> Iterator[AnyWindow]:
-    """Give some samples of a window as windows, in their order. Its data, if there are any, are without gaps."""
+    """Give some samples of a window as windows, in their order. Its data, if any, are contiguous."""
     shard, data = place.shard, place.data
     first, stop = int(samples[0]), int(samples[-1]) + 1
     if data is not None:

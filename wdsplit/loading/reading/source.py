@@ -1,6 +1,6 @@
-"""The first stage of a dataset: what reads the samples of an epoch's positions.
+"""The first stage of a dataset: it reads the samples of an epoch's positions.
 
-Composition of the manifest, the order and the reader.
+It combines the manifest, the order and the reader.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _MIN_AT_ONCE, _MAX_AT_ONCE = 1024, 65_536
 _BYTES_AT_ONCE = 64 * 1024**2
 _MIN_FETCHED, _BYTES_FETCHED = 64, 16 * 1024**2
-"""Fewer samples at once where their windows are in memory: the sooner that is free for the next ones."""
+"""Fewer samples at a time if their windows are fetched into memory, which is then free sooner for the next ones."""
 _READ_AHEAD_BYTES = 128 * 1024**2
 _MIN_CONNECTIONS = 4
 
@@ -56,12 +56,12 @@ class Access:
 
     Attributes:
         storage_options: How to reach a remote store.
-        read_ahead_bytes: Bytes that all workers of a rank fetch before they are needed, together; of a remote dataset.
-            None for 128 MiB, or for as many as the windows that they hold, if that is more: these end at the same time.
-        connections: Requests that they have under way at the same time, together.
+        read_ahead_bytes: Bytes of a remote dataset that all workers of a rank together fetch before they are needed.
+            None for 128 MiB, or for the size of the windows that they keep if that is more: these end at the same time.
+        connections: Concurrent requests of all these workers together.
         cache: Keeps the shards on the node's own disk.
         verify: Compare each sample that is read with its checksum.
-        tars: The shards, if they are tars without a manifest beside them; their indexes are their companions.
+        tars: The shards, if they are tars without a manifest beside them, with the indexes as companions.
         salvages: Give damaged samples as errors instead of raising: see `salvage`.
     """
 
@@ -74,17 +74,17 @@ class Access:
     salvages: bool = False
 
     def storage(self, url: str) -> ReadableStorage:
-        """Return where a dataset is."""
+        """Return the storage of a dataset."""
         if self.tars is not None:
             return GatheredStorage(self.tars, self.storage_options)
         return open_readable_storage(url, self.storage_options)
 
     def ahead(self, num_workers: int, window_bytes: int, shard_bytes: int) -> Ahead:
-        """Return what fetches ahead for one of the workers of a rank.
+        """Return an object that fetches ahead for one worker of a rank.
 
         Args:
             num_workers: Workers of the rank.
-            window_bytes: Bytes of the windows that it holds.
+            window_bytes: Bytes of the windows that it keeps.
             shard_bytes: Bytes of the shards that it visits at a time: with a cache, the next ones are downloaded.
         """
         num_connections = max(_MIN_CONNECTIONS, self.connections // num_workers)
@@ -93,7 +93,7 @@ class Access:
         return Ahead(num_bytes + window_bytes, planned_bytes, num_connections, self.cache is not None)
 
     def ahead_bytes(self, num_workers: int, window_bytes: int) -> int:
-        """Return how many bytes one of the workers of a rank fetches before they are needed; arguments as `ahead`."""
+        """Return how many bytes one worker of a rank fetches before they are needed; arguments as in `ahead`."""
         if self.read_ahead_bytes is None:
             return max(_READ_AHEAD_BYTES // num_workers, window_bytes)
         return self.read_ahead_bytes // num_workers
@@ -113,7 +113,7 @@ class Access:
     def _cached(
         self, cache: ShardCache, storage: ReadableStorage, shard: Shard, is_needed: Callable[[], bool]
     ) -> OpenShard | None:
-        """Open a shard from the cache; one that is damaged as a whole is read where it is, if damage is salvaged."""
+        """Open a shard from the cache; None if there is no room for it, or if it is damaged and damage is salvaged."""
         try:
             return cache.open(storage, shard, is_needed)
         except CorruptDataError as error:
@@ -138,10 +138,10 @@ class Place(NamedTuple):
     """Where the sample of a position is.
 
     Attributes:
-        source: What reads it.
+        source: The source that reads it.
         shard: Its shard's number.
         sample: Its place in the shard's tar.
-        fields: What the samples of a mixture have besides their own fields.
+        fields: Additional fields of a mixture's samples.
     """
 
     source: Source
@@ -154,8 +154,8 @@ class AnySource(Protocol):
     """The first stage of a dataset.
 
     Attributes:
-        url: What to call it.
-        options: What its order depends on.
+        url: Its name in messages.
+        options: The options that its order depends on.
     """
 
     url: str
@@ -173,7 +173,7 @@ class AnySource(Protocol):
         """Return the samples of an epoch, pads left out."""
 
     def view_at(self, epoch: int) -> ViewMark | None:
-        """Return what a state says of the view of an epoch; None if it has all samples."""
+        """Return the mark of an epoch's view for a state; None if it has all samples."""
 
     @property
     def view_text(self) -> str:
@@ -192,23 +192,23 @@ class AnySource(Protocol):
         """About how many bytes of a shard a sample takes."""
 
     def described(self) -> Mapping[str, Any]:
-        """Return what people ask first, for tables."""
+        """Return the main facts, for tables."""
 
     def order(self, epoch: int) -> AnyOrder:
         """Return the order of an epoch."""
 
     def reader(self, order: Any, world: World) -> BlockReader:
-        """Return what reads the positions of an order of this source for one of its readers."""
+        """Return a reader for the positions that one rank and worker has in an order of this source."""
 
     def samples_at_once(self, world: World) -> int:
-        """Return how many samples a reader shall read at a time."""
+        """Return how many samples a reader should read at a time."""
 
     def place(self, order: Any, position: int, orders: dict[Any, EpochOrder]) -> Place:
-        """Return where the sample of a position of an order is; `orders` keeps what is needed for the next ones."""
+        """Return where the sample of an order's position is; `orders` caches orders for further calls."""
 
 
 def name_with_view(source: AnySource) -> str:
-    """Return what to call a source: its URL, and which views its epochs have."""
+    """Return the name of a source in messages: its URL, and which views its epochs have."""
     return f"{source.url}, view {source.view_text}" if source.view_text else source.url
 
 
@@ -256,7 +256,7 @@ class Source:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the last order out of a copy: it is sooner made than sent."""
+        """Leave the last order out of a copy: computing it is faster than sending it."""
         return {**self.__dict__, "_last_order": None}
 
     @property
@@ -285,7 +285,7 @@ class Source:
         return self.manifest.num_samples if selection is None else selection.num_samples
 
     def view_at(self, epoch: int) -> ViewMark | None:
-        """Return what a state says of the view of an epoch; None if it has all samples."""
+        """Return the mark of an epoch's view for a state; None if it has all samples."""
         return mark_of(self.views.at(epoch))
 
     @property
@@ -334,11 +334,11 @@ class Source:
         return self.manifest.num_bytes // max(1, len(self.manifest.shards))
 
     def described(self) -> Mapping[str, Any]:
-        """Return what people ask first, for tables."""
+        """Return the main facts, for tables."""
         return replace(self.manifest, lanes=self.options.lanes, window=self.options.window).described()
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return the order of an epoch. The last one is kept: threads, and processes that are forked, have it too."""
+        """Return the order of an epoch. The last one is kept, so that threads and forked processes share it."""
         selection, last = self.selection_at(epoch), self._last_order
         if last is None or last[0] != epoch or last[1] is not selection:
             self._last_order = last = epoch, selection, self.order_with(selection, self.options, epoch)
@@ -347,22 +347,22 @@ class Source:
     def order_with(
         self, selection: Selection | None, options: OrderOptions, epoch: int, equal_lanes: bool = False
     ) -> EpochOrder:
-        """Return the order of an epoch with a selection and options that need not be its own, as mixtures do."""
+        """Return the order of an epoch with any selection and options: mixtures have options of their own."""
         num_real = self.manifest.shards.num_real
         if selection is None:
             return EpochOrder(num_real, options, epoch, equal_lanes)
         if not np.array_equal(selection.totals, num_real):
             raise InputError(
-                "a selection is not one of this dataset's samples",
+                "the selection does not belong to this dataset",
                 place=self.url,
                 expected=f"{self.manifest.num_samples:,} samples in {len(num_real):,} shards",
                 found=f"{int(selection.totals.sum()):,} samples in {len(selection):,} shards",
-                remedy="select again: the dataset was replaced since, or its shards are others",
+                remedy="select again: the dataset was replaced",
             )
         return EpochOrder(selection.counts, options, epoch, equal_lanes, selection)
 
     def reader(self, order: EpochOrder, world: World) -> SampleReader:
-        """Return what reads the positions of an order for one of its readers."""
+        """Return a reader for the positions that one rank and worker has in an order."""
         num_lanes = len(assigned_lanes(self.options.lanes, world))
         ahead = None
         if self.is_ahead:
@@ -371,7 +371,7 @@ class Source:
         return self.reader_of(order, num_lanes, ahead)
 
     def reader_of(self, order: EpochOrder, num_lanes: int, ahead: Ahead | None) -> SampleReader:
-        """Return what reads the positions of any order of this dataset's samples, which visit so many lanes."""
+        """Return a reader for positions in `num_lanes` lanes of any order of this dataset's samples."""
         storage = self.storage()
         opener = partial(self.access.open_shard, storage)
         if not self.is_ahead:
@@ -387,11 +387,11 @@ class Source:
         return Place(self, int(located.shard[0]), int(located.sample[0]))
 
     def storage(self) -> ReadableStorage:
-        """Return where the dataset is."""
+        """Return the storage of the dataset."""
         return self.access.storage(self._url)
 
     def samples_at_once(self, world: World) -> int:
-        """Return how many samples a reader shall read at a time: about a window of each of its lanes."""
+        """Return how many samples a reader should read at a time: about a window of each of its lanes."""
         num_samples = len(assigned_lanes(self.options.lanes, world)) * self.options.window
         is_streamed = self.is_ahead and self.access.cache is None
         min_samples, num_bytes = (_MIN_FETCHED, _BYTES_FETCHED) if is_streamed else (_MIN_AT_ONCE, _BYTES_AT_ONCE)
@@ -406,7 +406,7 @@ class Source:
 
 
 def _while_kept(ahead: Ahead) -> Callable[[], bool]:
-    """Return what tells whether anyone still reads what is fetched: its threads themselves do not count."""
+    """Return a function that tells whether `ahead` is still in use; its own threads do not count."""
     is_left = threading.Event()
     weakref.finalize(ahead, is_left.set).atexit = False
     return lambda: not is_left.is_set()

@@ -21,15 +21,15 @@ from wdsplit.tar.names import MAX_FIELDS, RESERVED_FIELDS, split_member
 __all__ = ["AnyWindow", "Window", "pieces", "with_gaps"]
 
 _MAX_ARROW_BYTES = 512
-"""Payloads up to this mean size are copied as arrays of Arrow; above, an object costs less than a second copy."""
+"""Payloads up to this mean size are copied as Arrow arrays; above it, an object costs less than a second copy."""
 _EVERY_OTHER = 0x55
 """Eight flags of which the first, the third, ... are set."""
 _FEW_PIECES = 512
-"""Up to so many pieces, microseconds are lost without `to_numpy`, which imports pandas, if it is installed."""
+"""Up to this many pieces, it costs only microseconds to avoid `to_numpy`, which imports pandas if it is installed."""
 
 
 class AnyWindow(Protocol):
-    """Consecutive samples of a shard: what a `Block` takes of them; the attributes are those of `Window`."""
+    """Consecutive samples of a shard, with those attributes of `Window` that a `Block` needs."""
 
     @property
     def url(self) -> Objects | str:
@@ -56,25 +56,25 @@ class Window:
     """Consecutive samples of a shard.
 
     Args:
-        url: What to call the shard.
+        url: The shard's name in messages.
         members: The members of the samples.
-        payloads: Returns the payloads of all members, as `Block` has them: object of shape (m,); and whether none of
-            those that are needed is pending. It gets a boolean array that tells which are needed; the others may be
-            anything.
+        payloads: Takes a bool array of shape (m,) that tells which members are needed. Returns the payloads of all
+            members, as in `Block`: object of shape (m,), with any values for the others; and whether no needed one is
+            pending.
         requested: The fields to read; None for all.
-        copied: Returns the payloads of some members, by their rising numbers (int64), as an array of Arrow; None to
-            have none so.
+        copied: Takes rising numbers of members (int64), and returns their payloads as an Arrow array; None to make
+            none.
 
     Attributes:
-        url: What to call the shard; object of shape (n,) where samples of several shards were parsed together.
+        url: The shard's name in messages; object of shape (n,) where samples of several shards were parsed together.
         keys: object of shape (n,): str.
         sizes: int64 of shape (n,): bytes of the payloads of each sample.
-        fields: For each requested field the payloads, as `Block` has them.
+        fields: For each requested field the payloads, as in `Block`.
         is_uniform: Whether all samples were found to have the same fields, so that they were parsed at once.
-        whole: As that of `Block`.
+        whole: As in `Block`.
 
     Raises:
-        CorruptDataError: The members are not those of the samples.
+        CorruptDataError: The members do not match the samples.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Window:
         self._sizes = members.sizes
         self.sizes: Int64 = np.zeros(len(self.keys), np.int64)
         self.fields: dict[str, Payloads] = {}
-        is_needed = np.zeros(len(members.names) + 1, np.bool_)  # the last is that of no member: -1
+        is_needed = np.zeros(len(members.names) + 1, np.bool_)  # the last is for -1: no member
         for name, rows in chosen.items():
             sizes = members.sizes[rows] if self.is_uniform else np.where(rows < 0, 0, members.sizes[rows])
             self.sizes += sizes
@@ -120,7 +120,7 @@ class Window:
         return total
 
     def field_names(self) -> Iterator[tuple[str, list[str]]]:
-        """Give the field names of each sample with its key, also those that are not needed; once if all are alike."""
+        """Give the key and all field names of each sample, not only requested ones; of one sample if all are alike."""
         rows = range(min(1, len(self)) if self.is_uniform else len(self))
         for row in rows:
             yield self.keys[row], [name for name, numbers in self._members.items() if numbers[row] >= 0]
@@ -161,13 +161,13 @@ def pieces(data: Any, starts: Int64, sizes: Int64, requested: npt.NDArray[np.boo
 def with_gaps(
     data: Any, starts: Int64, sizes: Int64, flags: npt.NDArray[np.uint8] | None = None
 ) -> pa.LargeBinaryArray:
-    """Return pieces of some bytes, at least one, and between them what is left out; nothing is copied.
+    """Return pieces of some bytes, at least one, and the gaps between them, without a copy.
 
     Args:
-        data: As of `pieces`.
-        starts: As of `pieces`.
-        sizes: As of `pieces`.
-        flags: Bits that say which of the 2 n - 1 values are no nulls; None for all of them.
+        data: As in `pieces`.
+        starts: As in `pieces`.
+        sizes: As in `pieces`.
+        flags: Bits that are 0 for nulls among the 2 n - 1 values; None for no nulls.
     """
     cuts = np.stack([starts, starts + sizes], axis=1).reshape(-1)
     if cuts[0] < 0 or cuts[-1] > len(data) or (cuts[1:] < cuts[:-1]).any():
@@ -177,7 +177,7 @@ def with_gaps(
 
 
 def _flags(requested: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """Return the bits that say which of n pieces are needed, and none of what is between them."""
+    """Return bits for 2 n - 1 values: set for needed pieces, and never for gaps."""
     return np.packbits(np.stack([requested, np.zeros_like(requested)], axis=1).reshape(-1), bitorder="little")
 
 
@@ -211,12 +211,12 @@ def _uniform(members: Members) -> tuple[Objects, dict[str, Int64]] | None:
 
 
 def _same_stems(names: npt.NDArray[np.uint8], stem: Int64, suffixes: list[bytes]) -> bool:
-    """Tell whether the members of each sample differ in nothing but what follows the key, and all samples alike.
+    """Tell whether the names of each sample's members differ only in the suffix, and all samples have these suffixes.
 
     Args:
         names: uint8 of shape (n, members, width), filled up with NULs.
-        stem: int64 of shape (n,): bytes of what comes before the suffix, in the names of all members of a sample.
-        suffixes: For each member what must follow.
+        stem: int64 of shape (n,): bytes before the suffix, in the names of all members of a sample.
+        suffixes: The expected suffix of each member.
     """
     count, same_length = len(stem), bool((stem == stem[0]).all())
     for number, suffix in enumerate(suffixes):
@@ -233,10 +233,10 @@ def _same_stems(names: npt.NDArray[np.uint8], stem: Int64, suffixes: list[bytes]
 
 
 def _keys(names: npt.NDArray[np.uint8], lengths: Int64) -> Objects | None:
-    """Return keys as text; None if a name might split elsewhere: keys have no dot but in the names of folders.
+    """Return keys as text; None if a name might split elsewhere, because only folder names of keys may have a dot.
 
     Args:
-        names: uint8 of shape (n, width): what begins with the keys.
+        names: uint8 of shape (n, width): the names, which begin with the keys.
         lengths: int64 of shape (n,): bytes of each key; less than the width.
     """
     width = int(lengths.max())
