@@ -113,7 +113,7 @@ class AnnotationRun:
         """
         if live != folder:
             remedy = "use --overwrite to replace it, or choose another --name"
-            self._refuse("the annotation that is there was made by another plan", live, remedy, folder)
+            self._refuse("the existing annotation was made by another plan", live, remedy, folder)
 
     def cuts(self, job: AnnotateJob, modified: str, resume: bool, live: str | None) -> Cuts:
         """Start a run, or continue one; return how it is cut into tasks.

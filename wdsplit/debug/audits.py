@@ -33,7 +33,8 @@ class EpochAudit:
         steps: Steps of this rank.
         samples: Samples that all ranks were given, pads left out.
         pads: Pads that they were given.
-        complete: Whether it was iterated to its end on all ranks. Else gaps are looked for in the steps that they had.
+        complete: Whether it was iterated to its end on all ranks. Otherwise only the steps that they had are checked
+            for gaps.
         by: What the samples were identified by: `__position__`, or both it and `__key__`.
     """
 

@@ -33,7 +33,7 @@ class Delivery(NamedTuple):
 
 @dataclass
 class Faults:
-    """What is wrong with what was delivered, in numbers and with some examples."""
+    """Faults of the deliveries: their numbers, and some examples."""
 
     num_repeated: int = 0  # deliveries too many
     repeated: list[list[Delivery]] = field(default_factory=list)  # for some values all their deliveries

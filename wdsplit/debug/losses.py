@@ -84,7 +84,7 @@ class Divergence(NamedTuple):
     rank: int
     step: int  # where it was first seen
     loss: float  # its loss there
-    others: float  # the median of all ranks there, of two the other's; NaN if there is no other
+    others: float  # the median of all ranks there, or the other one's of two ranks; NaN if there is no other
 
     def __str__(self) -> str:
         return f"rank {self.rank} from step {self.step} on: {self.loss:.4g}, the others {self.others:.4g}"
@@ -121,7 +121,7 @@ class Losses:
         changes = np.abs(finite[1:] - finite[:-1]).compressed()
         changes = changes[changes > 0]  # rounded losses often do not change at all
         noise = float(np.median(changes)) if len(changes) else 0.0
-        # The difference of two losses has twice the variance of one, and a mean of so many this share of it.
+        # The difference of two losses has twice the variance of one; a mean of _WINDOW such has 1 / _WINDOW of it.
         bound = _THRESHOLD * noise * math.sqrt(2 / _WINDOW)
         is_finite, counts = ~ma.getmaskarray(finite), finite.count(axis=1)[:, None]
         medians = ma.median(finite, axis=1)[:, None]

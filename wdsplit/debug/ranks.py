@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 _HERE, _LEFT = b"here", b"left"
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
-"""How many rendezvous of a name some ranks have made: all of them count alike."""
+"""Rendezvous made so far, by name and ranks: all ranks have the same count."""
 _passed: dict[tuple[str, tuple[int, ...]], str] = {}
 """The key of this rank's note at the last meeting of a name."""
 _groups: WeakValueDictionary[tuple[int, ...], Any] = WeakValueDictionary()
@@ -55,7 +55,7 @@ class Ranks:
 
     Attributes:
         members: Their ranks in the whole job.
-        place: Which of them this process is.
+        place: The index of this process among them.
         group: Their process group, None for all ranks; or a DeviceMesh of several dimensions, which has no group.
     """
 
@@ -116,8 +116,8 @@ class Rendezvous:
     """Lets some ranks exchange values, any number of times.
 
     Args:
-        ranks: Those that meet; all of them must make a rendezvous of a name equally often.
-        name: What it is called in errors.
+        ranks: The ranks that meet; all of them must make a rendezvous of a name equally often.
+        name: Its name in errors.
         timeout_s: Seconds that a rank waits for the others.
 
     Raises:
@@ -193,7 +193,7 @@ class Rendezvous:
         return [value for value, _ in outcomes]
 
     def _forget_last(self, store: Any, own: str) -> None:
-        """Delete this rank's note of the meeting before: all have met since, so all have read it."""
+        """Delete this rank's note of the previous meeting: all have met since, so all have read it."""
         which = self._name, self.ranks.members
         last, _passed[which] = _passed.get(which), own
         if last is not None:
@@ -266,7 +266,7 @@ def barrier(timeout_s: float = 60.0, group: Any = None, name: str = "barrier") -
     Args:
         timeout_s: Seconds to wait.
         group: A process group or DeviceMesh whose ranks meet; by default all.
-        name: What to call the place in the error.
+        name: Name of the place in the error.
 
     Raises:
         CheckError: Some ranks did not arrive in time; every rank that did raises it, with their names.

@@ -58,8 +58,8 @@ class Record:
 
     Args:
         loader: The loader, about to be iterated.
-        identify: Returns of a batch a dict of `__position__` (int) and, if it has them, `__key__` (str); None to look
-            for them by name.
+        identify: Function from a batch to a dict of `__position__` (int) and, if it has them, `__key__` (str); None to
+            look for them by name.
     """
 
     def __init__(self, loader: Loader, identify: Identify | None) -> None:
@@ -86,8 +86,7 @@ class Record:
     def note(self, batch: Any) -> None:
         """Record the samples of a batch.
 
-        A mixture may have a key several times an epoch, and so may a dataset whose bad samples are replaced: there the
-        positions count alone.
+        Keys may repeat within an epoch of a mixture, or if bad samples are replaced: then only positions count.
 
         Raises:
             InputError: The batch has no positions.
@@ -170,7 +169,7 @@ class Record:
         return f"the sample at position {position}"
 
     def missing_name_of(self, position: int) -> str:
-        """Return what to call a missing sample: also by the rank that lacks it, and by the step unless `uneven`."""
+        """Return a name for a missing sample, with the rank that lacks it and, unless `uneven`, the step."""
         world_size = self.world.world_size
         text = f"{self.name_of(position)}, which rank {position % world_size} should have had"
         if self.order.options.tail == "uneven":
@@ -179,7 +178,7 @@ class Record:
         return f"{text} in step {self.start // global_batch + (position - self.start) // global_batch}"
 
     def due(self, facts: Sequence[Facts]) -> Callable[[Int64], npt.NDArray[np.bool_]]:
-        """Return which positions the ranks should have been given, in as many steps as they were, as a function."""
+        """Return a function that tells which positions the ranks should have received in the steps that they had."""
         world_size = self.world.world_size
         starts, stops = np.full(world_size, self.stop), np.zeros(world_size, np.int64)
         for each in facts:

@@ -29,7 +29,7 @@ _LOGGED_ONE_BY_ONE = 10
 _NAMED = 3
 _MAX_MESSAGE = 2000
 _MIN_SEARCHED = 1000
-"""Bad samples in a row that a search for a good one passes at least, even if fewer are accepted."""
+"""A search for a good sample passes at least this many bad ones in a row, even if fewer are accepted."""
 
 
 def bad_samples_problems(on_bad_sample: Any, max_bad_samples: Any, bad_samples_file: Any) -> list[str]:
@@ -91,11 +91,11 @@ class BadSamples:
         """Return an object that records the bad samples of an epoch.
 
         Args:
-            url: What to call the dataset.
+            url: The dataset's name in messages.
             epoch: The epoch.
             num_samples: The samples of the epoch.
             readers: Readers that share the samples and count separately.
-            count: Counts a bad sample; returns how many all that count together have found in the epoch.
+            count: Counts a bad sample; returns how many were found in the epoch, by all readers that count together.
         """
         limit = self.max_bad if isinstance(self.max_bad, int) else math.ceil(self.max_bad * num_samples / readers)
         return Found(self, url, epoch, limit, count)
@@ -106,10 +106,10 @@ class Found:
 
     Args:
         options: How to replace them.
-        url: What to call the dataset.
+        url: The dataset's name in messages.
         epoch: The epoch.
         limit: Bad samples to accept.
-        count: As of `BadSamples.found`.
+        count: As in `BadSamples.found`.
 
     Attributes:
         max_searched: Bad samples in a row that a search for a good one may pass.
@@ -129,7 +129,7 @@ class Found:
         """Count a bad sample, log it unless there were many, and list it.
 
         Raises:
-            PipelineError: There are more of them than are accepted.
+            PipelineError: There are more bad samples than accepted.
             StorageError: The file cannot be written.
         """
         number = self._count()

@@ -1,6 +1,6 @@
 """The batches that a `Loader` delivers in an epoch, or in the rest of one, and the loader's progress.
 
-Composition of the steps and the workers' sub-batches; the state is explicit, so that it can be named at any time.
+They combine the steps with the workers' sub-batches. The state is explicit, so that it is known at any time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wdsplit.order.state import State
 __all__ = ["Ahead", "Batches", "EpochProgress", "SubBatch"]
 
 SubBatch = tuple[Int64, Any]
-"""The places in the batch of a worker's samples, and the samples: what `collate` made of them, or a list."""
+"""The places of a worker's samples in the batch, and the samples: the result of `collate`, or a list."""
 
 
 class Ahead(Protocol):
@@ -35,7 +35,7 @@ class Ahead(Protocol):
         """Return the next step and its batch.
 
         Args:
-            make: Makes the step after those that were made, and its batch.
+            make: Makes the next step that was not made yet, and its batch.
             left: Steps that were not delivered, the next one included; at least 1.
         """
 
@@ -87,10 +87,10 @@ class Batches(Iterator[Any]):
         self._world_size = steps.world.world_size
         self.step: Step
         self.state = State(epoch, steps.start, self._view if steps.start else None, steps.skips)
-        self._give(steps)
+        self._set_steps(steps)
         clock.begin()
 
-    def _give(self, steps: Steps) -> None:
+    def _set_steps(self, steps: Steps) -> None:
         self._steps = iter(steps)
         self.left, self.skips = len(steps), steps.skips
         self._ahead = None if self._make_ahead is None else self._make_ahead()
@@ -98,7 +98,7 @@ class Batches(Iterator[Any]):
     def go_on(self, steps: Steps, running: Running) -> None:
         """Continue with other steps; batches that were made ahead for the earlier ones are dropped."""
         self.running = running
-        self._give(steps)
+        self._set_steps(steps)
 
     def __next__(self) -> Any:
         """Return the next batch."""
@@ -115,7 +115,7 @@ class Batches(Iterator[Any]):
             delivered = len(step.positions)
         except BaseException as error:
             self.close(failed=True, at_once=not isinstance(error, Exception))
-            if isinstance(error, StopIteration):  # it would pass for the end of the epoch
+            if isinstance(error, StopIteration):  # it would look like the end of the epoch
                 raise PipelineError(
                     "the collate_fn raised StopIteration",
                     expected="a batch made of the given samples",
@@ -148,7 +148,7 @@ class Batches(Iterator[Any]):
         return step, batch
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
-        """End the iteration; workers end with it, unless they are persistent and all is well.
+        """End the iteration; workers end with it, unless they are persistent and nothing failed.
 
         Args:
             failed: Whether it ends because of an error.
@@ -164,11 +164,11 @@ class Batches(Iterator[Any]):
 class EpochProgress:
     """A loader's progress: the position of its state, and the start of its next iteration.
 
-    One iteration at a time counts: the last one, until another epoch or a state is chosen. A copy goes on
-    from the same place, without the iteration under way.
+    One iteration at a time counts: the last one, until another epoch or a state is chosen. A copy continues from the
+    same place, without the current iteration.
 
     Args:
-        dataset: Its dataset; if its epoch is set, the next iteration gives that one.
+        dataset: The loader's dataset; if its epoch is set, the next iteration has that epoch.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -230,26 +230,26 @@ class EpochProgress:
         self._next, self._delivered, self._batches = state, None, None
 
     def begin(self, batches: Batches, start: State, is_empty: bool) -> None:
-        """Count batches from `start` on; if they are left early, the next iteration begins their epoch anew."""
+        """Track batches from `start` on; if the iteration is left early, the next one starts the epoch again."""
         self._batches, self._source = weakref.ref(batches), batches.source
         self._delivered, self._next = start, State(start.epoch, 0, skips=start.skips)
         if is_empty:
             self._delivered = self._next = State(start.epoch + 1, 0)
 
     def skip(self, skips: Skips) -> None:
-        """Leave positions out of the epoch under way, or else of the next one: those that were left out before, too."""
+        """Leave positions out of the current epoch, else of the next one; `skips` includes those left out before."""
         self._next = replace(self._next, skips=skips)
         if self._delivered is not None:
             self._delivered = replace(self._delivered, skips=skips)
 
     def deliver(self, batches: Batches, state: State, is_last: bool) -> None:
-        """Take note that batches were delivered up to a state, if they are those that count."""
+        """Record that batches were delivered up to a state, if they are the ones that count."""
         if self._batches is not None and self._batches() is batches:
             self._delivered = state
             self._next = state if is_last else self._next
 
     def _follow_dataset(self) -> None:
-        """Choose the dataset's epoch if that was set since."""
+        """Choose the dataset's epoch if it was set meanwhile."""
         if self._dataset.epochs_set != self._epochs_set:
             self._epochs_set = self._dataset.epochs_set
             self._go_to(self._dataset.epoch)

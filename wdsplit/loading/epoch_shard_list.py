@@ -210,7 +210,7 @@ def _uneven(num_shards: int, world: World) -> str:
 
 
 def _evened(urls: list[str], first: int, readers: int, tail: Tail) -> list[str]:
-    """Return the URLs from the first on, some repeated or left out so that all readers get equally many, or as is."""
+    """Return the URLs from `first` on; with `pad` or `drop`, so many that all readers get equally many."""
     left = urls[first:]
     over = len(left) % readers
     if tail == "uneven" or not over:
@@ -233,8 +233,8 @@ def shard_urls(
     """Return the URLs of shards that `EpochShardList` takes, in their order, each with its bytes if they are known.
 
     Raises:
-        InputError: There are none, or they are no URLs.
-        DatasetNotFoundError: The folder holds no dataset.
+        InputError: There are none, or they are not URLs.
+        DatasetNotFoundError: The folder is not a dataset.
         CorruptDataError: Its manifest is damaged.
     """
     is_listed = not isinstance(urls, str | os.PathLike)
@@ -254,7 +254,7 @@ def shard_urls(
 
 
 def _named(text: str, options: Mapping[str, Any] | None, is_listed: bool) -> Iterator[tuple[str, int | None]]:
-    """Give the shards that a text means; one of a list may be a command, or a file whose name looks like a pattern."""
+    """Give the shards that a text names; in a list, it may be a command, or a file with a name like a pattern."""
     literal = is_listed and (text.startswith("pipe:") or os.path.isfile(text))
     for url in [text] if literal else _expanded(text):
         if literal or url.startswith("pipe:") or not has_magic(url) or os.path.isdir(url):

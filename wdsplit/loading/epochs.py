@@ -31,7 +31,7 @@ class SharedEpoch:
         return int(self._cells.array[0])
 
     def set(self, epoch: int) -> None:
-        """Set the epoch, and count that."""
+        """Set the epoch, and count this call."""
         cells = self._cells.array
         cells[0] = epoch
         cells[1] += 1
@@ -39,8 +39,8 @@ class SharedEpoch:
     def times_set(self) -> int:
         """Return how often it was set.
 
-        Only the process of a rank asks so, no worker. Ranks may have been started with one dataset, and must not see
-        each other's epochs: so a process that did not make the numbers goes on with a copy.
+        Only the process of a rank calls this, no worker. Ranks may have been started with one dataset, and must not see
+        each other's epochs: so a process that did not make the numbers continues with a copy.
         """
         if self._process != os.getpid():
             self._cells, self._process = copy.deepcopy(self._cells), os.getpid()

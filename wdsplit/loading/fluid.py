@@ -29,7 +29,7 @@ else:
     try:
         from torch.utils.data import IterableDataset
     except ModuleNotFoundError:
-        from webdataset.pytorch import IterableDataset  # what stands for torch's in webdataset's pipelines
+        from webdataset.pytorch import IterableDataset  # webdataset's replacement for torch's
 
 __all__ = ["FluidPipeline", "FluidStages"]
 

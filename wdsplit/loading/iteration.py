@@ -1,7 +1,7 @@
 """An iteration of a dataset: the rest of an epoch, and its progress.
 
 Its state is the number of samples that the stages have taken: the rest follows from the epoch by arithmetic. Stages
-that hold samples back between two items have no such state; they are known by name, or by counting what they take.
+that keep samples between two items have no such state; they are recognised by name, or by counting what they take.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _FILTERS = "webdataset.filters"
 
 
 def _is_of_filters(stage: Any) -> bool:
-    """Tell whether a stage is a webdataset function with its arguments; before webdataset's import there is none."""
+    """Tell whether a stage is a webdataset function with its arguments; none is before webdataset is imported."""
     filters = sys.modules.get(_FILTERS)
     return filters is not None and isinstance(stage, filters.FilterFunction)
 
@@ -86,7 +86,7 @@ def _function(stage: Any) -> Any:
 
 
 def _name(stage: Any) -> str:
-    """Return what a stage is called in a pipeline."""
+    """Return the name of a stage."""
     function = _function(stage)
     if function is islice:
         return "slice"
@@ -94,7 +94,7 @@ def _name(stage: Any) -> str:
 
 
 def _name_in_webdataset(stage: Any) -> str:
-    """Return the name of one of webdataset's own stages; nothing for another's."""
+    """Return the name of a stage if it is one of webdataset's; else an empty text."""
     function = _function(stage)
     return _name(stage) if function is islice or getattr(function, "__module__", "") == _FILTERS else ""
 
@@ -129,7 +129,7 @@ def why_not_one_to_one(stage: Any, strict: bool = False) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Batched:
-    """Webdataset's `batched`, but that one takes a sample of the next batch before it gives a batch."""
+    """Like webdataset's `batched`, but takes no sample of the next batch before it gives a batch."""
 
     size: int
     collate: Callable[[list[Any]], Any] | None
@@ -137,7 +137,7 @@ class _Batched:
 
     @classmethod
     def from_stage(cls, stage: FilterFunction) -> _Batched | None:
-        """Return the same as a stage of webdataset's, unless its size is invalid: it will say so itself."""
+        """Return the equivalent of webdataset's stage; None if its size is invalid, which that stage reports."""
         bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
         bound.apply_defaults()
         size = whole(bound.arguments["batchsize"])
@@ -153,7 +153,7 @@ class _Batched:
 
 
 class _Watched:
-    """A stage of unknown kind: only the items that go in and come out are counted."""
+    """A stage of unknown kind, with counts of the items that go in and come out."""
 
     def __init__(self, stage: Any, invoke: Callable[..., Any]) -> None:
         self._stage = stage
@@ -182,7 +182,7 @@ class _Watched:
 
 
 class _Taken:
-    """Counts the samples that are taken from lists, `before` included; nothing is done for each of them."""
+    """Counts the samples that are taken from lists, from `before` on, without work for each sample."""
 
     def __init__(self, lists: Iterator[list[Any]], before: int) -> None:
         self._num_opened = before
@@ -191,7 +191,7 @@ class _Taken:
 
     @property
     def number(self) -> int:
-        """Samples that were taken: those of the lists so far, but for what is left of the last."""
+        """Samples that were taken: those of all lists so far, without the rest of the last one."""
         return self._num_opened - length_hint(self._current)
 
     def _open(self, samples: list[Any]) -> Iterator[Any]:
@@ -204,10 +204,10 @@ class Iteration(Iterator[Any]):
     """The results of a dataset's stages for one reader's samples of an epoch.
 
     Args:
-        source: What is read.
+        source: The source to read.
         epoch: The epoch.
-        world: Which of all readers this is.
-        staging: The stages; of those that are not guarded, what `resumable` returns.
+        world: The rank and worker of this reader.
+        staging: The stages; those that are not guarded, as `resumable` returns them.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Iteration(Iterator[Any]):
         self._begin(epoch, 0)
 
     def _begin(self, epoch: int, taken: int) -> int:
-        """Go to where a number of samples was taken. Return how many this reader has less: 0 if all is well."""
+        """Go to where `taken` samples were taken. Return how many samples this reader lacks for that: 0 if none."""
         order = self._source.order(epoch)
         chunks = reader_positions(order, self._world, self._source.samples_at_once(self._world))
         first, missing = _after(chunks, taken)
@@ -252,7 +252,7 @@ class Iteration(Iterator[Any]):
         numbers of both: `wdsplit.Loader` has states that resume on any other.
 
         Raises:
-            StateError: A stage holds samples back, so that no number says where to go on.
+            StateError: A stage keeps samples, so that no number says where to continue.
         """
         self._refuse_unresumable()
         for stage in self._stages:
@@ -261,10 +261,10 @@ class Iteration(Iterator[Any]):
         return self._dumped(State(self._epoch, self._taken.number, self._source.view_at(self._epoch)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where a state dict was taken: the rest of its epoch is given, nothing of what came before is read.
+        """Go to where a state dict was taken, to give the rest of its epoch; earlier samples are not read.
 
-        The epoch is the state's, whatever the dataset is set to; the dataset is left as it is, and its next iteration
-        gives the epoch that it is set to then. After the last item, a state has nothing left to give.
+        The epoch is the state's, whatever the dataset is set to. The dataset does not change: its next iteration has
+        the epoch that it is set to then. A state after the last item gives no more items.
 
         Raises:
             StateError: The state is of another dataset, another view, other options, or another rank or worker, or it
@@ -319,7 +319,7 @@ class Iteration(Iterator[Any]):
 
 
 def _after(chunks: Iterator[Int64], taken: int) -> tuple[Int64, int]:
-    """Skip the first `taken` positions. Return the rest of the chunk they end in, and how many there were too few."""
+    """Skip `taken` positions. Return the rest of the chunk they end in, and how many positions are missing."""
     chunk = np.zeros(0, np.int64)
     while taken >= len(chunk):
         taken -= len(chunk)
@@ -361,7 +361,7 @@ def _warn_of_dropped_samples(source: AnySource, world: World, stages: Iterable[A
 
 
 def _may_drop(stage: Any) -> bool:
-    """Tell whether a stage of webdataset's may drop samples, if only by a handler that goes on after errors."""
+    """Tell whether a stage of webdataset may drop samples, also by a handler that continues after errors."""
     handler = stage.kw.get("handler") if _is_of_filters(stage) else None
     drops = handler is not None and handler is not sys.modules[_FILTERS].reraise_exception
     return drops or _name_in_webdataset(stage) in _DROPPING

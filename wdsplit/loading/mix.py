@@ -1,6 +1,6 @@
 """Several datasets as one: `wdsplit.mix`.
 
-Composition of the order of a mixture and a reader for each source.
+It combines the order of a mixture with a reader for each source.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["MixedSource", "Mixture", "mix"]
 
 _EPOCHS_OPEN = 2
-"""Epochs of a source that are read at once: lanes come to the end of one at slightly different positions."""
+"""Epochs of a source that are read at the same time: lanes end an epoch at slightly different positions."""
 
 SharesOf = Callable[[Sequence[int]], Sequence[int] | Schedule]
 
@@ -173,13 +173,13 @@ class MixedSource:
         return MixedOrder(self._sizes_at(epoch), self._epoch_shares(epoch), self.options, epoch)
 
     def order_of(self, source: int, source_epoch: int, epoch: int) -> EpochOrder:
-        """Return a source's own order in one of its own epochs, as an epoch of the mixture needs it."""
+        """Return a source's own order in one of its epochs, with its view in an epoch of the mixture."""
         one = self.sources[source]
         options = replace(self.options, seed=source_seed(self.options.seed, source), window=one.options.window)
         return one.order_with(one.selection_at(epoch), options, source_epoch, equal_lanes=True)
 
     def reader(self, order: MixedOrder, world: World) -> BlockReader:
-        """Return what reads the positions of an order for one of its readers."""
+        """Return a reader for the positions that one rank and worker has in an order."""
         return _MixedReader(self, order, world)
 
     def place(self, order: MixedOrder, position: int, orders: dict[Any, EpochOrder]) -> Place:
@@ -193,7 +193,7 @@ class MixedSource:
         return place._replace(fields={"__source__": source.url})
 
     def samples_at_once(self, world: World) -> int:
-        """Return how many samples a reader shall read at a time."""
+        """Return how many samples a reader should read at a time."""
         return max(source.samples_at_once(world) for source in self.sources)
 
     def __call__(self) -> Any:
@@ -202,7 +202,7 @@ class MixedSource:
 
 
 _MixedPlan = tuple[Int64, list[tuple[Quota, SampleReader, Any]]]
-"""Positions, and what each source has to read of them."""
+"""Positions, and the plan of each source for its part of them."""
 
 
 class _MixedReader:
@@ -225,7 +225,7 @@ class _MixedReader:
         self.as_arrow = False
 
     def plan(self, positions: Int64) -> _MixedPlan:
-        """Return what is to be read for some positions."""
+        """Return a plan for some positions."""
         quotas = []
         for quota in self._order.quotas(positions):
             reader = self._reader(quota.source, quota.source_epoch)
@@ -238,7 +238,7 @@ class _MixedReader:
             reader.fetch()
 
     def carry_out(self, plan: _MixedPlan) -> Block:
-        """Return the samples of a plan; their field `__source__` says where each is from."""
+        """Return the samples of a plan; the field `__source__` names the dataset of each."""
         positions, quotas = plan
         gathered = Gathered(len(positions))
         for quota, reader, own in quotas:

@@ -84,15 +84,15 @@ class MixArguments:
         return list(dict.fromkeys(str(path) for shares in self._mappings for path in shares))
 
     def shares(self, sizes: Sequence[int], names: Sequence[str], lanes: int) -> list[int] | Schedule:
-        """Return how many samples of each dataset an epoch takes, or the schedule that says so.
+        """Return how many samples of each dataset an epoch takes, or the schedule.
 
         Args:
             sizes: Samples of each dataset.
-            names: What errors call them.
+            names: Their names in messages.
             lanes: Lanes of the mixture.
 
         Raises:
-            InputError: There are no such numbers.
+            InputError: No mixture can have these shares.
         """
         if self.schedule is not None:
             points = [(position, self._in_order(weights, 0)) for position, weights in self._points]

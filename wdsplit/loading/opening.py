@@ -30,10 +30,10 @@ def opened_source(path: Any, window: int | None, limit: int | None, chosen: Data
     """Return the source of a dataset, with all its samples or the first ones, and how it was opened.
 
     Args:
-        path: As of `Dataset`.
-        window: As of `Dataset`.
-        limit: As of `Dataset`.
-        chosen: The checked options of `Dataset`; those that choose a view are for the caller.
+        path: As for `Dataset`.
+        window: As for `Dataset`.
+        limit: As for `Dataset`.
+        chosen: The checked options of `Dataset`; the caller applies those that choose a view.
     """
     url, all_samples, access = open_dataset(path, access_of(chosen), chosen["cache_dir"], chosen["fs"])
     manifest = all_samples if limit is None else first_samples(all_samples, whole(limit))
@@ -51,7 +51,7 @@ def open_source(path: Any, window: int | None = None, limit: int | None = None, 
     """Return the source of a `Dataset` with the same arguments, with its views; webdataset is not imported.
 
     Raises:
-        WdsplitError: As by `Dataset`.
+        WdsplitError: As for `Dataset`.
     """
     chosen = checked_options(options, whole(window))  # type: ignore[arg-type]
     source, opened = opened_source(path, whole(window), limit, chosen)
@@ -67,16 +67,16 @@ def open_dataset(
         path: The folder of a dataset; or a tar, a glob, a brace expression, or a list of these.
         access: How it is reached.
         cache_dir: Where indexes of tars are kept; None for the user's cache folder.
-        fs: The file system that it is on; None for what the path says itself.
+        fs: The file system that it is on; None to choose it by the path.
 
     Returns:
-        What to call it, its manifest, and how its shards are reached.
+        Its name in messages, its manifest, and how its shards are reached.
 
     Raises:
         DatasetNotFoundError: There is no dataset, or no such tar.
         CorruptDataError: The manifest, or a tar, is damaged.
-        InputError: The path is invalid, or a tar holds an invalid sample.
-        StorageError: The system refused, or indexes cannot be written.
+        InputError: The path is invalid, or a tar has an invalid sample.
+        StorageError: Storage failed, or indexes cannot be written.
     """
     texts, options = located(_texts(path), access.storage_options, fs)
     access = dataclasses.replace(access, storage_options=options)

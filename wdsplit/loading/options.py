@@ -67,7 +67,7 @@ def checked_options(options: DatasetOptions, window: int | None = None) -> Datas
     """Return all options, with numpy integers as plain ones, and defaults for options that were not given.
 
     Args:
-        options: What the caller has given.
+        options: The caller's options.
         window: The caller's window, which is checked with the rest; None for the dataset's own.
 
     Raises:

@@ -29,10 +29,10 @@ def worker_processes(
     """Return the parcels of all workers in turn; the processes start when it is iterated.
 
     Args:
-        sub_batches: What each worker iterates; gets the bound on the bytes that may be under way.
+        sub_batches: What each worker iterates; this sets its limit of the bytes in transit.
         num_workers: Processes.
         prefetch_factor: Parcels that each makes ahead.
-        prefetch_bytes: Bytes that all parcels made ahead may hold together.
+        prefetch_bytes: Limit for the bytes of all parcels made ahead.
         persistent: Whether the processes stay from one iteration to the next.
         multiprocessing_context: How they are started; None for Python's default.
     """

@@ -1,7 +1,6 @@
-"""The sub-batches that are still to come: taken from workers of any kind, and released.
+"""The remaining sub-batches of an iteration: taken from workers of any kind, and released.
 
-Composition. Each worker's parcels of sub-batches come in turn; those of processes lie in shared memory until they were
-delivered.
+The workers' parcels of sub-batches come in turn; those of processes stay in shared memory until they are delivered.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ __all__ = ["Running"]
 
 
 class Running:
-    """An iteration under way: the sub-batches that are still to come.
+    """The remaining sub-batches of an iteration.
 
     Args:
-        parcels: The parcels of all workers in turn, each of as many steps, but the last before an error may be shorter.
-        source: What they are made by.
+        parcels: The parcels of all workers in turn, of equally many steps; the last before an error may be shorter.
+        source: Makes them.
         persistent: Whether worker processes stay when it ends.
         num_workers: Workers, at least 1: the loader's own thread counts as one.
-        on_failure: Called when the workers were ended because of an error.
+        on_failure: Called after the workers were ended because of an error.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Running:
         return sub_batch
 
     def _open(self, parcels: Iterator[Any], segments: Segments) -> None:
-        """Open the parcel of the worker whose turn that is: after a short one, not always of the one waited for."""
+        """Open the next worker's parcel; after a short one, `take` may wait for another worker."""
         try:
             parcel = next(parcels)
         except StopIteration as error:
@@ -81,7 +80,7 @@ class Running:
         self._opened[worker].extend(segments.parcel(parcel) if isinstance(parcel, Placed) else parcel)
 
     def delivered(self) -> None:
-        """Say that the sub-batches of a step were copied: the memory of parcels that are empty may be used again."""
+        """Record that the sub-batches of a step were copied, so that the memory of empty parcels may be reused."""
         bound = self._source.bound
         for worker, opened in enumerate(self._opened):
             while bound is not None and self._placed[worker] and not opened:
@@ -95,7 +94,7 @@ class Running:
         self._source.end()
 
     def close(self, failed: bool = False, at_once: bool = False) -> None:
-        """Let go of the sub-batches. Workers end now, not when they are collected, unless they stay and all is well."""
+        """Release the sub-batches, and end the workers, unless they are persistent and nothing failed."""
         parcels, self._parcels, self._segments = self._parcels, None, None
         if parcels is None or self._superseded:
             return

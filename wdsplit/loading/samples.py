@@ -1,6 +1,6 @@
 """Random access: the samples of a dataset by number or by key, as a map-style dataset of torch.
 
-There is no epoch and no rank here: a sampler of torch's decides who gets which samples.
+There is no epoch and no rank here: torch's sampler decides which process gets which samples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ else:
 __all__ = ["Samples"]
 
 _SAMPLES_AT_ONCE, _BYTES_AT_ONCE = 256, 16 * 1024**2
-"""What an iteration reads at a time."""
+"""Limits of what an iteration reads at a time."""
 
 _INSTEAD = {
     "batched": "let the loader make batches: DataLoader(samples, batch_size=...)",
@@ -297,11 +297,11 @@ class Samples(FluidStages, MapDataset):
         """Return a sample by its number or key, or a range of samples, which is not read yet.
 
         Args:
-            index: A number, from the end if it is negative; a key, escaped as in the tar or as it was before; or a
-                slice of numbers.
+            index: A number, from the end if it is negative; a key, escaped as in the tar or unescaped; or a slice of
+                numbers.
 
         Raises:
-            SampleNotFoundError: There is no such sample; a KeyError and an IndexError too.
+            SampleNotFoundError: There is no such sample; also a KeyError and an IndexError.
             InputError: It is none of these.
             WdsplitError: A shard is missing or damaged.
         """
@@ -315,7 +315,7 @@ class Samples(FluidStages, MapDataset):
         """Return several samples, in the requested order: torch's loaders call this for a batch.
 
         Args:
-            indices: Numbers or keys, each as of `samples[...]`.
+            indices: Numbers or keys, each as for `samples[...]`.
         """
         return list(self._staged(self._places(list(indices))))
 

@@ -22,7 +22,7 @@ _WITH_ACCELERATE = (
 
 
 def refuse_second_split(url: str, find_world: Callable[[], World]) -> None:
-    """Refuse to go on if one of the objects whose methods are being called would split the samples again.
+    """Refuse to continue if an object on the call stack would split the samples again.
 
     Such an object can be iterated, has a dataset, and says among how many processes it divides it. All ranks find the
     same, so none of them waits for another. Or it is a pipeline with one of webdataset's stages that split.
@@ -63,7 +63,7 @@ def refuse_splitters(stages: Iterable[Any], url: str) -> None:
         InputError: There is one.
     """
     shardlists = sys.modules.get("webdataset.shardlists")
-    if shardlists is None:  # then nobody has a stage of it
+    if shardlists is None:  # then no stage is webdataset's
         return
     splitters = (shardlists.split_by_node, shardlists.split_by_worker)
     names = [stage.__name__ for stage in stages if any(stage is each for each in splitters)]
@@ -79,13 +79,13 @@ def refuse_splitters(stages: Iterable[Any], url: str) -> None:
 
 
 def refuse_counting_trainer(dataset: Any, url: str) -> None:
-    """Refuse to go on if an object is being made that counts its steps by the length of its `train_dataset`.
+    """Refuse to continue if an object in its `__init__` would count steps by the length of its `train_dataset`.
 
     The Trainer of Transformers does so. Its own error, that there is no length, does not say what to write.
 
     Args:
         dataset: The dataset that is asked for its length.
-        url: What it is called.
+        url: Its name in messages.
 
     Raises:
         InputError: There is such an object.
@@ -105,7 +105,7 @@ def refuse_counting_trainer(dataset: Any, url: str) -> None:
 
 
 def _owners_of_frames(method: str = "") -> Iterator[Any]:
-    """Give `self` of each method that is being called, innermost first; of a forked worker also its parent's.
+    """Give `self` of each method that is being called, innermost first; in a forked worker also its parent's.
 
     Args:
         method: Only of methods of this name; empty for all.

@@ -1,7 +1,7 @@
 """Shards of remote stores as the streams that webdataset reads, opened by wdsplit's storage: whole, or an error.
 
-`webdataset.gopen.gopen_schemes` says what opens a URL, by its scheme, for the whole process. What is put there opens a
-`ShardUrl` alone, and leaves every other URL to what was in its place before.
+`webdataset.gopen.gopen_schemes` says what opens a URL, by its scheme, for the whole process. The opener that wdsplit
+puts there opens `ShardUrl`s, and passes any other URL to the opener that was there before.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["ShardStream", "ShardUrl", "is_ours"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _REPLACED = {"http": "gopen_curl", "https": "gopen_curl", "gs": "gopen_gsutil", "hf": "gopen_hf"}
-"""Openers of webdataset that take a stream for whole when their command was cut off. Others are the user's choice."""
+"""Openers of webdataset that take a truncated stream for a whole one. Other openers are the user's choice."""
 
 
 class ShardUrl(str):
-    """The URL of a remote shard, and how to read it. A copy in another process is the text alone."""
+    """The URL of a remote shard, and how to read it. A copy in another process has only the text."""
 
     size: int | None
     options: Mapping[str, Any] | None
@@ -37,7 +37,7 @@ class ShardUrl(str):
 
         Args:
             url: Its text.
-            size: Bytes of the shard, if they are known: one of another size is refused.
+            size: Bytes of the shard, if known: a shard of another size is refused.
             options: How to reach its store.
         """
         shard = cls(url)
@@ -73,7 +73,7 @@ class _Opener:
     """Opens the shards of a scheme.
 
     Attributes:
-        before: Opens what is no `ShardUrl`.
+        before: Opens all other URLs.
     """
 
     before: Callable[..., Any]
@@ -85,10 +85,10 @@ class _Opener:
 
 
 class ShardStream(io.RawIOBase):
-    """A file that is read from its beginning to its end: a few pieces ahead, by several connections.
+    """A file that is read from beginning to end: a few pieces ahead, by several connections.
 
     Args:
-        file: The file. What it raises, reading raises.
+        file: The file. Its errors are raised on reading.
     """
 
     def __init__(self, file: ReadableFile) -> None:

@@ -1,7 +1,6 @@
 """Steps that a loader leaves out: `Loader.skip`.
 
-Composition of the loader's progress and the epoch's order; what is skipped is a matter of positions, so that it is
-the same for all ranks and after any resume.
+Skips are positions in the epoch's order, so they are the same for all ranks and after any resume.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def skip_steps(
     last: int,
     begin: Callable[[AnySource, Steps], Running],
 ) -> None:
-    """Leave steps out of the epoch under way, else of the next one.
+    """Leave steps out of the current epoch, else of the next one.
 
     Args:
-        progress: How far the loader has got.
+        progress: The loader's progress.
         dataset: Its dataset.
         batch_size: Samples a batch and rank.
         first: The first step, as it is counted if none is skipped.
@@ -55,7 +54,7 @@ def skip_steps(
     batches = progress.under_way
     if batches is None:
         return
-    batches.running.close(failed=True)  # others are needed, even if these workers would stay
+    batches.running.close(failed=True)  # even persistent workers: other batches are needed
     rest = Steps(steps.order, world, batch_size, state.position, skips)
     batches.go_on(rest, begin(batches.source, rest))
     if not batches.left:

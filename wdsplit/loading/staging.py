@@ -21,9 +21,9 @@ class Staging:
     """The stages of a dataset after its source.
 
     Attributes:
-        guarded: The first of them, whose errors say that a sample is bad: they take one at a time. None if errors are
-            raised.
-        others: Those after them.
+        guarded: The first of them, which take one sample at a time: an error there means a bad sample. Empty if errors
+            are raised.
+        others: The stages after them.
         invoke: Applies a stage to samples, as webdataset's pipelines do.
         bad_samples: How to replace bad samples; None to raise errors.
     """
@@ -34,13 +34,13 @@ class Staging:
     bad_samples: BadSamples | None
 
     def applied_to(self, source: AnySource, order: AnyOrder, readers: int, count: Callable[[], int]) -> ApplyStages:
-        """Return what applies the stages to samples of an order.
+        """Return a function that applies the stages to samples of an order.
 
         Args:
-            source: What they are read from.
+            source: The source of the samples.
             order: The order.
-            readers: How many share its samples, and count bad ones for themselves.
-            count: Counts a bad sample; returns how many there are of the epoch by now.
+            readers: How many readers share its samples, and count bad ones separately.
+            count: Counts a bad sample; returns how many were found in the epoch so far.
         """
         apply = partial(self._applied, self.others, order.epoch)
         if self.bad_samples is None:

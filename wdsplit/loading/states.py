@@ -24,7 +24,7 @@ def dumped_state(dataset: Dataset, state: State, batch_size: int) -> dict[str, A
 
 
 def loaded_state(dataset: Dataset, values: Mapping[str, Any]) -> State:
-    """Return the state that a state dict holds.
+    """Return the state of a state dict.
 
     Raises:
         StateError: It is of another dataset, another view or other options, or it is damaged. Before its first

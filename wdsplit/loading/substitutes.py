@@ -1,9 +1,9 @@
-"""Substitutes for bad samples, so that every position yields one item whatever is wrong with its sample.
+"""Substitutes for bad samples, so that every position yields one item.
 
-A bad sample gets the last good one of its lane before it, else the first one after it, else one of the next lanes: a
-function of the data and the stages, not of the topology. A candidate is good if the stages take it at its own
-position. It draws the random numbers of that position wherever it is delivered: those of the bad one may be what made
-a stage fail. Whoever meets a bad sample reads and tries its candidates anew.
+A bad sample is replaced by the last good one before it in its lane, else by the first one after it, else by one of the
+next lanes. This depends on the data and the stages, not on the topology. A candidate is good if the stages accept it at
+its own position. It draws the random numbers of that position wherever it is delivered: those of the bad sample may
+have made a stage fail. Each reader of a bad sample reads and tries its candidates itself.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _SHARDS_OPEN = 16
 
 ApplyStages = Callable[[Iterator[Any]], Iterator[Any]]
 ApplyShifted = Callable[[Iterator[Any], Shift], Iterator[Any]]
-"""Applies stages to samples whose positions are moved before generators are seeded from them."""
+"""Applies stages to samples; their positions are shifted before generators are seeded from them."""
 
 
 class Substitutes:
-    """Gives an item for each sample: of bad ones, what is made of a substitute. For one reader and epoch.
+    """Gives an item for each sample, made from a substitute if the sample is bad. For one reader and epoch.
 
     Args:
-        source: What is read.
+        source: The source of the samples.
         order: The order of the epoch.
         apply_stages: Applies the stages that take one sample at a time.
-        found: Takes note of bad samples.
+        found: Records bad samples.
     """
 
     def __init__(self, source: AnySource, order: AnyOrder, apply_stages: ApplyShifted, found: Found) -> None:
@@ -68,12 +68,12 @@ class Substitutes:
             try:
                 item = run(sample)
             except _BadSampleError as bad:
-                item = self._instead_of(key, url, position, bad.error)
+                item = self._substituted(key, url, position, bad.error)
             yield item
         self._chain.finish()
 
-    def _instead_of(self, key: str, url: str, position: int, error: Exception) -> Any:
-        """Return what the stages make of the substitute of a bad sample."""
+    def _substituted(self, key: str, url: str, position: int, error: Exception) -> Any:
+        """Return the item for a bad sample, made from its substitute."""
         place = self._samples.place(position)
         bad = BadSample(key or self._samples.key_of(place), url, place.sample, position, error)
         self._bad.add(position)
@@ -94,10 +94,10 @@ class Substitutes:
         raise self._found.no_substitute(bad, num_bad) from error
 
     def _candidates(self, position: int) -> Iterator[int]:
-        """Give the positions whose samples may take the place of one: of its lane, before it, then after it.
+        """Give the positions of possible substitutes: in the lane of the position, backwards before it, then after it.
 
-        Then those of the next lanes, one after another and after the last one the first: of each from the same offset
-        back, then after it.
+        Then those in the next lanes (the first lane follows the last): in each, backwards from the same offset, then
+        after it.
         """
         lanes = self._order.options.lanes
         for turn in range(lanes):
@@ -114,7 +114,7 @@ class Substitutes:
                 yield candidate
 
     def _good_sample(self, candidate: int) -> dict[str, Any] | None:
-        """Return the sample of a position if it is good; else take note that it is bad."""
+        """Return the sample of a position if it is good; else record that it is bad."""
         lane = candidate % self._order.options.lanes
         try:
             sample = self._samples.read(candidate)
@@ -136,7 +136,7 @@ class _BadSampleError(Exception):
 
 
 class _Chain:
-    """The stages, run with one sample at a time. After an error they begin anew: a generator that raised is over."""
+    """Runs the stages with one sample at a time. After an error they start again: a generator that raised has ended."""
 
     def __init__(self, apply_stages: ApplyShifted) -> None:
         self._apply_stages = apply_stages
@@ -146,11 +146,11 @@ class _Chain:
         self._has_ended = False
 
     def run(self, sample: dict[str, Any], shift: int = 0) -> Any:
-        """Return what the stages make of a sample, whose position is moved before generators are seeded from it.
+        """Return the stages' item for a sample; `shift` is added to its position before generators are seeded from it.
 
         Raises:
             _BadSampleError: The sample is damaged, a stage raises an error, or the stages give nothing for it.
-            PipelineError: The stages give something else than one item for a sample.
+            PipelineError: The stages give several items for a sample, or take another one first.
         """
         if DAMAGE in sample:
             raise _BadSampleError(sample[DAMAGE])
@@ -179,7 +179,7 @@ class _Chain:
         return item
 
     def finish(self) -> None:
-        """Let the stages do what they do after their last sample.
+        """Let the stages finish after their last sample.
 
         Raises:
             PipelineError: They give one more item.
@@ -189,14 +189,14 @@ class _Chain:
             raise _not_one_to_one("a stage returned more than one item for the last sample", "", "")
 
     def _taken(self) -> Iterator[dict[str, Any]]:
-        """Give each sample once; a stage that takes a second one before it gives an item finds that there is none."""
+        """Give each sample once; a stage that takes a second one before it gives an item finds the end."""
         while self._next:
             yield self._next.pop()
         self._has_ended = True
 
 
 def _is_of_sample(error: Exception) -> bool:
-    """Tell whether an error says that a sample is bad, not that storage fails or the program is wrong."""
+    """Tell whether an error means a bad sample, and not a storage failure or a programming error."""
     if isinstance(error, WdsplitError):
         is_placed = isinstance(error, PipelineError) and bool(error.key)
         return is_placed or isinstance(error, (CorruptDataError, InputError))
@@ -226,14 +226,14 @@ def _not_one_to_one(cause: str, key: str, url: str) -> PipelineError:
 
 
 class _KnownBad:
-    """Positions whose samples are bad. A run of them is passed over in one step."""
+    """Positions whose samples are bad. A run of them is skipped in one step."""
 
     def __init__(self) -> None:
         self._positions: set[int] = set()
         self._after: dict[int, dict[int, int]] = {}
 
     def add(self, position: int) -> None:
-        """Take note of a position."""
+        """Add a position."""
         self._positions.add(position)
 
     def skip(self, position: int, step: int) -> int:
@@ -247,7 +247,7 @@ class _KnownBad:
 
 
 class _Samples:
-    """Reads single samples of an order. The shards that were used last are kept open."""
+    """Reads single samples of an order. The most recently used shards stay open."""
 
     def __init__(self, source: AnySource, order: AnyOrder) -> None:
         self._source = source

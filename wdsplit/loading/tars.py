@@ -1,7 +1,7 @@
 """Tars without a manifest, opened as a dataset.
 
-They are indexed once into a folder of the user's cache, named by their paths, sizes and versions: a tar that was
-changed has another folder. Nothing is written beside them.
+They are indexed once into a folder of the user's cache, named by a hash of their paths, sizes and versions: a changed
+tar gets another folder. Nothing is written beside them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = ["open_tars"]
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
-"""Another number, if the same tars would give another manifest: what was written before is then not used."""
+"""To be increased when the same tars would give another manifest: earlier indexes are then not used."""
 _FOLDER = "indexes"
 _STATS_AT_ONCE = 64
 _TARS_AT_ONCE = 4
-_SILENT_S = 10.0
+_LOG_EVERY_S = 10.0
 
 
 def open_tars(
@@ -57,15 +57,15 @@ def open_tars(
 
     Args:
         texts: A tar, a glob, a brace expression, or several of these.
-        name: What to call them; None for the folder that they have in common.
+        name: Their name in messages; None for the folder that they have in common.
         access: How they are reached.
         cache_dir: Where their indexes are kept; None for the user's cache folder.
 
     Returns:
-        What to call them, their manifest, and how they are reached.
+        Their name in messages, their manifest, and how they are reached.
 
     Raises:
-        WdsplitError: As by `open_dataset`.
+        WdsplitError: As for `open_dataset`.
     """
     options = access.storage_options
     urls = _find_tars(texts, options)
@@ -143,7 +143,7 @@ def _identity(files: GatheredFiles, options: Mapping[str, Any] | None) -> str:
 
 
 def _indexed(files: GatheredFiles, options: Mapping[str, Any] | None) -> Manifest:
-    """Return the manifest of tars, which is made if it is not there: by one process of the machine, others wait."""
+    """Return the manifest of tars. If there is none, one process of the machine makes it, and others wait."""
     storage = GatheredStorage(files, options)
     manifest = _read(storage)
     if manifest is None:
@@ -153,7 +153,7 @@ def _indexed(files: GatheredFiles, options: Mapping[str, Any] | None) -> Manifes
 
 
 def _read(storage: GatheredStorage) -> Manifest | None:
-    """Return the manifest that was made before; None if there is none, or if it is damaged."""
+    """Return the existing manifest; None if there is none, or if it is damaged."""
     with contextlib.suppress(CorruptDataError):
         if storage.size(HEADER_NAME) is not None:
             return read_manifest(storage)
@@ -162,7 +162,7 @@ def _read(storage: GatheredStorage) -> Manifest | None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, once no other process does."""
+    """Lock a folder for the block, once no other process locks it."""
     try:
         fd = open_locked(folder / "lock", wait=True)
     except OSError as error:
@@ -185,11 +185,11 @@ def _index(storage: GatheredStorage, files: GatheredFiles) -> Manifest:
         return content
 
     contents: list[TarContent] = []
-    said_s = time.monotonic()
+    logged_s = time.monotonic()
     for content in in_order(index, paths, _TARS_AT_ONCE):
         contents.append(content)
-        if time.monotonic() > said_s + _SILENT_S:
-            said_s = time.monotonic()
+        if time.monotonic() > logged_s + _LOG_EVERY_S:
+            logged_s = time.monotonic()
             text = "%s: %d of %d tars are indexed; this is done once (`wdsplit index` does it beside the tars, for all)"
             logger.warning(text, files.root, len(contents), len(paths))
     refuse_duplicate_keys(storage, contents)

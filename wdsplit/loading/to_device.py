@@ -65,7 +65,7 @@ def _checked(device: str | torch.device) -> torch.device:
     """Return a device that torch has here.
 
     Raises:
-        InputError: It has not.
+        InputError: torch cannot use it here.
     """
     try:
         target = torch.device(device)
@@ -133,7 +133,7 @@ class _Copies:
 
 @functools.cache
 def _stream_to(device: int) -> torch.cuda.Stream:
-    """Return the stream of copies to a CUDA device: one for all iterations, because memory is cached by streams."""
+    """Return the stream of copies to a CUDA device: one for all iterations, because torch caches memory per stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -143,7 +143,7 @@ def _record(stream: torch.cuda.Stream, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return a batch with each of its tensors changed; what holds none stays the same object."""
+    """Return a batch with each of its tensors changed; a value without tensors stays the same object."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MutableMapping):

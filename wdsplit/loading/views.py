@@ -37,16 +37,16 @@ def choice_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Opened(NamedTuple):
-    """A dataset as it was opened: what it is called, and its manifest, before any `limit`."""
+    """A dataset as it was opened: its name, and its manifest before any `limit`."""
 
     name: str
     manifest: Manifest
 
 
 class SharedSource:
-    """The source of a dataset and of all its copies in a process: `set_view` gives them another one.
+    """The source of a dataset and of all its copies in a process: `set_view` replaces it.
 
-    Worker processes have a copy of it. They see by a number in shared memory that it is out of date.
+    Worker processes have a copy of it. A number in shared memory tells them that it is out of date.
 
     Args:
         source: The source.
@@ -80,10 +80,10 @@ class SharedSource:
         self._times_set = int(self._cells.array[0])
 
     def outdated(self) -> Iterator[NoReturn] | None:
-        """Return what refuses to iterate again in a worker process that was started before `set_view` was called.
+        """Return an iterator that refuses to iterate again in a worker process that was started before `set_view`.
 
-        It does so with the first sample: a DataLoader does not pass on what fails before. The first iteration of a
-        worker is the one that it was started for, whatever was called since.
+        It raises with the first sample, because a DataLoader does not pass on earlier errors. The first iteration of a
+        worker is the one that it was started for, whatever was called since. None if the worker may iterate.
         """
         iterated_by, self._iterated_by = self._iterated_by, os.getpid()
         if not is_worker() or iterated_by != os.getpid() or int(self._cells.array[0]) == self._times_set:
@@ -128,8 +128,8 @@ def chosen_views(
     Args:
         storage: Where the dataset is.
         manifest: Its manifest, of all its samples.
-        choice: `view`, `where`, `keys` and `exclude`, as of `Dataset`.
-        limit: Choose among so many first samples only.
+        choice: `view`, `where`, `keys` and `exclude`, as for `Dataset`.
+        limit: Choose only among the first `limit` samples.
         storage_options: How to reach files of keys.
 
     Raises:
@@ -151,7 +151,7 @@ def _of_source(source: Source, manifest: Manifest, choice: Mapping[str, Any]) ->
 
 
 def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **others: Any) -> View | None:
-    """Return one view; arguments as of `resolve_view`, but that the view may be given itself."""
+    """Return one view; arguments as for `resolve_view`, but `view` may also be a `View`."""
     if not isinstance(view, View):
         return resolve_view(storage, manifest, view=view, **others)
     if not np.array_equal(view.selection.totals, manifest.shards.num_real):
@@ -172,7 +172,7 @@ def _resolved(storage: ReadableStorage, manifest: Manifest, view: Any = None, **
 
 
 def _by_epoch(view: Any) -> dict[int, Mapping[str, Any]]:
-    """Return the choice of each epoch with which another begins."""
+    """Return the choices by the epochs that they begin with."""
     by_epoch = view if isinstance(view, Mapping) else {0: view}
     if not by_epoch:
         raise _invalid("an empty dict")
@@ -187,7 +187,7 @@ def _by_epoch(view: Any) -> dict[int, Mapping[str, Any]]:
 
 
 def _together(chosen: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the choice of an epoch with those for all epochs."""
+    """Return the choice of an epoch, combined with those for all epochs."""
     both = {name: value for name, value in chosen.items() if value is not None}
     for name, value in others.items():
         if value is None:

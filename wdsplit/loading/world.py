@@ -33,14 +33,14 @@ LAUNCHERS = (
 )
 """The variables for rank and world size, innermost launcher first: torchrun (also DeepSpeed, Accelerate, Ray Train),
 horovodrun, Open MPI, MVAPICH, MPICH and Intel MPI, PMIx (which tells no size), SLURM. A torchrun or mpirun that runs in
-a SLURM job counts its own processes; those of SLURM are one a node then."""
+a SLURM job counts its own processes; SLURM then starts one a node."""
 
 SLURM_LAST_STEP = 0xFFFFFFEF
 """Steps of higher numbers are SLURM's own: the batch script, and the shell that salloc opens on a node."""
 
 SHELLS = frozenset({"ash", "bash", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"})
 
-_said: set[tuple[World, str]] = set()
+_logged: set[tuple[World, str]] = set()
 
 
 def detect_rank(
@@ -75,7 +75,7 @@ def detect_rank(
             )
         return World(whole(rank), whole(world_size))
     if is_group_initialised():
-        return _say(_of_group(sys.modules["torch"].distributed, group), "the process group")
+        return _log_once(_of_group(sys.modules["torch"].distributed, group), "the process group")
     if group is not None:
         raise TopologyError(
             "a process group was given, but none is initialised",
@@ -83,13 +83,13 @@ def detect_rank(
         )
     environ = os.environ if environ is None else environ
     found = _of_jax() or _of_horovod() or _of_environ(environ) or _of_tf_config(environ)
-    return World() if found is None else _say(*found)
+    return World() if found is None else _log_once(*found)
 
 
-def _say(world: World, source: str) -> World:
+def _log_once(world: World, source: str) -> World:
     """Log once a process where a rank comes from."""
-    if (world, source) not in _said:
-        _said.add((world, source))
+    if (world, source) not in _logged:
+        _logged.add((world, source))
         logger.info("rank %d of %d, from %s", world.rank, world.world_size, source)
     return world
 
@@ -101,10 +101,9 @@ def is_group_initialised() -> bool:
 
 
 def knows_rank() -> bool:
-    """Tell whether this process has joined others by a library: processes that it spawns could not find out its rank.
+    """Tell whether this process has its rank from a library, so that processes that it spawns cannot detect it.
 
-    What the environment tells, they inherit. And of a process that has not joined others it is not known whether it is
-    a rank or starts them.
+    They inherit the environment. And a process that has not joined others by a library may be a rank, or start ranks.
     """
     return is_group_initialised() or _of_jax() is not None or _of_horovod() is not None
 
@@ -151,7 +150,8 @@ def _of_horovod() -> tuple[World, str] | None:
 def _of_environ(environ: Mapping[str, str]) -> tuple[World, str] | None:
     """Return the world according to the innermost launcher, and the names of its variables; None without a launcher.
 
-    A launcher of which half is known is none, but must agree with the next one: programs export WORLD_SIZE themselves.
+    A launcher with only one of its variables does not count, but must agree with the next one: programs export
+    WORLD_SIZE themselves.
     """
     halves: list[tuple[str, str]] = []
     for names in _launchers(environ):
@@ -197,7 +197,7 @@ def _check_halves(environ: Mapping[str, str], halves: list[tuple[str, str]], nam
 
 
 def _launchers(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Give the names of the variables that count: SLURM's only in a task, and what it tells MPI not in its shells.
+    """Give the variables that count: SLURM's only in a task, and those that it sets for MPI not in its shells.
 
     SLURM's plugin for PMI sets PMI_JOBID; mpiexec of MPICH and Intel MPI, in such a shell too, sets MPI_LOCALRANKID.
     """
@@ -218,8 +218,8 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     """Tell whether this process belongs to a task that srun has started: SLURM sets most variables elsewhere too.
 
     A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, but no step, or one of SLURM's own. The
-    shell of `srun --pty bash` is the first task of the first step, and the job has its name; the other tasks are none.
-    In the shell of salloc that shell and the first task of a program look the same.
+    tasks of `srun --pty bash` do not count either: they are in the first step of a job with the shell's name. In the
+    shell of salloc, they look the same as the first step of a program.
     """
     step = _number(environ, "SLURM_STEP_ID")
     if step is None or not 0 <= step <= SLURM_LAST_STEP:

@@ -31,7 +31,7 @@ class _Step:
 
 
 def batch_page(batches: Sequence[Batch]) -> str:
-    """Return the HTML of a page that shows the samples of some steps: of all together the first thousand.
+    """Return the HTML of a page that shows the samples of some steps, at most the first thousand in all.
 
     Args:
         batches: The steps, of one dataset; at least one.

@@ -51,17 +51,17 @@ _CONFIG = {
 _WIDTH, _HEIGHT = 350, 240
 _X_LABELS = 7
 _LOG_FROM = 10
-"""Lines whose values differ so many times are drawn on a logarithmic scale."""
+"""Lines have a logarithmic scale if the largest value is more than this many times the smallest."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, with what it says in words and numbers.
+    """A picture, with its content in words and numbers.
 
     Attributes:
-        name: What its elements are called by.
+        name: Prefix for the names of its elements.
         title: What it shows.
-        sentence: What it says.
+        sentence: The same in words.
         basis: `exact`, or how much was sampled.
         spec: What Vega-Lite draws.
         header: The names of the table's columns.
@@ -91,7 +91,7 @@ def _chart(values: Rows, mark: Any, encoding: Spec, height: int = _HEIGHT) -> Sp
 
 
 def bars(values: Rows, name: str, value: str, titles: tuple[str, str]) -> Spec:
-    """Return horizontal bars, one a name, in the order of the values.
+    """Return horizontal bars, one per name, in the order of the values.
 
     Args:
         values: Rows with the two keys.
@@ -190,14 +190,14 @@ def heatmap(values: Rows, titles: tuple[str, str, str], top: float) -> Spec:
 
 
 def draw(pictures: Sequence[Picture]) -> dict[str, str]:
-    """Draw pictures as SVG elements that can stand in one page; return them by their names."""
+    """Draw pictures as SVG elements of one page; return them by their names."""
     return {each.name: _embedded(vl_convert.vegalite_to_svg(each.spec), each) for each in pictures}
 
 
 def _embedded(svg: str, picture: Picture) -> str:
-    """Return an SVG as an element of a page: with names of its own, and one description instead of one a mark."""
+    """Return an SVG as an element of a page: with names of its own, and one description instead of one per mark."""
     root = ET.fromstring(svg)
-    # Vega counts its names on from picture to picture: by their places they are the same in each report.
+    # Vega numbers its names through all pictures. Numbers by place are the same in each report.
     names = {element.get("id"): number for number, element in enumerate(root.iter()) if element.get("id")}
     for element in root.iter():
         for name in ("role", "aria-roledescription", "aria-hidden"):

@@ -33,7 +33,7 @@ _MAX_READERS = 2**16
 
 @dataclass(frozen=True, order=True)
 class Topology:
-    """How many read.
+    """Numbers of ranks and workers.
 
     Attributes:
         world_size: Ranks (W).
@@ -62,7 +62,7 @@ class Topology:
             print(wdsplit.Topology.parse("8x4"))  # 8 ranks x 4 workers
 
         Raises:
-            InputError: It is no topology.
+            InputError: It is not a topology.
         """
         parts = text.lower().split("x")
         if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
@@ -122,7 +122,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Load:
-    """What an epoch asks of storage and workers.
+    """The load of an epoch on storage and workers.
 
     Attributes:
         world_size: Ranks (W).
@@ -132,7 +132,7 @@ class Load:
         bytes_read: Bytes that all ranks read in an epoch.
         requests: Requests of all ranks in an epoch.
         first_bytes: Bytes that a rank reads before its first batch.
-        first_requests: Requests that take.
+        first_requests: Requests for these bytes.
         sample_ms: Milliseconds of a worker for each sample.
     """
 
@@ -149,7 +149,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an epoch would take.
+    """The estimate of an epoch.
 
     Attributes:
         epoch_s: Seconds of an epoch.
@@ -173,7 +173,7 @@ class Estimate:
 
 
 def estimate(load: Load, cluster: Cluster) -> Estimate:
-    """Return what an epoch would take of a cluster."""
+    """Return the estimate of an epoch on a cluster."""
     rank_bytes_per_s = cluster.link_gbits * 1e9 / 8 / min(load.world_size, cluster.ranks_per_node)
     steps, latency_s = max(1, load.steps), cluster.latency_ms / 1000
     link_s = load.bytes_read / load.world_size / steps / rank_bytes_per_s

@@ -1,4 +1,4 @@
-"""The facts of a report, collected: what is read, counted and computed, in this order."""
+"""Collects the facts of a report: it reads, counts and computes, in this order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["collected"]
 
 _MAX_READ, _MAX_READ_REMOTE = 256 * 1024**2, 64 * 1024**2
 _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
-"""Classes that are looked up for a figure: by reading labels from as many shards, and where all are in memory."""
+"""Samples to look up classes of for a figure: if labels must be read from shards, and if all are in memory."""
 _MAX_VIEWED = 2**11
 _RANKS = (1, 2, 4, 8)
 _JUDGED = Topology(8, 4)
@@ -86,7 +86,7 @@ def _mixing(subject: Subject, scanned: Scan, labels: Labels | None, options: Rep
 
 
 def _classes(subject: Subject, scanned: Scan, labels: Labels | None) -> tuple[CodesOf, tuple[str, ...], int]:
-    """Return what tells the class of a sample, the names of classes, and of how many samples to ask."""
+    """Return a function that tells the classes of samples, the class names, and the limit of samples to look up."""
     if labels is None:
         return lambda numbers: tenth_of(numbers, subject.num_stored), TENTHS, _ALL_LABELS
     codes_of = codes_by_number(subject, scanned, labels)
@@ -149,7 +149,7 @@ def _mixing_basis(mixes: Sequence[BatchMix]) -> str:
 
 
 def _sample_ms(cluster: Cluster, fields: Sequence[FieldFacts]) -> float:
-    """Return the milliseconds that a worker takes for a sample: what was given, or by the size of its images."""
+    """Return the milliseconds that a worker takes for a sample: the option, or a value from the size of its images."""
     if cluster.sample_ms is not None:
         return cluster.sample_ms
     pixels = 0.0
@@ -209,9 +209,9 @@ def _audited(subject: Subject, options: ReportOptions) -> tuple[AuditReport | No
     if not isinstance(order, EpochOrder):
         return None, "A mixture is not audited here: run `wdsplit audit` on each of its datasets."
     if not order.num_samples:
-        return None, "There is nothing to audit."
+        return None, "Not run: the epoch has no samples."
     if order.num_positions > _MAX_AUDITED:
-        return None, "Not run: all positions of so large an epoch take minutes. Run `wdsplit audit`."
+        return None, "Not run: an epoch of this size takes minutes. Run `wdsplit audit`."
     asked = AuditOptions(
         topology.world_size,
         topology.num_workers,

@@ -23,12 +23,12 @@ __all__ = ["Facts", "MixingFacts", "PartFacts", "ReadingFacts", "ShardFacts", "S
 
 @dataclass(frozen=True)
 class PartFacts:
-    """One dataset of those that the report is about.
+    """One of the datasets of a report.
 
     Attributes:
         name: Its URL, without secrets.
         fingerprint: What identifies its content.
-        num_samples: Samples, without pads; of a view, those that it holds.
+        num_samples: Samples, without pads; in a view, the selected ones.
         num_pads: Repeated samples that fill up shards.
         num_shards: Shards.
         num_bytes: Bytes of all shards.
@@ -80,10 +80,10 @@ class MixingFacts:
     Attributes:
         is_shuffled: Whether the conversion of each part shuffled its rows.
         names: The classes of `rank_view` and `batches`, or tenths of the files in their place.
-        basis: What the figures of batches rest on.
+        basis: Whether the figures of batches are exact, or how much was sampled.
         batches: How well batches are mixed, by the number of ranks.
         rank_view: What rank 0 gets; None if an epoch has no whole step.
-        neighbours: What becomes of neighbours; None for mixtures.
+        neighbours: How far neighbours are apart; None for mixtures.
         meetings: How often samples meet again, for lanes and windows; none for mixtures.
         global_batch: Samples of a step over all ranks, for `meetings`.
     """
@@ -100,13 +100,13 @@ class MixingFacts:
 
 @dataclass(frozen=True)
 class ReadingFacts:
-    """Who reads what, and what a cluster would do.
+    """Which rank reads what, and the estimates for a cluster.
 
     Attributes:
-        topologies: Each topology that was asked for.
-        judged: The one that the first screen speaks of.
+        topologies: Each requested topology.
+        judged: The topology of the summary.
         cluster: The cluster of the model.
-        sample_ms: Milliseconds of a worker for a sample, as the model has it.
+        sample_ms: Milliseconds of a worker for a sample, in the model.
     """
 
     topologies: tuple[TopologyFacts, ...]
@@ -134,10 +134,10 @@ class ShownFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a report says.
+    """All facts of a report.
 
     Attributes:
-        name: What to call the dataset, and its view.
+        name: The name of the dataset, with its view.
         parts: The datasets: one, or those of a mixture.
         num_samples: Samples of an epoch.
         num_bytes: Bytes of all shards.
@@ -145,15 +145,15 @@ class Facts:
         scan_basis: `exact`, or how many samples were read.
         labels: The classes; None if no field holds any.
         shard_classes: float64 of shape (classes, ranges of shards): the share of each class; None without classes.
-        fields: What each field holds.
+        fields: The contents of each field.
         duplicates: Payloads that appear twice; None if there is nothing to compare.
         shards: The shards.
         shown: Samples that are shown.
         batch_size: Samples per batch on each rank.
         mixing: How well an epoch is mixed.
-        reading: Who reads what, and what a cluster would do.
+        reading: Which rank reads what, and the estimates for a cluster.
         audit: What the audit found; None if it was left out.
-        audit_note: Why it was left out, or what it was made for.
+        audit_note: Why it was left out, or the topology that it is for.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What fields hold: presence, nulls, sizes, and samples that stand out; and payloads that appear twice."""
+"""The contents of fields: presence, nulls, sizes, and samples that stand out; and payloads that appear twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Duplicates", "FieldFacts", "Measure", "duplicates", "field_facts", "
 _BINS = 24
 _OUTLIERS = 3
 _FENCE = 3.0
-"""How many times the distance of the quartiles a value lies beyond one of them, to stand out."""
+"""A value stands out if it is beyond a quartile by more than this many times the distance of the quartiles."""
 _GROUPS, _KEYS_OF_GROUP = 8, 4
 
 
@@ -51,15 +51,15 @@ class Measure:
 
 @dataclass(frozen=True)
 class FieldFacts:
-    """What a field holds.
+    """The contents of a field.
 
     Attributes:
         name: Its name.
         kind: image, audio, text, number, json, array or bytes.
         present: Samples that have it.
         absent: Samples that lack it.
-        nulls: Samples whose payload is empty, or JSON's null.
-        unreadable: Samples whose payload is not what the field holds.
+        nulls: Samples with an empty payload, or JSON's null.
+        unreadable: Samples with a payload that is not of the field's kind.
         bad_rows: The rows of some of these.
         total_bytes: Bytes of all payloads.
         measures: Its numbers, those that vary first.
@@ -87,8 +87,8 @@ class Duplicates:
     Attributes:
         field: The field.
         extra: Samples that repeat the payload of another.
-        groups: Of some payloads the rows of the samples that have it; the largest groups first.
-        conflicts: Payloads that have samples of different classes; 0 where there are no classes.
+        groups: For some payloads, the rows of the samples that have it; the largest groups first.
+        conflicts: Payloads that samples of different classes have; 0 without classes.
     """
 
     field: str
@@ -98,7 +98,7 @@ class Duplicates:
 
 
 def field_facts(scan: Scan, labels: Labels | None) -> list[FieldFacts]:
-    """Return what each field holds."""
+    """Return the facts of each field."""
     return [_facts(name, column, labels is not None and name == labels.field) for name, column in scan.columns.items()]
 
 
@@ -135,7 +135,7 @@ def _measured(name: str, values: npt.NDArray[np.float64], is_label: bool) -> Ite
 
 
 def _shown_range(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the range that a histogram shows: all, or most where few values lie far beyond the others."""
+    """Return the range that a histogram shows: all, or most if a few values are far from the others."""
     least, low, high, most = np.percentile(values, (0, 5, 95, 100)).tolist()
     if high > low:
         beyond = _FENCE * (high - low)
@@ -165,7 +165,7 @@ def main_field(scan: Scan) -> str | None:
 
 
 def duplicates(scan: Scan, labels: Labels | None) -> Duplicates | None:
-    """Return what payloads of the main field appear twice; None if there is no such field."""
+    """Return the payloads of the main field that appear more than once; None if there is no such field."""
     name = main_field(scan)
     if name is None:
         return None

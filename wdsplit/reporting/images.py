@@ -16,7 +16,7 @@ _MAX_PIXELS = 64_000_000
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """An image, made small.
+    """A reduced image.
 
     Attributes:
         width: Pixels of the image itself.
@@ -34,7 +34,7 @@ class Thumbnail:
 
 
 def thumbnail(payload: bytes) -> Thumbnail:
-    """Decode an image and make it small; raises OSError, ValueError or SyntaxError if it is none."""
+    """Decode an image and make it small; raises OSError, ValueError or SyntaxError if it is not an image."""
     image = open_image(payload)
     width, height = image.size
     kind = image.format or ""

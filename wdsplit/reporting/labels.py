@@ -23,7 +23,7 @@ __all__ = ["TENTHS", "Labels", "codes_by_number", "labels_of", "tenth_of"]
 _USUAL = ("cls", "label", "class", "cls.txt", "target", "y")
 _MAX_CLASSES = 10_000
 _FEW, _FEW_SHARE = 50, 0.1
-"""A field of any other name holds classes if it has so few values, and so few for each sample."""
+"""A field of any other name holds classes if it has at most this many values, and this many per sample."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Labels:
     Attributes:
         field: The field that holds the classes.
         names: The class names, most frequent first; those of the manifest that were not met come last.
-        values: For each class the payload that stands for it, as text.
+        values: For each class its payload, as text.
         codes: int64 of shape (n,): for each sample that was read the place of its class in `names`; -1 for none.
         counts: int64 of shape (classes,): samples of each class, of those that were read.
         is_complete: Whether the manifest names all classes.
@@ -123,9 +123,9 @@ def tenth_of(numbers: Int64, num_stored: int) -> Int64:
 
 
 def codes_by_number(subject: Subject, scan: Scan, labels: Labels) -> Callable[[Int64], Int64]:
-    """Return what tells the classes of samples: of those that were read at once, of others by reading their labels.
+    """Return a function that tells the classes of samples: at once if all were read, else by reading labels.
 
-    A class that was not met among the samples that were read is one more, after all others.
+    Classes that were not met among the samples that were read count as one more, after all others.
     """
     known = np.full(subject.num_stored if scan.is_exact else 0, -1, np.int64)
     if scan.is_exact:

@@ -1,6 +1,6 @@
-"""How well an epoch is mixed: what the batches of a rank hold, and what becomes of neighbours in the files.
+"""How well an epoch is mixed: the classes in a rank's batches, and how far neighbours in the files are apart.
 
-Positions come from the order itself, so all of this is what a training will see, not a simulation.
+Positions come from the order itself, so this is what a training will see, not a simulation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BatchMix:
 
     @property
     def ratio(self) -> float:
-        """How many times the ideal, of which chance explains no part."""
+        """The skew, less two standard errors, divided by the ideal."""
         return max(0.0, self.skew - 2 * self.error) / self.ideal
 
 
@@ -89,7 +89,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """How far samples that lie side by side in a file are apart in an epoch.
+    """How far neighbouring samples of a file are apart in an epoch.
 
     Attributes:
         share: float64 of shape (bins,): the share of pairs whose distance is in each twentieth of the epoch.
@@ -113,10 +113,10 @@ class Meeting:
     Attributes:
         lanes: Lanes (C).
         window: Samples of a window (Q).
-        held_bytes: Bytes of the windows that all lanes hold together.
+        held_bytes: Bytes of one window of each lane together.
         figure: How much likelier; 1 is ideal.
-        met_again: Of the other samples of its batch, how many a sample meets again, on average.
-        by_chance: How many that would be by chance.
+        met_again: How many of the other samples of its batch a sample meets again, on average.
+        by_chance: The same by chance.
         error: The standard error of the figure; 0 if all pairs were counted.
         is_own: Whether these are the lanes and the window of the dataset.
     """
@@ -141,7 +141,7 @@ def batch_mix(
         codes_of: The classes of samples.
         batch_size: Samples per batch on each rank.
         world_sizes: Numbers of ranks; those for which an epoch has no whole step are left out.
-        max_labels: Samples whose classes may be asked for, about, for each number of ranks.
+        max_labels: About how many samples' classes to look up for each number of ranks.
     """
     order = subject.order(0)
     found = []
@@ -204,7 +204,7 @@ def rank_view(
 
 
 def neighbours(subject: Subject, seed: int) -> Neighbours | None:
-    """Follow samples that lie side by side into epoch 0; None for a mixture, or if there are no such samples."""
+    """Find how far neighbouring samples are apart in epoch 0; None for a mixture, or if there are no neighbours."""
     order = subject.order(0)
     if not isinstance(order, EpochOrder):
         return None
@@ -253,7 +253,7 @@ def meetings(subject: Subject, global_batch: int) -> list[Meeting]:
 
 
 def _alternatives(own: OrderOptions) -> list[tuple[int, int]]:
-    """Return the lanes and window of the dataset, first, and others that hold about as much, or a part of it."""
+    """Return the lanes and window of the dataset, first, and others that take about as much memory, or less."""
     held = own.lanes * own.window
     others = [(lanes, max(1, held // lanes)) for lanes in (16, 48, 96, 192)]
     others.append((own.lanes, max(1, own.window // 4)))

@@ -1,6 +1,6 @@
-"""What can be said of one payload without decoding it: its kind, the size of an image, the characters of a text.
+"""Facts of one payload without decoding it: its kind, the size of an image, the characters of a text.
 
-What is not what its field holds is unreadable, never an error.
+A payload that is not of its field's kind is unreadable, never an error.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ MEASURES = {
     "number": ("value",),
     "array": ("elements",),
 }
-"""What is measured of payloads of each kind, besides their bytes."""
+"""The measures of payloads of each kind, besides their bytes."""
 
 
 def kind_of(name: str, field: Field | None) -> str:
-    """Return what a field holds: image, audio, text, number, json, array or bytes.
+    """Return the kind of a field: image, audio, text, number, json, array or bytes.
 
     Args:
         name: The field's name, such as `jpg` or `seg.png`.
-        field: What the manifest says of it, if anything.
+        field: The manifest's entry of it, if any.
     """
     last = name.rpartition(".")[2]
     known = _BY_ENCODING.get(field.encoding) if field is not None else None
@@ -83,7 +83,7 @@ def _array(payload: bytes) -> dict[str, float]:
 
 
 def array_header(payload: bytes) -> tuple[tuple[int, ...], str]:
-    """Return shape and type of an array in numpy's format; raises ValueError if it is none."""
+    """Return shape and type of an array in numpy's format; raises ValueError if it is not one."""
     file = io.BytesIO(payload)
     version = np.lib.format.read_magic(file)
     readers: dict[tuple[int, int], Any] = {

@@ -1,4 +1,4 @@
-"""The pictures of a report: which facts each shows, and the sentence that says the same."""
+"""The pictures of a report: the facts that each shows, and a sentence that says the same."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _cells(table: Any, columns: Sequence[int], names: Sequence[str]) -> list[dic
 
 
 def _top(table: Any) -> float:
-    """Return the value of the brightest colour: half of all, or more where few classes are."""
+    """Return the value of the brightest colour: half of all, or more if there are few classes."""
     return float(min(1.0, max(0.5, np.median(np.max(table, axis=0)) if table.size else 0.5)))
 
 
@@ -142,7 +142,7 @@ def _class_by_step(facts: Facts) -> Iterator[Picture]:
 
 def _meaning(facts: Facts) -> str:
     if facts.labels is None and facts.mixing.is_shuffled:
-        return "The rows were shuffled when they were converted, so stripes do no harm: a file is as good as another."
+        return "The rows were shuffled when they were converted, so stripes do no harm: all files are alike."
     return "Well mixed, this is even noise; stripes and blocks mean that similar samples come together."
 
 

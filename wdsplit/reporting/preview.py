@@ -22,7 +22,7 @@ class Preview:
     """Samples to look at. A notebook shows them as pictures, sounds and texts; `print` as a line for each.
 
     Attributes:
-        title: How many samples, of what.
+        title: The number of samples, and the dataset.
         cards: The samples.
     """
 
@@ -51,9 +51,9 @@ def preview(source: AnySource, n: int, seed: int) -> Preview:
     """Read samples from all over the files.
 
     Args:
-        source: Of the dataset or mixture.
-        n: How many, 0 to 200.
-        seed: Which.
+        source: The dataset or mixture.
+        n: Number of samples, 0 to 200.
+        seed: Seed of the choice.
 
     Raises:
         InputError: `n` is invalid.

@@ -1,6 +1,6 @@
 """Samples for the contact sheet: images as thumbnails, short audio whole, texts shortened, arrays by shape and range.
 
-Only audio comes into the page as it is, and only where its name says what it is.
+Only audio comes into the page as it is, and only if its name tells its format.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Item:
     Attributes:
         field: Its name.
         kind: image, audio, text or note.
-        text: The text, or what is said of the rest.
+        text: The text, or a description.
         uri: A data URI of the image or audio.
         is_tiny: Whether the image has few pixels, each of which should be seen.
     """
@@ -86,14 +86,14 @@ class Card:
 
     @property
     def anchor(self) -> str:
-        """What links to it end in."""
+        """The fragment of links to it."""
         return f"sample-{self.number}"
 
 
 def drawn_numbers(num_stored: int, count: int, seed: int) -> list[int]:
-    """Return the numbers of samples that the seed draws, all different, in the order in which they were drawn.
+    """Return the numbers of samples that the seed draws, all different, in random order.
 
-    Of each of `count` equal parts of the files one is drawn: all parts are seen, and few shards are opened.
+    One is drawn from each of `count` equal parts of the files, so all parts are seen, and few shards are opened.
     """
     count = min(count, num_stored)
     if not count:
@@ -120,7 +120,7 @@ def cards(
         numbers: The numbers of samples.
         label_field: The field that holds the classes; empty if none does.
         why: For samples that stand out, what is odd.
-        max_bytes: Bytes of images, audio and texts, at most; what is more comes shorter, or in words.
+        max_bytes: Limit for the bytes of images, audio and texts; items beyond it are shortened, or described.
     """
     made = cards_of(subject.samples(numbers), subject.manifests, label_field, why, max_bytes)
     found = {card.number: card for card in made}
@@ -134,7 +134,7 @@ def cards_of(
     why: dict[int, str] | None = None,
     max_bytes: int = _MAX_EMBEDDED_BYTES,
 ) -> list[Card]:
-    """Return the cards of samples that were read, each with its number; all else as of `cards`."""
+    """Return the cards of samples that were read, each with its number; other arguments as in `cards`."""
     known = {each.name: each for manifest in manifests for each in manifest.fields}
     made = []
     with warnings.catch_warnings():

@@ -1,6 +1,6 @@
-"""Samples that are read and measured: all of them where the budget of bytes allows, else a seeded part.
+"""Reads and measures samples: all of them if the budget of bytes allows, else a seeded part.
 
-Of a dataset beyond the budget, runs of samples are read that lie side by side, in shards that a hash draws.
+Beyond the budget, it reads runs of neighbouring samples, in shards that a hash draws.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Float64 = npt.NDArray[np.float64]
 _DOMAIN = 21
 _RUN_SAMPLES, _RUN_BYTES = 4096, 16 * 1024**2
 _MAX_DRAWN, _MAX_DRAWN_REMOTE = 256, 64
-"""Shards that are opened at most, where not all is read: each costs its index, and of a store two requests."""
+"""Limits of shards to open, if not all are read: each costs its index, and in a store two requests."""
 _MAX_SCANNED = 500_000
-"""Samples that are read at most: measuring takes longer than reading where they are tiny."""
+"""Limit of samples to read: measuring tiny samples takes longer than reading them."""
 _AT_ONCE = 16
 _MAX_LABEL_BYTES = 64
 
@@ -47,10 +47,10 @@ class Run:
 
 @dataclass
 class Column:
-    """What was read of one field of n samples.
+    """The measures of one field of n samples.
 
     Attributes:
-        kind: What it holds: image, audio, text, number, json, array or bytes.
+        kind: Its kind: image, audio, text, number, json, array or bytes.
         sizes: int64 of shape (n,): bytes; -1 where a sample lacks the field.
         digests: uint64 of shape (n,): a hash of each payload.
         texts: object of shape (n,): short payloads of numbers and texts, which may be labels; else None.
@@ -72,7 +72,7 @@ class Column:
 
     @property
     def is_unreadable(self) -> npt.NDArray[np.bool_]:
-        """Bool of shape (n,): which payloads are not what the field holds."""
+        """Bool of shape (n,): which payloads are not of the field's kind."""
         if self.kind not in MEASURES:
             return np.zeros(len(self.sizes), np.bool_)
         return self.is_present & ~self.is_null & np.isnan(self.measures[MEASURES[self.kind][0]])
@@ -80,14 +80,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Scan:
-    """What was read of a dataset.
+    """The samples that were read of a dataset.
 
     Attributes:
         is_exact: Whether all samples were read.
         num_stored: Samples of the dataset.
         numbers: int64 of shape (n,): the numbers of those that were read, in ascending order.
         keys: object of shape (n,): their keys.
-        columns: For each field what was read of it.
+        columns: The measures of each field.
     """
 
     is_exact: bool
@@ -101,7 +101,7 @@ class Scan:
 
     @property
     def basis(self) -> str:
-        """What figures of this scan rest on."""
+        """Whether figures of this scan are exact, or how much was sampled."""
         if self.is_exact:
             return "exact"
         return f"sampled: {len(self):,} of {self.num_stored:,} samples"
@@ -152,9 +152,9 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
     """Read and measure samples.
 
     Args:
-        subject: What to read.
-        max_bytes: Bytes of shards to read, at most, about.
-        seed: What the choice depends on, where not all is read.
+        subject: The dataset or mixture.
+        max_bytes: Approximate limit for the bytes of shards to read.
+        seed: Seed of the choice, if not all samples are read.
     """
     runs, is_exact = planned_runs(subject, max_bytes, seed)
 
@@ -191,7 +191,7 @@ def scan(subject: Subject, max_bytes: int, seed: int) -> Scan:
 
 
 class _Gatherer:
-    """One field, in the making."""
+    """Collects the measures of one field."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -220,7 +220,7 @@ class _Gatherer:
                 values.append(found.get(name, np.nan))
 
     def column(self, count: int) -> Column:
-        """Return the column of so many rows."""
+        """Return the column of `count` rows."""
 
         def spread(values: list[Any], missing: Any, dtype: Any) -> Any:
             full = np.full(count, missing, dtype)

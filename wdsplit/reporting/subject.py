@@ -38,7 +38,7 @@ class Subject:
 
     Attributes:
         parts: The datasets.
-        num_stored: Samples of all parts, without pads; of a view, those that it holds.
+        num_stored: Samples of all parts, without pads; in a view, the selected ones.
         num_shards: Shards of all parts.
     """
 
@@ -57,7 +57,7 @@ class Subject:
 
     @property
     def is_mixture(self) -> bool:
-        """Whether an epoch is woven from several datasets."""
+        """Whether an epoch is mixed from several datasets."""
         return hasattr(self.source, "sources")
 
     @property
@@ -66,7 +66,7 @@ class Subject:
         return [part.manifest for part in self.parts]
 
     def total(self, name: str) -> int:
-        """Return the sum of a number of all manifests, such as `num_bytes`."""
+        """Return the sum of an attribute over all manifests, such as `num_bytes`."""
         return sum(int(getattr(manifest, name)) for manifest in self.manifests)
 
     def window_bytes(self, part: int, window: int | None = None) -> int:
@@ -82,7 +82,7 @@ class Subject:
 
     @cached_property
     def storages(self) -> list[ReadableStorage]:
-        """Where each part is."""
+        """The storage of each part."""
         return [part.storage() for part in self.parts]
 
     def order(self, epoch: int) -> AnyOrder:
@@ -147,7 +147,7 @@ class Subject:
 
 
 def _in_one_view(source: Any) -> AnySource:
-    """Return a source all epochs of which have the views of the first."""
+    """Return a source with the views of its first epoch in all epochs."""
     if isinstance(source, Source):
         one: AnySource = source.with_views(source.views.only(0))
         return one
@@ -163,12 +163,12 @@ def open_subject(
     fs: AbstractFileSystem | None = None,
     choice: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Open what a report is asked for.
+    """Open the dataset of a report.
 
     Args:
         dataset: A folder, or tars, as for `Dataset`; or a `Dataset` or mixture that is open.
-        seed: Of the order; an open dataset has its own.
-        shuffle: As of `Dataset`; an open dataset has its own.
+        seed: Seed of the order; an open dataset has its own.
+        shuffle: As for `Dataset`; an open dataset has its own.
         storage_options: As for `Dataset`.
         fs: As for `Dataset`.
         choice: `view` and `where`, as for `Dataset`; an open dataset has its own.

@@ -1,4 +1,4 @@
-"""The templates of HTML, and what they call."""
+"""The HTML templates, and the functions that they call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads what on a topology, and what that asks of a cluster."""
+"""Which rank reads what on a topology, and what a cluster needs for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TopologyFacts", "topology_facts"]
 
 @dataclass(frozen=True)
 class TopologyFacts:
-    """Who reads what on a topology, in an epoch.
+    """What the ranks of a topology read in an epoch.
 
     Attributes:
         topology: The topology.
@@ -30,9 +30,9 @@ class TopologyFacts:
         shards_per_rank: The fewest and the most shards that a rank reads from; None for a mixture.
         bytes_read: Bytes that all ranks read.
         requests: About how many requests all ranks send, if the dataset is in a store: two a rank for the manifest, one
-            a shard for its index, and one for windows that lie side by side.
-        held_bytes: Bytes of the windows that a rank holds.
-        estimate: What a cluster would do.
+            a shard for its index, and one for each run of neighbouring windows.
+        held_bytes: Bytes of the windows that a rank keeps in memory.
+        estimate: The estimate for a cluster.
     """
 
     topology: Topology
@@ -50,7 +50,7 @@ class TopologyFacts:
 def topology_facts(
     subject: Subject, topologies: Sequence[Topology], batch_size: int, cluster: Cluster, sample_ms: float
 ) -> list[TopologyFacts]:
-    """Return who reads what on topologies, and what a cluster would do."""
+    """Return what the ranks of topologies read, and the estimates for a cluster."""
     order: Any = subject.order(0)
     source: Any = subject.source
     if subject.is_mixture:
@@ -110,7 +110,7 @@ def _facts(
 
 @dataclass(frozen=True)
 class _Read:
-    """What so many readers read of an epoch of one part: of a mixture, of the part's own epoch."""
+    """What some readers read of an epoch of one part; in a mixture, of the part's own epoch."""
 
     windows: float
     all_windows: float
@@ -120,10 +120,10 @@ class _Read:
 
 
 class _Part:
-    """One dataset, of which an epoch is read.
+    """An epoch of one dataset.
 
-    Worker w of rank r takes the positions g with g mod (W N) = r + W w: as a rank of W N ranks would. So what W ranks
-    with N workers each read is what W N ranks read, and is computed once.
+    Worker w of rank r takes the positions g with g mod (W N) = r + W w: as a rank of W N ranks would. So W ranks with N
+    workers each read what W N ranks read, which is computed once.
     """
 
     def __init__(self, order: EpochOrder, source: Source) -> None:
@@ -143,7 +143,7 @@ class _Part:
         return num_requests(read.windows, read.shards_opened, window_bytes, ahead_bytes / num_lanes)
 
     def read_by(self, readers: int) -> _Read:
-        """Return what so many readers read."""
+        """Return what this many readers read."""
         if readers not in self._read:
             found = Readers(self._order, readers, 1)
             shards, times = found.shards_per_rank(), found.read_amplification

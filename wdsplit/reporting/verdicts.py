@@ -19,7 +19,7 @@ Grade = Literal["good", "fair", "bad", "unknown"]
 _FAIR_SKEW, _BAD_SKEW = 1.5, 2.5
 """How many times the ideal the chi-squared of a rank's batch may be."""
 _FAIR_MEETING, _BAD_MEETING = 0.01, 0.05
-"""Of the others in its batch, what share a sample may meet again beyond what chance would do."""
+"""The share of the others in its batch that a sample may meet again, beyond chance."""
 _FAIR_WAITING, _BAD_WAITING = 0.05, 0.2
 _IMBALANCE = 10
 _GRADES: tuple[Grade, ...] = ("good", "fair", "bad")
@@ -86,7 +86,7 @@ def _content(facts: Facts) -> Verdict:
 
 
 def describe_field(field: FieldFacts) -> str:
-    """Return what a field holds, in a few words: `jpg (image, 32 x 32)`."""
+    """Describe a field in a few words: `jpg (image, 32 x 32)`."""
     width, height, characters = (field.measure(name) for name in ("width", "height", "characters"))
     detail = ""
     if width is not None and height is not None:
@@ -144,7 +144,7 @@ def _worst(mixes: Sequence[BatchMix]) -> BatchMix:
 
 
 def _unlabelled(facts: Facts, own: Meeting | None) -> Verdict:
-    """Return what can be said of a table whose rows were not shuffled, and that has no classes."""
+    """Return the verdict for a dataset that was not shuffled and has no classes."""
     mix = facts.mixing.batches[-1]
     text = (
         f"The rows were not shuffled, and without classes it is unknown whether they were sorted. On each of "

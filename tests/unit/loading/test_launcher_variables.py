@@ -99,7 +99,7 @@ def test_an_initialised_horovod_wins_over_its_environment_and_torchs_group_over_
 
 
 def test_it_is_logged_once_where_a_rank_comes_from(monkeypatch, caplog):
-    monkeypatch.setattr(world_module, "_said", set())
+    monkeypatch.setattr(world_module, "_logged", set())
     with caplog.at_level(logging.INFO, "wdsplit"):
         for environ in (SLURM, SLURM, {}, SLURM_JOB, OPEN_MPI):
             detect_rank(environ=environ)

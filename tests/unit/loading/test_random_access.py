@@ -99,7 +99,7 @@ def test_what_is_not_there_is_an_index_error_and_a_key_error(numbers, index):
 
 @pytest.mark.parametrize("index", [1.0, None, True, b"x", [1], [1, 2], np.array([1]), np.array([1, 2])])
 def test_what_is_neither_number_nor_key_is_refused(numbers, index):
-    with pytest.raises(InputError, match="by its key or its number"):
+    with pytest.raises(InputError, match="invalid key or number"):
         wdsplit.Samples(numbers)[index]
 
 

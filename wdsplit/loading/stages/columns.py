@@ -1,7 +1,7 @@
 """Stages that work on whole columns: what webdataset's stages of the same names do, many samples at a time.
 
-No I/O. A stage here gives one sample for each it takes. It runs on samples one by one like any stage of webdataset,
-and, as long as all stages before it can, on the columns of a block.
+No I/O. A stage here gives one sample for each input. It runs on single samples like any stage of webdataset, and on the
+columns of a block if all stages before it can.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class ColumnStage(Protocol):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether it can, as it was set up."""
+        """Whether it can, with its arguments."""
 
     def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Give what becomes of each sample."""
+        """Give the result for each sample."""
 
     def columns(self, columns: Columns) -> Columns | None:
-        """Return what becomes of all samples; None to have them done one by one."""
+        """Return the results for all samples; None to process them one by one."""
 
 
 @dataclass(frozen=True)
 class ToTuple:
-    """Samples become tuples of the named fields, as webdataset's `to_tuple` makes them."""
+    """Makes samples tuples of the named fields, as webdataset's `to_tuple` does."""
 
     names: tuple[str, ...]
 
@@ -60,7 +60,7 @@ class ToTuple:
 
 @dataclass(frozen=True)
 class Rename:
-    """Fields get other names, as webdataset's `rename` gives them."""
+    """Renames fields, as webdataset's `rename` does."""
 
     names: dict[str, str]
 
@@ -85,7 +85,7 @@ class Rename:
 
 
 def requested_fields(stages: Iterable[ColumnStage]) -> tuple[str, ...] | None:
-    """Return the fields that stages leave over, as far as that is known before they run; None for all."""
+    """Return the fields that the stages leave, if that is known before they run; None for all."""
     for stage in stages:
         if isinstance(stage, Rename):
             return None

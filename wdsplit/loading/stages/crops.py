@@ -50,8 +50,8 @@ def random_box(
     do not fit, it is the largest from the middle whose proportions are within `ratio`.
 
     Args:
-        height: The image's, in pixels.
-        width: Likewise.
+        height: Height of the image, in pixels.
+        width: Width of the image, in pixels.
         scale: The least and the greatest share of the image's area.
         ratio: The least and the greatest width / height.
         draw: Gives random numbers from 0 up to 1.

@@ -1,7 +1,7 @@
 """The stage that decodes samples: each field by the first handler that knows it, each error with its place.
 
-Composition of webdataset's handlers and ours, by webdataset's rules. Whole columns are decoded at once where all that
-may touch them is known.
+It combines webdataset's handlers and wdsplit's, by webdataset's rules. Whole columns are decoded at once if no handler
+is a user's.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Decode(Drawing):
     """A stage that decodes the fields of samples; made by `decode_sample_stage`.
 
     Attributes:
-        handlers: What may decode a field: the first that returns a value does.
+        handlers: Functions that may decode a field; the first that returns a value does.
         only: The fields that are decoded; None for all. Those that begin with two underscores never are.
         partial: Leave values alone that are not bytes, instead of refusing them.
-        draws: What random parts of images are drawn from; None outside of a dataset.
+        draws: The seed of random parts of images; None outside of a dataset.
     """
 
     handlers: tuple[Handler, ...]
@@ -47,7 +47,7 @@ class Decode(Drawing):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether no function of the user's has a say, so that `columns` may be used."""
+        """Whether no handler is a user's function, so that `columns` may be used."""
         return all(isinstance(handler, _OURS) for handler in self.handlers)
 
     @property
@@ -71,17 +71,16 @@ class Decode(Drawing):
         }
 
     def columns(self, columns: Columns) -> Columns | None:
-        """Decode whole columns; None if the samples are no dicts.
+        """Decode whole columns; None if the samples are not dicts.
 
-        The values are those that `sample` gives row by row, and so are the errors. Not to be used unless `is_columnar`.
+        The values are those that `sample` gives row by row, and so are the errors. Use it only if `is_columnar`.
 
         Args:
-            columns: For each field n values, a list or an array of Arrow: bytes, but for the fields that are not
-                decoded.
+            columns: For each field n values, a list or an Arrow array: bytes, except in fields that are not decoded.
 
         Returns:
             For each field n values: int64 of shape (n,) for integers, an array of shape (n, ...) for npy of one shape
-            and dtype (numbers, in native byte order), else a list; text of Arrow stays in Arrow. Fields that are not
+            and dtype (numbers, in native byte order), else a list; Arrow text stays in Arrow. Fields that are not
             decoded come as they are.
         """
         if not isinstance(columns, dict):
@@ -117,7 +116,7 @@ class Decode(Drawing):
         return [self._value(name, value, row) for value, row in zip(values, rows, strict=False)]
 
     def _rows_of(self, columns: dict[str, Any]) -> Iterable[dict[str, Any]]:
-        """Return for each sample what its draws depend on."""
+        """Return for each sample the fields that its random numbers depend on."""
         if self.draws is None:
             return repeat({})
         return [{"__position__": position} for position in columns["__position__"].tolist()]

@@ -1,6 +1,6 @@
 """Images opened by the libraries that decode them, and refused by their headers if they are decompression bombs.
 
-Composition. All of these libraries are optional, and imported when used.
+All of these libraries are optional, and imported when used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PROGRAM_FORMATS = frozenset({"EPS", "WMF"})
 _PNG_HEAD = struct.Struct(">8sI4sIIBBBBBII4s")
 """The signature and the header of a PNG, and the head of its next chunk."""
 _PNG_CHECKED = slice(12, 29)
-"""What the checksum of the header is of."""
+"""The bytes that the checksum of the header covers."""
 _PNG_MODES = {0: "L", 2: "RGB", 6: "RGBA"}
 _CHECKSUM_AND_END = 16
 
 
 def open_image(data: bytes, formats: tuple[str, ...] | None = None) -> Any:
-    """Return an image of Pillow's, of which no more than the header need have been read.
+    """Return a Pillow image, of which only the header may have been read.
 
     Args:
         data: The bytes of the image.
@@ -59,15 +59,15 @@ def open_image(data: bytes, formats: tuple[str, ...] | None = None) -> Any:
 
 
 def pixels_of(image: Any, mode: str) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an image of Pillow's in a mode such as RGB; they may not be written to."""
+    """Return the pixels of a Pillow image in a mode such as RGB; do not write to them."""
     image.load()
     return np.asarray(image if image.mode == mode else image.convert(mode))
 
 
 def _plain_png(data: bytes) -> Any:
-    """Return a PNG of nothing but 8-bit pixels in one chunk, decoded; None for any other, and for a damaged one.
+    """Return a decoded PNG that has only 8-bit pixels in one chunk; None for any other, and for a damaged one.
 
-    Of a small one, to look for what else a PNG may have takes Pillow longer than to decode it.
+    For a small PNG, Pillow takes longer to look for other chunks than to decode it.
     """
     if len(data) < _PNG_HEAD.size:
         return None

@@ -1,8 +1,8 @@
 """Images: decoded no larger than needed, and refused by their headers if they are decompression bombs.
 
-Composition of the libraries that decode images; all are optional and imported when used. Which scale a JPEG is decoded
-at depends on its size, the part that is taken and the target's alone. Pixels come as they are stored: an EXIF
-orientation is not applied, as webdataset, Pillow and torchvision do not.
+The libraries that decode images are optional, and imported when used. The scale at which a JPEG is decoded depends only
+on its size, the part that is used and the target size. An EXIF orientation is not applied: webdataset, Pillow and
+torchvision do not apply it either.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ImageField:
     """Decodes images as webdataset's handler of the same name does, unless their headers say that they are too large.
 
     Attributes:
-        spec: What comes out: `pil`, `rgb8`, `torchrgb8` and the others that webdataset has.
+        spec: The output: `pil`, `rgb8`, `torchrgb8` and the others that webdataset has.
     """
 
     spec: str
@@ -89,7 +89,7 @@ class ImageField:
 class Resized:
     """Decodes JPEG, PNG and WebP to one size; made by `resized`.
 
-    A seed gives one image the same part and mirror image wherever it is decoded.
+    With the same seed, an image has the same crop and flip wherever it is decoded.
     """
 
     height: int
@@ -103,15 +103,15 @@ class Resized:
 
     @property
     def draws(self) -> bool:
-        """Whether the part that is taken, or whether it is mirrored, is drawn at random."""
+        """Whether the crop or the flip is random."""
         return self.flip or self.crop == "random"
 
     def takes(self, key: str) -> bool:
-        """Tell by its name whether a field is one of the three."""
+        """Tell by its name whether a field has one of the three formats."""
         return extension_of(key).lower() in _RESIZED_EXTENSIONS
 
     def __call__(self, key: str, data: bytes, seed: int | None = None) -> Any:
-        """Return the image, or None if the field is none of the three; `seed` is needed if `draws`."""
+        """Return the image, or None if the field has none of the three formats; `seed` is needed if `draws`."""
         if not self.takes(key):
             return None
         pixels = self._memory()
@@ -135,7 +135,7 @@ class Resized:
         return self._delivered(pixels)
 
     def _memory(self, *count: int) -> Pixels:
-        """Return memory for an image, or for so many."""
+        """Return memory for one image, or for `count` images."""
         shape = (3, self.height, self.width) if self.output == "torch" else (self.height, self.width, 3)
         return np.empty((*count, *shape), np.uint8)
 
@@ -190,11 +190,11 @@ class Resized:
         return np.asarray(image)
 
     def _resampled(self, pixels: Pixels, box: Box) -> Pixels:
-        """Return a part of an image in the size that is needed, of shape (height, width, 3).
+        """Return a part of an image in the target size: uint8 of shape (height, width, 3).
 
-        torch's kernel is Pillow's method in vector instructions, and lets other threads run. It is one thread's work if
-        its memory is contiguous: more would keep other ranks' processors busy waiting. Of images whose channels come
-        last it makes such images, and the planes of these are copied faster than torch makes them.
+        torch's kernel is Pillow's method in vector instructions, and lets other threads run. It uses one thread if its
+        memory is contiguous: more would keep other ranks' processors busy waiting. Images with channels last stay so,
+        and copying their planes is faster than having torch make planes.
         """
         part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
         if part.shape[:2] == (self.height, self.width):
@@ -206,14 +206,14 @@ class Resized:
         return found
 
     def _planned(self, height: int, width: int, draw: Draw) -> tuple[Box | None, int, int]:
-        """Return the part of an image that is drawn at random, if any, and the size that it need not exceed."""
+        """Return the random part of an image, if any, and the height and width that suffice for decoding."""
         if self.crop != "random":
             return None, self.height, self.width
         box = random_box(height, width, self.scale, self.ratio, draw)
         return box, -(-self.height * height // box.height), -(-self.width * width // box.width)
 
     def _part(self, box: Box | None, size: tuple[int, int], decoded: tuple[int, int]) -> Box:
-        """Return the part that is taken of an image, which was decoded at another size."""
+        """Return the part to use of an image that was decoded at another size."""
         if box is not None:
             return box.scaled(size, decoded)
         return middle_box(*decoded, (self.height, self.width)) if self.crop else Box(0, 0, *decoded)

@@ -1,7 +1,7 @@
 """Payloads decoded to values: with bounded memory, and never unpickled unless requested.
 
-Composition of webdataset's readers and ours. A name says what its payload is, by webdataset's rule; a payload may come
-from strangers, so what a header claims is compared with the bytes that are there before anything is taken for it.
+It combines webdataset's readers and wdsplit's. The name of a field gives its type, by webdataset's rule. Payloads may
+come from strangers, so the sizes in a header are compared with the payload before memory is allocated.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Inflate:
 
 @dataclass(frozen=True)
 class Payloads:
-    """Decodes the fields whose names say what they are.
+    """Decodes fields by the types in their names.
 
     Attributes:
-        allow_pickle: Unpickle.
+        allow_pickle: Whether to unpickle.
         max_bytes: The most bytes that an npz may inflate to.
     """
 
@@ -108,7 +108,7 @@ class Payloads:
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise CorruptDataError("an npz has a compression that numpy does not write", place=name)
                 with archive.open(info) as file:
-                    # Read by its size: zipfile would inflate all there is, whatever size the header claims.
+                    # Read only the size in the header: otherwise zipfile would inflate more.
                     payload = file.read(info.file_size)
                 is_array = payload[:6] == np.lib.format.MAGIC_PREFIX
                 values[name.removesuffix(".npy")] = _read_npy(payload, self.allow_pickle) if is_array else payload
@@ -120,7 +120,7 @@ class Payloads:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What an npy's header says: it is followed by `num_bytes` of payload."""
+    """The contents of an npy's header, which `num_bytes` of payload follow."""
 
     shape: tuple[int, ...]
     is_fortran: bool
@@ -145,7 +145,7 @@ def _npy_header(data: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _npy_layout(header: bytes) -> _Layout:
-    """Parse an npy's header; samples mostly have the same, so it is parsed once."""
+    """Parse an npy's header; most samples have the same one, so results are cached."""
     file = io.BytesIO(header)
     version, _ = np.lib.format.read_magic(file)
     # Version 3 differs in how names of columns are encoded, not in what counts here.
@@ -155,7 +155,7 @@ def _npy_layout(header: bytes) -> _Layout:
 
 
 def _read_npy(data: bytes, allow_pickle: bool) -> Array:
-    """Return the array of an npy, which nothing else refers to."""
+    """Return the array of an npy, in memory of its own."""
     header = _npy_header(data)
     layout = _npy_layout(header)
     if layout.dtype.hasobject:
@@ -176,7 +176,7 @@ def _read_npy(data: bytes, allow_pickle: bool) -> Array:
 
 
 def _stacked_npy(values: Sequence[bytes]) -> Array | None:
-    """Return the arrays of npys of one header as one; None if they differ, or are none of numbers."""
+    """Return npys with the same header as one array; None if headers differ, or the values are not numbers."""
     header = _npy_header(values[0])
     layout = _npy_layout(header)
     is_plain = layout.dtype.kind in _STACKED_KINDS and layout.num_bytes and not layout.is_fortran
@@ -196,7 +196,7 @@ _LONG_NUMBER = re.compile(rb"\d{19}")
 
 
 def _read_json(data: bytes) -> Any:
-    """Return what json.loads does, mostly by orjson: that makes floats of large integers, and refuses NaN."""
+    """Return what json.loads does, mostly by orjson, which turns large integers into floats and refuses NaN."""
     if not _LONG_NUMBER.search(data):
         try:
             return orjson.loads(data)
@@ -206,7 +206,7 @@ def _read_json(data: bytes) -> Any:
 
 
 def _read_ten(data: bytes) -> Any:
-    """Return the arrays of a ten, once no chunk of it points backwards: webdataset would go round for ever."""
+    """Return the arrays of a ten, after a check that no chunk points backwards: webdataset would loop forever."""
     offset = 0
     while offset < len(data):
         num_bytes = int.from_bytes(data[offset + 8 : offset + 16], "little", signed=True)
@@ -241,7 +241,7 @@ def _texts(values: Sequence[bytes]) -> list[str]:
 
 
 def _jsons(values: Sequence[bytes]) -> list[Any] | None:
-    """Return what the texts say; None if one says null, which leaves a field as it is."""
+    """Return the parsed texts; None if one is null, which leaves a field as it is."""
     decoded = list(map(_read_json, values))
     return None if any(value is None for value in decoded) else decoded
 
@@ -252,7 +252,7 @@ COLUMNS: dict[str, Callable[[Sequence[bytes]], Any]] = {
     **dict.fromkeys(("json", "jsn"), _jsons),
     "npy": _stacked_npy,
 }
-"""What decodes a whole column: the values that `Payloads` gives, or None if they must be decoded one by one."""
+"""Decoders of whole columns: they return the values of `Payloads`, or None to decode them one by one."""
 
 
 def _arrow_texts(values: pa.LargeBinaryArray) -> pa.LargeStringArray | None:
@@ -275,7 +275,7 @@ ARROW_COLUMNS: dict[str, Callable[[pa.LargeBinaryArray], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _arrow_texts),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _arrow_integers),
 }
-"""What decodes a column of Arrow: the values that `COLUMNS` gives, or None if only that can."""
+"""Decoders of Arrow columns: they return the values of `COLUMNS`, or None if only those can decode them."""
 
 
 # Errors

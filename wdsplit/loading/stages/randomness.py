@@ -45,7 +45,7 @@ class Draws:
     """The seed of a stage's generators, besides the position of each sample.
 
     Attributes:
-        kind: Which kind of stage it is.
+        kind: The kind of the stage.
         seed: The dataset's seed.
         number: Which of a dataset's stages of this kind: each draws numbers of its own.
         epoch: The epoch.
@@ -103,8 +103,8 @@ class RandomMap(Drawing):
     Attributes:
         function: Called with the sample, or with the value of `field`, and a generator (unless it is `global`).
         field: The field that the result replaces; None for the whole sample.
-        generator: What kind of generator.
-        draws: What it is seeded from.
+        generator: The kind of generator.
+        draws: Its seed.
     """
 
     function: Callable[..., Any]
@@ -172,7 +172,7 @@ _GENERATORS: dict[str, Callable[[int], Any]] = {
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of random, numpy and torch (of the CPU), and put them back afterwards."""
+    """Seed the global generators of random, numpy and torch (of the CPU), and restore them afterwards."""
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
     random.seed(seed)

@@ -1,8 +1,8 @@
 """Batches: samples into columns, and the workers' columns woven into one.
 
-Numbers, arrays and tensors are stacked; other values become lists, text and bytes on request arrays of Arrow.
-Columns are numpy's arrays, unless they were made of tensors, so numpy's batches need no torch. A batch does not depend
-on the number of its sub-batches.
+Numbers, arrays and tensors are stacked; other values become lists, text and bytes on request Arrow arrays. Columns are
+numpy arrays, unless they were made from tensors, so numpy batches need no torch. A batch does not depend on the number
+of its sub-batches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Output = Literal["torch", "numpy"]
 """The type of numbers, arrays and tensors in a batch: torch's tensors, or numpy's arrays."""
 
 Strings = Literal["list", "arrow"]
-"""The type of columns of only text, or of only bytes, in a batch: lists, or arrays of Arrow."""
+"""The type of columns of only text, or of only bytes, in a batch: lists, or Arrow arrays."""
 
 Places = slice | Int64
 """The places of a sub-batch's samples in the batch."""
@@ -53,9 +53,9 @@ class Column:
 
     Attributes:
         kind: What the values are: tensor, array, number or other.
-        data: A tensor of tensors, an array of arrays or numbers, each with one more dimension in front; else a list, or
-            of text or bytes an array of Arrow (large_string, large_binary) without nulls.
-        is_plain: Whether it is known that all values are bytes, or all of them text.
+        data: For tensors a tensor, for arrays or numbers an array, with one more dimension in front. Otherwise a list
+            or, for text or bytes, an Arrow array (large_string, large_binary) without nulls.
+        is_plain: Whether all values are known to be bytes, or all to be text.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Column:
     is_plain: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go as bytes where numpy has the dtype: a tensor, and an array too, is slow to pickle. So does Arrow's."""
+        """Pickle as bytes, if numpy or Arrow has the type: to pickle a tensor or an array itself is slow."""
         if isinstance(self.data, pa.Array):
             cuts, data = flat(self.data)
             return _arrow_column_of, (pa.types.is_large_string(self.data.type), cuts.tobytes(), data.tobytes())
@@ -83,14 +83,14 @@ def _arrow_column_of(is_text: bool, cuts: bytes, data: bytes) -> Column:
 
 
 def arrow_of(is_text: bool, cuts: Any, data: Any) -> pa.Array:
-    """Return the array of Arrow of which `flat` has given cuts and bytes, in their memory."""
+    """Return the Arrow array with the cuts and bytes that `flat` has returned, in their memory."""
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
     kind = pa.large_string() if is_text else pa.large_binary()
     return pa.Array.from_buffers(kind, len(memoryview(cuts).cast("B")) // 8 - 1, buffers)
 
 
 def as_array(data: Any) -> npt.NDArray[Any] | None:
-    """Return a tensor of the CPU, or an array, as an array of the same memory; None for what numpy does not have."""
+    """Return a CPU tensor, or an array, as an array of the same memory; None for types that numpy does not have."""
     if isinstance(data, np.ndarray):
         return data
     if not _is_tensor(data):
@@ -167,8 +167,8 @@ def num_bytes(sub_batch: Any, lists: bool = True) -> int:
     """Return the approximate memory of a sub-batch's values.
 
     Args:
-        sub_batch: What `collate` made, samples, or a list of such.
-        lists: Whether to count columns of bytes or text too: of many small values that takes long.
+        sub_batch: The result of `collate`, samples, or a list of these.
+        lists: Whether to count columns of bytes or text too, which takes long for many small values.
     """
     if isinstance(sub_batch, Column):
         if isinstance(sub_batch.data, pa.Array):
@@ -201,18 +201,18 @@ def weave(
     """Put the columns of sub-batches together.
 
     Args:
-        sub_batches: At least one: the places of its samples in the batch (int64), and what `collate` made of them.
+        sub_batches: At least one: the places of its samples in the batch (int64), and the result of `collate`.
         size: Samples of the batch.
         pin: Whether to put tensors into pinned memory.
         borrowed: Whether the memory of the sub-batches will be reused, so that all must be copied.
         output: Return stacked columns as tensors, or as arrays.
-        strings: Return columns of text or bytes as lists, or as arrays of Arrow.
+        strings: Return columns of text or bytes as lists, or as Arrow arrays.
 
     Returns:
-        A dict or a tuple of tensors (or arrays) and lists (or arrays of Arrow), or one of them.
+        A dict or a tuple of tensors (or arrays) and lists (or Arrow arrays), or one of them.
 
     Raises:
-        PipelineError: The sub-batches do not go together, as `collate` would have said of their samples.
+        PipelineError: The sub-batches do not fit together, as for the samples of `collate`.
     """
     first = sub_batches[0][1]
     for _, sub_batch in sub_batches:
@@ -283,14 +283,14 @@ def _column(values: list[Any], name: str) -> Column:
 
 
 def _stacked_tensors(values: list[Any]) -> Any:
-    """Stack tensors; those that are contiguous as arrays, in one thread and a fraction of the time torch takes."""
+    """Stack tensors; contiguous ones by numpy, in one thread and a fraction of the time torch takes."""
     torch = sys.modules["torch"]
     arrays = [array for value in values if _is_bare(value, torch) and (array := as_array(value)) is not None]
     return torch.from_numpy(np.stack(arrays)) if len(arrays) == len(values) else torch.stack(values)
 
 
 def _is_bare(value: Any, torch: Any) -> bool:
-    """Tell whether a tensor is nothing but memory of the CPU, in the order of its dimensions."""
+    """Tell whether a tensor is plain CPU memory, in the order of its dimensions."""
     return (
         type(value) is torch.Tensor
         and not value.requires_grad
@@ -380,9 +380,10 @@ def _weave_column(sub_batches: Sequence[tuple[Places, Column]], size: int, pin: 
 
 
 def _weave_strings(sub_batches: Sequence[tuple[Places, Column]], size: int) -> pa.Array | None:
-    """Return columns of text, or of bytes, as an array of Arrow in memory of its own.
+    """Return columns of text, or of bytes, as an Arrow array in memory of its own.
 
-    None if some are text and others bytes, or if text is not UTF-8, as of some paths: whatever the sub-batches.
+    None if some are text and others bytes, or if text is not UTF-8, such as some paths. How samples are divided into
+    sub-batches does not matter.
     """
     order, begin = np.empty(size, np.int64), 0
     arrays = []
@@ -408,7 +409,7 @@ def _arrow_strings(data: Any) -> pa.Array | None:
 
 
 def _delivered(column: Any, output: Output, name: str) -> Any:
-    """Return a tensor or an array as what is needed, of the same memory."""
+    """Return a tensor or an array as the requested type, in the same memory."""
     if _is_tensor(column) == (output == "torch"):
         return column
     if output == "numpy":

@@ -1,6 +1,6 @@
 """Counts of what a loader's workers made and read, and times that the loader and its consumer waited.
 
-Composition. Workers count in memory that all processes share, each in a row of its own.
+Workers count in memory that all processes share, each in a row of its own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Counters:
         row[_REUSED] += windows_reused
 
     def traffic(self, worker: int) -> Traffic:
-        """Return what counts bytes and retries of remote storage for a worker."""
+        """Return a counter of a worker's bytes and retries of remote storage."""
         return Traffic(self._rows.array[worker, _FETCHED : _RETRIES + 1])
 
     def bad(self, worker: int, iteration: int) -> int:
@@ -86,16 +86,16 @@ class Counters:
 
 
 class Clock:
-    """Seconds that the loader and its consumer have waited for each other; the time between iterations counts for none.
+    """Seconds that the loader and its consumer have waited for each other; the time between iterations does not count.
 
     Attributes:
         batches: Batches that were delivered.
         samples: Samples in them.
         wait_s: Seconds that the consumer waited.
         compute_s: Seconds that it spent between batches.
-        gaps: Of the last batches but the first of each iteration: the seconds that the consumer took after the one
-            before, and those that it then waited.
-        first_waits: Of the last iterations: the seconds that it waited for the first batch.
+        gaps: For the last batches, but not the first of an iteration: the seconds that the consumer spent after the
+            previous batch, and that it then waited.
+        first_waits: For the last iterations: the seconds that it waited for the first batch.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Integers in memory that this process shares with the worker processes it starts, by whatever method.
 
-They lie in memory of `multiprocessing`, not of torch, so that all that needs no worker processes works without torch.
+They lie in memory of `multiprocessing`, not of torch, so that everything but worker processes works without torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["SharedIntegers"]
 
 
 class SharedIntegers:
-    """Integers that begin as 0. Worker processes see each other's; a pickle or a deep copy has its own, as they are.
+    """Integers that start at 0. Worker processes share them; a pickle or a deep copy has its own, with the same values.
 
     Args:
         shape: Their shape.
@@ -35,7 +35,7 @@ class SharedIntegers:
         return np.frombuffer(memoryview(self._cells), np.int64).reshape(self._shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to a process that is being started as the memory itself, anywhere else as a copy."""
+        """Share the memory with a process that is being started; make a copy in all other cases."""
         if multiprocessing.context.get_spawning_popen() is not None:
             return _sharing, (self._shape, self._cells)
         return _copying, (self.array.copy(),)

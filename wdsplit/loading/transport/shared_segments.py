@@ -1,7 +1,7 @@
 """Sub-batches on their way from a worker process, in memory that both processes share.
 
-A worker lays a parcel of sub-batches out in one of a few segments of its memory; the pipe carries only where things
-lie. The other side copies them out and says so, and only then is the segment used again.
+A worker lays a parcel of sub-batches out in one of a few segments of its memory; the pipe carries only where they are.
+The segment is used again once the other side reports that it has copied them.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Placed:
     """A parcel in a segment.
 
     Attributes:
-        worker: Whose segment.
+        worker: The worker of the segment.
         begin: Where the segment begins in the worker's memory.
         num_bytes: Its size.
-        layout: Where in it all of the parcel lies, or for each of its sub-batches where the columns lie.
+        layout: Where in it the whole parcel is, or for each of its sub-batches where the columns are.
     """
 
     worker: int
@@ -86,7 +86,7 @@ class Ring:
     Args:
         worker: Its number.
         memory: What the segments are allocated in.
-        num_slots: The most segments, and so the most parcels that may be under way.
+        num_slots: The most segments, and so the most parcels in transit.
     """
 
     def __init__(self, worker: int, memory: SharedMemory, num_slots: int) -> None:
@@ -101,12 +101,12 @@ class Ring:
         self._free = list(reversed(range(len(self._slots))))
 
     def has_room(self, num_bytes: int, max_bytes: int) -> bool:
-        """Tell whether a parcel may be placed so that all under way hold at most some bytes; one always may."""
+        """Tell whether a parcel fits, if parcels in transit may have at most `max_bytes`; a single one always does."""
         in_flight = sum(size for _, size in self._in_flight)
         return not self._in_flight or (bool(self._free) and in_flight + num_bytes <= max_bytes)
 
     def release(self) -> None:
-        """Take note that the oldest parcel was copied. Its segment is the next to be used, so that few are."""
+        """Record that the oldest parcel was copied. Its segment is the next to be used, so that few are used."""
         slot, _ = self._in_flight.popleft()
         self._free.append(slot)
 
@@ -143,7 +143,7 @@ class _Pieces:
         return offset
 
     def add_sub_batch(self, sub_batch: Any) -> Any:
-        """Lay out a sub-batch; return what finds it again."""
+        """Lay out a sub-batch; return its layout."""
         if isinstance(sub_batch, dict) and all(isinstance(column, Column) for column in sub_batch.values()):
             return {name: self.add_column(column) for name, column in sub_batch.items()}
         if isinstance(sub_batch, tuple) and all(isinstance(column, Column) for column in sub_batch):
@@ -151,7 +151,7 @@ class _Pieces:
         return self.add_column(sub_batch) if isinstance(sub_batch, Column) else self.add_bytes(_pickled(sub_batch))
 
     def add_column(self, column: Column) -> Any:
-        """Lay out a column; return what finds it again."""
+        """Lay out a column; return its layout."""
         if column.kind != "other":
             data = _flat_bytes(column.data)
             return _Array(column.kind, column.data.dtype, tuple(column.data.shape), self._add([data], len(data)))
@@ -180,7 +180,7 @@ class _Pieces:
 
 
 def _flat_bytes(data: Any) -> Any:
-    """Return the bytes of an array, or of a tensor of a dtype that numpy has not, one after another."""
+    """Return the bytes of an array, or of a tensor of a dtype that numpy does not have, one after another."""
     array = as_array(data)
     if array is None:
         import torch
@@ -190,7 +190,7 @@ def _flat_bytes(data: Any) -> Any:
 
 
 def travelling(parcel: list[Any], may_be_large: bool) -> tuple[list[Any] | bytes, int]:
-    """Return a parcel as it shall be placed, and about how many bytes it has: pickled if they are few.
+    """Return a parcel as it should be placed (pickled if it is small), and about how many bytes it has.
 
     Args:
         parcel: The parcel.
@@ -260,7 +260,7 @@ def _taken(segment: memoryview, entry: Any) -> Any:
 
 
 def _taken_array(segment: memoryview, entry: _Array) -> Any:
-    """Return an array, or a tensor of a dtype that numpy has not."""
+    """Return an array, or a tensor of a dtype that numpy does not have."""
     if isinstance(entry.dtype, np.dtype):
         return np.ndarray(entry.shape, entry.dtype, segment, entry.offset)
     import torch

@@ -18,7 +18,7 @@ from wdsplit.loading.transport.collate import num_bytes
 __all__ = ["Raised", "Threads"]
 
 _PATIENCE_S = 2.0
-"""How long the end of the threads is waited for. What blocks one for longer does not block the program."""
+"""How long to wait for the threads to end; one that blocks for longer does not block the program."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Raised:
 class Threads:
     """The sub-batches of some workers in turn: worker 0's, 1's, ..., then worker 0's again.
 
-    They end when this is closed or collected, and at the end of the program; one that is busy then ends later, without
-    its work being taken.
+    The threads end when this is closed or garbage-collected, and at the end of the program. One that is busy then ends
+    later, and its work is dropped.
 
     Args:
         sub_batches: The sub-batches of each worker; iterated in the worker's thread.
         max_ahead: Sub-batches that a worker may have made before they are taken.
-        max_bytes: Bytes that they may hold; one sub-batch is always made.
+        max_bytes: Limit for their bytes; one sub-batch is always made.
     """
 
     def __init__(self, sub_batches: Sequence[Iterator[Any]], max_ahead: int, max_bytes: int) -> None:
@@ -61,14 +61,14 @@ class Threads:
         return queue.take()
 
     def close(self) -> None:
-        """End all workers, and wait for them; not for long, though."""
+        """End all workers, and wait for them for a short time."""
         self._end()
 
 
 def _end(queues: Sequence[_Queue], threads: Sequence[threading.Thread]) -> None:
     for queue in queues:
         queue.close()
-    if threading.current_thread() in threads:  # the collector runs in any thread, in one with locks, too
+    if threading.current_thread() in threads:  # the garbage collector runs in any thread, also with locks
         return
     deadline = time.monotonic() + _PATIENCE_S
     for thread in threads:
