@@ -103,7 +103,8 @@ def is_group_initialised() -> bool:
 def knows_rank() -> bool:
     """Tell whether this process has its rank from a library, so that processes that it spawns cannot detect it.
 
-    They inherit the environment. And a process that has not joined others by a library may be a rank, or start ranks.
+    They inherit a rank of the environment. A process that has not joined others by a library may be a rank, or start
+    ranks.
     """
     return is_group_initialised() or _of_jax() is not None or _of_horovod() is not None
 

@@ -28,7 +28,7 @@ __all__ = ["collected"]
 
 _MAX_READ, _MAX_READ_REMOTE = 256 * 1024**2, 64 * 1024**2
 _MAX_LABELS, _ALL_LABELS = 2**10, 2**19
-"""Samples to look up classes of for a figure: if labels must be read from shards, and if all are in memory."""
+"""How many samples' classes to look up for a figure: if labels are read from shards, and if all are in memory."""
 _MAX_VIEWED = 2**11
 _RANKS = (1, 2, 4, 8)
 _JUDGED = Topology(8, 4)

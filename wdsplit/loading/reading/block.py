@@ -200,7 +200,7 @@ class Block:
 
 
 class Gathered:
-    """Builds a block from samples of several windows.
+    """Builds a block from parts: samples of several windows or sources.
 
     Args:
         size: Samples of the block.

@@ -15,7 +15,7 @@ _OTHER_FILES = 256
 
 
 def allow_open_files(count: int) -> None:
-    """Let this process open `count` more files, as far as the system's hard limit allows."""
+    """Let this process have `count` more files open, as far as the system's hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

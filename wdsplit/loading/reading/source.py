@@ -357,7 +357,7 @@ class Source:
                 place=self.url,
                 expected=f"{self.manifest.num_samples:,} samples in {len(num_real):,} shards",
                 found=f"{int(selection.totals.sum()):,} samples in {len(selection):,} shards",
-                remedy="select again: the dataset was replaced",
+                remedy="select again: the dataset was replaced, or has other shards",
             )
         return EpochOrder(selection.counts, options, epoch, equal_lanes, selection)
 
